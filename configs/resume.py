@@ -90,12 +90,22 @@ def reward_changes(
     Args:
         old: the resolved configuration of the run.
         new: of the resume.
+        old_code: as for `code_changes`.
+        new_code: the same of the resume.
+    """
+    changes = [change for change in altering_changes(old, new) if is_reward_change(change)]
+    return changes + code_changes(old_code, new_code)
+
+
+def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> list[Change]:
+    """The parts whose code has changed: `rewards.functions.NAME.code`, with short hashes.
+
+    Args:
         old_code: SHA-256 of the file that defines each part, by name; a part that is missing here
             or in `new_code` is not compared.
         new_code: the same of the resume.
     """
-    changes = [change for change in altering_changes(old, new) if is_reward_change(change)]
-    return changes + [
+    return [
         (f"{_FUNCTIONS}.{name}.code", old_code[name][:_DIGITS], new_code[name][:_DIGITS])
         for name in new_code
         if name in old_code and old_code[name] != new_code[name]

@@ -6,7 +6,8 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from configs.schema import Config, Plan, Rewards, Rollout
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
+from pipeline.evaluate.evaluation import check_references
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, LoadedData
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
@@ -55,6 +57,7 @@ class Prepared:
         extend: budget to add; None: nothing.
         wandb_mode: mode of W&B.
         waited_s: seconds before the start of this process that count as used.
+        reward_code: SHA-256 of the file that defines each reward function, by name.
     """
 
     config: Config
@@ -64,21 +67,23 @@ class Prepared:
     extend: Budget | None
     wandb_mode: tracking.Mode
     waited_s: float = 0.0
+    reward_code: Mapping[str, str] = field(default_factory=dict)
 
 
-def finished(config: Config, *, extend: str | None) -> str | None:
+def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()) -> str | None:
     """Returns a message if the run has used its budget; None if there is work to do.
 
     Args:
         config: of the run.
         extend: budget to add; None: nothing.
+        accept: what may have changed since the last start; see `configs.resume`.
 
     Raises:
         ValueError: if the folder holds a run with other settings, or a finished run whose budget
             was raised after its learning rate had decayed to zero.
     """
     folder = RunFolder.of(config)
-    folder.check(config)
+    folder.check(config, accept=accept)
     summary = folder.summary
     if extend is not None or summary is None or summary["ended"] != "finished":
         return None
@@ -105,6 +110,7 @@ def prepare(
     config: Config,
     *,
     extend: str | None,
+    accept: Collection[str] = (),
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
@@ -115,6 +121,7 @@ def prepare(
     Args:
         config: of the run.
         extend: budget to add; None: nothing.
+        accept: what may have changed since the last start; see `configs.resume`.
         waited_s: seconds before the start of this process that count as used.
         tracked: whether the run is logged to W&B.
         weights_bytes: size of weights that do not exist yet; None: the model has weights.
@@ -131,6 +138,8 @@ def prepare(
     if tracked:
         chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
+    reward_code: dict[str, str] = {}
+    found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code, accept=accept)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
@@ -151,7 +160,7 @@ def prepare(
         why += f"; files in {folder.path / 'wandb'}"
     for line in ([why] if tracked else []) + list(data.report):
         print(line, flush=True)
-    return Prepared(config, data, tokenizer, folder, more, mode, waited_s)
+    return Prepared(config, data, tokenizer, folder, more, mode, waited_s, reward_code)
 
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
@@ -266,6 +275,10 @@ def _check_data(
         return None
     found.check(_FOLDER_SETTINGS, _check_same_data, data, folder)
     found.attempt(_check_steps, config.rollout, data)
+    evaluated = {"validation": data.validation, "test": data.test}
+    sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
+    by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
+    found.check(("eval.metric",), check_references, config, by_setting)
     return data
 
 

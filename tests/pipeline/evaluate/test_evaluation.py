@@ -62,6 +62,7 @@ def test_answers_are_judged_against_their_own_prompts():
         Answer(4, 0, "<r>x</r><a>8</a>", "8", "8", True, False, "length", 16),
     )
     assert judged.summary() == {
+        "metric": "exact_answer",
         "accuracy": 0.75,
         "n": 4,
         "ci95": judged.accuracy.ci95,

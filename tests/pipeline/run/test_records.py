@@ -13,7 +13,7 @@ from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRe
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
-from pipeline.run.records import Console, Records, accuracy_line, rollout_records
+from pipeline.run.records import Console, Records, evaluation_line, rollout_records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FRESH, FakeTracker, completion, make_config
 
@@ -302,7 +302,7 @@ def test_an_evaluation_of_several_samples_shows_pass_at_k_and_majority():
         "pass@8": 0.9,
         "majority@8": 0.6,
     }
-    assert accuracy_line(summary) == (
+    assert evaluation_line(summary) == (
         "accuracy 0.500 [0.150, 0.850] on 4 prompts x 8 samples, pass@8 0.900, "
         "majority@8 0.600, 75.0% well formed"
     )
