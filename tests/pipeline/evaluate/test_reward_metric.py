@@ -24,8 +24,8 @@ from tests.fakes import (
     validated,
 )
 
-STYLE = {"name": "style", "function": "my:style", "weight": 1.0}
-BRIEF = {"name": "brief", "function": "my:brief", "weight": 0.0}
+STYLE = {"name": "style", "function": "rewards.format:well_formed", "weight": 1.0}
+FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 0.0}
 
 
 class StyleScorer:
@@ -37,10 +37,7 @@ class StyleScorer:
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         self.script.note("scorer.score")
-        return [
-            {"style": Outcome(self._style(one)), "brief": Outcome(0.5), "format": Outcome(0.5)}
-            for one in inputs
-        ]
+        return [{"style": Outcome(self._style(one)), "format": Outcome(0.5)} for one in inputs]
 
     async def notices(self) -> list[str]:
         return []
@@ -57,7 +54,7 @@ def styled(
     *,
     disk: Disk | None = None,
     script: Script | None = None,
-    parts: Sequence[Mapping[str, Any]] = (STYLE, {**BRIEF, "name": "format"}),
+    parts: Sequence[Mapping[str, Any]] = (STYLE, FORMAT),
     silent: bool = False,
     accept: bool = False,
     **tables: Mapping[str, Any],
@@ -195,7 +192,7 @@ def interrupted(folder: Path, disk: Disk, *, metric: str) -> Process:
 
 
 SKILLS = [0.1, 0.9, 0.3, 0.5, 0.4]
-HEAVIER = ({**STYLE, "weight": 2.0}, {**BRIEF, "name": "format"})
+HEAVIER = ({**STYLE, "weight": 2.0}, FORMAT)
 
 
 @pytest.mark.parametrize("metric", ["style", "reward"])
