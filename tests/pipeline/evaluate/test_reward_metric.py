@@ -62,7 +62,7 @@ def styled(
     """A run without reference answers whose versions have these skills, validated at each step."""
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
-        "rewards": {"functions": list(parts)},
+        "rewards": {"functions": list(parts), "max_excluded_share": 1.0},
         "eval": {"every_steps": 1, "metric": "style"},
         "budget": {"steps": len(skills) - 1},
         "checkpoint": {"every_steps": 1},
@@ -222,7 +222,7 @@ def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
     again.folder.journal("resumed", step=1)
     process = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings)
     assert process.coordinator.schedule.best is None
-    again.folder.close()
+    process.folder.close()
 
 
 def test_an_earlier_result_by_other_rewards_is_not_reported_again(tmp_path: Path):
