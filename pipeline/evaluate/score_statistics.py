@@ -24,7 +24,7 @@ RESAMPLES = 10_000
 """Bootstrap resamples of an interval."""
 DRAWS = 100_000
 """Random choices of signs of a randomization test with many prompts."""
-MOST_SIGNS = 20
+MOST_SIGNS = 16
 """Most prompts with a difference for which all 2**n choices of signs are counted."""
 _AT_ONCE = 2**20
 """Random numbers in memory at a time."""
