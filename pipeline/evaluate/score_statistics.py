@@ -22,7 +22,7 @@ from pipeline.evaluate.significance import LEVEL
 _SEED = 0
 RESAMPLES = 10_000
 """Bootstrap resamples of an interval."""
-DRAWS = 100_000
+DRAWS = 20_000
 """Random choices of signs of a randomization test with many prompts."""
 MOST_SIGNS = 16
 """Most prompts with a difference for which all 2**n choices of signs are counted."""
