@@ -165,9 +165,9 @@ def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, fol
         run.check(other)
     assert str(caught.value).splitlines()[1:] == [
         "  rewards.functions.correct.args.strict: was none, now true",
-        '  rewards.functions.format.function: was "rewards.format:well_formed", now none',
         "  rewards.functions.format.weight: was 0.1, now none",
         '  rewards.functions.format.on_error: was "exclude", now none',
+        '  rewards.functions.format.function: was "rewards.format:well_formed", now none',
     ]
     run.check(other, accept=["rewards"])
     # Where something else changed, too, accepting the rewards is not enough.
