@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.evaluate.recorded import earlier_result
+from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
@@ -48,6 +49,11 @@ class StyleScorer:
         return None if self.silent and not right else 1.0 if right else 0.25
 
 
+def unanswered(split: LoadedSplit) -> LoadedSplit:
+    """The split without reference answers."""
+    return replace(split, prompts=tuple(replace(prompt, answer=None) for prompt in split.prompts))
+
+
 def styled(
     folder: Path,
     skills: Sequence[float],
@@ -70,21 +76,17 @@ def styled(
     config = make_config(folder, **(usual | tables))
     data = make_data(validation=PROMPTS, test=PROMPTS)
     assert data.validation is not None
-    splits = {
-        name: replace(
-            split, prompts=tuple(replace(prompt, answer=None) for prompt in split.prompts)
-        )
-        for name, split in (
-            ("train", data.train),
-            ("validation", data.validation),
-            ("test", data.test),
-        )
-    }
+    data = replace(
+        data,
+        train=unanswered(data.train),
+        validation=unanswered(data.validation),
+        test=unanswered(data.test),
+    )
     disk = Disk() if disk is None else disk
     if accept:
         run = RunFolder.of(config)
         run.record_reward_changes(config, {}, step=max(disk))
-    process = Process(config, disk=disk, script=script, data=replace(data, **splits))
+    process = Process(config, disk=disk, script=script, data=data)
     for sampler in process.samplers:
         sampler.skill = lambda version: skills[version]
     scorer = StyleScorer(process.script)
