@@ -43,7 +43,7 @@ from rewards.format import is_well_formed
 Score = Callable[[Sequence[RewardInput]], Awaitable[list[dict[str, Outcome]]]]
 """Returns for each input the outcome of each reward function, by name."""
 
-_OF_REWARDS = ("rewards", "score")
+_OF_REWARDS = ("rewards", "score", "errors")
 """Fields of an answer that only reward metrics have."""
 
 
@@ -64,6 +64,7 @@ class Answer:
         rewards: of a reward metric: the parts, as in `Rollout.rewards`.
         score: of a reward metric: its value; None: excluded, by an error or because the metric
             does not apply.
+        errors: of a reward metric: why parts failed, by name.
     """
 
     prompt_id: int
@@ -77,6 +78,7 @@ class Answer:
     num_tokens: int
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     score: float | None = None
+    errors: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,15 @@ class Evaluation:
     def scores(self) -> np.ndarray:
         """Values of a reward metric, float `prompts samples`; NaN where there is none."""
         return self._array([answer.score for answer in self.answers], float)
+
+    @property
+    def errors(self) -> dict[str, list[str]]:
+        """Why parts of the reward failed, answer by answer, by part."""
+        found: dict[str, list[str]] = {}
+        for answer in self.answers:
+            for name, error in answer.errors.items():
+                found.setdefault(name, []).append(error)
+        return found
 
     @property
     def accuracy(self) -> Accuracy:
@@ -341,7 +352,14 @@ def judge(
         )
     if metric != EXACT_ANSWER:
         answers = [
-            replace(answer, rewards=one.rewards, score=_value(one, metric))
+            replace(
+                answer,
+                rewards=one.rewards,
+                score=one.reward if metric == WEIGHTED_SUM else one.rewards[metric],
+                errors={
+                    name: f"{error.cause}: {error.message}" for name, error in one.errors.items()
+                },
+            )
             for answer, one in zip(answers, scored, strict=True)
         ]
     return Evaluation(tuple(answers), metric)
@@ -398,10 +416,6 @@ def _change_facts(change: PairedChange | ScoreChange) -> dict[str, Any]:
         "gained": change.gained,
         "lost": change.lost,
     }
-
-
-def _value(scored: Rollout, metric: str) -> float | None:
-    return scored.reward if metric == WEIGHTED_SUM else scored.rewards[metric]
 
 
 def _wins(voters: Sequence[Answer]) -> bool:

@@ -463,6 +463,16 @@ class EvaluationSchedule:
         assert self._workers.published is not None
         adapter = self._workers.published.sha256
         self._evaluated.add(adapter)
+        for part, errors in found.errors.items():
+            self._records.event(
+                "evaluation_errors",
+                f"{name}: {len(errors)} answer(s) without reward {part!r}, first: {errors[0]}",
+                evaluation=name,
+                step=step,
+                name=part,
+                count=len(errors),
+                first=errors[0],
+            )
         summary, rows = found.summary(), found.rows
         return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 

@@ -232,11 +232,17 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
     judged = scored("abc", "!", "12345", metric="length")
     assert judged.answers == (
         Answer(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0),
-        Answer(2, 0, "!", None, None, None, False, "eos", 2, _parts(None, 0.0), None),
+        Answer(
+            *(2, 0, "!", None, None, None, False, "eos", 2),
+            rewards=_parts(None, 0.0),
+            score=None,
+            errors={"length": "raised: no"},
+        ),
         Answer(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0),
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
     assert judged.mean == 4.0
+    assert judged.errors == {"length": ["raised: no"]}
     assert judged.summary() == {
         "metric": "length",
         "score": 4.0,

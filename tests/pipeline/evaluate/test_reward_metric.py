@@ -34,19 +34,21 @@ class StyleScorer:
 
     def __init__(self, script: Script) -> None:
         self.script = script
-        self.silent = False
+        self.silent = self.fails = False
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         self.script.note("scorer.score")
-        return [{"style": Outcome(self._style(one)), "format": Outcome(0.5)} for one in inputs]
+        return [{"style": self._style(one), "format": Outcome(0.5)} for one in inputs]
 
     async def notices(self) -> list[str]:
         return []
 
-    def _style(self, one: RewardInput) -> float | None:
+    def _style(self, one: RewardInput) -> Outcome:
         assert one.answer is None
         right = f"<answer>{2 * one.prompt_id}</answer>" in one.completion
-        return None if self.silent and not right else 1.0 if right else 0.25
+        if self.fails and one.prompt_id == 1:
+            return Outcome.failed("raised", "ValueError: no style")
+        return Outcome(None if self.silent and not right else 1.0 if right else 0.25)
 
 
 def unanswered(split: LoadedSplit) -> LoadedSplit:
@@ -162,6 +164,22 @@ def test_without_any_score_the_last_version_is_exported(tmp_path: Path):
     assert run.script.calls[-1] == "learner.export 2"
     assert run.folder.summary is not None
     assert "best" not in run.folder.summary
+
+
+def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
+    run = styled(tmp_path, [1.0, 1.0])
+    assert isinstance(run.scorer, StyleScorer)
+    run.scorer.fails = True
+    run.run()
+    (before,) = [one for one in run.events("evaluated") if one["name"] == "test_before"]
+    assert (before["score"], before["n"], before["excluded"]) == (1.0, PROMPTS - 1, 1 / PROMPTS)
+    found = [one for one in run.events("evaluation_errors") if one["evaluation"] == "test_before"]
+    assert found == [
+        {"evaluation": "test_before", "step": 0, "name": "style", "count": 1}
+        | {"first": "raised: ValueError: no style"}
+    ]
+    (failed, *_) = run.folder.read_answers(before)
+    assert (failed["score"], failed["errors"]) == (None, {"style": "raised: ValueError: no style"})
 
 
 def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
