@@ -17,6 +17,7 @@ from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
+from pipeline.evaluate.recorded import comparable_since
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.run.run_folder import RunFolder
@@ -122,6 +123,8 @@ def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Export
         opened.vocabulary,
         like=find_model(config.model),
         tokenizer=open_tokenizer(config.model).path,
-        evaluations=partial(RunFolder.of(described).valid_entries, "evaluated"),
+        evaluations=partial(
+            RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
+        ),
         **options,
     )

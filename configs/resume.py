@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, overlap
 from configs.settings import find_setting
+from configs.task import RewardFunction
+from configs.toml_text import show_value
 
 Change = tuple[str, object, object]
 """A dotted key, its old value and its new value; None if the key is not set."""
@@ -27,6 +29,15 @@ FREE_KEYS = (
     "plan.chip_hour_usd",
     "plan.calibration_share",
 )
+# How fast a part is computed; the other settings of a part alter its rewards.
+_FREE_PART_KEYS = ("workers", "concurrency", "timeout_s")
+_PART_DEFAULTS = {key: RewardFunction.model_fields[key].default for key in ("weight", "on_error")}
+_FUNCTIONS = "rewards.functions"
+_DIGITS = 12
+"""Digits of a hash that are shown."""
+REWARDS = "rewards"
+"""What `--accept` can name: a resume may change the rewards, in these settings and their code."""
+_REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
 # Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
 # is refused: the run may have changed its sizes meanwhile.
 FREE_CHANGES: tuple[Change, ...] = (("plan.fixed", True, False),)
@@ -47,13 +58,70 @@ def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]
 
 
 def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The differences of `diff_configs` that are not allowed on a resume.
+    """The differences of two resolved configurations that are not allowed on a resume.
+
+    A setting that `old` lacks, because an earlier version wrote it, has its default. Reward parts
+    are compared by name: `rewards.functions.NAME.weight`.
 
     A decay that ends at `budget.steps` changes with the budget: this is reported as a change of
     `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is not a change.
     """
-    changes = diff_configs(_with_decay_end(old), _with_decay_end(new))
-    return [change for change in changes if not _is_free(change[0]) and change not in FREE_CHANGES]
+    before, after = (_with_decay_end(_by_part_name(config)) for config in (old, new))
+    missing = {key for key, _ in _flatten(after)} - {key for key, _ in _flatten(before)}
+    return [
+        change
+        for change in diff_configs(before, after)
+        if not _is_free(change[0])
+        and change not in FREE_CHANGES
+        and not (change[0] in missing and _is_default(change))
+    ]
+
+
+def reward_changes(
+    old: Mapping[str, Any],
+    new: Mapping[str, Any],
+    *,
+    old_code: Mapping[str, str],
+    new_code: Mapping[str, str],
+) -> list[Change]:
+    """What a resume with `--accept rewards` changes: settings, and `rewards.functions.NAME.code`.
+
+    Args:
+        old: the resolved configuration of the run.
+        new: of the resume.
+        old_code: as for `code_changes`.
+        new_code: the same of the resume.
+    """
+    changes = [change for change in altering_changes(old, new) if is_reward_change(change)]
+    return changes + code_changes(old_code, new_code)
+
+
+def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> list[Change]:
+    """The parts whose code has changed: `rewards.functions.NAME.code`, with short hashes.
+
+    Args:
+        old_code: SHA-256 of the file that defines each part, by name; a part that is missing here
+            or in `new_code` is not compared.
+        new_code: the same of the resume.
+    """
+    return [
+        (f"{_FUNCTIONS}.{name}.code", old_code[name][:_DIGITS], new_code[name][:_DIGITS])
+        for name in new_code
+        if name in old_code and old_code[name] != new_code[name]
+    ]
+
+
+def is_reward_change(change: Change) -> bool:
+    """Whether `--accept rewards` covers the change."""
+    return any(overlap(change[0], key) for key in _REWARD_KEYS)
+
+
+def change_lines(changes: Iterable[Change]) -> str:
+    """One line for each change: the key, its old and its new value."""
+    return "\n".join(
+        f"  {key}: was {show_value(before)}, now {show_value(after)}"
+        for key, before, after in changes
+    )
 
 
 def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
@@ -72,6 +140,30 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
 
 def _is_free(key: str) -> bool:
     return key.partition(".")[0] in FREE_TABLES or key in FREE_KEYS
+
+
+def _is_default(change: Change) -> bool:
+    """Whether the new value of a setting is its default."""
+    key, _, after = change
+    found = find_setting(key.split("."))
+    return found is not None and found.default == after
+
+
+def _by_part_name(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with a table of reward parts in place of their list, by name.
+
+    Settings of a part that may change are left out; those that are missing have their defaults.
+    """
+    rewards = config["rewards"]
+    parts = {
+        part["name"]: {
+            key: value
+            for key, value in (_PART_DEFAULTS | part).items()
+            if key not in {"name", *_FREE_PART_KEYS}
+        }
+        for part in rewards["functions"]
+    }
+    return {**config, "rewards": {**rewards, "functions": parts}}
 
 
 def _with_decay_end(config: Mapping[str, Any]) -> dict[str, Any]:

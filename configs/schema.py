@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from difflib import get_close_matches
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -98,9 +99,20 @@ class Run(Table):
         return "sft" in self.phases
 
 
+EXACT_ANSWER, WEIGHTED_SUM = "exact_answer", "reward"
+"""Values of `eval.metric` besides the names of reward parts."""
+
+
 class Eval(Table):
     """The evaluation protocol, equal for the base and the tuned model."""
 
+    metric: str = Field(
+        EXACT_ANSWER,
+        min_length=1,
+        description="what is measured, and selects the best version. exact_answer: share of right "
+        "answers, without the reward functions; reward: the weighted sum of the rewards; or the "
+        "name of a reward part",
+    )
     temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy decoding")
     samples: int = Field(
         1, ge=1, description="completions for each prompt, for pass@k and majority@k"
@@ -132,6 +144,11 @@ class Eval(Table):
             yield "every_minutes", what
         reserved = ("train", "validation", "test", "probe")
         yield from repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
+
+    @property
+    def uses_rewards(self) -> bool:
+        """Whether answers are scored by the reward functions."""
+        return self.metric != EXACT_ANSWER
 
     @property
     def validates(self) -> bool:
@@ -369,6 +386,20 @@ def _unused_rule(name: str, rule: AlarmRule, *, why: str) -> Iterator[Problem]:
         yield f"alarms.{name}.{key}", what
 
 
+def _metric_problems(evaluation: Eval, rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
+    metric, parts = evaluation.metric, [part.name for part in rewards.functions]
+    if metric == WEIGHTED_SUM and metric in parts:
+        what = "is the weighted sum of the rewards, and a part has this name; rename the part"
+        yield "eval.metric", what
+    parts += [OVERLONG] if rollout.overlong_tokens else []
+    names = [EXACT_ANSWER, WEIGHTED_SUM, *parts]
+    if metric not in names:
+        (nearest,) = get_close_matches(metric, names, n=1, cutoff=0.0)
+        what = f"is not the name of a reward part, {EXACT_ANSWER} or {WEIGHTED_SUM}"
+        choices = ", ".join(names)
+        yield "eval.metric", f'{what}; nearest valid: "{nearest}", of {choices}'
+
+
 def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
@@ -401,5 +432,6 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
     (("alarms", "eval", "rewards", "rollout"), _alarm_problems),
+    (("eval", "rewards", "rollout"), _metric_problems),
     (("run", "sft", "budget"), _sft_problems),
 )

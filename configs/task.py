@@ -222,7 +222,10 @@ class Prompt(Table):
 
 
 REWARD_METRICS = frozenset(
-    {"mean", "std", "group_std", "corr_length", "corr_correct", "errors", "excluded_share"}
+    {
+        *("mean", "std", "group_std", "corr_length", "corr_correct"),
+        *("errors", "excluded_share", "changed"),
+    }
 )
 """Metrics `reward/NAME` of the weighted sum; those of parts have the parts' names."""
 

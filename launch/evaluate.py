@@ -11,7 +11,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from launch.flags import add_json, command_flags, json_file
 if TYPE_CHECKING:
     from actors.handles import SamplerActors
     from pipeline.contracts.sizes import Sizes
+    from pipeline.contracts.workers import Scorer, ScorerWorker
     from pipeline.evaluate.measurement import Measured
     from pipeline.inputs.dataset.splits import LoadedSplit
     from pipeline.inputs.text.tokenizer import Tokenizer
@@ -109,7 +111,8 @@ def prepare(
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
-    from pipeline.inputs.dataset.load import load_tests
+    from pipeline.evaluate.evaluation import check_references
+    from pipeline.inputs.dataset.load import load_tests, setting_name
     from pipeline.inputs.dataset.rows import report_lines
     from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
     from pipeline.inputs.text.prompts import PromptMaker
@@ -125,6 +128,7 @@ def prepare(
     tokenizer = open_model_files(config)
     sizes = first_sizes(config, RunFolder.of(config).plan)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
+    check_references(config, {setting_name(name): split for name, split in splits.items()})
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
         for line in report_lines(
@@ -166,10 +170,11 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
     """Differences between the settings of training and of this evaluation."""
     trained: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     changes = diff_configs(trained, json.loads(config_to_json(config)))
+    rewards = ("rewards.functions.", "rollout.overlong") if config.eval.uses_rewards else ()
     return tuple(
         f"{key} is {now!r}; the run was trained with {then!r}"
         for key, then, now in changes
-        if key.startswith(("prompt.", "model."))
+        if key.startswith(("prompt.", "model.", *rewards))
     )
 
 
@@ -182,8 +187,9 @@ def run(prepared: Prepared) -> int:
     config = prepared.config
 
     async def work(actors: SamplerActors) -> tuple[Measured, Measured | None]:
-        await _start(actors, prepared)
-        return await _measure(actors, prepared)
+        async with _scorer(config) as scorer:
+            await _start(actors, prepared)
+            return await _measure(actors, prepared, scorer)
 
     try:
         base, tuned = with_actors(
@@ -195,6 +201,29 @@ def run(prepared: Prepared) -> int:
         raise Failure(mistake, EXIT_MISTAKE) from mistake
     _report(prepared, base, tuned)
     return 0
+
+
+@asynccontextmanager
+async def _scorer(config: Config) -> AsyncIterator[ScorerWorker | None]:
+    """The reward processes, started; None: the metric needs none.
+
+    Raises:
+        Failure: if a reward function cannot be used.
+    """
+    if not config.eval.uses_rewards:
+        yield None
+        return
+    from actors.handles import spawn_scorer
+
+    scorer = spawn_scorer(config)
+    try:
+        try:
+            await scorer.start()
+        except ValueError as mistake:
+            raise Failure(mistake, EXIT_MISTAKE) from mistake
+        yield scorer
+    finally:
+        scorer.kill()
 
 
 async def _start(actors: SamplerActors, prepared: Prepared) -> None:
@@ -213,7 +242,9 @@ async def _start(actors: SamplerActors, prepared: Prepared) -> None:
     print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
 
 
-async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured, Measured | None]:
+async def _measure(
+    actors: SamplerActors, prepared: Prepared, scorer: Scorer | None
+) -> tuple[Measured, Measured | None]:
     """Returns the measurements of the base and of the tuned policy, if there is one."""
     from tqdm import tqdm
 
@@ -233,6 +264,7 @@ async def _measure(actors: SamplerActors, prepared: Prepared) -> tuple[Measured,
             tokenizer=prepared.tokenizer,
             path=path,
             advance=progress.update,
+            scorer=scorer,
         )
 
     every_s = _BAR_EVERY_S if sys.stderr.isatty() else _LINE_EVERY_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -17,9 +17,10 @@ from configs.task import MIXTURE_TRAIN
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
+from pipeline.evaluate.evaluation import check_references
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import MIXTURE_PREFIX, LoadedData
+from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, MIXTURE_PREFIX, LoadedData
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
@@ -70,20 +71,26 @@ class Prepared:
     rewards: tuple[RewardFacts, ...] = ()
     waited_s: float = 0.0
 
+    @property
+    def reward_code(self) -> dict[str, str]:
+        """SHA-256 of the file that defines each reward function, by name."""
+        return reward_code(self.rewards)
 
-def finished(config: Config, *, extend: str | None) -> str | None:
+
+def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()) -> str | None:
     """Returns a message if the run has used its budget; None if there is work to do.
 
     Args:
         config: of the run.
         extend: budget to add; None: nothing.
+        accept: what may have changed since the last start; see `configs.resume`.
 
     Raises:
         ValueError: if the folder holds a run with other settings, or a finished run whose budget
             was raised after its learning rate had decayed to zero.
     """
     folder = RunFolder.of(config)
-    folder.check(config)
+    folder.check(config, accept=accept)
     summary = folder.summary
     if extend is not None or summary is None or summary["ended"] != "finished":
         return None
@@ -110,6 +117,7 @@ def prepare(
     config: Config,
     *,
     extend: str | None,
+    accept: Collection[str] = (),
     waited_s: float = 0.0,
     tracked: bool = True,
     weights_bytes: int | None = None,
@@ -120,6 +128,7 @@ def prepare(
     Args:
         config: of the run.
         extend: budget to add; None: nothing.
+        accept: what may have changed since the last start; see `configs.resume`.
         waited_s: seconds before the start of this process that count as used.
         tracked: whether the run is logged to W&B.
         weights_bytes: size of weights that do not exist yet; None: the model has weights.
@@ -148,7 +157,8 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    if rewards is not None and data is not None:
+    if rewards is not None:
+        found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
         found.attempt(_check_columns, rewards, data)
     found.raise_if_any()
     assert tokenizer is not None
@@ -274,6 +284,10 @@ def _check_data(
         return None
     found.check(_FOLDER_SETTINGS, _check_same_data, data, folder)
     found.attempt(_check_steps, config.rollout, data)
+    evaluated = {"validation": data.validation, "test": data.test}
+    sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
+    by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
+    found.check(("eval.metric",), check_references, config, by_setting)
     return data
 
 
@@ -307,6 +321,11 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
         raise ValueError("\n".join(mistakes))
 
 
+def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
+    """SHA-256 of the file that defines each reward function, by name."""
+    return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
+
+
 def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
     """Imports the reward functions in processes of their own: they may import anything, even JAX.
 
@@ -320,14 +339,14 @@ def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
         raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
-def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
+def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData | None) -> None:
     """Compares the columns that reward functions need with those of the training data.
 
     Raises:
         ValueError: with a line for each column or reference answer that is missing.
     """
     mistakes = []
-    for name, split in data.splits():
+    for name, split in data.splits() if data is not None else ():
         row, without = split.prompts[0].row, split.without_answer
         for facts in rewards if name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX) else ():
             needs = f"rewards.functions: {facts.name!r} needs"
@@ -336,9 +355,10 @@ def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
             for column in facts.columns:
                 if column not in row:
                     nearest = difflib.get_close_matches(column, row, n=1)
-                    hint = f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(row)}"
+                    hint = f"nearest: {nearest[0]!r}" if nearest else f"columns: {', '.join(row)}"
                     mistakes.append(
-                        f"{needs} the column {column!r}, which {setting_name(name)} lacks; {hint}"
+                        f"{needs} {column!r}: {setting_name(name)} has no such column ({hint}), "
+                        f"and args.{column} is not set"
                     )
     if mistakes:
         raise ValueError("\n".join(mistakes))

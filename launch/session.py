@@ -13,6 +13,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 
 from actors.handles import RunActors
+from configs.resume import Change
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared
@@ -200,13 +201,15 @@ async def _coordinate(
     config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
     _check_restored(restored, folder)
-    _record_start(prepared, clock, step=0 if restored.meta is None else restored.meta["step"])
+    at = 0 if restored.meta is None else restored.meta["step"]
+    changes = _record_start(prepared, clock, step=at)
     progress, resumed_from = _resume(restored, folder, workers.sizes)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=started)
     console = Console(total=budget.steps, done=progress.step)
     records = Records(folder, tracker, console)
     await _track(prepared, clock, records, step=progress.step)
+    records.rewards_changed(progress.step, changes)
     workers.sizes.record(records)
     coordinator = Coordinator(
         config,
@@ -240,8 +243,10 @@ async def _coordinate(
     return 0 if ended == "finished" else stop.exit_status
 
 
-def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> None:
+def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]:
     """Records configuration, budget and waiting times, once it is known that the run can continue.
+
+    Returns which rewards have changed since the last start.
 
     Recorded earlier, a refused `--extend` would be added a second time by the same command.
     """
@@ -249,7 +254,9 @@ def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> None:
     if replaces_budget(config, folder):
         # Before the configuration with the earlier budget is replaced.
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
+    changes = folder.record_reward_changes(config, prepared.reward_code, step=step)
     folder.create(config)
+    folder.record_reward_code(prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if prepared.waited_s:
@@ -257,6 +264,7 @@ def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> None:
     if clock.waited_s >= _NOTABLE_WAIT_S:
         used = config.budget.from_submission
         folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
+    return changes
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
+from configs.resume import REWARDS
 from launch.exits import exit_status
 from launch.flags import add_json, command_flags, json_file
 
@@ -56,6 +57,16 @@ def _flags() -> argparse.ArgumentParser:
         help="extend the budget of an existing run by steps (50) or time (1h)",
     )
     flags.add_argument(
+        "--accept",
+        metavar="WHAT",
+        choices=[REWARDS],
+        action="append",
+        default=[],
+        help="rewards: resume a run whose reward functions, their arguments, weights or code have "
+        "changed; the change is journaled, and with a reward as eval.metric the search for the "
+        "best version starts anew",
+    )
+    flags.add_argument(
         "--rehearse",
         action="store_true",
         help="run one step at full length on this machine, show time and memory beside the "
@@ -78,7 +89,11 @@ def _check_flags(flags: argparse.Namespace) -> None:
         ValueError: with one line per flag.
     """
     if flags.rehearse:
-        excluded = {"--dry-run": flags.dry_run, "--extend": flags.extend is not None}
+        excluded = {
+            "--dry-run": flags.dry_run,
+            "--extend": flags.extend is not None,
+            "--accept": bool(flags.accept),
+        }
         problem = "has no effect with --rehearse; remove one of them"
     else:
         excluded = {"--random-weights": flags.random_weights, "--json": flags.json is not None}
@@ -105,7 +120,8 @@ def _rehearse(command: CommandLine) -> int:
 
 
 def _run(command: CommandLine) -> int:
-    read, extend = read_config(command.path, command.overrides), command.flags.extend
+    read = read_config(command.path, command.overrides)
+    extend, accept = command.flags.extend, command.flags.accept
     found = MistakeCollector(read.mistakes, read.invalid)
     found.attempt(_check_flags, command.flags)
     config = read.config
@@ -117,7 +133,7 @@ def _run(command: CommandLine) -> int:
     from launch.submission import waited_s
 
     if found.intact("run.dir", "run.name", "budget"):
-        message = found.attempt(finished, config, extend=extend)
+        message = found.attempt(finished, config, extend=extend, accept=accept)
         if message:
             found.raise_if_any()
             print(message)
@@ -125,7 +141,7 @@ def _run(command: CommandLine) -> int:
     queued_s = None
     if found.intact("budget"):
         queued_s = found.attempt(waited_s, config.budget, started=STARTED)
-    prepared = prepare(config, extend=extend, waited_s=queued_s or 0.0, found=found)
+    prepared = prepare(config, extend=extend, accept=accept, waited_s=queued_s or 0.0, found=found)
     if command.flags.dry_run:
         print(config_to_json(config))
         return 0

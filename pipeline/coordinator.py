@@ -44,6 +44,7 @@ from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
 from pipeline.run.records import Records, finite
+from pipeline.run.run_folder import REWARDS_CHANGED
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
@@ -122,7 +123,11 @@ class Coordinator:
         )
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1
-        self.controller.alarms.replay(records.folder.metrics, self.schedule.validations)
+        changed = [entry["after_step"] for entry in records.folder.events(REWARDS_CHANGED)]
+        comparable = [
+            row for row in records.folder.metrics if row["step"] > max(changed, default=0)
+        ]
+        self.controller.alarms.replay(comparable, self.schedule.validations)
         self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:

@@ -24,6 +24,7 @@ from configs.base import parse_duration_s
 from launch.demo.table import train
 from launch.exits import EXIT_MISTAKE
 from launch.flags import add_json, add_runs_dir, add_seeds, json_file
+from pipeline.contracts.evaluations import show_mean
 from pipeline.control.budget import show_duration
 from pipeline.evaluate.significance import measure_accuracy
 
@@ -61,12 +62,12 @@ class Row:
 
     def __str__(self) -> str:
         """A Markdown row."""
-        before = self.summary["eval"]["before"]["accuracy"]
+        before = show_mean(self.summary["eval"]["before"])
         after = sum(self.answers.values()) / len(self.answers)
         in_time = "yes" if self.process_s <= self.budget_s else "no"
         return (
             f"| {show_duration(self.budget_s)} | {self.seed} | {self.summary['steps']} "
-            f"| {show_duration(self.process_s)} | {in_time} | {before:.1%} | {after:.1%} "
+            f"| {show_duration(self.process_s)} | {in_time} | {before} | {after:.1%} "
             f"| {self.summary['best']['step']} |"
         )
 

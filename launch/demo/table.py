@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 
 from launch.flags import add_runs_dir, add_seeds
+from pipeline.contracts.evaluations import show_mean
 from pipeline.run.run_folder import RunFolder
 
 CONFIG = "configs/demo.toml"
@@ -105,7 +106,7 @@ def row(run: DemoRun) -> str:
     before, after = found["before"], found["after"]
     low, high = found["paired_ci95"]
     return (
-        f"| {run.name} | {before['accuracy']:.1%} | {after['accuracy']:.1%} "
+        f"| {run.name} | {show_mean(before)} | {show_mean(after)} "
         f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
         f"| {found['paired_p']:.1e} | {before['well_formed']:.1%} "
         f"| {best['step']} of {best['last_step']} "

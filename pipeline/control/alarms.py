@@ -20,6 +20,7 @@ from typing import Any
 from configs.alarms import Action
 from configs.schema import Config
 from pipeline.contracts.decisions import JournalEntry
+from pipeline.contracts.evaluations import mean_of
 
 START_STEPS = 10
 """GRPO steps with which `variance_gone` compares."""
@@ -81,7 +82,7 @@ class Validation:
     @staticmethod
     def of(evaluated: Mapping[str, Any]) -> Validation | None:
         """Reads the journal entry of an evaluation; None if its metric has no value or interval."""
-        value, interval = evaluated["accuracy"], evaluated["ci95"]
+        value, interval = mean_of(evaluated), evaluated["ci95"]
         if value is None or interval is None:
             return None
         return Validation(evaluated["step"], value, value - interval[0])

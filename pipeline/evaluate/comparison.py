@@ -5,14 +5,32 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.contracts.evaluations import (
+    metric_title,
+    prompts_of,
+    show_change,
+    show_interval,
+    show_mean,
+)
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.measurement import Measured
 from pipeline.evaluate.protocol import protocol_lines
 
-_COLUMNS = ("set", "policy", "prompts", "accuracy", "95%", "well formed", "form only", "no answer")
-_MORE_COLUMNS = ("cut off", "tokens")
-_CHANGES = ("paired_difference", "paired_ci95", "paired_p", "paired_test", "gained", "lost")
+_SHARES = {
+    "excluded": "excluded",
+    "correct": "correct",
+    "well_formed": "well formed",
+    "format_only": "form only",
+    "unanswered": "no answer",
+    "truncated": "cut off",
+}
+"""Shares in the table, by key, with their titles; those that a metric or data set lacks are not
+shown."""
+_CHANGES = (
+    *("paired_difference", "paired_ci95", "paired_p", "paired_test", "gained", "lost"),
+    "paired_n",
+)
 
 
 def document(
@@ -62,11 +80,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         if found[policy] is not None:
             yield f"{policy}: {found[policy]['what']}, sha256 {found[policy]['sha256'][:12]}"
     yield ""
-    rows = [list(_COLUMNS + _MORE_COLUMNS + tuple(_votes(found)))]
-    for name, one in found["sets"].items():
-        measured = [policy for policy in ("base", "tuned") if one[policy] is not None]
-        rows += [_row(name, policy, one[policy]) for policy in measured]
-    yield from _aligned(rows)
+    yield from _aligned(list(_table(found["sets"])))
     yield ""
     for name, one in found["sets"].items():
         if one["tuned"] is not None:
@@ -81,41 +95,50 @@ def _compared(before: Evaluation, after: Evaluation | None) -> dict[str, Any]:
     if after is None:
         return {"base": before.summary(), "tuned": None}
     found = evaluation.compare(before, after)
-    changes = {key: found[key] for key in _CHANGES}
+    changes = {key: found[key] for key in _CHANGES if key in found}
     return {"base": found["before"], "tuned": found["after"], **changes}
 
 
 def _change(one: Mapping[str, Any]) -> str:
-    points = 100 * one["paired_difference"]
-    low, high = (100 * bound for bound in one["paired_ci95"])
+    shown = show_change(one["base"], one["tuned"], one)
+    if one["paired_difference"] is None:
+        return shown
     return (
-        f"{one['base']['accuracy']:.1%} -> {one['tuned']['accuracy']:.1%}: {points:+.1f} points "
-        f"[{low:+.1f}, {high:+.1f}], p = {one['paired_p']:.1e} ({one['paired_test']}); "
+        f"{shown}, p = {one['paired_p']:.1e} ({one['paired_test']}); "
         f"prompts gained: {one['gained']}, lost: {one['lost']}"
     )
 
 
-def _votes(found: Mapping[str, Any]) -> list[str]:
-    """Names of the pass@k and majority@k values if there are several samples; same in all sets."""
-    summary = next(iter(found["sets"].values()))["base"]
-    return [key for key in summary if "@" in key and not key.endswith("@1")]
-
-
-def _row(name: str, policy: str, summary: Mapping[str, Any]) -> list[str]:
-    low, high = summary["ci95"]
-    shares = [summary[key] for key in ("well_formed", "format_only", "unanswered", "truncated")]
-    votes = [summary[key] for key in summary if "@" in key and not key.endswith("@1")]
-    samples = summary["samples"]
-    return [
-        name,
-        policy,
-        f"{summary['n']}" + (f" x {samples}" if samples > 1 else ""),
-        f"{summary['accuracy']:.1%}",
-        f"[{low:.1%}, {high:.1%}]",
-        *(f"{share:.1%}" for share in shares),
-        f"{summary['num_tokens_mean']:.1f}",
-        *(f"{vote:.1%}" for vote in votes),
+def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The rows of the table, titles first; a share that only other sets have is empty."""
+    rows = [
+        (name, policy, one[policy])
+        for name, one in sets.items()
+        for policy in ("base", "tuned")
+        if one[policy] is not None
     ]
+    summaries = [summary for _, _, summary in rows]
+    shares = [key for key in _SHARES if any(key in summary for summary in summaries)]
+    found = dict.fromkeys(key for summary in summaries for key in summary)
+    votes = [key for key in found if "@" in key and not key.endswith("@1")]
+
+    def share(summary: Mapping[str, Any], key: str) -> str:
+        return f"{summary[key]:.1%}" if key in summary else ""
+
+    metric, titles = metric_title(summaries[0]), [_SHARES[key] for key in shares]
+    yield ["set", "policy", "prompts", metric, "95%", *titles, "tokens", *votes]
+    for name, policy, summary in rows:
+        samples = summary["samples"]
+        yield [
+            name,
+            policy,
+            f"{prompts_of(summary)}" + (f" x {samples}" if samples > 1 else ""),
+            show_mean(summary),
+            show_interval(summary),
+            *(share(summary, key) for key in shares),
+            f"{summary['num_tokens_mean']:.1f}",
+            *(share(summary, key) for key in votes),
+        ]
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.contracts.adapters import OpenedAdapter, Published
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
-from pipeline.contracts.workers import AdapterSampler
+from pipeline.contracts.workers import AdapterSampler, Scorer
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout import dispatch, parity
-from rewards.base import Tags
 
 Advance = Callable[[int], None]
 """Receives the number of new answers."""
@@ -94,8 +93,19 @@ async def measure(
     tokenizer: Tokenizer,
     path: str | None,
     advance: Advance,
+    scorer: Scorer | None = None,
 ) -> Measured:
     """Evaluates the policy with the adapter at `path`, or the base alone, on each test set.
+
+    Args:
+        samplers: at least one.
+        tests: prompts by set.
+        config: the protocol.
+        slots: of each sampler.
+        tokenizer: decodes completions.
+        path: of the adapter.
+        advance: receives the number of new answers.
+        scorer: runs the reward functions; only reward metrics need it.
 
     Raises:
         FileNotFoundError: as `open_adapter`.
@@ -114,11 +124,8 @@ async def measure(
             adapter=adapter,
             advance=advance,
         )
-        found[name] = evaluation.judge(
-            prompts,
-            completions,
-            maker=maker,
-            tags=Tags.of(config.prompt),
-            extraction=protocol.extraction,
+        score = None if scorer is None else scorer.score
+        found[name] = await evaluation.evaluate(
+            prompts, completions, config=config, maker=maker, score=score
         )
     return Measured(adapter, found)

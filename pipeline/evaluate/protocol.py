@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.schema import Config, Source
+from configs.schema import EXACT_ANSWER, WEIGHTED_SUM, Config, Source
+from configs.task import OVERLONG
 from pipeline.inputs.dataset.splits import LoadedSplit, fingerprint
 
 _EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number"}
@@ -33,7 +34,20 @@ def protocol(config: Config) -> dict[str, Any]:
         **sampling,
         "samples": config.eval.samples,
         "extraction": config.eval.extraction,
+        "metric": config.eval.metric,
+        **_rewards(config),
     }
+
+
+def _rewards(config: Config) -> dict[str, Any]:
+    """The settings that a reward metric depends on."""
+    if not config.eval.uses_rewards:
+        return {}
+    found = [
+        part.model_dump(mode="json", include={"name", "function", "weight", "args"})
+        for part in config.rewards.functions
+    ]
+    return {"rewards": found, "overlong_tokens": config.rollout.overlong_tokens}
 
 
 def data_facts(source: Source, split: LoadedSplit) -> dict[str, Any]:
@@ -73,5 +87,15 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
         f"answers: {found['samples']} a prompt, {sampling}, "
         f"at most {found['max_new_tokens']} tokens"
         + (f", also ended by {stops}" if stops else "")
-        + f"; judged by {_EXTRACTIONS[found['extraction']]}"
+        + f"; {_judged_by(found)}"
     )
+
+
+def _judged_by(found: Mapping[str, Any]) -> str:
+    if found["metric"] == EXACT_ANSWER:
+        return f"judged by {_EXTRACTIONS[found['extraction']]}"
+    if found["metric"] != WEIGHTED_SUM:
+        return f"scored by the reward {found['metric']!r}"
+    terms = [f"{part['weight']:g} x {part['name']}" for part in found["rewards"]]
+    terms += [f"1 x {OVERLONG}"] if found["overlong_tokens"] else []
+    return f"scored by the reward {' + '.join(terms)}"

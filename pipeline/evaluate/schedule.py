@@ -7,9 +7,10 @@ and exported. When to evaluate is the controller's decision.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any
@@ -18,17 +19,22 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
+from pipeline.contracts.evaluations import mean_key, mean_of, prompts_of, show_mean
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.rollouts import Completion, Prompt
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
+from pipeline.evaluate.recorded import (
+    comparable_since,
+    earlier_result,
+    last_entry,
+    validations,
+)
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.records import Records
-from pipeline.run.run_folder import ENDED, RunFolder
-from rewards.base import Tags
 
 _PIECES = (0.5, 0.75, 1.0)
 """Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""
@@ -83,8 +89,9 @@ class EvaluationSchedule:
         now: Callable[[], float],
         measure: Measure,
     ) -> None:
-        self._config = config.eval
-        self._tags = Tags.of(config.prompt)
+        self._config = config
+        self._metric = config.eval.metric
+        self._since = comparable_since(config)
         self._validation = data.validation.prompts if data.validation else ()
         self._tests = {"test": data.test.prompts} | {
             name: split.prompts for name, split in data.sets.items()
@@ -96,7 +103,7 @@ class EvaluationSchedule:
         self._now = now
         self._measure = measure
         self._sampled: list[Completion] = []
-        self._validated = _validations(self._folder)
+        self._validated = validations(self._folder, since=self._since)
         self._read: dict[int, Evaluation] = {}
         self._before: dict[str, Evaluation] | None = None
         self._best_facts: dict[str, Any] | None = None
@@ -105,7 +112,7 @@ class EvaluationSchedule:
 
     @property
     def validated(self) -> frozenset[int]:
-        """Steps with a validation that counts."""
+        """Steps that need no further validation."""
         return frozenset(self._validated)
 
     @property
@@ -115,8 +122,15 @@ class EvaluationSchedule:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The journal entry of the best validation so far, the earliest of equal ones."""
-        return max(self.validations, key=lambda entry: entry["accuracy"], default=None)
+        """The journal entry of the best validation so far, the earliest of equal ones.
+
+        A validation of which no answer has a score is none.
+        """
+        best: dict[str, Any] | None = None
+        for entry in self.validations:
+            if _is_better(mean_of(entry), best):
+                best = entry
+        return best
 
     def is_evaluated(self, adapter_sha256: str) -> bool:
         """Whether any split was evaluated with this adapter."""
@@ -126,7 +140,7 @@ class EvaluationSchedule:
         """Answers of the last evaluation, to compare two ways of scoring."""
         if not self._sampled:
             prompts = self._tests["test"][:count]
-            self._sampled = (await self._evaluate("test", prompts, None))[1]
+            self._sampled = await self._sample("test", prompts, None)
         return self._sampled[:count]
 
     # --- before training
@@ -153,14 +167,18 @@ class EvaluationSchedule:
 
     def _is_initial(self, name: str) -> bool:
         """Whether the loaded adapter is the initial one, as far as known."""
-        entry, published = self._last(f"{name}_before"), self._workers.published
+        published = self._workers.published
         assert published is not None
+        entry = last_entry(self._folder, f"{name}_before", since=None)
         if entry is None or entry["adapter_sha256"] == published.sha256:
             return True
+        why = "its file is damaged"
+        if last_entry(self._folder, f"{name}_before", since=self._since) is None:
+            why = "the rewards have changed"
         self._records.event(
             "before_lost",
-            f"{name}: the file of the evaluation before training is damaged, and it cannot be "
-            "repeated: lora.start is another adapter now; the summary goes without it",
+            f"{name}: the evaluation before training has to be repeated, because {why}, and it "
+            "cannot be: lora.start is another adapter now; the summary goes without it",
             name=name,
         )
         return False
@@ -169,18 +187,13 @@ class EvaluationSchedule:
         """Evaluations before training in the run folder; damaged files are journaled."""
         found = {}
         for name in self._tests:
-            entry = self._last(f"{name}_before")
+            entry = last_entry(self._folder, f"{name}_before", since=self._since)
             try:
                 if entry is not None:
-                    found[name] = Evaluation.of(self._folder.read_answers(entry))
+                    found[name] = self._evaluation(entry)
             except DamagedFileError as error:
                 self._report_damage(error)
         return found
-
-    def _last(self, name: str) -> dict[str, Any] | None:
-        """The last journal entry of an evaluation."""
-        entries = [e for e in self._folder.valid_entries("evaluated") if e["name"] == name]
-        return entries[-1] if entries else None
 
     # --- validation
 
@@ -196,11 +209,17 @@ class EvaluationSchedule:
             OutOfTime: at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
-        best = self.best
-        if best is None or found.accuracy.accuracy > best["accuracy"]:
+        if _is_better(found.mean, self.best):
             await save()
             await self._workers.learner.keep_best()
         self._record_validation(step, found)
+        if found.mean is None:
+            self._records.event(
+                "validation_excluded",
+                f"step {step}: no answer of the validation has a score by eval.metric = "
+                f'"{self._metric}", so this version is not compared with others',
+                step=step,
+            )
 
     def _record_validation(self, step: int, found: Evaluation) -> None:
         file = f"validation_{step:06d}"
@@ -238,7 +257,7 @@ class EvaluationSchedule:
         )
         for at in gone:
             del self._validated[at]
-        if step in self._validated:
+        if self.best is not None:
             await save()
             await self._workers.learner.keep_best()
 
@@ -277,17 +296,18 @@ class EvaluationSchedule:
         if at != step:
             published = await self._workers.publish("best")
             assert published.version == at, (published.version, at)
+        key = mean_key(best)
         facts = {
             "step": at,
-            "accuracy": best["accuracy"],
+            key: best[key],
             "last_step": last["step"],
-            "last_accuracy": last["accuracy"],
+            f"last_{key}": last[key],
             **self._paired(last["step"], at),
         }
         self._records.event(
             "best",
-            f"best by validation: step {at} with {facts['accuracy']:.1%}; "
-            f"the last, step {facts['last_step']}, has {facts['last_accuracy']:.1%}",
+            f"best by validation: step {at} with {show_mean(best)}; "
+            f"the last, step {last['step']}, has {show_mean(last)}",
             **facts,
         )
         self._best_facts = facts
@@ -336,12 +356,12 @@ class EvaluationSchedule:
         """
         assert self._workers.published is not None
         prompts, adapter = self._tests[name], self._workers.published.sha256
-        earlier = _earlier_result(self._folder, name, adapter=adapter)
-        known = 0 if earlier is None or "step" in earlier else earlier["after"]["n"]
+        earlier = earlier_result(self._folder, name, adapter=adapter, since=self._since)
+        known = 0 if earlier is None or "step" in earlier else prompts_of(earlier["after"])
         if earlier is not None and known == len(prompts):
             return earlier
         found, sampled = await self._evaluate_share(name, prompts, share, deadline)
-        count = len(sampled) // self._config.samples
+        count = len(sampled) // self._config.eval.samples
         if count < len(prompts):
             self._records.event(
                 "evaluation_shortened",
@@ -395,19 +415,25 @@ class EvaluationSchedule:
     async def _evaluate(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
-        completions, _ = await self._workers.generate(
-            evaluation.requests(prompts, phase=name, samples=self._config.samples),
-            temperature=self._config.temperature,
-            deadline=deadline,
-        )
-        found = evaluation.judge(
+        completions = await self._sample(name, prompts, deadline)
+        found = await evaluation.evaluate(
             prompts,
             completions,
+            config=self._config,
             maker=self._maker,
-            tags=self._tags,
-            extraction=self._config.extraction,
+            score=partial(self._workers.score, deadline=deadline),
         )
         return found, completions
+
+    async def _sample(
+        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
+    ) -> list[Completion]:
+        completions, _ = await self._workers.generate(
+            evaluation.requests(prompts, phase=name, samples=self._config.eval.samples),
+            temperature=self._config.eval.temperature,
+            deadline=deadline,
+        )
+        return completions
 
     async def _evaluate_share(
         self, name: str, prompts: Sequence[Prompt], share: float, deadline: WorkDeadline | None
@@ -425,20 +451,33 @@ class EvaluationSchedule:
                     sampled += new
         except OutOfTime:
             pass
-        return Evaluation(tuple(answers)), sampled
+        return Evaluation(tuple(answers), self._metric), sampled
 
     def _answers(self, step: int) -> Evaluation:
         """The answers of a validation; raises `DamagedFileError` as `read_answers`."""
         if step not in self._read:
-            rows = self._folder.read_answers(self._validated[step])
-            self._read[step] = Evaluation.of(rows)
+            self._read[step] = self._evaluation(self._validated[step])
         return self._read[step]
+
+    def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
+        """The recorded answers; raises `DamagedFileError` as `read_answers`."""
+        return Evaluation.of(self._folder.read_answers(entry), metric=self._metric)
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
         assert self._workers.published is not None
         adapter = self._workers.published.sha256
         self._evaluated.add(adapter)
+        for part, errors in found.errors.items():
+            self._records.event(
+                "evaluation_errors",
+                f"{name}: {len(errors)} answer(s) without reward {part!r}, first: {errors[0]}",
+                evaluation=name,
+                step=step,
+                name=part,
+                count=len(errors),
+                first=errors[0],
+            )
         summary, rows = found.summary(), found.rows
         return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 
@@ -446,37 +485,10 @@ class EvaluationSchedule:
         self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
 
 
-def _validations(folder: RunFolder) -> dict[int, dict[str, Any]]:
-    """Journal entries of the validations that count, by step."""
-    found: dict[int, dict[str, Any]] = {}
-    for entry in folder.valid_entries("evaluated", "best_lost"):
-        if entry["event"] == "best_lost":
-            found = {step: one for step, one in found.items() if step not in entry["gone"]}
-        elif entry["name"] == "validation":
-            found[entry["step"]] = entry
-    return found
-
-
-def _earlier_result(folder: RunFolder, name: str, *, adapter: str) -> dict[str, Any] | None:
-    """The last result of a test set at an earlier end of the run; None: there is none.
-
-    A later end must not report fewer prompts.
-
-    Args:
-        folder: of the run.
-        name: of the set.
-        adapter: hash of the adapter to test. A result of another adapter names the `step` that it
-            belongs to.
-    """
-    for entry in reversed(list(folder.events(ENDED))):
-        summary = entry["summary"]
-        if summary["ended"] != "finished":
-            continue
-        results = summary.get("eval", {})
-        of_set = results if name == "test" else results.get("sets", {}).get(name, {})
-        found = {key: value for key, value in of_set.items() if key != "sets"}
-        if "after" in found:
-            if "step" in found or summary["adapter_sha256"] == adapter:
-                return found
-            return {**found, "step": summary.get("best", {}).get("step", summary["steps"])}
-    return None
+def _is_better(mean: float | None, best: Mapping[str, Any] | None) -> bool:
+    """Whether a validation with this mean is better than the best one."""
+    if mean is None or best is None:
+        return mean is not None
+    best_mean = mean_of(best)
+    assert best_mean is not None
+    return mean > best_mean

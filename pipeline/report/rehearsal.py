@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from configs.schema import Config
+from pipeline.contracts.evaluations import prompts_of
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Sizes, sized
@@ -83,7 +84,7 @@ def figures(config: Config, observed: Sequence[Observed], *, shape: ModelShape |
     planned_s, planned_bytes = dict[str, Seconds](), dict[str, int]()
     if shape is not None and config.plan.platform != "gpu":
         in_force = sized(config, Sizes.of_json(plan["in_force"]))
-        counts = {entry["name"]: entry["n"] for entry in folder.events("evaluated")}
+        counts = {entry["name"]: prompts_of(entry) for entry in folder.events("evaluated")}
         evaluated = {
             "test": counts.get("test_before", 0),
             "validation": counts.get("validation", 0),

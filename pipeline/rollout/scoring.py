@@ -150,7 +150,7 @@ def score_rollouts(
         step: seeds the shuffling.
     """
     scored = [
-        _score(completion, one, parts, config)
+        score_one(completion, one, parts, config)
         for completion, one, parts in zip(completions, inputs, outcomes, strict=True)
     ]
     groups = [
@@ -172,10 +172,13 @@ def score_rollouts(
     return rollouts, stats
 
 
-def _score(
+def score_one(
     completion: Completion, given: RewardInput, parts: Mapping[str, Outcome], config: Config
 ) -> Rollout:
-    """The rollout with its parts and their weighted sum, without an advantage."""
+    """The rollout with its parts and their weighted sum, without an advantage.
+
+    Other rollouts have no influence: neither `on_error = "group"` nor `rewards.shuffle` applies.
+    """
     parts, rollout = dict(parts), config.rollout
     weights = config.reward_weights
     if rollout.overlong_tokens:

@@ -12,16 +12,25 @@ from typing import Any
 
 from tqdm import tqdm
 
+from configs.resume import Change, change_lines
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
+from pipeline.contracts.evaluations import (
+    NO_VALUE,
+    mean_of,
+    metric_title,
+    prompts_of,
+    show_change,
+    show_number,
+)
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.rollout_records import rollout_records
-from pipeline.run.run_folder import RunFolder
+from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
 from pipeline.run.tracking import Tracker
 from rewards.base import RewardError
 
-_MOST_SHOWN = 1e6
-"""Larger numbers are shown with an exponent."""
+CHANGED = "reward/changed"
+"""Metric in W&B: 1 at the first step with changed rewards."""
 _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 """File and line at the end of an error's message."""
 
@@ -40,26 +49,25 @@ def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
     ]
 
 
-def accuracy_line(summary: Mapping[str, Any]) -> str:
+def evaluation_line(summary: Mapping[str, Any]) -> str:
     """The summary of an evaluation as a line."""
-    low, high = summary["ci95"]
     several = f" x {summary['samples']} samples" if summary["samples"] > 1 else ""
     names = [f"{kind}@{summary['samples']}" for kind in ("pass", "majority") if several]
-    votes = [f"{name} {summary[name]:.3f}" for name in names]
-    accuracy = f"accuracy {summary['accuracy']:.3f} [{low:.3f}, {high:.3f}]"
-    counted = f"{accuracy} on {summary['n']} prompts{several}"
-    return ", ".join([counted, *votes, f"{summary['well_formed']:.1%} well formed"])
+    votes = [f"{name} {summary[name]:.3f}" for name in names if name in summary]
+    mean, bounds = mean_of(summary), summary["ci95"]
+    shown = NO_VALUE if mean is None else show_number(mean)
+    interval = "" if bounds is None else f" [{', '.join(map(show_number, bounds))}]"
+    counted = f"{metric_title(summary)} {shown}{interval} on {prompts_of(summary)} prompts{several}"
+    excluded = [f"{share:.1%} excluded"] if (share := summary.get("excluded")) else []
+    formed = f"{summary['well_formed']:.1%} well formed"
+    return ", ".join([counted, *excluded, *votes, formed])
 
 
 def change_line(compared: Mapping[str, Any]) -> str:
     """The result of `evaluation.compare` as a line."""
-    before, after = compared["before"]["accuracy"], compared["after"]["accuracy"]
-    points = 100 * compared["paired_difference"]
-    low, high = (100 * bound for bound in compared["paired_ci95"])
-    return (
-        f"{before:.1%} -> {after:.1%}: {points:+.1f} points [{low:+.1f}, {high:+.1f}], "
-        f"paired p = {compared['paired_p']:.1e}"
-    )
+    change = show_change(compared["before"], compared["after"], compared)
+    p = compared["paired_p"]
+    return change if p is None else f"{change}, paired p = {p:.1e}"
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
@@ -72,10 +80,6 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     return {
         f"eval/{name}/{key}": value for key, value in summary.items() if isinstance(value, float)
     }
-
-
-def _shown(value: float) -> str:
-    return f"{value:.3f}" if abs(value) < _MOST_SHOWN else f"{value:.3g}"
 
 
 class Console:
@@ -145,7 +149,7 @@ class Records:
         if rollouts:
             share = metrics["reward/excluded_share"]
             excluded = f" ({share:.1%} excluded)" if share else ""
-            mean = _shown(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
+            mean = show_number(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
             failed = metrics.get("reward/errors")
             errors = f"errors {failed:.0f}  " if failed else ""
             found = (
@@ -262,7 +266,7 @@ class Records:
             **asdict(self.folder.write_rollouts(file, answers)),
         }
         self.folder.journal("evaluated", **entry)
-        self.console.say(f"{name}: {accuracy_line(summary)}")
+        self.console.say(f"{name}: {evaluation_line(summary)}")
         self.tracker.log(_evaluation_metrics(name, summary), step=step)
         return entry
 
@@ -273,11 +277,28 @@ class Records:
             (entry["step"], _evaluation_metrics(entry["name"], entry))
             for entry in self.folder.valid_entries("evaluated")
         ]
+        rows += [
+            (entry["after_step"] + 1, {CHANGED: 1.0})
+            for entry in self.folder.events(REWARDS_CHANGED)
+        ]
         return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
-        self.console.say(f"{name} accuracy {change_line(compared)}")
+        self.console.say(f"{name} {metric_title(compared['before'])} {change_line(compared)}")
+
+    def rewards_changed(self, step: int, changes: Sequence[Change]) -> None:
+        """Shows changed rewards, which the folder has journaled, and marks the next step in W&B.
+
+        Args:
+            step: training steps done; W&B takes no metrics of earlier steps.
+            changes: keys with old and new values; none: nothing is shown.
+        """
+        if changes:
+            self.console.say(
+                f"the rewards have changed after step {step}:\n{change_lines(changes)}"
+            )
+            self.tracker.log({CHANGED: 1.0}, step=step + 1)
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""

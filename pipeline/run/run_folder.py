@@ -10,13 +10,22 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from configs.load import config_to_json
-from configs.resume import altering_changes, refuse_unknown_keys
+from configs.resume import REWARDS as ACCEPT_REWARDS
+from configs.resume import (
+    Change,
+    altering_changes,
+    change_lines,
+    code_changes,
+    is_reward_change,
+    refuse_unknown_keys,
+    reward_changes,
+)
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.contracts.record_files import (
@@ -37,7 +46,10 @@ from pipeline.contracts.record_files import (
 
 ENDED, RESUMED = "ended", "resumed"
 """Journal events: a clean end with its summary, and a start that resumes after a step."""
+REWARDS, REWARDS_CHANGED = "rewards", "rewards_changed"
+"""Journal events: the hashes of the reward functions' code, and an accepted change of rewards."""
 _LOCK = ".lock"
+_OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
 
 class RunFolder:
@@ -65,8 +77,12 @@ class RunFolder:
         """The run folder of a configuration."""
         return RunFolder(Path(config.run.dir) / config.run.name)
 
-    def check(self, config: Config) -> None:
+    def check(self, config: Config, *, accept: Collection[str] = ()) -> None:
         """Refuses to resume a run that another process runs, or that has other settings.
+
+        Args:
+            config: of the resume.
+            accept: with `rewards` settings of the rewards may have changed.
 
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
@@ -84,16 +100,75 @@ class RunFolder:
         saved = self.saved_config
         refuse_unknown_keys(saved, self.path)
         self._check_records()
-        changes = altering_changes(saved, json.loads(config_to_json(config)))
+        changes = [
+            change
+            for change in altering_changes(saved, json.loads(config_to_json(config)))
+            if not (ACCEPT_REWARDS in accept and is_reward_change(change))
+        ]
         if changes:
-            lines = [
-                f"  {key}: was {show_value(before)}, now {show_value(after)}"
-                for key, before, after in changes
-            ]
+            accepting = "" if any(not is_reward_change(one) for one in changes) else _OR_ACCEPT
             raise ValueError(
                 f"{self.path} contains a run with other settings; start another run with "
-                "--run.name, or resume this one with the old values:\n" + "\n".join(lines)
+                f"--run.name, or resume this one with the old values{accepting}:\n"
+                + change_lines(changes)
             )
+
+    def check_reward_code(self, code: Mapping[str, str], *, accept: Collection[str] = ()) -> None:
+        """Refuses to resume a run whose reward functions have changed.
+
+        Args:
+            code: SHA-256 of the file that defines each part, by name.
+            accept: with `rewards` they may have changed.
+
+        Raises:
+            ValueError: naming each changed part.
+        """
+        changes = code_changes(self.reward_code, code)
+        if changes and ACCEPT_REWARDS not in accept:
+            raise ValueError(
+                f"the reward functions have changed since {self.path} was last started; start "
+                f"another run with --run.name, or resume this one with the old code{_OR_ACCEPT}:\n"
+                + change_lines(changes)
+            )
+
+    @property
+    def reward_code(self) -> dict[str, str]:
+        """The hashes of the reward functions' code at the last start; empty if unknown."""
+        found: dict[str, str] = {}
+        for entry in self.events(REWARDS):
+            found = entry["sha256"]
+        return found
+
+    def record_reward_changes(
+        self, config: Config, code: Mapping[str, str], *, step: int
+    ) -> list[Change]:
+        """Journals which rewards a resume has changed; before `create` replaces the configuration.
+
+        Args:
+            config: of the resume.
+            code: SHA-256 of the file that defines each part, by name.
+            step: training steps done.
+
+        Returns:
+            The changes; empty for a new run.
+        """
+        if not self.holds_run:
+            return []
+        changes = reward_changes(
+            self.saved_config,
+            json.loads(config_to_json(config)),
+            old_code=self.reward_code,
+            new_code=code,
+        )
+        if changes:
+            # Not `step`: a rollback to an earlier step does not bring the old rewards back.
+            self.journal(REWARDS_CHANGED, after_step=step, changes=changes)
+        return changes
+
+    def record_reward_code(self, code: Mapping[str, str]) -> None:
+        """Journals the hashes of the reward functions' code if they are new; after `create`."""
+        if code and dict(code) != self.reward_code:
+            self.journal(REWARDS, sha256=dict(code))
 
     def _check_records(self) -> None:
         rows, entries, _ = self.metrics, list(self.entries()), self.plan
@@ -315,16 +390,22 @@ class RunFolder:
         """The journal's entries of one event, oldest first; raises as `entries`."""
         return (entry for entry in self.entries() if entry["event"] == event)
 
-    def valid_entries(self, *events: str) -> list[dict[str, Any]]:
+    def valid_entries(self, *events: str, since: str | None = None) -> list[dict[str, Any]]:
         """Entries of these events, oldest first, without those that a later resume rolled back.
 
         An entry is rolled back if a later resume starts after an earlier `step`. Raises as
         `entries`.
+
+        Args:
+            events: of entries with a `step`.
+            since: an event; entries before the last one are left out.
         """
         found: list[dict[str, Any]] = []
         for entry in self.entries():
             if entry["event"] == RESUMED:
                 found = [earlier for earlier in found if earlier["step"] <= entry["step"]]
+            elif entry["event"] == since:
+                found = []
             elif entry["event"] in events:
                 found.append(entry)
         return found

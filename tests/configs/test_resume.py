@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from configs.resume import Change, altering_changes, diff_configs
+from configs.resume import (
+    Change,
+    altering_changes,
+    change_lines,
+    diff_configs,
+    is_reward_change,
+    reward_changes,
+)
 
 from .conftest import load
 
@@ -58,6 +65,7 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
         "records.tokens=true",
         "run.dir=/elsewhere",
         "rewards.workers=4; .timeout_s=5",
+        "rewards.functions.0.workers=4; .timeout_s=5; .concurrency=2",
         "plan.hbm_gib=3.5",
         "plan.fixed=false",
     ],
@@ -86,7 +94,7 @@ def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
 )
 def test_settings_that_alter_the_run(small: Path, change: str) -> None:
     ((key, _, _),) = altering(small, "", change)
-    assert key == change.partition("=")[0]
+    assert key == change.partition("=")[0].replace("functions.0", "functions.correct")
 
 
 def test_a_longer_budget_alters_the_run_if_it_moves_the_decay(small: Path) -> None:
@@ -97,3 +105,38 @@ def test_a_longer_budget_alters_the_run_if_it_moves_the_decay(small: Path) -> No
 
 def test_planned_sizes_are_not_fixed_again(small: Path) -> None:
     assert altering(small, "plan.fixed=false", "") == [("plan.fixed", False, True)]
+
+
+def test_a_setting_that_an_earlier_version_did_not_write_has_its_default(small: Path) -> None:
+    new = load(small, "").model_dump(mode="json")
+    old = load(small, "").model_dump(mode="json")
+    del old["eval"]["metric"], old["rewards"]["functions"][0]["on_error"]
+    assert altering_changes(old, new) == []
+    new["eval"]["metric"] = "reward"
+    assert altering_changes(old, new) == [("eval.metric", None, "reward")]
+
+
+def test_changed_rewards_are_named_by_part_with_both_values(small: Path) -> None:
+    old, new = (load(small, "").model_dump(mode="json") for _ in range(2))
+    correct, form = new["rewards"]["functions"]
+    correct["args"] = {"scale": 2.0, "timeout_s": 3}
+    form["weight"] = 0.5
+    # The order of the parts is no change.
+    new["rewards"]["functions"] = [form, correct]
+    new["rewards"]["shuffle"] = True
+    new["lora"]["rank"] = 8
+    old_code = {"correct": "0" * 64, "format": "1" * 64, "gone": "2" * 64}
+    new_code = {"correct": "3" * 64, "format": "1" * 64, "added": "2" * 64}
+    found = reward_changes(old, new, old_code=old_code, new_code=new_code)
+    assert sorted(found, key=lambda change: change[0]) == [
+        ("rewards.functions.correct.args.scale", None, 2.0),
+        ("rewards.functions.correct.args.timeout_s", None, 3),
+        ("rewards.functions.correct.code", "0" * 12, "3" * 12),
+        ("rewards.functions.format.weight", 0.1, 0.5),
+        ("rewards.shuffle", False, True),
+    ]
+    # `--accept rewards` does not cover other settings.
+    refused = [change for change in altering_changes(old, new) if not is_reward_change(change)]
+    assert change_lines(refused) == "  lora.rank: was 32, now 8"
+    same = reward_changes(old, old, old_code=old_code, new_code=old_code)
+    assert same == []

@@ -154,6 +154,12 @@ learner.distill_coef=1
     learner.distill_coef: needs learner.teacher
 eval.every_steps=5
     eval.every_steps: needs data.validation
+eval.metric=corect
+    eval.metric: nearest valid: "correct", of exact_answer, reward, correct, format
+eval.metric=overlong
+    eval.metric: is not the name of a reward part, exact_answer or reward
+eval.metric=reward; rewards.functions.0.name=reward
+    eval.metric: is the weighted sum of the rewards, and a part has this name; rename the part
 data.validation.path=v.jsonl
     data.validation: has no effect without eval.every_steps or eval.every_minutes
 data.train.path=none
@@ -297,3 +303,12 @@ def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
     assert load(small, given).learner.variant == Variant(0.1, 0.1, "rloo", "token")
     assert load(small, f"{given}; .loss=dapo").learner.variant.clip_high == 0.28
     assert load(small, f"{given}; .clip_epsilon_high=0.3").learner.variant.clip_high == 0.3
+
+
+@pytest.mark.parametrize(
+    "settings",
+    ["eval.metric=reward", "eval.metric=format", "eval.metric=overlong; rollout.overlong_tokens=8"],
+)
+def test_the_metric_is_the_weighted_sum_or_a_part(small: Path, settings: str) -> None:
+    assert load(small, settings).eval.uses_rewards
+    assert not load(small).eval.uses_rewards

@@ -444,6 +444,10 @@ def test_sigterm_while_weights_are_written_leaves_nothing(
     [
         ("--rehearse --dry-run", "--dry-run: has no effect with --rehearse; remove one of them"),
         ("--rehearse --extend 5", "--extend: has no effect with --rehearse; remove one of them"),
+        (
+            "--rehearse --accept rewards",
+            "--accept: has no effect with --rehearse; remove one of them",
+        ),
         ("--random-weights", "--random-weights: needs --rehearse; add it, or remove this flag"),
         ("--json a.json", "--json: needs --rehearse; add it, or remove this flag"),
     ],

@@ -345,6 +345,30 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
     ]
 
 
+def test_changed_rewards_are_refused_or_accepted(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    refused: Refused,
+    started: list[Prepared],
+):
+    folder = ended(ended="interrupted")
+    heavier = ("--rewards.functions.0.weight", "2")
+    assert refused(*heavier) == [
+        (
+            f"{folder.path} contains a run with other settings; start another run with "
+            "--run.name, or resume this one with the old values, or with --accept rewards continue "
+            "it with the new rewards:"
+        ),
+        "  rewards.functions.correct.weight: was 1.0, now 2.0",
+    ]
+    # `--accept rewards` accepts no other setting.
+    assert refused(*heavier, "--run.seed", "1", "--accept", "rewards")[1:] == [
+        "  run.seed: was 0, now 1"
+    ]
+    assert train.main([str(request_path), *heavier, "--accept", "rewards"]) == 0
+    assert started[0].config.rewards.functions[0].weight == 2.0
+
+
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))

@@ -1,4 +1,4 @@
-"""The model card of an export: base, data, training settings and accuracy."""
+"""The model card of an export: base, data, training settings and evaluations."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from configs.schema import Config, Learner
+from pipeline.contracts.evaluations import show_interval, show_mean
 from pipeline.inputs.hub.model_source import HF
 
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
@@ -52,7 +53,7 @@ def model_card(
         "|---|---|",
         *(f"| {what} | {fact} |" for what, fact in _facts(config, base).items()),
         "",
-        *_accuracy(evaluations, config, step),
+        *_measured(evaluations, config, step),
         "",
         "## All settings",
         "",
@@ -145,12 +146,13 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
     return lines
 
 
-def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: int) -> list[str]:
-    """Measured accuracy of the base and of this version."""
+def _measured(evaluations: Iterable[Mapping[str, Any]], config: Config, step: int) -> list[str]:
+    """Measured accuracy or score of the base and of this version."""
     # The last of repeated measurements.
     measured = {(entry["name"], entry["step"]): entry for entry in evaluations}
     rows = [
-        f"| {entry['name']} | {entry['step']} | {_percent(entry)} | {entry['n']} |"
+        f"| {entry['name']} | {entry['step']} | {show_mean(entry)} {show_interval(entry)} "
+        f"| {entry['n']} |"
         for entry in measured.values()
         if entry["step"] in {0, step}
     ]
@@ -158,20 +160,18 @@ def _accuracy(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
         return []
     protocol = config.eval
     decoding = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
-    how = f"{decoding}, {protocol.samples} sample(s) per prompt, answer by {protocol.extraction}"
+    judged, mean, column = f"answer by {protocol.extraction}", "accuracy", "accuracy"
+    if protocol.uses_rewards:
+        judged, mean, column = f"scored by `{protocol.metric}`", "score", protocol.metric
+    how = f"{decoding}, {protocol.samples} sample(s) per prompt, {judged}"
     return [
-        "## Accuracy",
+        f"## {mean.capitalize()}",
         "",
         f"The test split is `{config.data.test.path}`; {how}.",
         "`before` is the initial policy. The exported version is the one with the best validation",
-        "accuracy, so its validation accuracy is slightly optimistic.",
+        f"{mean}, so its validation {mean} is slightly optimistic.",
         "",
-        "| evaluation | step | accuracy [95%] | prompts |",
+        f"| evaluation | step | {column} [95%] | prompts |",
         "|---|---|---|---|",
         *rows,
     ]
-
-
-def _percent(entry: Mapping[str, Any]) -> str:
-    low, high = entry["ci95"]
-    return f"{entry['accuracy']:.1%} [{low:.1%}, {high:.1%}]"

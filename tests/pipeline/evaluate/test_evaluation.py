@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +17,9 @@ from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import (
     Answer,
     Evaluation,
+    check_references,
     compare,
+    evaluate,
     judge,
     requests,
     sample_counts,
@@ -20,8 +27,8 @@ from pipeline.evaluate.evaluation import (
 from pipeline.evaluate.significance import compare_paired
 from pipeline.inputs.text.prompts import PromptMaker
 from rewards.answers import Extraction
-from rewards.base import Tags
-from tests.fakes import CharTokenizer, completion, make_prompts
+from rewards.base import Outcome, RewardInput, Tags
+from tests.fakes import CharTokenizer, completion, make_config, make_data, make_prompts
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = make_prompts(4)
@@ -62,6 +69,7 @@ def test_answers_are_judged_against_their_own_prompts():
         Answer(4, 0, "<r>x</r><a>8</a>", "8", "8", True, False, "length", 16),
     )
     assert judged.summary() == {
+        "metric": "exact_answer",
         "accuracy": 0.75,
         "n": 4,
         "ci95": judged.accuracy.ci95,
@@ -176,3 +184,155 @@ def test_before_and_after_are_compared_in_pairs():
         "gained": 2,
         "lost": 0,
     }
+
+
+# --- reward metrics
+
+PARTS = [
+    {"name": "length", "function": "a:b", "weight": 2.0},
+    {"name": "vowel", "function": "a:c", "weight": 1.0},
+    {"name": "seen", "function": "a:d", "weight": 0.0},
+]
+
+
+async def by_length(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+    """The length of the completion, an error for `!`; vowels do not apply to digits."""
+    return [
+        {
+            "length": Outcome.failed("raised", "no")
+            if one.completion == "!"
+            else Outcome(float(len(one.completion))),
+            "vowel": Outcome(None if one.completion.isdigit() else float("a" in one.completion)),
+            "seen": Outcome(float(one.answer is not None)),
+        }
+        for one in inputs
+    ]
+
+
+def scored(
+    *texts: str, metric: str, samples: int = 1, references: bool = False, **tables: Any
+) -> Evaluation:
+    """The completions of the first prompts, scored by `by_length`."""
+    config = make_config(
+        Path(),
+        rewards={"functions": PARTS},
+        eval={"metric": metric, "samples": samples, "temperature": 1.0},
+        **tables,
+    )
+    prompts = [
+        prompt if references else replace(prompt, answer=None)
+        for prompt in PROMPTS[: len(texts) // samples]
+    ]
+    asked = requests(prompts, phase="test", samples=samples)
+    drawn = [completion(one, text) for one, text in zip(asked, texts, strict=True)]
+    return asyncio.run(evaluate(prompts, drawn, config=config, maker=MAKER, score=by_length))
+
+
+def test_a_reward_part_is_a_metric_without_reference_answers():
+    judged = scored("abc", "!", "12345", metric="length")
+    assert judged.answers == (
+        Answer(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0),
+        Answer(
+            *(2, 0, "!", None, None, None, False, "eos", 2),
+            rewards=_parts(None, 0.0),
+            score=None,
+            errors={"length": "raised: no"},
+        ),
+        Answer(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0),
+    )
+    # An answer without a score is excluded, not 0; nothing here is right or wrong.
+    assert judged.mean == 4.0
+    assert judged.errors == {"length": ["raised: no"]}
+    assert judged.summary() == {
+        "metric": "length",
+        "score": 4.0,
+        "n": 2,
+        "ci95": judged.summary()["ci95"],
+        "prompts": 3,
+        "excluded": 1 / 3,
+        "reward/length": 4.0,
+        "reward/vowel": 0.5,
+        "reward/seen": 0.0,
+        "samples": 1,
+        "well_formed": 0.0,
+        "truncated": 0.0,
+        "num_tokens_mean": 4.0,
+    }
+    assert Evaluation.of(json.loads(json.dumps(judged.rows)), metric="length") == judged
+
+
+def _parts(length: float | None, vowel: float | None) -> dict[str, float | None]:
+    return {"length": length, "vowel": vowel, "seen": 0.0}
+
+
+def test_the_weighted_sum_is_that_of_training():
+    judged = scored("abc", "!", "12345", metric="reward")
+    assert [answer.score for answer in judged.answers] == [7.0, None, 10.0]
+    # A group is neither excluded nor shuffled: each answer counts by itself.
+    alone = [{**part, "on_error": "group"} for part in PARTS]
+    found = scored("abc", "!", metric="reward", samples=2)
+    assert [answer.score for answer in found.answers] == [7.0, None]
+    assert found.mean == 7.0
+    config = make_config(Path(), rewards={"functions": alone, "shuffle": True})
+    assert config.rewards.functions[0].on_error == "group"
+    punished = scored("abc", metric="overlong", rollout={"overlong_tokens": 4, "max_new_tokens": 5})
+    assert punished.answers[0].score == pytest.approx(-0.75)
+
+
+def test_right_and_wrong_are_reported_beside_a_score_where_there_are_references():
+    judged = scored("<a>2</a>", "<a>1</a>", metric="length", samples=2, references=True, **TAGGED)
+    summary = judged.summary()
+    assert (summary["correct"], summary["score"], summary["n"]) == (0.5, 8.0, 1)
+    assert (summary["pass@2"], summary["majority@2"]) == (1.0, 1.0)
+    assert "accuracy" not in summary
+    without = scored("<a>2</a>", "<a>1</a>", metric="length", samples=2).summary()
+    assert not {"correct", "pass@2", "majority@2", "unanswered", "format_only"} & without.keys()
+
+
+TAGGED: dict[str, Any] = {
+    "prompt": {
+        "reasoning_open": "<r>",
+        "reasoning_close": "</r>",
+        "answer_open": "<a>",
+        "answer_close": "</a>",
+    }
+}
+
+
+def test_scores_are_compared_on_the_prompts_that_have_both():
+    before = scored("a", "!", "aaa", "aaaa", metric="length")
+    after = scored("aa", "aaaa", "!", "aaaaaa", metric="length")
+    found = compare(before, after)
+    assert (found["before"]["score"], found["after"]["score"]) == (8 / 3, 4.0)
+    # Prompts 1 and 4 rise by 1 and 2: two of four choices of signs are as far from 0.
+    assert (found["paired_difference"], found["paired_n"]) == (1.5, 2)
+    assert (found["paired_p"], found["gained"], found["lost"]) == (0.5, 2, 0)
+    nothing = compare(scored("!", metric="length"), scored("a", metric="length"))
+    assert nothing["before"]["score"] is None
+    assert [nothing[f"paired_{key}"] for key in ("difference", "ci95", "p", "n")] == [
+        *(None, None, None),
+        0,
+    ]
+
+
+def test_exact_answers_need_reference_answers(tmp_path: Path):
+    data = make_data(validation=2)
+    assert data.validation is not None
+    prompts = [replace(prompt, answer=None) for prompt in data.test.prompts]
+    none = replace(data.test, prompts=tuple(prompts))
+    some = replace(data.test, prompts=(*data.test.prompts[:3], prompts[3]))
+    config = make_config(tmp_path)
+    splits = {"data.validation": data.validation, "data.test": none, "eval.sets (x)": some}
+    with pytest.raises(ValueError, match="no reference answer") as caught:
+        check_references(config, splits)
+    ending = (
+        "no reference answer in column 'answer', and eval.metric = \"exact_answer\" compares with "
+        'it; set data.answer_column, or eval.metric to "reward" or the name of a reward part: '
+        "correct, format"
+    )
+    assert str(caught.value).splitlines() == [
+        f"data.test: its rows have {ending}",
+        f"eval.sets (x): 1 of its 4 rows have {ending}",
+    ]
+    check_references(config, {"data.test": data.test, "data.validation": None})
+    check_references(make_config(tmp_path, eval={"metric": "format"}), splits)

@@ -21,6 +21,7 @@ from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.inputs.dataset.rows import TooLong
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.rollout.parity import ParityError
+from rewards.base import Outcome, RewardInput
 from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
 
 TUNED = "/runs/a"
@@ -81,6 +82,7 @@ def run(
             tokenizer=CharTokenizer(),
             path=path,
             advance=told.append,
+            scorer=BriefScorer(),
         )
     )
 
@@ -187,6 +189,53 @@ more  tuned         2    100.0%  [34.2%, 100.0%]       100.0%       0.0%       0
     assert shown[13] == "test: 2 rows are left out and not counted"
     assert shown[14].startswith("more: 50.0% -> 100.0%: +50.0 points [")
     assert shown[15:] == ["note: something"]
+
+
+class BriefScorer:
+    """Brief is 100 less the length, for completions with any text; `seen` is 1."""
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        return [
+            {
+                "brief": Outcome(100.0 - len(one.completion) if one.completion else None),
+                "seen": Outcome(1.0),
+            }
+            for one in inputs
+        ]
+
+    async def notices(self) -> list[str]:
+        return []
+
+
+def test_a_reward_is_measured_and_shown(tmp_path: Path):
+    parts = [
+        {"name": "brief", "function": "a:b", "weight": 0.5},
+        {"name": "seen", "function": "a:c", "weight": 2.0},
+    ]
+    rewards = {"rewards": {"functions": parts}}
+    config = make_config(tmp_path, eval={"metric": "reward"}, **rewards)
+    found = told(config)
+    one = found["sets"]["test"]
+    # Three texts have 42 characters, one 43; `brief` does not apply to the empty one.
+    assert one["base"]["score"] == pytest.approx((3 * (29 + 2) + (28.5 + 2) + 2) / 5)
+    assert (one["base"]["reward/seen"], one["base"]["excluded"]) == (1.0, 0.0)
+    assert "accuracy" not in one["base"]
+    assert (one["base"]["correct"], one["tuned"]["correct"]) == (0.6, 0.8)
+    assert (one["paired_n"], one["paired_test"]) == (5, "sign flips, exact")
+    assert found["protocol"]["metric"] == "reward"
+    assert [part["weight"] for part in found["protocol"]["rewards"]] == [0.5, 2.0]
+    shown = list(lines(found))
+    assert shown[2].endswith("at most 80 tokens; scored by the reward 0.5 x brief + 2 x seen")
+    assert shown[6].split()[:5] == ["set", "policy", "prompts", "reward", "95%"]
+    part = told(make_config(tmp_path, eval={"metric": "brief"}, **rewards))
+    base = part["sets"]["test"]["base"]
+    # The empty completion has no score: it is left out and shown, not 0.
+    assert (base["n"], base["prompts"], base["excluded"]) == (4, 5, 0.2)
+    table = [line.split() for line in lines(part)][6:8]
+    assert table[0][3:6] == ["brief", "95%", "excluded"]
+    assert table[1][2:4] == ["5", f"{base['score']:.3f}"]
+    assert "20.0%" in table[1]
+    assert list(lines(part))[2].endswith("; scored by the reward 'brief'")
 
 
 def test_the_protocol_lists_stop_strings(tmp_path: Path):

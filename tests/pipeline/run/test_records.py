@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import Answer, Evaluation
-from pipeline.run.records import Console, Records, accuracy_line
+from pipeline.run.records import Console, Records, evaluation_line
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardError
@@ -184,10 +184,55 @@ def test_an_evaluation_of_several_samples_shows_pass_at_k_and_majority():
         "pass@8": 0.9,
         "majority@8": 0.6,
     }
-    assert accuracy_line(summary) == (
+    assert evaluation_line(summary) == (
         "accuracy 0.500 [0.150, 0.850] on 4 prompts x 8 samples, pass@8 0.900, "
         "majority@8 0.600, 75.0% well formed"
     )
+
+
+def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[str]):
+    before = {
+        "metric": "style",
+        "score": 0.5,
+        "n": 3,
+        "prompts": 4,
+        "ci95": [0.25, 0.75],
+        "excluded": 0.25,
+        "samples": 1,
+        "well_formed": 0.75,
+    }
+    after = {**before, "score": 2e6, "excluded": 0.0, "ci95": None}
+    assert evaluation_line(before) == (
+        "style 0.500 [0.250, 0.750] on 4 prompts, 25.0% excluded, 75.0% well formed"
+    )
+    assert evaluation_line(after) == "style 2e+06 on 4 prompts, 75.0% well formed"
+    none = {**before, "score": None, "ci95": None, "n": 0, "excluded": 1.0}
+    assert evaluation_line(none).startswith("style none on 4 prompts, 100.0% excluded")
+    change = {"paired_difference": -0.5, "paired_ci95": [-1.0, 0.125], "paired_p": 0.03125}
+    records.comparison("test", {"before": before, "after": {**after, "score": 0.0}, **change})
+    missing = dict.fromkeys(change)
+    records.comparison("test", {"before": before, "after": none, **missing})
+    assert capsys.readouterr().out.splitlines() == [
+        "test style 0.500 -> 0.000: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
+        "test style 0.500 -> none: no prompt has a score in both",
+    ]
+
+
+def test_changed_rewards_are_shown_and_marked_at_the_next_step(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    records.rewards_changed(3, [])
+    records.rewards_changed(3, [("rewards.functions.style.weight", 1.0, 2.0)])
+    assert capsys.readouterr().out.splitlines() == [
+        "the rewards have changed after step 3:",
+        "  rewards.functions.style.weight: was 1.0, now 2.0",
+    ]
+    assert isinstance(records.tracker, FakeTracker)
+    assert records.tracker.logged == [(4, {"reward/changed": 1.0})]
+    # A later process sends it again with the metrics of that step.
+    records.folder.journal("rewards_changed", after_step=3, changes=[])
+    assert records.logged(until=3) == []
+    assert records.logged(until=4) == [(4, {"reward/changed": 1.0})]
 
 
 def test_a_console_line_without_a_known_number_of_steps(capsys: pytest.CaptureFixture[str]):

@@ -153,6 +153,76 @@ def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, fol
     ]
 
 
+CORRECT = {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 1.0}
+
+
+def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, folder: RunFolder):
+    folder.close()
+    functions = [{**CORRECT, "args": {"strict": True}}]
+    other = make_config(tmp_path, rewards={"functions": functions})
+    run = RunFolder.of(other)
+    with pytest.raises(ValueError, match="or with --accept rewards continue it") as caught:
+        run.check(other)
+    assert str(caught.value).splitlines()[1:] == [
+        "  rewards.functions.correct.args.strict: was none, now true",
+        "  rewards.functions.format.weight: was 0.1, now none",
+        '  rewards.functions.format.on_error: was "exclude", now none',
+        '  rewards.functions.format.function: was "rewards.format:well_formed", now none',
+    ]
+    run.check(other, accept=["rewards"])
+    # Where something else changed, too, accepting the rewards is not enough.
+    seed = make_config(tmp_path, rewards={"functions": functions}, run={"name": "run", "seed": 4})
+    with pytest.raises(ValueError, match=r"with the old values:\n  run\.seed: was 3, now 4$"):
+        run.check(seed, accept=["rewards"])
+
+
+def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(
+    folder: RunFolder, config: Config
+):
+    old = {"correct": "a" * 64, "format": "b" * 64}
+    assert folder.reward_code == {}
+    folder.check_reward_code(old)  # the code of a run that began without hashes is unknown
+    folder.record_reward_code(old)
+    folder.record_reward_code(old)
+    assert [entry["sha256"] for entry in folder.events("rewards")] == [old]
+    new = {**old, "format": "c" * 64}
+    with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
+        folder.check_reward_code(new)
+    assert str(caught.value).splitlines()[1:] == [
+        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc"'
+    ]
+    folder.check_reward_code(old)
+    folder.check_reward_code(new, accept=["rewards"])
+    (change,) = folder.record_reward_changes(config, new, step=7)
+    folder.record_reward_code(new)
+    assert change == ("rewards.functions.format.code", "b" * 12, "c" * 12)
+    (entry,) = folder.events("rewards_changed")
+    assert (entry["after_step"], entry["changes"]) == (7, [list(change)])
+    assert folder.reward_code == new
+    # The next start finds the accepted code.
+    folder.check_reward_code(new)
+    assert folder.record_reward_changes(config, new, step=9) == []
+
+
+def test_a_new_run_has_no_changed_rewards(tmp_path: Path, config: Config):
+    run = RunFolder.of(config)
+    assert run.record_reward_changes(config, {"correct": "a" * 64}, step=0) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_entries_since_an_event_are_those_after_the_last_one(folder: RunFolder):
+    for step in (1, 2):
+        folder.journal("evaluated", step=step)
+        folder.journal("rewards_changed", after_step=step)
+    folder.journal("evaluated", step=3)
+    # The rollback to step 1 does not undo the change of the rewards.
+    folder.journal("resumed", step=1)
+    folder.journal("evaluated", step=2)
+    assert [entry["step"] for entry in folder.valid_entries("evaluated")] == [1, 2]
+    since = folder.valid_entries("evaluated", since="rewards_changed")
+    assert [entry["step"] for entry in since] == [2]
+
+
 def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(folder: RunFolder, config: Config):
     folder.close()
     file = folder.path / "config.json"

@@ -208,6 +208,30 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
+def test_the_model_card_has_the_measured_score():
+    parts = [{"name": "style", "function": "a:b"}]
+    config = tiny.make_config(eval={"metric": "style"}, rewards={"functions": parts})
+    entries = [
+        {"name": "test_before", "step": 0, "metric": "style", "score": 0.25, "n": 8, "ci95": None},
+        {"name": "test_after", "step": 7, "metric": "style", "score": 0.5, "n": 7}
+        | {"ci95": [0.125, 0.875]},
+        {"name": "validation", "step": 7, "metric": "style", "score": None, "n": 0, "ci95": None},
+    ]
+    card = model_card(
+        config, step=7, formats=["peft"], dtype="float32", multimodal=False, evaluations=entries
+    )
+    shown = card.split("## Score")[1].split("## All settings")[0]
+    assert "greedy, 1 sample(s) per prompt, scored by `style`." in shown
+    assert "score, so its validation score is slightly optimistic" in shown
+    assert [line for line in shown.splitlines() if line.startswith("|")] == [
+        "| evaluation | step | style [95%] | prompts |",
+        "|---|---|---|---|",
+        "| test_before | 0 | 0.250 none | 8 |",
+        "| test_after | 7 | 0.500 [0.125, 0.875] | 7 |",
+        "| validation | 7 | none none | 0 |",
+    ]
+
+
 def test_the_model_card_names_the_base_as_on_the_hub():
     config = tiny.make_config(
         model={"path": "hf://google/gemma-3-1b-it@main"},

@@ -1,0 +1,64 @@
+"""Evaluations of earlier processes of a run, as its journal records them.
+
+`since` names an event: what was recorded before the last one does not count. With a reward metric
+that is a change of the rewards, because scores by other rewards are not comparable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from configs.schema import Config
+from pipeline.run.run_folder import ENDED, REWARDS_CHANGED, RunFolder
+
+
+def comparable_since(config: Config) -> str | None:
+    """The event after which evaluations are comparable; None: all are."""
+    return REWARDS_CHANGED if config.eval.uses_rewards else None
+
+
+def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, Any] | None:
+    """The last journal entry of an evaluation; None: there is none."""
+    entries = folder.valid_entries("evaluated", since=since)
+    return next((entry for entry in reversed(entries) if entry["name"] == name), None)
+
+
+def validations(folder: RunFolder, *, since: str | None) -> dict[int, dict[str, Any]]:
+    """Journal entries of the validations that count, by step; those after the event `since`."""
+    found: dict[int, dict[str, Any]] = {}
+    for entry in folder.valid_entries("evaluated", "best_lost", since=since):
+        if entry["event"] == "best_lost":
+            found = {step: one for step, one in found.items() if step not in entry["gone"]}
+        elif entry["name"] == "validation":
+            found[entry["step"]] = entry
+    return found
+
+
+def earlier_result(
+    folder: RunFolder, name: str, *, adapter: str, since: str | None
+) -> dict[str, Any] | None:
+    """The last result of a test set at an earlier end of the run; None: there is none.
+
+    A later end must not report fewer prompts.
+
+    Args:
+        folder: of the run.
+        name: of the set.
+        adapter: hash of the adapter to test. A result of another adapter names the `step` that it
+            belongs to.
+        since: an event; results before the last one do not count.
+    """
+    for entry in reversed(list(folder.entries())):
+        if entry["event"] == since:
+            return None
+        if entry["event"] != ENDED or entry["summary"]["ended"] != "finished":
+            continue
+        summary = entry["summary"]
+        results = summary.get("eval", {})
+        of_set = results if name == "test" else results.get("sets", {}).get(name, {})
+        found = {key: value for key, value in of_set.items() if key != "sets"}
+        if "after" in found:
+            if "step" in found or summary["adapter_sha256"] == adapter:
+                return found
+            return {**found, "step": summary.get("best", {}).get("step", summary["steps"])}
+    return None

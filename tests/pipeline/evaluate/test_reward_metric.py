@@ -1,0 +1,255 @@
+"""A run whose metric is a reward: the best version, its export, and changed rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.evaluate.recorded import earlier_result
+from pipeline.inputs.dataset.splits import LoadedSplit
+from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
+from rewards.base import Outcome, RewardInput
+from tests.fakes import (
+    PROMPTS,
+    Disk,
+    Killed,
+    Process,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+    validated,
+)
+
+STYLE = {"name": "style", "function": "rewards.format:well_formed", "weight": 1.0}
+FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 0.0}
+
+
+class StyleScorer:
+    """Style is 1 for the doubled number, 0.25 for others, and does not apply if `silent`."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.silent = self.fails = False
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        self.script.note("scorer.score")
+        return [{"style": self._style(one), "format": Outcome(0.5)} for one in inputs]
+
+    async def notices(self) -> list[str]:
+        return []
+
+    def _style(self, one: RewardInput) -> Outcome:
+        assert one.answer is None
+        right = f"<answer>{2 * one.prompt_id}</answer>" in one.completion
+        if self.fails and one.prompt_id == 1:
+            return Outcome.failed("raised", "ValueError: no style")
+        return Outcome(None if self.silent and not right else 1.0 if right else 0.25)
+
+
+def unanswered(split: LoadedSplit) -> LoadedSplit:
+    """The split without reference answers."""
+    return replace(split, prompts=tuple(replace(prompt, answer=None) for prompt in split.prompts))
+
+
+def styled(
+    folder: Path,
+    skills: Sequence[float],
+    *,
+    disk: Disk | None = None,
+    script: Script | None = None,
+    parts: Sequence[Mapping[str, Any]] = (STYLE, FORMAT),
+    silent: bool = False,
+    accept: bool = False,
+    **tables: Mapping[str, Any],
+) -> Process:
+    """A run without reference answers whose versions have these skills, validated at each step."""
+    usual: dict[str, Mapping[str, Any]] = {
+        "data": {"validation": {"path": "validation.jsonl"}},
+        "rewards": {"functions": list(parts), "max_excluded_share": 1.0},
+        "eval": {"every_steps": 1, "metric": "style"},
+        "budget": {"steps": len(skills) - 1},
+        "checkpoint": {"every_steps": 1},
+    }
+    config = make_config(folder, **(usual | tables))
+    data = make_data(validation=PROMPTS, test=PROMPTS)
+    assert data.validation is not None
+    data = replace(
+        data,
+        train=unanswered(data.train),
+        validation=unanswered(data.validation),
+        test=unanswered(data.test),
+    )
+    disk = Disk() if disk is None else disk
+    if accept:
+        run = RunFolder.of(config)
+        run.record_reward_changes(config, {}, step=max(disk))
+    process = Process(config, disk=disk, script=script, data=data)
+    for sampler in process.samplers:
+        sampler.skill = lambda version: skills[version]
+    scorer = StyleScorer(process.script)
+    scorer.silent = silent
+    process.scorer = scorer  # type: ignore[assignment]
+    process.connect()
+    return process
+
+
+def score(skill: float) -> float:
+    """The mean style of a version with this skill."""
+    return skill + 0.25 * (1 - skill)
+
+
+def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_path: Path):
+    run = styled(tmp_path, [0.2, 0.4, 0.8, 0.6])
+    assert run.run() == "finished"
+    summary = run.folder.summary
+    assert summary is not None
+    best = summary["best"]
+    assert (best["step"], best["last_step"]) == (2, 3)
+    assert best["score"] == pytest.approx(score(0.8))
+    assert best["last_score"] == pytest.approx(score(0.6))
+    assert best["paired_difference"] == pytest.approx(0.75 * 0.2)
+    found = summary["eval"]
+    assert (found["before"]["metric"], found["before"]["n"]) == ("style", PROMPTS)
+    assert found["before"]["score"] == pytest.approx(score(0.2))
+    assert found["after"]["score"] == pytest.approx(score(0.8))
+    assert found["paired_p"] < 0.01
+    low, high = found["after"]["ci95"]
+    assert low < found["after"]["score"] < high
+    assert run.script.calls[-1] == "learner.export 2"
+    assert run.disk.best == (2, summary["adapter_sha256"])
+    sent = [metrics for _, metrics in run.tracker.logged if "eval/validation/score" in metrics]
+    assert [metrics["eval/validation/score"] for metrics in sent] == pytest.approx(
+        [score(skill) for skill in (0.2, 0.4, 0.8, 0.6)]
+    )
+    assert sent[0]["eval/validation/reward/format"] == 0.5
+    assert "eval/validation/accuracy" not in sent[0]
+
+
+def test_the_earliest_of_equal_scores_is_the_best(tmp_path: Path):
+    run = styled(tmp_path, [0.2, 0.5, 0.5, 0.5])
+    run.run()
+    keeps = [call for call in run.script.calls if "keep_best" in call]
+    assert keeps == ["learner.keep_best 0", "learner.keep_best 1"]
+
+
+def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
+    # Style applies to no answer of the versions 0 and 3.
+    run = styled(tmp_path, [0.0, 0.5, 0.4, 0.0], silent=True)
+    run.run()
+    assert [entry["step"] for entry in run.events("validation_excluded")] == [0, 3]
+    assert validated(run.folder) == [0, 1, 2, 3]  # not repeated for ever
+    summary = run.folder.summary
+    assert summary is not None
+    best = summary["best"]
+    # All scores that exist are 1: the earliest version.
+    assert (best["step"], best["score"], best["last_score"]) == (1, 1.0, None)
+    assert best["paired_difference"] is None
+    assert run.script.calls[-1] == "learner.export 1"
+    before, after = summary["eval"]["before"], summary["eval"]["after"]
+    assert (before["score"], before["n"], before["excluded"]) == (None, 0, 1.0)
+    assert (after["score"], after["n"], after["excluded"], after["prompts"]) == (
+        *(1.0, PROMPTS // 2, 0.5),
+        PROMPTS,
+    )
+
+
+def test_without_any_score_the_last_version_is_exported(tmp_path: Path):
+    run = styled(tmp_path, [0.0, 0.0, 0.0], silent=True)
+    assert run.run() == "finished"
+    assert run.script.calls[-1] == "learner.export 2"
+    assert run.folder.summary is not None
+    assert "best" not in run.folder.summary
+
+
+def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
+    run = styled(tmp_path, [1.0, 1.0])
+    assert isinstance(run.scorer, StyleScorer)
+    run.scorer.fails = True
+    run.run()
+    (before,) = [one for one in run.events("evaluated") if one["name"] == "test_before"]
+    assert (before["score"], before["n"], before["excluded"]) == (1.0, PROMPTS - 1, 1 / PROMPTS)
+    found = [one for one in run.events("evaluation_errors") if one["evaluation"] == "test_before"]
+    assert found == [
+        {"evaluation": "test_before", "step": 0, "name": "style", "count": 1}
+        | {"first": "raised: ValueError: no style"}
+    ]
+    (failed, *_) = run.folder.read_answers(before)
+    assert (failed["score"], failed["errors"]) == (None, {"style": "raised: ValueError: no style"})
+
+
+def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
+    skills = [0.0, 0.5, 0.4]
+    whole = styled(tmp_path / "whole", skills, silent=True)
+    whole.run()
+    expected = left_behind(whole.folder)
+
+    def kill() -> None:
+        raise Killed
+
+    for number, call in enumerate(whole.script.calls):
+        disk, folder = Disk(), tmp_path / str(number)
+        script = Script(on={number: kill})
+        with pytest.raises(Killed):
+            styled(folder, skills, disk=disk, script=script, silent=True).run()
+        again = styled(folder, skills, disk=disk, silent=True)
+        assert again.run() == "finished"
+        assert left_behind(again.folder) == expected, call
+
+
+def interrupted(folder: Path, disk: Disk, *, metric: str) -> Process:
+    """A run of four steps that is stopped after two; version 1 is the best of them."""
+    script = Script()
+    script.on["learner.update 1"] = script.stop.set
+    settings = {"every_steps": 1, "metric": metric}
+    run = styled(folder, SKILLS, disk=disk, script=script, eval=settings)
+    assert run.run() == "interrupted"
+    return run
+
+
+SKILLS = [0.1, 0.9, 0.3, 0.5, 0.4]
+HEAVIER = ({**STYLE, "weight": 2.0}, FORMAT)
+
+
+@pytest.mark.parametrize("metric", ["style", "reward"])
+def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
+    tmp_path: Path, metric: str
+):
+    disk, settings = Disk(), {"every_steps": 1, "metric": metric}
+    interrupted(tmp_path, disk, metric=metric)
+    again = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings, accept=True)
+    assert again.run() == "finished"
+    (changed,) = again.events(REWARDS_CHANGED)
+    assert changed == {
+        "after_step": 2,
+        "changes": [["rewards.functions.style.weight", 1.0, 2.0]],
+    }
+    summary = again.folder.summary
+    assert summary is not None
+    # Version 1 has the better style, by rewards that are no longer those of the run.
+    assert summary["best"]["step"] == 3
+    assert again.script.calls[-1] == "learner.export 3"
+    # The base is scored by the same rewards as the tuned policy.
+    factor = 2 if metric == "reward" else 1
+    assert summary["eval"]["before"]["score"] == pytest.approx(factor * score(SKILLS[0]))
+    assert summary["eval"]["after"]["score"] == pytest.approx(factor * score(SKILLS[3]))
+    assert again.folder.saved_config["rewards"]["functions"][0]["weight"] == 2.0
+    # A rollback to a step before the change does not bring the old validations back.
+    again.folder.journal("resumed", step=1)
+    process = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings)
+    assert process.coordinator.schedule.best is None
+    process.folder.close()
+
+
+def test_an_earlier_result_by_other_rewards_is_not_reported_again(tmp_path: Path):
+    run = styled(tmp_path, SKILLS)
+    run.run()
+    adapter = run.disk.best[1] if run.disk.best else ""
+    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is not None
+    run.folder.journal(REWARDS_CHANGED, after_step=4, changes=[])
+    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is None
+    assert earlier_result(run.folder, "test", adapter=adapter, since=None) is not None
