@@ -148,7 +148,7 @@ def prepare(
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None and data is not None:
-        found.attempt(_check_columns, rewards, data)
+        found.attempt(check_columns, rewards, data)
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
@@ -319,7 +319,7 @@ def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
         raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
-def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
+def check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
     """Compares the columns that reward functions need with those of the training data.
 
     Raises:

@@ -28,6 +28,8 @@ from rewards.weighting import combine
 
 REPEATED_ROWS = 4
 """Rows whose probes are scored shuffled, alone and again."""
+_FAILED_IN_A_ROW = 2
+"""Kinds of probes that may time out in all rows before a part is given up."""
 
 
 @dataclass(frozen=True)
@@ -163,13 +165,24 @@ async def run_trial(
 async def _together(
     host: RewardHost, name: str, probes: Sequence[Probe], advance: Callable[[int], object]
 ) -> list[Outcome]:
-    found = list[Outcome]()
+    found, failed = list[Outcome](), 0
     # By name: what fails for one probe, such as a long text, does not give up the others.
-    for _, group in itertools.groupby(probes, key=lambda probe: probe.name):
-        inputs = [probe.given for probe in group]
-        found += [outcomes[name] for outcomes in await host.score(inputs)]
+    for _, own in itertools.groupby(probes, key=lambda probe: probe.name):
+        inputs = [probe.given for probe in own]
+        if failed < _FAILED_IN_A_ROW:
+            group = [outcomes[name] for outcomes in await host.score(inputs)]
+            failed = failed + 1 if all(map(_lost_its_process, group)) else 0
+        else:
+            error = found[-1].error
+            assert error is not None
+            group = [Outcome.failed(error.cause, f"given up: {error.message}")] * len(inputs)
+        found += group
         advance(len(inputs))
     return found
+
+
+def _lost_its_process(outcome: Outcome) -> bool:
+    return outcome.error is not None and outcome.error.cause in {"timed_out", "died", "not_started"}
 
 
 async def _repeat(
