@@ -31,12 +31,14 @@ class Finding:
         fails: whether the check fails.
         what: what was found, with names and numbers.
         advice: what to do.
+        examples: completions that show it, one line each.
     """
 
     kind: str
     fails: bool
     what: str
     advice: str
+    examples: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,8 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
     for kind, (label, says, advice) in _RANKING.items():
         if kind in above:
             fails = any(fails for fails, _ in above[kind])
-            shown = "; ".join(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
-            yield Finding(label, fails, f"{says}: {shown}", advice)
+            shown = tuple(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
+            yield Finding(label, fails, says, advice, shown)
 
 
 def _compared(trial: Trial, name: str, references: Mapping[int, float]) -> tuple[bool, str] | None:

@@ -284,7 +284,8 @@ def make_probes(
 
 
 def _source(row: ProbeRow, rows: Sequence[ProbeRow], *, characters: int, seed: int) -> _Source:
-    given, wrong, others = row.given, dict[str, str](), ()
+    given, wrong = row.given, dict[str, str]()
+    others: tuple[str, ...] = ()
     rng = Random(f"probes/{seed}/{given.source}/{given.prompt_id}")
     if given.answer is not None:
         others = _other_answers(given.answer, rows, rng)
@@ -322,7 +323,7 @@ def _wrong_answers(answer: str, others: Sequence[str]) -> dict[str, str]:
 def _swapped(digits: str) -> str | None:
     """The digits with the last two different neighbours swapped; None if there are none."""
     for index in range(len(digits) - 2, -1, -1):
-        one, other = digits[index : index + 2]
+        one, other = digits[index], digits[index + 1]
         if one != other and (index or other != "0"):
             return digits[:index] + other + one + digits[index + 2 :]
     return None

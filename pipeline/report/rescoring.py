@@ -61,6 +61,7 @@ def rescoring_figures(
     """
     groups = list(_groups(rollouts).values())
     names = dict.fromkeys(name for one in rollouts for name in (*one.after, *one.before))
+    names[SUM] = names.pop(SUM)  # the last row
     return {
         "rollouts": len(rollouts),
         "groups": len(groups),
@@ -179,7 +180,10 @@ def _signal(
     return sum(mixed) / max(1, len(mixed))
 
 
-def _both(group: Sequence[Rescored]) -> tuple[list[Rescored], np.ndarray, np.ndarray]:
+_Both = tuple[list[Rescored], np.ndarray, np.ndarray]
+
+
+def _both(group: Sequence[Rescored]) -> _Both:
     """The rollouts with a reward before and after, and their rewards."""
     known = [one for one in group if None not in (one.before[SUM], one.after[SUM])]
     before, after = (np.array([side(one) for one in known], float) for side in (_before, _after))
@@ -207,11 +211,11 @@ def _flips(
     groups: Sequence[Sequence[Rescored]], extraction: Extraction, *, show: int
 ) -> dict[str, Any]:
     """Pairs of a group whose order has changed: counts, and the largest change of each group."""
-    everything = [_both(group) for group in groups]
-    scales = [
-        max(float(np.std(np.concatenate(side))), _DIFFERENCE) if everything else 1.0
-        for side in zip(*((before, after) for _, before, after in everything), strict=True)
-    ]
+    everything: list[_Both] = [found for group in groups if (found := _both(group))[0]]
+    scales = (
+        _scale([before for _, before, _ in everything]),
+        _scale([now for *_, now in everything]),
+    )
     counts, largest = Counter[str](), list[tuple[float, Rescored, Rescored]]()
     for known, before, after in everything:
         was, now = before[:, None] - before, after[:, None] - after
@@ -234,6 +238,11 @@ def _flips(
             for _, one, other in largest[:show]
         ],
     }
+
+
+def _scale(rewards: Sequence[np.ndarray]) -> float:
+    """Standard deviation, by which changes of different rewards are compared."""
+    return max(float(np.concatenate(rewards).std()), _DIFFERENCE) if rewards else 1.0
 
 
 def _extremes(

@@ -92,7 +92,8 @@ def finding_lines(findings: Sequence[Figures]) -> Iterator[str]:
         yield "nothing is wrong"
     for finding in findings:
         yield f"{'ERROR' if finding['fails'] else 'warning'}: {finding['what']}"
-        yield f"    {finding['advice']}"
+        yield from (f"    {example}" for example in finding["examples"])
+        yield f"  {finding['advice']}"
 
 
 def _speed_lines(figures: Figures) -> Iterator[str]:
