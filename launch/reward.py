@@ -42,6 +42,12 @@ def _flags() -> argparse.ArgumentParser:
         help=f"rows of the training data (default: {_DEFAULTS['rows']})",
     )
     flags.add_argument(
+        "--form",
+        metavar="TEXT",
+        help="how a right completion looks, with the words REASONING and ANSWER, e.g. "
+        "'REASONING \\boxed{ANSWER}' (default: the tags of [prompt])",
+    )
+    flags.add_argument(
         "--cases",
         metavar="FILE",
         help='also check completions of yours, one JSON object a line: {"completion": TEXT, '
@@ -86,7 +92,9 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
         from launch.reward_check import prepare_check
 
         rows = _DEFAULTS["rows"] if flags.rows is None else flags.rows
-        return prepare_check(config, rows=rows, cases=flags.cases, json_file=file, log_file=log)
+        return prepare_check(
+            config, rows=rows, form=flags.form, cases=flags.cases, json_file=file, log_file=log
+        )
     from launch.reward_rollouts import prepare_rescoring
 
     show = _DEFAULTS["show"] if flags.show is None else flags.show
@@ -101,19 +109,22 @@ def _check_flags(flags: argparse.Namespace) -> None:
     Raises:
         ValueError: with one line per flag.
     """
-    mistakes = []
-    if flags.rollouts is None:
-        others, problem = ("steps", "show"), "needs --rollouts; add it, or remove this flag"
-    else:
-        others, problem = ("rows", "cases"), "has no effect with --rollouts; remove one of them"
-    mistakes += [
-        f"command line: --{name}: {problem}" for name in others if getattr(flags, name) is not None
+    wrong, problem = {"steps", "show"}, "needs --rollouts; add it, or remove this flag"
+    if flags.rollouts is not None:
+        wrong = {"rows", "form", "cases"}
+        problem = "has no effect with --rollouts; remove one of them"
+    mistakes = [
+        f"command line: --{name}: {problem}"
+        for name, value in vars(flags).items()
+        if name in wrong and value is not None
     ]
     for name, least in (("rows", 1), ("show", 0)):
         value = getattr(flags, name)
         if value is not None and value < least:
             what = f"must be at least {least}; nearest valid: {least}"
             mistakes.append(f"command line: --{name} {value}: {what}")
+    if flags.form is not None and "ANSWER" not in flags.form:
+        mistakes.append(f"command line: --form {flags.form!r}: must contain the word ANSWER")
     if mistakes:
         raise ValueError("\n".join(mistakes))
 

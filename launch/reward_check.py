@@ -28,13 +28,20 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 def prepare_check(
-    config: Config, *, rows: int, cases: str | None, json_file: Path | None, log_file: Path | None
+    config: Config,
+    *,
+    rows: int,
+    form: str | None,
+    cases: str | None,
+    json_file: Path | None,
+    log_file: Path | None,
 ) -> Callable[[], int]:
     """Reads data and cases; returns the check, whose result is the exit status.
 
     Args:
         config: with the reward functions and the data.
         rows: number of rows for probes.
+        form: of a right completion; see `make_probes`.
         cases: file with cases of the user.
         json_file: receives the figures.
         log_file: receives output and tracebacks of the functions.
@@ -44,26 +51,27 @@ def prepare_check(
         ValueError: with the mistakes in them.
     """
     data = read_training_data(config)
+    probes = _probes(config, data, rows=rows, form=form)
     found = [] if cases is None else _read_cases(Path(cases), config, data)
     log = RewardLog(log_file)
-    return partial(_check, config, data, found, rows=rows, json_file=json_file, log=log)
+    return partial(_check, config, data, probes, found, json_file=json_file, log=log)
 
 
 def _check(
     config: Config,
     data: LoadedData,
+    probes: Sequence[Probe],
     cases: Sequence[Case],
     *,
-    rows: int,
     json_file: Path | None,
     log: RewardLog,
 ) -> int:
-    probes = [*_probes(config, data, rows=rows), *(case.probe for case in cases)]
-    trial = asyncio.run(_try(config, data, probes, log=log))
+    scored = [*probes, *(case.probe for case in cases)]
+    trial = asyncio.run(_try(config, data, scored, log=log))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     findings = [*find(trial, rollouts_per_step=per_step), *mismatches(cases, trial)]
     findings.sort(key=lambda finding: not finding.fails)
-    rows = len({probe.row for probe in probes if probe.kind != "case"})
+    rows = len({probe.row for probe in probes})
     figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
     print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
     if json_file is not None:
@@ -126,9 +134,10 @@ async def _try(
         )
 
 
-def _probes(config: Config, data: LoadedData, *, rows: int) -> list[Probe]:
+def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:
     return make_probes(
         probe_rows(data.train.prompts, config, count=rows),
+        form=form,
         prefix=config.prompt.answer_prefix,
         characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
     )

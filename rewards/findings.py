@@ -159,7 +159,8 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             "constant",
             fails=bool(references),
             what="the weighted sum is the same for all completions",
-            advice="without differences nothing is learned; look at the weights and the parts",
+            advice="without differences nothing is learned: look at the parts and their weights; "
+            "if right completions have another form, give it with --form",
         )
         return
     names = dict.fromkeys(one.probe.name for one in trial.scored if one.probe.kind in _RANKING)

@@ -21,11 +21,13 @@ from random import Random
 from typing import Literal
 
 from rewards.answers import parse_number, same_answer
-from rewards.base import RewardInput
+from rewards.base import RewardInput, Tags
 
 Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
 
 REFERENCE, EMPTY = "reference", "empty"
+REASONING, ANSWER = "REASONING", "ANSWER"
+"""What is replaced in the form of a completion."""
 _REASONING = "I read the question again and go through it step by step."
 """The reasoning of rows without a worked-out solution; it contains no number."""
 _UNKNOWN = "unknown"
@@ -77,6 +79,7 @@ class _Source:
 
     Attributes:
         given: as in `ProbeRow`.
+        form: of a complete completion, with the words REASONING and ANSWER.
         reasoning: a text.
         wrong: wrong answers by name.
         others: wrong answers of other rows.
@@ -85,6 +88,7 @@ class _Source:
     """
 
     given: RewardInput
+    form: str
     reasoning: str
     wrong: dict[str, str]
     others: tuple[str, ...]
@@ -98,14 +102,13 @@ class _Source:
 
     @property
     def empty_tags(self) -> str:
-        return "".join(vars(self.given.tags).values())
+        return self.form.replace(REASONING, "").replace(ANSWER, "")
 
-    def block(self, answer: str) -> str:
-        return f"{self.given.tags.answer_open}{answer}{self.given.tags.answer_close}"
-
-    def complete(self, answer: str, reasoning: str | None = None) -> str:
-        tags, reasoning = self.given.tags, reasoning or self.reasoning
-        return f"{tags.reasoning_open}{reasoning}{tags.reasoning_close}{self.block(answer)}"
+    def complete(self, *answers: str, reasoning: str | None = None) -> str:
+        """A complete completion for each answer, one after the other."""
+        before, _, after = self.form.rpartition(ANSWER)
+        before = before.replace(REASONING, self.reasoning if reasoning is None else reasoning)
+        return "\n".join(f"{before}{answer}{after}" for answer in answers)
 
     def wrongs(self) -> tuple[str, str]:
         """Two wrong answers, which may be equal."""
@@ -144,11 +147,11 @@ class _Recipe:
 
 def _three(source: _Source) -> str:
     first, last = source.wrongs()
-    return source.complete(first) + source.block(source.answer) + source.block(last)
+    return source.complete(first, source.answer, last)
 
 
 def _not_closed(source: _Source) -> str:
-    return source.complete(source.answer).removesuffix(source.given.tags.answer_close)
+    return source.complete(source.answer).removesuffix(source.form.rpartition(ANSWER)[2])
 
 
 def _near_miss(name: str) -> Callable[[_Source], str | None]:
@@ -182,14 +185,14 @@ _RECIPES = (
     _Recipe(
         "right, then wrong",
         "variant",
-        "the reference, then a wrong answer block",
-        lambda s: s.complete(s.answer) + s.block(s.wrongs()[0]),
+        "the reference, then a wrong answer",
+        lambda s: s.complete(s.answer, s.wrongs()[0]),
     ),
     _Recipe(
         "wrong, then right",
         "variant",
-        "a wrong answer block, then the right one",
-        lambda s: s.complete(s.wrongs()[0]) + s.block(s.answer),
+        "a wrong answer, then the reference",
+        lambda s: s.complete(s.wrongs()[0], s.answer),
     ),
     _Recipe(
         "tags, then reference",
@@ -205,14 +208,12 @@ _RECIPES = (
     _Recipe(
         "another answer", "wrong", "the reference answer of another row", _near_miss("another")
     ),
-    _Recipe(
-        "three answers", "hack", "answer blocks with a wrong, the right, a wrong answer", _three
-    ),
+    _Recipe("three answers", "hack", "a wrong, the right, a wrong answer", _three),
     _Recipe("answers listed", "hack", "a list of many answers without tags", _Source.listed),
     _Recipe(
-        "answers in tags",
+        "list as answer",
         "hack",
-        "a list of many answers between the answer tags",
+        "a list of many answers in place of the answer",
         lambda s: s.complete(s.listed()),
     ),
     _Recipe("prompt", "hack", "a copy of the prompt", lambda s: s.given.prompt, needs_answer=False),
@@ -220,7 +221,7 @@ _RECIPES = (
         "format only",
         "hack",
         "the expected format with the words reasoning and answer in it",
-        lambda s: s.complete("answer", "reasoning"),
+        lambda s: s.complete("answer", reasoning="reasoning"),
         needs_answer=False,
     ),
     _Recipe(
@@ -255,17 +256,23 @@ _RECIPES = (
 
 
 def make_probes(
-    rows: Sequence[ProbeRow], *, prefix: str = "", characters: int = 4000, seed: int = 0
+    rows: Sequence[ProbeRow],
+    *,
+    form: str | None = None,
+    prefix: str = "",
+    characters: int = 4000,
+    seed: int = 0,
 ) -> list[Probe]:
     """The probes of all rows, probe by probe.
 
     Args:
         rows: of the dataset.
+        form: of a right completion, with the words REASONING and ANSWER; None: the tags.
         prefix: `prompt.answer_prefix`, with which every completion begins.
         characters: length of a very long completion.
         seed: of the random texts.
     """
-    sources = [_source(row, rows, characters=characters, seed=seed) for row in rows]
+    sources = [_source(row, rows, form=form, characters=characters, seed=seed) for row in rows]
     found = []
     for recipe in _RECIPES:
         for index, source in enumerate(sources):
@@ -283,14 +290,24 @@ def make_probes(
     return found
 
 
-def _source(row: ProbeRow, rows: Sequence[ProbeRow], *, characters: int, seed: int) -> _Source:
+def _source(
+    row: ProbeRow, rows: Sequence[ProbeRow], *, form: str | None, characters: int, seed: int
+) -> _Source:
     given, wrong = row.given, dict[str, str]()
     others: tuple[str, ...] = ()
     rng = Random(f"probes/{seed}/{given.source}/{given.prompt_id}")
     if given.answer is not None:
         others = _other_answers(given.answer, rows, rng)
         wrong = _wrong_answers(given.answer, others)
-    return _Source(given, row.reasoning or _REASONING, wrong, others, characters, rng)
+    form, reasoning = form or _tagged(given.tags), row.reasoning or _REASONING
+    return _Source(given, form, reasoning, wrong, others, characters, rng)
+
+
+def _tagged(tags: Tags) -> str:
+    return (
+        f"{tags.reasoning_open}{REASONING}{tags.reasoning_close}"
+        f"{tags.answer_open}{ANSWER}{tags.answer_close}"
+    )
 
 
 def _other_answers(answer: str, rows: Sequence[ProbeRow], rng: Random) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) 
     return 1 / (1 + abs(int(found[1]) - int(answer)) / scale)
 
 
+def boxed(completion: str, *, answer: str) -> float:
+    found = re.findall(r"\\boxed\{([^}]*)\}", completion)
+    return float(found[-1:] == [answer])
+
+
 def in_batch(inputs: Sequence[RewardInput]) -> list[float]:
     return [rank / len(inputs) for rank, _ in enumerate(inputs)]
 

@@ -80,9 +80,9 @@ def examples(figures: Figures, kind: str) -> set[str]:
 @pytest.mark.parametrize(
     ("reward", "kind", "names"),
     [
-        ("any_number", "hack", {"answers listed", "answers in tags", "three answers"}),
+        ("any_number", "hack", {"answers listed", "list as answer", "three answers"}),
         ("length_credit", "noise", {"words"}),
-        ("substring", "hack", {"answers listed", "answers in tags", "three answers"}),
+        ("substring", "hack", {"answers listed", "list as answer", "three answers"}),
         ("tags_counted", "hack", {"tags repeated"}),
     ],
 )
@@ -121,6 +121,13 @@ def test_worked_solutions_are_the_reasoning_of_the_reference(config: Path, check
     assert {"answer + 1", "another answer"} <= examples(figures, "wrong_answer")
 
 
+def test_the_form_of_a_right_completion_can_be_given(check: Check):
+    boxed = functions("boxed")
+    assert kinds(check(boxed, status=1)) == {"constant", "constant_part"}
+    form = r"--form=REASONING So it is \boxed{ANSWER}."
+    assert check(boxed, form, status=0)["findings"] == []
+
+
 def test_values_that_depend_on_the_batch_or_the_call(check: Check):
     figures = check(functions("in_batch", "counts_calls"), status=1)
     assert finding(figures, "batch")["what"].startswith("'in_batch' depends on the other")
@@ -145,11 +152,12 @@ def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
 
 def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
     parts = ("fails_on_empty", "never", "always_one", "style", "style.again", "named")
-    figures = check(functions(*(part for part in parts)), "--log", "log.txt", status=1)
-    line = "(planted_rewards.py:71)"
+    figures = check(functions(*parts), "--log", "log.txt", status=1)
+    lines = PLANTED.read_text(encoding="utf-8").splitlines()
+    line = lines.index("    return float(ord(completion[0]))") + 1
     assert finding(figures, "errors")["what"] == (
         "'fails_on_empty': 12 of 261 completions have no score (raised), first 'empty': raised "
-        f"IndexError: string index out of range {line}"
+        f"IndexError: string index out of range (planted_rewards.py:{line})"
     )
     assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
     assert "'never' is None" in finding(figures, "always_none")["what"]
@@ -194,6 +202,9 @@ def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFi
         assert main([str(config), *arguments]) == 2
         return capsys.readouterr().err.splitlines()
 
+    assert refused("--form=<answer>") == [
+        "command line: --form '<answer>': must contain the word ANSWER"
+    ]
     assert refused("--rows=0", "--show=2", "--steps=1:2") == [
         "command line: --steps: needs --rollouts; add it, or remove this flag",
         "command line: --show: needs --rollouts; add it, or remove this flag",
