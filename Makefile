@@ -53,13 +53,14 @@ format: .venv/.dev ## fix and format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-install-%: .venv/.% ## an environment for tpu, cuda13 or dev
+install-%: .venv/.% ## an environment for tpu, cuda13, rewards or dev
 	@:
 
 lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
+	$(LOCK) -c requirements-dev.txt --extra rewards -o requirements-rewards.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
 	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt
@@ -74,22 +75,27 @@ clean: ## remove the environments and all caches; runs stay
 COMPILE = $(UV) pip compile pyproject.toml --universal --quiet \
     --no-emit-index-url --no-header --no-annotate
 LOCK = $(COMPILE) --python-version 3.11 --fork-strategy fewest $(ARGS)
-INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv -r
+INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv
 
 # A stamp is touched after a complete installation, so that an interrupted one is repeated.
-.venv/.runtime: requirements.txt .venv/.python
+.venv/.runtime: requirements.txt .venv/.python | .venv/.package
 	@echo "Installing $< into .venv; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
 	@touch $@
 
-.venv/.%: requirements-%.txt .venv/.python
+.venv/.%: requirements-%.txt .venv/.python | .venv/.package
 	@echo "Installing $< into .venv; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
 	@touch $@ .venv/.runtime
 
-.venv-latest/.dev: requirements-latest.txt .venv-latest/.python
+.venv-latest/.dev: requirements-latest.txt .venv-latest/.python | .venv-latest/.package
 	@echo "Installing $< into .venv-latest; the first time takes some minutes"
-	@$(INSTALL) $<
+	@$(INSTALL) -r $<
+	@touch $@
+
+# The project itself, from this folder: the command gemma-grpo.
+.venv/.package .venv-latest/.package: %/.package: pyproject.toml %/.python
+	@$(INSTALL) --no-deps --editable .
 	@touch $@
 
 # Checked every time, rewritten only for a new environment.

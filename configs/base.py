@@ -1,16 +1,18 @@
 """Building blocks of every configuration table: the base class, field types, paths.
 
-A submitted job runs in a temporary copy of the working directory, so that relative paths become
-absolute when a configuration is read.
+Relative paths become absolute when a configuration is read: paths of what a run reads, in a file,
+relative to the file's folder; all others relative to the current folder. A submitted job runs in a
+temporary folder, where $GEMMA_GRPO_HOME names the folder that it was submitted from.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -18,8 +20,13 @@ HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable of the base folder of relative paths."""
 HUB_PREFIXES = ("hf://", "kaggle://")
 """Prefixes of model paths on a hub."""
-DATA_FILES = (".jsonl", ".parquet")
+DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
 """Endings of local data files; other paths of data are datasets on the hub."""
+REWARD_FILE = ".py"
+"""Ending of files with reward functions; other functions are in installed modules."""
+InputKind = Literal["folder", "data", "model", "function"]
+"""What a path names: a folder; a data file or a dataset on the hub; a model's folder or file, or a
+model on a hub; a function in a file or in a module."""
 
 # One slash matches too: a mistyped URL looks like this, a file system path hardly does.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
@@ -80,9 +87,6 @@ _FUNCTION = "of the form file.py:function or module:function"
 Slug = Annotated[
     str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", json_schema_extra={"words": _SLUG})
 ]
-FunctionName = Annotated[
-    str, Field(pattern=r"^([\w.]+|.+\.py):\w+$", json_schema_extra={"words": _FUNCTION})
-]
 Text = Annotated[str, Field(min_length=1)]
 Strings = Annotated[tuple[str, ...], Field(strict=False)]
 PositiveInts = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
@@ -122,17 +126,55 @@ def checked(problem: Callable[[str], str | None]) -> AfterValidator:
 
 
 def home() -> Path:
-    """The base folder of relative paths: $GEMMA_GRPO_HOME, else the current directory."""
+    """The current folder of the user: $GEMMA_GRPO_HOME, else that of this process."""
     return Path(os.environ.get(HOME_VARIABLE) or Path.cwd()).absolute()
 
 
-def _absolute(path: str) -> str:
+def absolute_path(path: str, base: Path) -> str:
+    """An absolute path; `~` is the user's home, and relative paths are relative to `base`.
+
+    Raises:
+        TableError: if `~` names an unknown user.
+    """
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:
         raise TableError([("", "there is no such user; write the whole path")]) from None
     # normpath, not resolve: the run folder may be a link whose target changes between resumes.
-    return os.path.normpath(home() / expanded)
+    return os.path.normpath(base / expanded)
+
+
+def absolute_input(value: str, kind: InputKind, base: Path) -> str:
+    """As `absolute_path`, for a value of a path type; handles, datasets and modules are unchanged.
+
+    Raises:
+        TableError: as `absolute_path`.
+    """
+    file, colon, name = value.rpartition(":")
+    if kind == "function":
+        is_file = file.endswith(REWARD_FILE)
+        return f"{absolute_path(file, base)}{colon}{name}" if is_file else value
+    is_local = not _SCHEME.match(value) and (kind != "data" or value.endswith(DATA_FILES))
+    return absolute_path(value, base) if is_local else value
+
+
+def nearest_path(path: Path) -> Path | None:
+    """The existing file or folder that the user may have meant by `path`; None if none is near."""
+    parent = path.parent if path.parent.is_dir() else nearest_path(path.parent)
+    if parent is None or not parent.is_dir():
+        return None
+    try:
+        names = sorted(entry.name for entry in parent.iterdir())
+    except OSError:
+        return None
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return parent / close[0] if close else None
+
+
+def nearest_hint(path: Path) -> str:
+    """`; nearest: PATH` for the end of a message on a missing file; empty if none is near."""
+    nearest = nearest_path(path)
+    return "" if nearest is None else f"; nearest: {nearest}"
 
 
 def is_handle(path: str) -> bool:
@@ -140,16 +182,36 @@ def is_handle(path: str) -> bool:
     return path.startswith(HUB_PREFIXES)
 
 
-LocalPath = Annotated[Text, checked(scheme_problem), AfterValidator(_absolute)]
-DataPath = Annotated[
+def _absolute(kind: InputKind) -> AfterValidator:
+    return AfterValidator(lambda value: absolute_input(value, kind, home()))
+
+
+# By `input`, `configs.load` finds the paths in a file.
+OutputPath = Annotated[
+    Text, checked(scheme_problem), AfterValidator(lambda path: absolute_path(path, home()))
+]
+FolderPath = Annotated[
     Text,
+    Field(json_schema_extra={"input": "folder"}),
     checked(scheme_problem),
-    AfterValidator(lambda path: _absolute(path) if path.endswith(DATA_FILES) else path),
+    _absolute("folder"),
+]
+DataPath = Annotated[
+    Text, Field(json_schema_extra={"input": "data"}), checked(scheme_problem), _absolute("data")
 ]
 ModelPath = Annotated[
     Text,
+    Field(json_schema_extra={"input": "model"}),
     checked(lambda path: scheme_problem(path, HUB_PREFIXES)),
-    AfterValidator(lambda path: path if is_handle(path) else _absolute(path)),
+    _absolute("model"),
+]
+FunctionName = Annotated[
+    str,
+    Field(
+        pattern=r"^([\w.]+|.+\.py):\w+$",
+        json_schema_extra={"input": "function", "words": _FUNCTION},
+    ),
+    _absolute("function"),
 ]
 
 

@@ -10,11 +10,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, NoReturn
 
-from configs.base import HOME_VARIABLE
 from configs.errors import ConfigError, unknown_key
-from configs.load import presets
+from configs.load import presets_hint
 from configs.overrides import UNSET, Override
-from configs.settings import Setting, find_setting, settings, tables
+from configs.settings import Setting, settings, tables
 from configs.toml_text import show_value
 
 WIDTH = 100
@@ -23,7 +22,8 @@ _INTRODUCTION = f"""\
 Settings: every key of CONFIG.toml can be set on the command line, as --table.key VALUE or
 --table.key=VALUE. VALUE is TOML; quotes around a string are optional, lists are '["a", "b"]',
 {UNSET} unsets an optional key, N is an index from 0, the last value of a key wins.
-Relative paths are relative to ${HOME_VARIABLE}, or else to the current directory.
+Relative paths of data, models, adapters and reward functions in CONFIG.toml are relative to its
+folder; run.dir and paths on the command line are relative to the current folder.
 """
 
 
@@ -74,7 +74,7 @@ def parse(
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")
     if path is None and not unknown:
-        known = f"; presets: {', '.join(presets())}" if argument == "CONFIG.toml" else ""
+        known = f"; {presets_hint()}" if argument == "CONFIG.toml" else ""
         mistakes.append(f"{argument} is missing{known}")
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))
@@ -153,8 +153,6 @@ def _entry(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    if not setting.required:
-        return "optional" if setting.default is None else f"default: {show_value(setting.default)}"
-    parent = setting.path.rpartition(".")[0]
-    above = find_setting(parent.split("."))
-    return f"required with {parent}" if above and above.optional else "required"
+    if setting.required:
+        return "required"
+    return "optional" if setting.default is None else f"default: {show_value(setting.default)}"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import LocalPath, Problem, Table, Text
+from configs.base import FolderPath, Problem, Table, Text
 from configs.task import Source
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
@@ -125,7 +125,7 @@ class Learner(Table):
         description="estimator of that KL. k1, k2, k3: from the sampled token; topk: from the "
         "reference's top-k tokens and one bucket for all other tokens",
     )
-    teacher: LocalPath | None = Field(
+    teacher: FolderPath | None = Field(
         None,
         description="adapter of a frozen teacher for distillation, on the same base with this "
         "run's rank, scale and targets: a PEFT folder, a run folder or an export",

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base import Problem, Table
+from configs.base import Problem, Table, TableError, absolute_input, nearest_hint
 from configs.errors import (
     ABSENT,
     ConfigError,
@@ -35,7 +35,8 @@ AS_TRAINED: tuple[Override, ...] = (
     ("plan.kv_cache", "model"),
 )
 """First overrides of commands without training: they sample with the weights that were trained."""
-_DEMO = Path(__file__).with_name("demo.toml")
+_PRESETS = Path(__file__).parent
+_DEMO = _PRESETS / "demo.toml"
 _ROUNDS = 8
 """Maximum rounds of replacing invalid values: one replacement may require another one."""
 
@@ -81,7 +82,8 @@ def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
 def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadConfig:
     """Reads the configuration of a TOML file or run folder and applies `overrides`.
 
-    Relative paths in it become absolute, relative to $GEMMA_GRPO_HOME or the current directory.
+    Relative paths become absolute: those of data, models, adapters and reward functions in a TOML
+    file relative to its folder, `run.dir` and paths in `overrides` relative to `configs.base.home`.
 
     Args:
         path: the TOML file, or the run folder, which contains `config.json`.
@@ -105,8 +107,15 @@ def config_to_json(config: Config) -> str:
 
 def presets() -> list[str]:
     """The presets of the project, as paths relative to its root."""
-    folder = Path(__file__).parent
-    return sorted(f"{folder.name}/{path.name}" for path in folder.glob("*.toml"))
+    return sorted(f"{_PRESETS.name}/{path.name}" for path in _PRESETS.glob("*.toml"))
+
+
+def presets_hint() -> str:
+    """Where the presets are and their names, for the end of a message."""
+    names = presets()
+    if Path.cwd() == _PRESETS.parent:
+        return f"presets: {', '.join(names)}"
+    return f"presets in {_PRESETS}: {', '.join(Path(name).name for name in names)}"
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -114,16 +123,31 @@ def _read(path: Path) -> dict[str, Any]:
         return _read_run(path)
     try:
         text = path.read_text(encoding="utf-8")
-        return tomllib.loads(text)
+        return _with_absolute_inputs(tomllib.loads(text), path.absolute().parent)
     except FileNotFoundError:
-        what = f"{path}: no such file; presets: {', '.join(presets())}"
+        what = f"{path}: no such file{nearest_hint(path)}; {presets_hint()}"
     except OSError as error:
-        what = f"{path}: cannot be read: {error.strerror}; presets: {', '.join(presets())}"
+        what = f"{path}: cannot be read: {error.strerror}; {presets_hint()}"
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:
         what = f"{path}:{_describe(error, text)}"
     raise ConfigError(what)
+
+
+def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:
+    """The settings at `path` with the paths of what a run reads relative to `folder`."""
+    if isinstance(value, dict):
+        return {k: _with_absolute_inputs(item, folder, (*path, k)) for k, item in value.items()}
+    if isinstance(value, list):
+        return [_with_absolute_inputs(v, folder, (*path, n)) for n, v in enumerate(value)]
+    setting = find_setting(path) if isinstance(value, str) else None
+    if setting is None or "input" not in setting.node:
+        return value
+    try:
+        return absolute_input(value, setting.node["input"], folder)
+    except TableError:
+        return value  # the validation reports it
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.base import LocalPath, ModelPath, Table, Text, checked
+from configs.base import FolderPath, ModelPath, Table, Text, checked
 
 
 class Model(Table):
@@ -58,7 +58,7 @@ class Lora(Table):
         description="attention, mlp or all matrices of each layer, or a regular expression that "
         r"matches whole module paths such as layers/\d+/attn/q_einsum",
     )
-    start: LocalPath | None = Field(
+    start: FolderPath | None = Field(
         None,
         description="initial adapter: a PEFT folder, a run folder or an export; default: a new "
         "adapter, which is the identity",

@@ -13,16 +13,15 @@ Change = tuple[str, object, object]
 """A dotted key, its old value and its new value; None if the key is not set."""
 
 # All other settings alter what is sampled, trained or measured. The free ones set when and how the
-# run ends, what is recorded, how fast rewards are computed and how many may fail, the price, and
+# run ends, what is recorded, how fast rewards are computed, which alarms are raised, the price, and
 # device memory limits, whose consequences are journaled decisions. `budget.steps` is also the
 # default end of the learning rate's decay, which `altering_changes` handles.
-FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records")
+FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "alarms")
 FREE_KEYS = (
     "run.dir",
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_gib",
-    "rewards.max_excluded_share",
     "rollout.min_prompts_per_step",
     "plan.hbm_gib",
     "plan.chip_hour_usd",

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from configs.alarms import AlarmRule, Alarms
 from configs.base import (
-    LocalPath,
+    OutputPath,
     Problem,
     Slug,
     Table,
@@ -44,6 +45,7 @@ from configs.task import (
 )
 
 __all__ = [
+    "Alarms",
     "Budget",
     "Config",
     "Data",
@@ -71,7 +73,7 @@ class Run(Table):
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )
-    dir: LocalPath = Field(
+    dir: OutputPath = Field(
         "runs", validate_default=True, description="parent folder of the run folders"
     )
     seed: int = Field(
@@ -217,10 +219,16 @@ class Config(Table):
     parity: Parity = Field(Parity(), description=Parity.__doc__)
     wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
     records: Records = Field(Records(), description=Records.__doc__)
+    alarms: Alarms = Field(Alarms(), description=Alarms.__doc__)
 
     def conflicts(self) -> Iterator[Problem]:
         """The tables suit each other; see `cross_problems`."""
         yield from cross_problems(dict(self))
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """The weight of each part of the reward, that of `rollout.overlong_tokens` included."""
+        return reward_weights(self.rewards, self.rollout)
 
     @property
     def sft_steps(self) -> int:
@@ -335,6 +343,32 @@ def _overlong_problems(rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
         yield "rewards.functions", what
 
 
+def reward_weights(rewards: Rewards, rollout: Rollout) -> dict[str, float]:
+    """See `Config.reward_weights`."""
+    overlong = {OVERLONG: 1.0} if rollout.overlong_tokens else {}
+    return {part.name: part.weight for part in rewards.functions} | overlong
+
+
+def _alarm_problems(
+    alarms: Alarms, evaluation: Eval, rewards: Rewards, rollout: Rollout
+) -> Iterator[Problem]:
+    weighted = [weight for weight in reward_weights(rewards, rollout).values() if weight]
+    if not evaluation.validates:
+        name, why = (
+            "rising_while_validation_falls",
+            "without eval.every_steps or eval.every_minutes",
+        )
+        yield from _unused_rule(name, alarms.rising_while_validation_falls, why=why)
+    if len(weighted) < 2:
+        why = "with less than two weighted rewards"
+        yield from _unused_rule("dominating", alarms.dominating, why=why)
+
+
+def _unused_rule(name: str, rule: AlarmRule, *, why: str) -> Iterator[Problem]:
+    for key, what in rule.unused(*type(rule).model_fields, why=why):
+        yield f"alarms.{name}.{key}", what
+
+
 def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
@@ -366,5 +400,6 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("rollout", "learner", "plan"), ahead_problems),
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
+    (("alarms", "eval", "rewards", "rollout"), _alarm_problems),
     (("run", "sft", "budget"), _sft_problems),
 )

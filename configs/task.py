@@ -51,23 +51,55 @@ Template = Annotated[str, checked(_template_problem)]
 
 
 class Source(Table):
-    """One split of a dataset: a local JSONL or Parquet file, or a dataset on the hub."""
+    """One split of a dataset: a local file, a dataset on the hub, or a generated one."""
 
-    path: DataPath = Field(description="file (.jsonl, .parquet) or hub dataset, e.g. openai/gsm8k")
+    path: DataPath | None = Field(
+        None,
+        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k",
+    )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
+    reasoning_gym: Text | None = Field(
+        None, description='instead of path: a dataset of reasoning-gym, e.g. "chain_sum"'
+    )
+    size: int | None = Field(None, ge=1, le=10**6, description="reasoning_gym only: number of rows")
+    seed: int | None = Field(
+        None,
+        ge=0,
+        le=4000,
+        description="reasoning_gym only: seed; different seeds share no item",
+    )
+    settings: dict[str, Any] = Field(
+        {}, description="reasoning_gym only: settings of the dataset, e.g. { max_terms = 3 }"
+    )
+
+    @property
+    def title(self) -> str:
+        """The path, or the dataset of reasoning-gym; for messages."""
+        return self.path or f"reasoning_gym = {self.reasoning_gym}"
 
     @property
     def is_file(self) -> bool:
         """Whether `path` names a local file rather than a hub dataset."""
-        return self.path.endswith(DATA_FILES)
+        return self.path is not None and self.path.endswith(DATA_FILES)
 
     def conflicts(self) -> Iterator[Problem]:
-        """A hub dataset has a split, a file has none."""
+        """A source is a file without a split, a hub dataset with one, or generated."""
+        if self.reasoning_gym is not None:
+            for key in self.changed("path", "subset", "split", "limit"):
+                yield key, "does not apply with reasoning_gym; remove it"
+            for key in ("size", "seed"):
+                if getattr(self, key) is None:
+                    yield key, "missing; reasoning_gym needs it, with another seed for each split"
+            return
+        if self.path is None:
+            yield "path", "missing; a source needs path, or reasoning_gym with size and seed"
+            return
+        yield from self.unused("size", "seed", "settings", why="without reasoning_gym")
         if not self.is_file and self.split is None:
-            what = 'is not a .jsonl or .parquet file; a hub dataset needs split, e.g. "train"'
-            yield "path", what
+            what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
+            yield "path", f'{what}, e.g. "train"'
         if self.is_file:
             for key in self.changed("subset", "split"):
                 yield key, "applies to hub datasets only; a file is one split; remove it"
@@ -97,6 +129,10 @@ MIXTURE_TRAIN = "train"
 """Name of `data.train` as a source of the mixture."""
 
 
+ANSWER_COLUMN = "answer"
+"""Default of `data.answer_column`, which a dataset may lack."""
+
+
 class Data(Table):
     """Training, validation and test data; a prompt in two splits stays only in the later one."""
 
@@ -110,7 +146,11 @@ class Data(Table):
     test: Source = Field(
         description="test split, evaluated once before and once after training, never in between"
     )
-    answer_column: Text = Field("answer", description="column with the reference answer")
+    answer_column: Text = Field(
+        ANSWER_COLUMN,
+        description="column with the reference answer. A dataset without the column of the "
+        "default has none; rows in chat format then have the last turn, if it is the assistant's",
+    )
     answer_pattern: AnswerPattern | None = Field(
         None, description="regular expression whose first group is the answer in that column"
     )
@@ -143,7 +183,9 @@ class Prompt(Table):
 
     system: str = Field("", description="system text, at the beginning of the user's first turn")
     template: Template = Field(
-        "{question}", description="template of the question, with {columns} of the dataset"
+        "{question}",
+        description="template of the question, with {columns} of the dataset. A single column, "
+        'e.g. "{messages}", may be in chat format: lists of turns with role and content',
     )
     turn: Literal["auto", "gemma", "plain"] = Field(
         "auto",
@@ -179,6 +221,12 @@ class Prompt(Table):
             tags.add(tag)
 
 
+REWARD_METRICS = frozenset(
+    {"mean", "std", "group_std", "corr_length", "corr_correct", "errors", "excluded_share"}
+)
+"""Metrics `reward/NAME` of the weighted sum; those of parts have the parts' names."""
+
+
 class RewardFunction(Table):
     """One part of the reward."""
 
@@ -208,6 +256,10 @@ class RewardFunction(Table):
         16, ge=1, description="async functions: completions that a process scores at a time"
     )
 
+    def __hash__(self) -> int:
+        """A hash without `args`, whose values may be lists and tables."""
+        return hash((self.name, self.function, self.weight))
+
 
 class Rewards(Table):
     """Reward functions and the processes that call them."""
@@ -225,17 +277,14 @@ class Rewards(Table):
     memory_gib: float = Field(
         8.0, gt=0, description="memory limit of a reward process in GiB, without shared memory"
     )
-    max_excluded_share: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="maximum share of a step's rollouts without a reward; the run stops above it; "
-        "1: never",
-    )
     shuffle: bool = Field(
         False, description="control experiment: permute the rewards over a step's rollouts"
     )
 
     def conflicts(self) -> Iterator[Problem]:
-        """The parts have different names."""
-        yield from repeated_names("functions", [part.name for part in self.functions])
+        """The parts have different names, which are not those of other metrics."""
+        names = [part.name for part in self.functions]
+        yield from repeated_names("functions", names)
+        for name in sorted(REWARD_METRICS.intersection(names)):
+            what = f"reward/{name} is a metric of the weighted sum; name the part otherwise"
+            yield "functions", what

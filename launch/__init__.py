@@ -1,0 +1,14 @@
+"""Commands. Imported first, this package gives the user's folder its place on Python's path.
+
+`python -m` puts the current folder first, where a user's `rewards.py` or `configs.py` would hide
+the packages of the project; a console command leaves it out, and reward functions of a module in
+it would not be found. In both cases it becomes the last.
+"""
+
+import sys
+from pathlib import Path
+
+_CURRENT = Path.cwd()
+if not sys.flags.safe_path and Path(__file__).resolve().parents[1] != _CURRENT:
+    sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != _CURRENT]
+    sys.path.append(str(_CURRENT))

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.base import home
+from configs.base import home, nearest_hint
 from configs.cli import parse
 from configs.load import AS_TRAINED, load_config
 from configs.schema import Config
@@ -67,7 +67,7 @@ def _command(argv: Sequence[str] | None) -> int:
     )
     folder = home() / Path(command.path).expanduser()
     if not folder.is_dir():
-        raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}")
+        raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}{nearest_hint(folder)}")
     config = load_config(folder, (*AS_TRAINED, *command.overrides))
     temperature = command.flags.temperature
     if not temperature >= 0:

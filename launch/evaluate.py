@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.base import home
+from configs.base import home, nearest_hint
 from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, load_config
 from configs.resume import diff_configs
@@ -151,7 +151,9 @@ def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: b
     if checkpoint is not None:
         path = home() / Path(checkpoint).expanduser()
         if not path.exists():
-            raise FileNotFoundError(f"command line: --checkpoint: no folder {path}")
+            raise FileNotFoundError(
+                f"command line: --checkpoint: no folder {path}{nearest_hint(path)}"
+            )
         return str(path)
     if not is_run:
         raise FileNotFoundError(

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.base import is_handle
+from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.schema import Config, Plan, Rewards, Rollout
+from configs.task import MIXTURE_TRAIN
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.dataset.splits import MIXTURE_PREFIX, LoadedData
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
@@ -175,7 +176,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
 
 def _check_adapter(key: str, path: str) -> None:
     if not Path(path).is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}")
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
 
 
 def _check_devices(plan: Plan) -> None:
@@ -327,24 +328,17 @@ def check_columns(rewards: Sequence[RewardFacts], data: LoadedData) -> None:
     """
     mistakes = []
     for name, split in data.splits():
-        where, first = setting_name(name), split.prompts[0]
-        if not where.startswith("data.train") and not where.startswith("data.mixture"):
-            continue
-        for facts in rewards:
-            if facts.needs_answer and first.answer is None:
-                mistakes.append(
-                    f"rewards.functions: {facts.name!r} needs reference answers, and {where} has "
-                    "none; set data.answer_column"
-                )
+        row, without = split.prompts[0].row, split.without_answer
+        for facts in rewards if name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX) else ():
+            needs = f"rewards.functions: {facts.name!r} needs"
+            if facts.needs_answer and without is not None:
+                mistakes.append(f"{needs} reference answers: {setting_name(name)}: {without}")
             for column in facts.columns:
-                if column not in first.row:
-                    nearest = difflib.get_close_matches(column, first.row, n=1)
-                    hint = (
-                        f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(first.row)}"
-                    )
+                if column not in row:
+                    nearest = difflib.get_close_matches(column, row, n=1)
+                    hint = f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(row)}"
                     mistakes.append(
-                        f"rewards.functions: {facts.name!r} needs the column {column!r}, which "
-                        f"{where} lacks; {hint}"
+                        f"{needs} the column {column!r}, which {setting_name(name)} lacks; {hint}"
                     )
     if mistakes:
         raise ValueError("\n".join(mistakes))

@@ -11,8 +11,9 @@ import numpy as np
 from configs.schema import Config
 from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.load import extract_reference, load_data
+from pipeline.inputs.dataset.rows import parse_messages
 from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.chat import render
+from pipeline.inputs.text.chat import render, sole_column
 from pipeline.inputs.text.tokenizer import Tokenizer
 from rewards.base import RewardInput, Tags
 from rewards.cases import RowOf
@@ -52,11 +53,7 @@ def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
 
     def find(row: int | Mapping[str, object] | None) -> RewardInput:
         if isinstance(row, Mapping):
-            text = render(config.prompt, row, template=None)
-            answer = row.get(config.data.answer_column)
-            if answer is not None:
-                answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
-            return RewardInput(text, "", "eos", answer, row, tags)
+            return _made(row, config)
         if row is None:
             return _input(prompts[0], tags)
         if row not in by_id:
@@ -65,6 +62,28 @@ def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
         return _input(by_id[row], tags)
 
     return find
+
+
+def _made(row: Mapping[str, object], config: Config) -> RewardInput:
+    """The input of a row that is not in the dataset.
+
+    Raises:
+        ValueError: if it lacks columns of the prompt, or its messages are invalid.
+    """
+    column, messages = sole_column(config.prompt.template), None
+    answer = row.get(config.data.answer_column)
+    if column is not None and isinstance(row.get(column), list):
+        try:
+            messages = parse_messages(row[column])
+        except ValueError as problem:
+            raise ValueError(f"row: column {column!r} {problem}") from None
+        if messages[-1]["role"] == "assistant":
+            answer = messages[-1]["content"] if answer is None else answer
+            messages = messages[:-1]
+    text = render(config.prompt, row, template=None, messages=messages)
+    if answer is not None:
+        answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
+    return RewardInput(text, "", "eos", answer, row, Tags.of(config.prompt), messages=messages)
 
 
 def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:

@@ -3,15 +3,16 @@
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
-# Uploads the project's source and the modules of the current folder that the reward functions need,
-# and nothing else: no runs, no weights, no data. Relative paths in the configuration are relative to
-# the current folder, which must exist on the cluster's host. Keys
-# (WANDB_API_KEY, HF_TOKEN) are never put into the job, because every user of the cluster can read its
-# metadata: set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one
-# on this machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
+# Uploads the project's source, the configuration and the modules of the current folder that the
+# reward functions need (module:function), and nothing else: no runs, no weights, no data. Data,
+# models and reward files (file.py:function) are read where they are, as they are when the job
+# starts, so their folders must exist on the cluster's host. Keys (WANDB_API_KEY, HF_TOKEN) are
+# never put into the job, because every user of the cluster can read its metadata: set them where
+# Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on this machine; its
+# Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
 set -euo pipefail
 
-usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
 
 for argument in "$@"; do
     case "$argument" in
@@ -64,7 +65,6 @@ if ! [ -f "$config" ]; then
     echo "$config is not a file; CONFIG.toml comes first" >&2
     exit 2
 fi
-cp -- "$config" "$upload/submitted.toml"
 
 # Clusters from `ray start` use token authentication, and `ray job submit` sends the token only with
 # RAY_AUTH_MODE=token.
@@ -118,7 +118,7 @@ echo "submitting job $job; to stop it with a checkpoint:" \
     "${RAY_AUTH_MODE:+RAY_AUTH_MODE=$RAY_AUTH_MODE }ray job stop $job"
 
 # `exec` makes the run the job's first process, so that signals reach it.
-command="exec $(printf '%q ' "$python" -m launch.train submitted.toml "$@")"
+command="exec $(printf '%q ' "$python" -m launch.train submitted "$@")"
 "$python" -m ray.scripts.scripts job submit ${wait_flag[@]+"${wait_flag[@]}"} \
     --submission-id "$job" --metadata-json "{\"job_name\": \"$name\"}" \
     --working-dir "$upload" --runtime-env-json "$runtime_env" -- bash -c "$command"

@@ -1,11 +1,13 @@
-"""Copies the user's reward modules, and the modules they import, for launch/submit.sh.
+"""Collects what a job needs of the user, for launch/submit.sh.
 
     python -m launch.upload FOLDER CONFIG.toml [--table.key VALUE ...]
 
-copies the modules of the current folder that the configuration's reward functions need into FOLDER,
-beside the project's source, and prints the name of the run, which becomes part of the job's name.
-The source is parsed, not run: imports inside functions are found, imports of computed names are
-not. Only Python modules are copied. The dry run in FOLDER that follows reports whether the
+writes the configuration with absolute paths to FOLDER/submitted, which `launch.train` reads as it
+reads a run folder; copies the modules of the current folder that the configuration's reward
+functions need into FOLDER, beside the project's source; and prints the name of the run, which
+becomes part of the job's name. Reward functions of files (`file.py:function`) are read where they
+are. The source is parsed, not run: imports inside functions are found, imports of computed names
+are not. Only Python modules are copied. The dry run in FOLDER that follows reports whether the
 functions can be imported there.
 """
 
@@ -18,27 +20,31 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from configs.load import load_config
+from configs.base import REWARD_FILE
+from configs.load import config_to_json, load_config
 from launch.exits import EXIT_MISTAKE
 from launch.train import parse_command
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")
 """The project's packages, which are uploaded as a whole."""
+SUBMITTED = "submitted"
+"""Folder of the job's configuration."""
 
 
 def user_modules(functions: Iterable[str], folder: Path) -> list[Path]:
     """Returns the files of `folder` that define reward functions, and all that they import from it.
 
     Args:
-        functions: as in `rewards.functions`, `module:function`.
+        functions: as in `rewards.functions`; those of files need no module.
         folder: the first entry of Python's path.
 
     Raises:
         ValueError: with a line for each module that a job could not import, because a package of
             the project has the same name, or because it is neither in `folder` nor installed.
     """
-    pending = [function.partition(":")[0] for function in functions]
+    places = [function.rpartition(":")[0] for function in functions]
+    pending = [place for place in places if not place.endswith(REWARD_FILE)]
     missing = [name for name in pending if not _is_importable(name, folder)]
     mistakes = [
         f"no module {name!r} in {folder} and none installed; submit from the folder that has it, "
@@ -119,7 +125,7 @@ def _imports(file: Path, folder: Path) -> Iterator[str]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Copies the modules and prints the run's name; returns the exit status."""
+    """Writes the configuration, copies the modules, prints the run's name; returns the status."""
     upload, folder = Path(argv[0]), Path.cwd().resolve()
     try:
         command = parse_command(argv[1:])
@@ -135,6 +141,8 @@ def main(argv: Sequence[str]) -> int:
         copy = upload / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
+    (upload / SUBMITTED).mkdir()
+    (upload / SUBMITTED / "config.json").write_text(config_to_json(config), encoding="utf-8")
     print(config.run.name)
     return 0
 

@@ -41,9 +41,9 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
-from pipeline.rollout.scoring import stopping_error, too_many_excluded
+from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
-from pipeline.run.records import Records
+from pipeline.run.records import Records, finite
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
@@ -122,6 +122,7 @@ class Coordinator:
         )
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1
+        self.controller.alarms.replay(records.folder.metrics, self.schedule.validations)
         self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
@@ -130,8 +131,8 @@ class Coordinator:
         Raises:
             ParityError: if sampler and learner are not the same policy.
             OutOfMemory: if no smaller sizes are left; a checkpoint is written first.
-            TrainingStopped: if too many rewards are missing or too many updates were skipped; a
-                checkpoint is written first.
+            TrainingStopped: if an alarm or an error of a reward stops the run, or too many updates
+                were skipped; a checkpoint is written first.
             BudgetTooSmallError: if not one step fits into a time budget.
         """
         self.records.truncation(self.config)
@@ -159,7 +160,8 @@ class Coordinator:
         """Data -> update -> publish -> records."""
         watch = Stopwatch(self.clock.now)
         data = await self.producer.take(step, self.progress.sampling, watch)
-        self._check_rewards(data, step, watch)
+        metrics = data.metrics(self.config)
+        self._check_rewards(data, step, metrics, watch)
         update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
         if update is None:
             raise OutOfTime
@@ -175,7 +177,7 @@ class Coordinator:
         await self.workers.publish()
         watch.lap("sync")
         self._measured(SYNC, watch.lap_s("sync"))
-        self._count(data, step, learned, watch)
+        self._count(data, step, learned, metrics, watch)
 
     async def _perform_duties(self) -> None:
         """Start and end of the run, and what is due between two steps."""
@@ -287,29 +289,59 @@ class Coordinator:
 
     # --- records of a step
 
-    def _check_rewards(self, data: TrainingStep, step: TrainStep, watch: Stopwatch) -> None:
-        """Ends the run if too few rollouts have a reward; the step is recorded, not counted.
+    def _check_rewards(
+        self, data: TrainingStep, step: TrainStep, metrics: Mapping[str, float], watch: Stopwatch
+    ) -> None:
+        """Raises the alarms of a step's rewards; where one stops, the step is not counted.
 
         Raises:
-            TrainingStopped: with the reward functions that failed.
+            TrainingStopped: with the alarm, or the error that stops the run.
         """
+        number = step.number + 1
+        why = self._raise_alarms(number, metrics)
         if not isinstance(data, RolloutStep):
             return
-        rollouts, rewards = data.all_rollouts, self.config.rewards
-        why = stopping_error(rollouts, rewards) or too_many_excluded(rollouts, rewards)
+        rollouts = data.all_rollouts
+        error = stopping_error(rollouts, self.config.rewards)
+        if error is not None:
+            why = f"step {number}: {error}"
+        elif why is not None and (failed := failed_parts(rollouts, self.config)):
+            why = f"{why}: {failed}"
         if why is None:
             return
-        metrics = data.metrics(self.config, {}) | self._time_metrics(step, watch)
+        metrics = {**metrics, **self._time_metrics(step, watch)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
-        raise TrainingStopped(f"step {step.number + 1}: {why}")
+        raise TrainingStopped(why)
+
+    def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
+        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any."""
+        alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
+        for alarm in alarms:
+            self._decide(alarm)
+            self.records.tracker.alert(
+                alarm.title, alarm.text, level="ERROR" if alarm.action == "stop" else "WARN"
+            )
+        return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
     def _count(
-        self, data: TrainingStep, step: TrainStep, learned: dict[str, float], watch: Stopwatch
+        self,
+        data: TrainingStep,
+        step: TrainStep,
+        learned: dict[str, float],
+        sampled: Mapping[str, float],
+        watch: Stopwatch,
     ) -> None:
         """Counts and records a step.
 
+        Args:
+            data: of the step.
+            step: the decision to train it.
+            learned: metrics of its update.
+            sampled: metrics of its rollouts.
+            watch: durations of its parts.
+
         Raises:
-            TrainingStopped: after several skipped updates in a row.
+            TrainingStopped: after several skipped updates in a row, or because of an alarm.
         """
         if data.overflow and not learned["tokens_trained"]:
             learned = {**learned, "skipped_updates": 1.0}
@@ -317,7 +349,8 @@ class Coordinator:
         progress = data.counted(self.progress.after_update(learned))
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
-        metrics = data.metrics(self.config, learned) | self._time_metrics(step, watch)
+        updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
+        metrics = {**sampled, **updated, **self._time_metrics(step, watch)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
         overflow = f"rewards are so large that the advantages of {data.overflow} groups overflow"
         if skipped:
@@ -326,6 +359,8 @@ class Coordinator:
             self._skipped(number, overflow if data.overflow else not_finite, batch=data.name)
         elif data.overflow:
             self.records.event("overflow", f"step {number}: {overflow}", step=number)
+        if why := self._raise_alarms(number, finite(metrics)):
+            raise TrainingStopped(why)
 
     def _skipped(self, step: int, why: str, *, batch: str) -> None:
         """Records a skipped update; ends the run after several in a row.

@@ -5,13 +5,14 @@ The comparison is strict: no arithmetic and no units; `33 apples` does not equal
 
 from __future__ import annotations
 
+import difflib
 import re
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 from rewards.base import Tags
 
-Extraction = Literal["tags", "last_number"]
+Extraction = Literal["tags", "last_number", "boxed", "stated", "whole"]
 """Extraction method; see `find_answer`."""
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
@@ -20,12 +21,47 @@ _NUMBER = re.compile(
     r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?P<part>\.[0-9]+)?(?P<under>/[0-9]+)?\.?"
 )
 _LONGEST_NUMBER = 100
+_BOXED = re.compile(r"\\f?boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)  # an escaped brace is none
+_STATED = re.compile(r"\banswer(?:\s+is\b|\s*[:=])", re.IGNORECASE)
+_MARKUP = " \t\r\n*_`"
+_SENTENCE_END = re.compile(r"[.;!?](?:\s|$)")
 _RUN = re.compile(r"-?[$0-9.,]+")
 
 
 def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str | None:
-    """The answer of a completion: its last answer block, or its last number."""
-    return extract_answer(completion, tags) if extraction == "tags" else last_number(completion)
+    r"""The answer of a completion; None if there is none.
+
+    Args:
+        completion: the text.
+        tags: the configured tags.
+        extraction: where the answer is.
+            tags: the last answer block, see `extract_answer`;
+            last_number: the last number, see `last_number`;
+            boxed: the content of the last `\boxed{...}`, see `boxed_answer`;
+            stated: what follows the last "answer is" or "answer:", see `stated_answer`;
+            whole: all of the text.
+
+    Raises:
+        ValueError: if there is no such extraction.
+    """
+    known = get_args(Extraction)
+    if extraction not in known:
+        nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
+        )
+    match extraction:
+        case "tags":
+            return extract_answer(completion, tags)
+        case "last_number":
+            return last_number(completion)
+        case "boxed":
+            return boxed_answer(completion)
+        case "stated":
+            return stated_answer(completion)
+        case "whole":
+            return completion.strip()
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:
@@ -50,6 +86,40 @@ def last_number(text: str) -> str | None:
     """
     runs = [run for run in _RUN.findall(text.replace("\u2212", "-")) if re.search("[0-9]", run)]
     return re.sub("[$,]", "", runs[-1]).rstrip(".") if runs else None
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The content of the last `\boxed{...}`, stripped; None if there is none.
+
+    Braces are matched. A box that is never closed, e.g. of a truncated completion, is ignored, and
+    so is everything before it. Boxes within boxes count as one.
+
+    >>> boxed_answer(r"so $\boxed{\frac{1}{2}}$")
+    '\\frac{1}{2}'
+    """
+    content, end = None, 0
+    for match in _BOXED.finditer(text):
+        if match.start() >= end:
+            closed = _closing_brace(text, match.end())
+            if closed is None:
+                return None
+            content, end = text[match.end() : closed].strip(), closed + 1
+    return content
+
+
+def stated_answer(text: str) -> str | None:
+    """What follows the last "answer is", "answer:" or "answer =", to the end of the sentence.
+
+    None if there is none. Markdown's emphasis is removed.
+
+    >>> stated_answer("The answer is 4? No: the final answer is **12 km**.")
+    '12 km'
+    """
+    ends = [match.end() for match in _STATED.finditer(text)]
+    if not ends:
+        return None
+    line = text[ends[-1] :].lstrip(_MARKUP + ":=").partition("\n")[0]
+    return _SENTENCE_END.split(line, maxsplit=1)[0].strip(_MARKUP)
 
 
 def parse_number(text: str) -> Fraction | None:
@@ -95,6 +165,16 @@ def is_correct(
     """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)
     return found is not None and same_answer(found, answer)
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    """Index of the brace that closes the one before `start`; None if there is none."""
+    depth = 1
+    for match in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(match.group(), 0)
+        if depth == 0:
+            return match.start()
+    return None
 
 
 def _plain(text: str) -> str:

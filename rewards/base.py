@@ -167,10 +167,12 @@ def printable(text: str) -> str:
 
 
 def _number(value: object) -> Outcome:
-    value = _plain(value)
+    # NumPy's times are integers to Python.
+    is_time = getattr(getattr(value, "dtype", None), "kind", "") in {"m", "M"}
+    value = value if is_time else _plain(value)
     if value is None:
         return Outcome(None)
-    if not isinstance(value, Real):
+    if is_time or not isinstance(value, Real):
         return Outcome.failed("invalid", f"returned a {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):
@@ -194,7 +196,9 @@ def _named(value: Mapping[Any, object]) -> Outcome:
             named[name] = outcome.value
     if not named:
         return Outcome(None)
-    total = math.fsum(named.values())
+    total = sum(named.values(), 0.0)
+    if not math.isfinite(total):
+        return Outcome.failed("not_finite", f"returned numbers whose sum is {total}")
     return Outcome(total, named=named)
 
 
@@ -203,5 +207,4 @@ def _plain(value: object) -> object:
     numpy = sys.modules.get("numpy")  # not imported here: a value of NumPy has imported it
     if numpy is None or not isinstance(value, numpy.generic):
         return value
-    # `item` converts nanosecond times to integers, which would be accepted as numbers.
-    return value if value.dtype.kind in "mM" else value.item()
+    return value.item()

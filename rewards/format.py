@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from rewards.base import Tags
 
@@ -29,3 +30,89 @@ def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:
     )
     match = re.fullmatch(form, completion, re.DOTALL)
     return match is not None and all(text.strip() for text in match.groups())
+
+
+def tag_pairs(completion: str, *, tags: Tags) -> dict[str, float]:
+    """0.5 for the pair of reasoning tags and 0.5 for the pair of answer tags, by name.
+
+    A pair counts if both of its tags occur exactly once, in order, with text between them; the
+    answer's only if no reasoning tag follows its opening tag. Other text is allowed anywhere,
+    unlike in `well_formed`, so that a model without the format finds its parts one by one.
+
+    >>> tag_pairs("<reasoning>1 + 1</reasoning> <answer>2</answer>", tags=tags)
+    {'reasoning': 0.5, 'answer': 0.5}
+    >>> tag_pairs("1 + 1 <answer>2</answer>", tags=tags)
+    {'reasoning': 0.0, 'answer': 0.5}
+
+    Known hacks:
+        tags without content ("<answer></answer>"): score 0.
+        repeating the tags, or answering twice: scores 0 for the pair.
+        nonsense between the tags: scores 1; combine this part with one for the content.
+    """
+    last = max(completion.rfind(tag) for tag in (tags.reasoning_open, tags.reasoning_close))
+    reasoning = _between(completion, tags.reasoning_open, tags.reasoning_close)
+    answer = _between(completion, tags.answer_open, tags.answer_close)
+    follows = answer and completion.find(tags.answer_open) > last
+    return {"reasoning": 0.5 if reasoning else 0.0, "answer": 0.5 if follows else 0.0}
+
+
+def _between(completion: str, opening: str, closing: str) -> bool:
+    """Whether both tags occur once, in order, with text between them."""
+    if completion.count(opening) != 1 or completion.count(closing) != 1:
+        return False
+    begin = completion.find(opening) + len(opening)
+    return bool(completion[begin : completion.find(closing)].strip())
+
+
+class Pattern:
+    r"""Scores the matches of a regular expression.
+
+    >>> Pattern(r"\d+ apples")("I have 3 apples.")
+    1.0
+    >>> Pattern(r"\d+ apples", match="full")("I have 3 apples.")
+    0.0
+    >>> Pattern(r"(?m)^Step \d+:", match="count", maximum=4)("Step 1: add\nStep 2: check")
+    0.5
+
+    Known hacks:
+        the shortest text that matches, and nothing else: scores 1.
+        matches repeated for their number: with "count" 1 is the most, but the steps may be empty.
+        a pattern with nested repetition, `(a+)+b`, can take minutes for some texts: that is a
+        time-out, an error that excludes the rollout.
+
+    Args:
+        pattern: a regular expression of Python's `re`; flags are written in it, e.g. `(?is)`.
+        match: search: 1 if it matches somewhere, else 0; full: 1 if it matches all of the text,
+            else 0; count: the number of matches up to `maximum`, divided by it.
+        maximum: the number of matches that scores 1.
+
+    Raises:
+        ValueError: if an argument is invalid.
+    """
+
+    def __init__(
+        self,
+        pattern: str,
+        *,
+        match: Literal["search", "full", "count"] = "search",
+        maximum: int = 1,
+    ) -> None:
+        try:
+            self._pattern = re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"pattern = {pattern!r} is not a regular expression: {error}"
+            ) from None
+        if match not in {"search", "full", "count"}:
+            raise ValueError(f"match = {match!r} is not search, full or count")
+        if maximum < 1:
+            raise ValueError(f"maximum = {maximum} is below 1")
+        self._match, self._maximum = match, maximum
+
+    def __call__(self, completion: str) -> float:
+        """The score of a completion, from 0 to 1."""
+        if self._match == "count":
+            found = zip(range(self._maximum), self._pattern.finditer(completion), strict=False)
+            return sum(1 for _ in found) / self._maximum
+        search = self._pattern.search if self._match == "search" else self._pattern.fullmatch
+        return float(search(completion) is not None)

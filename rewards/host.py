@@ -185,9 +185,8 @@ class _Part:
         """Ends the processes."""
         for task in self._tasks:
             task.cancel()
-        for process in self._processes:
-            if process is not None:
-                process.kill()
+        for index in range(len(self._processes)):
+            self._end(index)
 
     async def _work(self, index: int) -> None:
         """Serves the queue with one process at a time."""

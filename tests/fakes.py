@@ -269,6 +269,9 @@ class FakeSampler(Prepares):
         )
         return drawn if request.partial is None else continued(request.partial, drawn)
 
+    async def finished(self) -> list[Completion]:
+        return []
+
     async def work(self) -> DecodeWork:
         return self.done
 
@@ -466,6 +469,7 @@ class FakeTracker(Tracker):
         super().__init__("disabled", run_id=run_id)
         self.before: list[tuple[int, Mapping[str, Any]]] = []
         self.logged: list[tuple[int, dict[str, Any]]] = []
+        self.alerts: list[tuple[str, str]] = []
         self.summary: dict[str, Any] = {}
         self.exit_status: int | None = None
 
@@ -476,6 +480,9 @@ class FakeTracker(Tracker):
 
     def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
         self.logged.append((step, dict(metrics)))
+
+    def alert(self, title: str, text: str, *, level: str) -> None:  # noqa: ARG002
+        self.alerts.append((level, title))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         self.summary = dict(summary)

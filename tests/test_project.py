@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LOCKS = ["requirements.txt", "requirements-tpu.txt", "requirements-cuda13.txt"]
+LOCKS = [
+    "requirements.txt",
+    "requirements-rewards.txt",
+    "requirements-tpu.txt",
+    "requirements-cuda13.txt",
+]
 PIN = re.compile(r"[a-z0-9-]+==[^ ;]+( ; [^@]+)?")
 
 
@@ -42,10 +47,12 @@ def test_lock_files_agree_with_the_development_lock(name: str) -> None:
     assert pins("requirements.txt") <= pins(name)
 
 
-def test_accelerator_locks_add_the_packages_of_their_extra() -> None:
+def test_locks_add_the_packages_of_their_extra() -> None:
     assert "libtpu" in names(pins("requirements-tpu.txt"))
     assert "jax-cuda13-plugin" in names(pins("requirements-cuda13.txt"))
-    assert "libtpu" not in names(pins("requirements.txt"))
+    rewards = {"math-verify", "reasoning-gym"}
+    assert rewards <= names(pins("requirements-rewards.txt"))
+    assert not (rewards | {"libtpu"}) & names(pins("requirements.txt"))
 
 
 def test_ci_runs_make_test() -> None:

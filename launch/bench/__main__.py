@@ -29,6 +29,8 @@ BENCHMARKS = {
     "learner": "logits, top k and packing on this machine's CPU; some minutes",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
+    "rewards": "runs with slow rewards beside runs with instant ones, on this machine's CPU; ten "
+    "minutes",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
     "sweep": "rollout speed and memory by number of slots, estimated for a v5e chip and measured "

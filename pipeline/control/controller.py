@@ -31,6 +31,7 @@ from pipeline.contracts.decisions import (
     WorkDeadline,
     evaluation_part,
 )
+from pipeline.control.alarms import Alarm, AlarmWatch
 from pipeline.control.budget import show_duration
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.duties import Duty, RunStatus
@@ -64,6 +65,7 @@ class RunController:
         began_s: time used when this process began to decide.
         used_before_s: time that earlier processes used.
         test_prompts: prompts of the test split.
+        alarms: the state of the alarms.
     """
 
     config: Config
@@ -73,6 +75,7 @@ class RunController:
     began_s: float = 0.0
     used_before_s: float = 0.0
     test_prompts: int = 0
+    alarms: AlarmWatch = field(init=False)
     _status: RunStatus = field(init=False)
     _now_s: float = field(default=0.0, init=False)
     _duty: Duty | None = field(default=None, init=False)
@@ -82,9 +85,11 @@ class RunController:
     _step_began_s: float = field(default=0.0, init=False)
     _exports_s: float = field(default=0.0, init=False)
     _validations_s: float = field(default=0.0, init=False)
+    _checkpoint_requested: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Restores the state that earlier decisions left."""
+        self.alarms = AlarmWatch(self.config)
         self._status = RunStatus(self.step)
         self._timed = self.deadline.time_s is not None
         self._planned_before = any(entry["event"] == "planned" for entry in self.entries)
@@ -186,6 +191,15 @@ class RunController:
         """Whether step number `step` may take more time: a further sampling round."""
         return self.deadline.allows(step, now_s)
 
+    def judge(
+        self, metrics: Mapping[str, float], validations: Sequence[Mapping[str, Any]]
+    ) -> tuple[Alarm, ...]:
+        """The alarms of a step; see `AlarmWatch.judge`."""
+        alarms = self.alarms.judge(metrics, validations)
+        if any(alarm.action == "checkpoint" for alarm in alarms):
+            self._checkpoint_requested = True
+        return alarms
+
     # --- reports of the coordinator
 
     def observe(self, part: str, seconds: float) -> None:
@@ -282,7 +296,8 @@ class RunController:
                 return
         if self._timed:
             yield from self._export_if_better()
-        if step % self.config.checkpoint.every_steps == 0:
+        if step % self.config.checkpoint.every_steps == 0 or self._checkpoint_requested:
+            self._checkpoint_requested = False
             yield Duty("checkpoint")
         self.deadline.step_time.observe_between(self._now_s - began_s - self._validations_s)
         # Validating what seems to be the last version may leave time for one more step.

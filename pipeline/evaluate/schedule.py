@@ -109,10 +109,14 @@ class EvaluationSchedule:
         return frozenset(self._validated)
 
     @property
+    def validations(self) -> list[dict[str, Any]]:
+        """The journal entries of the validations that count, in the order of their steps."""
+        return [self._validated[step] for step in sorted(self._validated)]
+
+    @property
     def best(self) -> dict[str, Any] | None:
         """The journal entry of the best validation so far, the earliest of equal ones."""
-        validated = [self._validated[step] for step in sorted(self._validated)]
-        return max(validated, key=lambda entry: entry["accuracy"], default=None)
+        return max(self.validations, key=lambda entry: entry["accuracy"], default=None)
 
     def is_evaluated(self, adapter_sha256: str) -> bool:
         """Whether any split was evaluated with this adapter."""

@@ -160,7 +160,7 @@ def _child(errors: Any) -> subprocess.Popen[str]:
     top = str(Path(pipeline.__file__).parents[1])
     paths = [top, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
-        [sys.executable, "-m", "pipeline.compute.aot"],
+        [sys.executable, "-P", "-m", "pipeline.compute.aot"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

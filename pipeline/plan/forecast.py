@@ -250,8 +250,7 @@ def _tests(config: Config) -> dict[str, Source]:
 
 def _rows(source: Source) -> int | None:
     """Number of rows by a local file or by the settings; None: unknown without a download."""
-    count = None
-    path = Path(source.path)
+    count, path = source.size, Path(source.title)
     if source.is_file and path.suffix == ".jsonl" and path.is_file():
         with path.open("rb") as lines:
             count = sum(1 for line in lines if line.strip())

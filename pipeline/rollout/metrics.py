@@ -1,20 +1,49 @@
-"""Metrics of a step's rollouts."""
+"""Metrics of a step's rollouts.
+
+    reward/mean, std, group_std         of the weighted sum
+    reward/corr_length, corr_correct    its correlation with the number of tokens, with correctness
+    reward/excluded_share               rollouts without a reward; reward/excluded/CAUSE by cause
+    reward/errors                       scores that failed, of all parts
+    reward/PART                         mean of a part; reward/PART/NAME of its named numbers
+    reward/PART_errors                  rollouts for which the part failed
+    reward_parts/PART/STATISTIC:
+        std, q05, q50, q95              of its values
+        at_min, at_max                  rollouts at the lowest and the highest value of the step
+        group_std                       mean over groups of the standard deviation
+        corr_length, corr_correct       as above; corr/OTHER with an earlier part
+        none_share, error_share         returned None, failed; error_share/CAUSE by cause
+        variance_share                  `part_statistics.Groups.variance_shares`
+    rollout/correct_share               rollouts with the exact answer, where there is a reference
+
+Means are over the rollouts that have the value. A metric that is not defined is left out, and so
+are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from configs.schema import Config
 from pipeline.contracts.rollouts import Rollout
 from pipeline.rollout.advantages import GroupStats
+from pipeline.rollout.part_statistics import Groups, correlation, distribution
+from rewards.answers import is_correct
+from rewards.base import NAME_SEPARATOR
 
 
-def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, float]:
-    """Metrics of rewards, groups and lengths. Means are over rollouts that have the value.
+def step_metrics(
+    rollouts: Sequence[Rollout], stats: GroupStats, config: Config
+) -> dict[str, float]:
+    """Metrics of rewards, groups and lengths, all of them finite numbers.
 
-    A mixture adds metrics of each source: `reward/SOURCE/mean` beside `reward/mean`. Without
-    rollouts there are only the group counts.
+    Args:
+        rollouts: of the step, group by group. Without rollouts there are only the group counts.
+        stats: group counts.
+        config: weights of the parts, and how answers are extracted.
     """
     groups = {
         "groups/mixed": float(stats.mixed),
@@ -27,7 +56,7 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
         return groups
     lengths = [len(rollout.completion.tokens) for rollout in rollouts]
     reasons = [rollout.completion.stop_reason for rollout in rollouts]
-    metrics = _reward_metrics(rollouts, "reward")
+    metrics = _reward_metrics(rollouts, "reward") | _statistics(rollouts, config)
     for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
         own = [rollout for rollout in rollouts if rollout.source == source]
         metrics |= _reward_metrics(own, f"reward/{source}")
@@ -35,7 +64,7 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    return {
+    metrics = {
         **metrics,
         **groups,
         "rollout/tokens_mean": _mean(lengths),
@@ -43,26 +72,147 @@ def step_metrics(rollouts: Sequence[Rollout], stats: GroupStats) -> dict[str, fl
         "rollout/ended_share": _mean([reason != "length" for reason in reasons]),
         "rollout/stop_string_share": _mean([reason == "stop_string" for reason in reasons]),
     }
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Means over rollouts with a reward; means of a part over rollouts with a score of that part.
-
-    A mean over nothing is left out: an error is not a zero.
-    """
+    """Share of excluded rollouts, mean and deviation of the sum, means and errors of parts."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
     if rewards:
         metrics |= {f"{prefix}/mean": _mean(rewards), f"{prefix}/std": float(np.std(rewards))}
-    for name in rollouts[0].rewards:
-        values = [rollout.rewards[name] for rollout in rollouts]
-        scored = [value for value in values if value is not None]
+    for name in _part_names(rollouts):
+        scored = _numbers([rollout.rewards[name] for rollout in rollouts])
         if scored:
             metrics[f"{prefix}/{name}"] = _mean(scored)
-        metrics[f"{prefix}/{name}_errors"] = float(len(values) - len(scored))
+        failed = sum(name in rollout.errors for rollout in rollouts)
+        metrics[f"{prefix}/{name}_errors"] = float(failed)
     return metrics
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
+    """Named numbers, causes of exclusion, and statistics of the sum and its parts."""
+    names = [rollout.completion.name for rollout in rollouts]
+    groups = Groups([(name.phase, name.step, name.prompt_id) for name in names])
+    parts = _part_names(rollouts)
+    values = _series([[rollout.rewards[part] for part in parts] for rollout in rollouts])
+    (reward,) = _series([[rollout.reward] for rollout in rollouts])
+    lengths, correct = _yardsticks(rollouts, config)
+    yardsticks = {"corr_length": lengths, "corr_correct": correct}
+    found: dict[str, float | None] = {
+        "reward/group_std": groups.spread(reward[None])[0],
+        "reward/errors": float(sum(len(rollout.errors) for rollout in rollouts)),
+        **{f"reward/{key}": correlation(reward, other) for key, other in yardsticks.items()},
+        **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
+        **_named_means(rollouts),
+    }
+    if not np.isnan(correct).all():
+        found["rollout/correct_share"] = float(np.nanmean(correct))
+    spreads = groups.spread(values)
+    for number, part in enumerate(parts):
+        prefix, own = f"reward_parts/{part}", values[number]
+        found |= {f"{prefix}/{key}": value for key, value in distribution(own).items()}
+        found[f"{prefix}/group_std"] = spreads[number]
+        found |= {f"{prefix}/{key}": correlation(own, other) for key, other in yardsticks.items()}
+        for earlier, other in zip(parts[:number], values, strict=False):
+            found[f"{prefix}/corr/{earlier}"] = correlation(own, other)
+        found |= _missing(rollouts, part)
+    found |= _variance_shares(values, parts, reward, groups, config.reward_weights)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _part_names(rollouts: Sequence[Rollout]) -> list[str]:
+    """The parts, without the numbers that they return by name."""
+    return [name for name in rollouts[0].rewards if NAME_SEPARATOR not in name]
+
+
+def _series(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
+    """Columns of a table as float64 `columns rows`, NaN for None."""
+    return np.array(rows, dtype=float).T
+
+
+def _yardsticks(rollouts: Sequence[Rollout], config: Config) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of each rollout, and whether its answer is right; NaN without a reference answer."""
+    correct = [
+        None
+        if rollout.given.answer is None
+        else is_correct(
+            rollout.text,
+            answer=rollout.given.answer,
+            tags=rollout.given.tags,
+            extraction=config.eval.extraction,
+        )
+        for rollout in rollouts
+    ]
+    table = [
+        [len(rollout.completion.tokens), right]
+        for rollout, right in zip(rollouts, correct, strict=True)
+    ]
+    lengths, right = _series(table)
+    return lengths, right
+
+
+def _named_means(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Means of the numbers that parts return by name."""
+    named: dict[str, list[float]] = {}
+    for rollout in rollouts:
+        for name, value in rollout.rewards.items():
+            if NAME_SEPARATOR in name and value is not None:
+                named.setdefault(name, []).append(value)
+    return {f"reward/{name}": _mean(values) for name, values in named.items()}
+
+
+def _missing(rollouts: Sequence[Rollout], name: str) -> dict[str, float]:
+    """Shares of rollouts for which a part failed, by cause, or returned None."""
+    prefix = f"reward_parts/{name}"
+    errors = [rollout.errors.get(name) for rollout in rollouts]
+    causes = [None if error is None else error.cause for error in errors]
+    none = [
+        cause is None and rollout.rewards[name] is None
+        for rollout, cause in zip(rollouts, causes, strict=True)
+    ]
+    return {
+        f"{prefix}/none_share": _mean(none),
+        f"{prefix}/error_share": _mean([cause is not None for cause in causes]),
+        **_shares(f"{prefix}/error_share", causes),
+    }
+
+
+def _variance_shares(
+    values: np.ndarray,
+    parts: Sequence[str],
+    reward: np.ndarray,
+    groups: Groups,
+    weights: Mapping[str, float],
+) -> dict[str, float]:
+    """See `Groups.variance_shares`; of the weighted parts, over rollouts with a reward."""
+    known = ~np.isnan(values).all(axis=1)
+    rows = [number for number, part in enumerate(parts) if weights[part] and known[number]]
+    if len(rows) < 2:
+        return {}
+    factors = np.array([[weights[parts[row]]] for row in rows])
+    terms = np.where(np.isnan(values[rows]), 0.0, values[rows]) * factors
+    terms[:, np.isnan(reward)] = np.nan
+    shares = groups.variance_shares(terms)
+    if shares is None:
+        return {}
+    return {
+        f"reward_parts/{parts[row]}/variance_share": float(share)
+        for row, share in zip(rows, shares, strict=True)
+    }
+
+
+def _shares(prefix: str, causes: Sequence[str | None]) -> dict[str, float]:
+    """Share of each cause that occurs."""
+    counts = Counter(cause for cause in causes if cause is not None)
+    return {f"{prefix}/{cause}": count / len(causes) for cause, count in sorted(counts.items())}
+
+
+def _numbers(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
 def _mean(values: Sequence[float]) -> float:
-    return float(np.mean(values)) if values else 0.0
+    return float(np.mean(values))

@@ -246,6 +246,8 @@ class RolloutProducer:
             outcomes = await workers.score(inputs, deadline=step.deadline, early=early)
         finally:
             early.cancel()
+        for notice in await workers.scorer.notices():
+            self._log.say(f"{notice} (all output is in rewards.log)")
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )

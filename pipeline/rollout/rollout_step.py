@@ -54,6 +54,8 @@ class RolloutStep:
     surplus: int
     signal: SignalShare
 
+    learner_prefix = "learner"
+
     @property
     def name(self) -> str:
         """Name of the file of its records."""
@@ -132,20 +134,20 @@ class RolloutStep:
         records.reward_errors(self.number + 1, self.errors)
         records.step(self.number + 1, self.name, metrics, rollouts, tokens=tokens or skipped)
 
-    def metrics(self, config: Config, learned: Mapping[str, float]) -> dict[str, float]:
-        """Metrics of all sampled rollouts and, under `learner/`, of the update."""
+    def metrics(self, config: Config) -> dict[str, float]:
+        """Metrics of all sampled rollouts."""
         work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
         for part in self.rounds:
             work.add(part.work)
         stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.all_rollouts, stats) | work.metrics
+        metrics = step_metrics(self.all_rollouts, stats, config) | work.metrics
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":
             metrics |= self._dynamic_metrics()
         if config.rollout.ahead != "off":
             metrics |= self._staleness() | {"time/ahead_s": self.seconds}
-        return metrics | {f"learner/{name}": value for name, value in learned.items()}
+        return metrics
 
     def _dynamic_metrics(self) -> dict[str, float]:
         kept = {rollout.completion.name for rollout in self.rollouts}
@@ -193,6 +195,7 @@ class DemonstrationStep:
 
     seconds = 0.0
     overflow = 0
+    learner_prefix = "sft"
 
     @property
     def name(self) -> str:
@@ -221,9 +224,9 @@ class DemonstrationStep:
         if skipped:
             records.demonstrations(self.name, self.sequences)
 
-    def metrics(self, config: Config, learned: Mapping[str, float]) -> dict[str, float]:  # noqa: ARG002
-        """Metrics of the update, under `sft/`."""
-        return {f"sft/{name}": value for name, value in learned.items()}
+    def metrics(self, config: Config) -> dict[str, float]:  # noqa: ARG002
+        """Nothing: all metrics of an SFT step come from its update."""
+        return {}
 
 
 TrainingStep = RolloutStep | DemonstrationStep

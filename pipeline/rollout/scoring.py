@@ -120,25 +120,13 @@ def stopping_error(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
     return None
 
 
-def too_many_excluded(rollouts: Sequence[Rollout], rewards: Rewards) -> str | None:
-    """The reason to stop if too many rollouts have no reward; None: enough have one.
-
-    Args:
-        rollouts: all rollouts of the step.
-        rewards: settings with the allowed share and the weights.
-    """
-    excluded, most = sum(rollout.reward is None for rollout in rollouts), rewards.max_excluded_share
-    if excluded <= most * len(rollouts):
-        return None
-    unweighted = {part.name for part in rewards.functions if not part.weight}
-    failed = "; ".join(
+def failed_parts(rollouts: Sequence[Rollout], config: Config) -> str:
+    """The weighted parts that failed, how often, and with which error first; "" if none did."""
+    weights = {SUM: 1.0} | config.reward_weights
+    return "; ".join(
         f"{name!r} failed {len(errors)} times, first: {errors[0].message}"
         for name, errors in reward_errors(rollouts).items()
-        if name not in unweighted
-    )
-    return (
-        f"{excluded} of {len(rollouts)} rollouts ({excluded / len(rollouts):.1%}) have no reward, "
-        f"more than rewards.max_excluded_share = {most:g} allows: {failed}"
+        if weights[name]
     )
 
 
@@ -189,9 +177,9 @@ def _score(
 ) -> Rollout:
     """The rollout with its parts and their weighted sum, without an advantage."""
     parts, rollout = dict(parts), config.rollout
-    weights = {part.name: part.weight for part in config.rewards.functions}
+    weights = config.reward_weights
     if rollout.overlong_tokens:
-        weights[OVERLONG], length = 1.0, len(completion.tokens)
+        length = len(completion.tokens)
         parts[OVERLONG] = Outcome(
             overlong_punishment(
                 length, budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -13,43 +15,15 @@ from tqdm import tqdm
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.rollouts import Rollout
+from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from rewards.base import RewardError
 
 _MOST_SHOWN = 1e6
 """Larger numbers are shown with an exponent."""
-
-
-def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[str, Any]]:
-    """Rollouts as JSON objects; with `tokens` also token ids and log-probs."""
-    rows = []
-    for rollout in rollouts:
-        completion = rollout.completion
-        row: dict[str, Any] = {
-            "prompt_id": completion.name.prompt_id,
-            "sample": completion.name.sample,
-            "step": completion.name.step,
-            "versions": [span.version for span in completion.version_spans],
-            "version_tokens": [span.tokens for span in completion.version_spans],
-            "adapter_sha256": completion.adapter_sha256,
-            "text": rollout.text,
-            "num_tokens": len(completion.tokens),
-            "stop_reason": completion.stop_reason,
-            "rewards": dict(rollout.rewards),
-            "reward": rollout.reward,
-            "advantage": rollout.advantage,
-        }
-        if rollout.source is not None:
-            row["source"] = rollout.source
-        if tokens:
-            row["prompt_tokens"] = completion.prompt_tokens.tolist()
-            row["tokens"] = completion.tokens.tolist()
-            row["logprobs"] = completion.logprobs.tolist()
-            if completion.processed_logprobs is not None:
-                row["processed_logprobs"] = completion.processed_logprobs.tolist()
-        rows.append(row)
-    return rows
+_SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
+"""File and line at the end of an error's message."""
 
 
 def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
@@ -86,6 +60,11 @@ def change_line(compared: Mapping[str, Any]) -> str:
         f"{before:.1%} -> {after:.1%}: {points:+.1f} points [{low:+.1f}, {high:+.1f}], "
         f"paired p = {compared['paired_p']:.1e}"
     )
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics that are finite numbers, as they are recorded."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, float]:
@@ -140,6 +119,7 @@ class Records:
         self.folder = folder
         self.tracker = tracker
         self.console = console
+        self._shown_errors: set[tuple[str, ...]] = set()
 
     def step(
         self,
@@ -166,8 +146,10 @@ class Records:
             share = metrics["reward/excluded_share"]
             excluded = f" ({share:.1%} excluded)" if share else ""
             mean = _shown(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
+            failed = metrics.get("reward/errors")
+            errors = f"errors {failed:.0f}  " if failed else ""
             found = (
-                f"reward {mean}{excluded}  "
+                f"reward {mean}{excluded}  {errors}"
                 f"tokens {metrics['rollout/tokens_mean']:.1f}  mixed {metrics['groups/mixed']:.0f}"
             )
         self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
@@ -186,9 +168,9 @@ class Records:
         )
 
     def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        self.folder.write_metrics({"step": step, **finite})
-        self.tracker.log(finite, step=step)
+        metrics = finite(metrics)
+        self.folder.write_metrics({"step": step, **metrics})
+        self.tracker.log(metrics, step=step)
 
     def truncation(self, config: Config) -> None:
         """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
@@ -212,17 +194,27 @@ class Records:
         )
 
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[RewardError]]) -> None:
-        """Shows and journals the failed reward functions: how often, and the first reason."""
+        """Journals the errors of each part by cause; shows the first of each kind.
+
+        Errors are of one kind if part, cause and source line are equal. The messages of the
+        same line differ with the data that it failed on.
+        """
+        log = self.folder.path / "rewards.log"
         for name, found in errors.items():
-            first = found[0].message
-            self.event(
+            self.journal(
                 "reward_errors",
-                f"step {step}: {len(found)} rollout(s) without reward {name!r}: {first}",
                 step=step,
                 name=name,
                 count=len(found),
-                first=first,
+                causes=dict(Counter(error.cause for error in found)),
+                first=found[0].message,
             )
+            for error in found:
+                kind = (name, error.cause, *_SOURCE_LINE.findall(error.message))
+                if kind not in self._shown_errors:
+                    self._shown_errors.add(kind)
+                    what = f"step {step}: reward {name!r} {error.message}"
+                    self.say(f"{what}; details in {log}; further errors like it are only counted")
 
     def skipped_update(self, step: int, why: str, *, batch: str) -> None:
         """Shows and journals a skipped update and the file with its batch."""

@@ -132,6 +132,10 @@ class Tracker(asyncio.SubprocessProtocol):
         """Sends one step's metrics."""
         self._send(step=step, metrics=metrics)
 
+    def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
+        """Sends an alert, which W&B shows and mails to those who subscribe to alerts."""
+        self._send(alert={"title": title, "text": text, "level": level})
+
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Sends the summary of the run."""
         self._send(summary=summary)

@@ -3,9 +3,9 @@
     python -m pipeline.run.wandb_process
 
 Reads JSON objects from stdin, one per line: first a request (see `Reporter`), then
-`{"step": 3, "metrics": {...}}`, `{"summary": {...}}` and at the end `{"exit_status": 0}`. Writes
-JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}` after each
-start of W&B; and at the end `{"uploaded": true or false}`.
+`{"step": 3, "metrics": {...}}`, `{"alert": {...}}`, `{"summary": {...}}` and at the end
+`{"exit_status": 0}`. Writes JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder,
+"sync": COMMAND}` after each start of W&B; and at the end `{"uploaded": true or false}`.
 
 The process detaches from the run's process tree: `ray job stop` sends SIGTERM to all descendants of
 a job, and W&B's service, a child of this process, would stop without the last step.
@@ -110,11 +110,13 @@ class Reporter:
         run.summary.update(self._summary)
 
     def take(self, message: Mapping[str, Any]) -> None:
-        """Logs metrics or the summary."""
+        """Logs metrics, an alert or the summary."""
         if "metrics" in message:
             step, metrics = message["step"], message["metrics"]
             self._rows.append((step, metrics))
             self._attempt(lambda run: run.log(metrics, step=step))
+        elif "alert" in message:
+            self._attempt(lambda run: run.alert(**message["alert"]))
         else:
             self._summary |= message["summary"]
             self._attempt(lambda run: run.summary.update(message["summary"]))

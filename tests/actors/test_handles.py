@@ -8,10 +8,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actors.reward_actors import WorkerDied
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.handles import RayRewardWorker, RayWorker
+from actors.handles import RayWorker
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.memory import OutOfMemory
 
@@ -91,11 +90,3 @@ def test_an_adapter_is_published_and_loaded_as_a_reference():
     assert published == Published(3, "hash of best", "reference 1")
     assert asyncio.run(sampler.load(published)) == "hash of best"
     assert loaded == [(3, "hash of best", "reference 1")]
-
-
-@pytest.mark.parametrize("error", [RayActorError(), task_error(ValueError("interrupted"))])
-def test_a_reward_process_without_an_answer_has_died(error: Exception):
-    worker = RayRewardWorker(FakeActor(score=raises(error), start=lambda: None))
-    asyncio.run(worker.start())
-    with pytest.raises(WorkerDied):
-        asyncio.run(worker.score("length", []))

@@ -61,7 +61,7 @@ def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
         (
             "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
             "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, parity, "
-            "wandb, records"
+            "wandb, records, alarms"
         ),
     )
 
@@ -98,7 +98,6 @@ def test_the_settings_help_describes_each_setting() -> None:
         assert setting.description in text
     assert "learner: The GRPO update" in text
     assert "default: 1e-05. peak learning rate of AdamW" in text
-    assert "required with data.validation. file (.jsonl" in text
     assert (
         "--rollout.prompts_per_step an integer, at least 1 and at most 16384; required. prompts"
         in text

@@ -65,7 +65,7 @@ def told(path: Path, key: str, text: str) -> str:
         (
             "rewards.functions.0.function",
             "exact_answer",
-            '= "exact_answer": must be a string of the form module:function',
+            '= "exact_answer": must be a string of the form file.py:function or module:function',
         ),
         ("model.path", "", '= "": must be a string, not empty'),
         (
@@ -92,7 +92,7 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
     assert mistakes(path) == (
         (
             f'{path}: rewards.functions.1.function = "well_formed": must be a string of the form '
-            "module:function"
+            "file.py:function or module:function"
         ),
     )
 
@@ -121,8 +121,8 @@ def test_a_missing_table_names_its_keys(write: Write) -> None:
 @pytest.mark.parametrize(
     ("path", "meant"),
     [
-        ("learner.seed", ["run.seed"]),
-        ("seed", ["run.seed"]),
+        ("learner.seed", ["run.seed", "data.train.seed", "eval.sets.0.seed"]),
+        ("seed", ["run.seed", "sft.train.seed", "data.test.seed"]),
         ("learnr.lr", ["learner.lr"]),
         ("learner.warmup", ["learner.warmup_steps"]),
         ("learner.max-grad-norm", ["learner.max_grad_norm"]),

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from configs.base import nearest_path
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
 from configs.schema import Config
+from configs.settings import settings
 
 from .conftest import SMALL, Write
 
@@ -35,25 +39,96 @@ def test_values_come_from_the_file_and_defaults_from_the_schema(small: Path) -> 
     assert config.rollout.stop_tokens == ("<end_of_turn>", "<eos>")
 
 
-def test_relative_paths_start_in_the_current_directory(small: Path, tmp_path: Path) -> None:
-    config = load_config(small)
+PATHS = """
+[lora]
+start = "adapter"
+
+[learner]
+teacher = "../teacher"
+distill_coef = 0.5
+
+[sft]
+train = { path = "demonstrations.csv" }
+
+[eval]
+every_steps = 5
+sets = [{ name = "more", path = "more.json" }]
+"""
+GIVEN = {
+    "model.path": "runs/tiny",
+    "model.tokenizer": "runs/tokenizer.json",
+    "lora.start": "runs/adapter",
+    "learner.teacher": "teacher",
+    "sft.train.path": "runs/demonstrations.csv",
+    "data.train.path": "runs/train.jsonl",
+    "data.mixture.0.path": "runs/b.csv",
+    "data.validation.path": "runs/v.parquet",
+    "data.test.path": None,
+    "eval.sets.0.path": "runs/more.json",
+    "rewards.functions.0.function": None,
+    "rewards.functions.1.function": "runs/mine.py:near",
+}
+"""Paths of a file in `runs/`, relative to the current folder; None: unchanged."""
+
+
+def at(config: Config, key: str) -> object:
+    value: Any = config.model_dump()
+    for part in key.split("."):
+        value = value[int(part)] if part.isdecimal() else value[part]
+    return value
+
+
+def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs").mkdir()
+    path = small.rename(tmp_path / "runs/run.toml")
+    text = path.read_text().replace("rewards.format:well_formed", "mine.py:near")
+    text = text.replace('path = "tiny"', 'path = "tiny", tokenizer = "tokenizer.json"')
+    more = 'mixture = [{ name = "b", path = "b.csv" }]\nvalidation = { path = "v.parquet" }\n'
+    text = text.replace('name = "small"', 'name = "small", phases = ["sft", "grpo"]')
+    text = text.replace("[rewards]", f"{more}[rewards]").replace("steps = 10", "steps = 200")
+    path.write_text(text + PATHS, encoding="utf-8")
+    expected = {key: value and str(tmp_path / value) for key, value in GIVEN.items()}
+    unchanged = {
+        "data.test.path": "openai/gsm8k",
+        "rewards.functions.0.function": "rewards.correctness:exact_answer",
+    }
+    config = load_config("runs/run.toml")
+    assert {key: at(config, key) for key in GIVEN} == expected | unchanged
     assert config.run.dir == str(tmp_path / "runs")
-    assert config.model.path == str(tmp_path / "tiny")
-    assert config.data.train.path == str(tmp_path / "train.jsonl")
+    inputs = {setting.path for setting in settings() if "input" in setting.node}
+    assert inputs <= {re.sub(r"\.\d+\b", ".N", key) for key in GIVEN}
+    # The command line is relative to the current folder, or to that of the submission.
+    given = [("rewards.functions.0.function", "my.py:f"), ("data.train.path", "../x.csv")]
+    for folder in (tmp_path, tmp_path / "home"):
+        config = load_config("runs/run.toml", given)
+        assert config.rewards.functions[0].function == f"{folder}/my.py:f"
+        assert config.data.train.path == str(folder.parent / "x.csv")
+        assert config.run.dir == str(folder / "runs")
+        assert config.model.path == str(tmp_path / "runs/tiny")
+        monkeypatch.setenv("GEMMA_GRPO_HOME", str(tmp_path / "home"))
+
+
+def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> None:
+    path = write(SMALL.replace('"train.jsonl"', '"~nobody-here/a.jsonl"'))
+    (line,) = mistakes(path)
+    assert line == (
+        f'{path}: data.train.path = "~nobody-here/a.jsonl": there is no such user; write the whole '
+        "path"
+    )
+
+
+def test_the_nearest_path_is_found_below_a_mistyped_folder(tmp_path: Path) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    (tmp_path / "models/other").touch()
+    assert nearest_path(tmp_path / "model/tinny") == tmp_path / "models/tiny"
+    assert nearest_path(tmp_path / "models/other/x") is None
+    assert nearest_path(tmp_path / "zzz/tiny") is None
 
 
 def test_a_hub_dataset_is_not_a_path(small: Path) -> None:
     assert load_config(small).data.test.path == "openai/gsm8k"
-
-
-def test_relative_paths_start_at_the_home_variable(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GEMMA_GRPO_HOME", "/somewhere/else")
-    config = load_config(small, [("model.path", "../tiny")])
-    assert config.run.dir == "/somewhere/else/runs"
-    assert config.model.path == "/somewhere/tiny"
-    assert config.data.train.path == "/somewhere/else/train.jsonl"
 
 
 def test_absolute_paths_are_unchanged_and_the_users_home_is_expanded(
@@ -79,11 +154,17 @@ def test_the_json_form_is_the_same_configuration(small: Path) -> None:
     assert text.endswith("}\n")
 
 
-def test_a_missing_file_is_reported_with_the_presets(tmp_path: Path) -> None:
-    (line,) = mistakes(tmp_path / "no.toml")
-    assert line.startswith(f"{tmp_path / 'no.toml'}: no such file; presets: ")
-    assert "configs/demo.toml" in line
-    assert "configs/gemma3_1b_gsm8k_v5e8.toml" in line
+def test_a_missing_file_is_reported_with_the_presets(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = small.with_name("runn.toml")
+    (line,) = mistakes(wrong)
+    assert line.startswith(
+        f"{wrong}: no such file; nearest: {small}; presets in {ROOT}/configs: demo."
+    )
+    monkeypatch.chdir(ROOT)
+    (line,) = mistakes(wrong)
+    assert "; presets: configs/demo.toml, configs/gemma" in line
 
 
 @pytest.mark.parametrize(
@@ -120,7 +201,10 @@ def test_six_mistakes_at_once(write: Write) -> None:
             "(maximum length of a completion)"
         ),
         f"{path}: learner.lr = -1: must be a number, above 0; nearest valid: just above 0",
-        f"{path}: learner.seed: unknown; did you mean run.seed?",
+        (
+            f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
+            "or eval.sets.0.seed?"
+        ),
         f'{path}: plan.platform = "cpus": must be one of "cpu", "tpu", "gpu"; nearest valid: "cpu"',
     )
 
@@ -152,10 +236,6 @@ def test_every_preset_loads_and_opens_with_its_command(preset: str) -> None:
     first_line = path.read_text(encoding="utf-8").splitlines()[0]
     assert first_line.startswith("#")
     assert f"python -m launch.train {preset}" in first_line
-
-
-def test_the_named_presets_exist() -> None:
-    assert {"configs/demo.toml", "configs/gemma3_1b_gsm8k_v5e8.toml"} <= set(presets())
 
 
 def test_the_tpu_preset_divides_its_rows_evenly() -> None:
@@ -223,9 +303,9 @@ def test_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -
 
 
 def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
-    settings = json.loads(config_to_json(load_config("configs/demo.toml")))
-    settings["plan"]["rollout_rows"] = settings["plan"].pop("slots")
-    (tmp_path / "config.json").write_text(json.dumps(settings), encoding="utf-8")
+    tree = json.loads(config_to_json(load_config("configs/demo.toml")))
+    tree["plan"]["rollout_rows"] = tree["plan"].pop("slots")
+    (tmp_path / "config.json").write_text(json.dumps(tree), encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path)
     (line,) = caught.value.mistakes

@@ -25,7 +25,7 @@ budget.steps=none; .time=9x
 data.train.split=train
     data.train.split: applies to hub datasets only
 data.test.split=none
-    data.test.path: is not a .jsonl or .parquet file
+    data.test.path: is not a file (.jsonl, .json, .csv, .parquet)
 data.answer_pattern=#### .+
     data.answer_pattern: needs a group
 data.answer_pattern=(
@@ -156,6 +156,14 @@ eval.every_steps=5
     eval.every_steps: needs data.validation
 data.validation.path=v.jsonl
     data.validation: has no effect without eval.every_steps or eval.every_minutes
+data.train.path=none
+    data.train.path: missing; a source needs path, or reasoning_gym with size and seed
+data.train.size=5
+    data.train.size: has no effect without reasoning_gym; remove it
+data.train.reasoning_gym=chain_sum; .size=5; .seed=1
+    data.train.path: does not apply with reasoning_gym; remove it
+data.train.path=none; .reasoning_gym=chain_sum; .size=5
+    data.train.seed: missing; reasoning_gym needs it, with another seed for each split
 wandb.mode=disabled; .entity=me
     wandb.entity: has no effect with wandb.mode = "disabled"
 """

@@ -69,7 +69,7 @@ steps = 2
 
 [checkpoint]
 every_steps = 2
-"""
+""".replace("launch/demo", f"{PROJECT}/launch/demo")
 
 DATA = "launch/demo/data"
 VALIDATED = [

@@ -93,6 +93,27 @@ def test_a_mixture_and_demonstrations_are_shown(
     ]
 
 
+def test_messages_and_absent_answers_are_shown(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    turns = [{"role": "user", "content": "tom has 1"}, {"role": "assistant", "content": "apples"}]
+    asked = [*turns, {"role": "user", "content": "how many?"}]
+    write_rows(request_file.parent / "train.jsonl", [{"messages": asked}, {"messages": asked}])
+    write_rows(request_file.parent / "test.jsonl", [{"messages": turns}])
+    settings = [
+        "--prompt.template={messages}",
+        "--rollout.max_prompt_tokens=200",
+        "--plan.micro_batch_tokens=208",
+    ]
+    out, err = shown(capsys, str(request_file), *settings)
+    assert err == ""
+    assert re.search(r"^train, prompt 1: \d+ tokens, no reference answer$", out, re.MULTILINE)
+    assert "\n  user> 'tom has 1'\n  assistant> 'apples'\n  user> 'how many?'\n" in out
+    assert "train: no reference answers\n" in out
+    assert "train: 1 prompts are repeated with no answer: 1=2\n" in out
+    assert "tokens, answer 'apples'\n" in out
+
+
 def test_a_prompt_ends_with_the_answer_prefix(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -31,7 +31,8 @@ def project(tmp_path: Path) -> Path:
     (tmp_path / "launch").mkdir()
     for name in ("Makefile", "launch/find_python.sh", "launch/make_venv.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt"):
+    requirements = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
+    for name in ("pyproject.toml", *requirements):
         (tmp_path / name).touch()
     for name in ("one", "two"):
         path = tmp_path / name
@@ -64,7 +65,7 @@ def run(project: Path, *arguments: str, python: str | None = "one") -> tuple[int
 
 
 def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]]:
-    """Runs make; returns its status, the environments made and the files installed."""
+    """Runs make; returns its status, the environments made, and what is installed (`.`: this)."""
     log = project / "log"
     log.unlink(missing_ok=True)
     status, _ = run(project, target, python=python)
@@ -73,27 +74,27 @@ def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]
 
 
 def test_an_environment_is_made_and_filled_once(project: Path) -> None:
-    assert make(project, ".venv/.runtime", "one") == (0, ["one", "requirements.txt"])
+    assert make(project, ".venv/.runtime", "one") == (0, ["one", ".", "requirements.txt"])
     assert make(project, ".venv/.runtime", "one") == (0, [])
     assert make(project, ".venv/.runtime", None) == (0, [])
 
 
 def test_another_python_means_another_environment(project: Path) -> None:
     make(project, ".venv/.runtime", "one")
-    assert make(project, ".venv/.runtime", "two") == (0, ["two", "requirements.txt"])
+    assert make(project, ".venv/.runtime", "two") == (0, ["two", ".", "requirements.txt"])
 
 
 def test_an_interrupted_installation_is_repeated(project: Path) -> None:
     (project / "broken-pip").touch()
-    assert make(project, ".venv/.runtime", "one") == (2, ["one", "requirements.txt"])
+    assert make(project, ".venv/.runtime", "one") == (2, ["one", "."])
     (project / "broken-pip").unlink()
-    assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
+    assert make(project, ".venv/.runtime", "one") == (0, [".", "requirements.txt"])
 
 
 def test_an_environment_that_does_not_run_is_made_anew(project: Path) -> None:
     make(project, ".venv/.runtime", "one")
     (project / ".venv/bin/python").unlink()
-    assert make(project, ".venv/.runtime", "one") == (0, ["one", "requirements.txt"])
+    assert make(project, ".venv/.runtime", "one") == (0, ["one", ".", "requirements.txt"])
 
 
 def test_changed_requirements_are_installed(project: Path) -> None:
@@ -103,13 +104,22 @@ def test_changed_requirements_are_installed(project: Path) -> None:
     assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
 
 
+def test_a_changed_package_is_installed_without_its_requirements(project: Path) -> None:
+    make(project, ".venv/.runtime", "one")
+    stamp = (project / ".venv/.package").stat().st_mtime
+    os.utime(project / "pyproject.toml", (stamp + 5, stamp + 5))
+    assert make(project, ".venv/.runtime", "one") == (0, ["."])
+    log = (project / "log").read_text(encoding="utf-8")
+    assert "--no-deps --editable ." in log
+
+
 def test_the_development_environment_holds_the_runtime(project: Path) -> None:
-    assert make(project, ".venv/.dev", "one") == (0, ["one", "requirements-dev.txt"])
+    assert make(project, ".venv/.dev", "one") == (0, ["one", ".", "requirements-dev.txt"])
     assert make(project, ".venv/.runtime", "one") == (0, [])
 
 
 def test_accelerator_dependencies_are_installed_by_name(project: Path) -> None:
-    assert make(project, "install-tpu", "one") == (0, ["one", "requirements-tpu.txt"])
+    assert make(project, "install-tpu", "one") == (0, ["one", ".", "requirements-tpu.txt"])
     assert make(project, "install-tpu", "one") == (0, [])
 
 

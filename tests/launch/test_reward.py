@@ -197,6 +197,33 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     ]
 
 
+def test_data_without_reference_answers(
+    config: Path, check: Check, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("train", "test"):
+        write_rows(config.parent / f"{name}.jsonl", [{"question": f"{name} {n}"} for n in range(3)])
+    figures = check(functions("style"), status=0)
+    assert (figures["has_references"], figures["findings"]) == (False, [])
+    assert "the rows have no reference answers: what compares" in capsys.readouterr().out
+    assert main([str(config)]) == 2
+    assert "'correct' needs reference answers: data.train" in capsys.readouterr().err
+
+
+def test_rows_in_chat_format(config: Path, check: Check):
+    def turns(first: int) -> dict[str, object]:
+        texts = {"user": f"{first} + 2?", "assistant": f"{first + 2}"}
+        return {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
+
+    write_rows(config.parent / "train.jsonl", [turns(n) for n in range(10, 14)])
+    write_rows(config.parent / "test.jsonl", [turns(n) for n in range(20, 22)])
+    case = {"completion": "<answer>7</answer>", "row": turns(5), "expect": {"correct": 1}}
+    write_rows(config.parent / "cases.jsonl", [case])
+    settings = ["--prompt.template={messages}", "--cases=cases.jsonl"]
+    figures = check(*settings, status=0)
+    assert figures["probes"][0]["columns"]["correct"]["mean"] == 1.0
+    assert figures["findings"] == []
+
+
 def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFixture[str]):
     def refused(*arguments: str) -> list[str]:
         assert main([str(config), *arguments]) == 2
@@ -240,10 +267,7 @@ def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
     assert train.main([str(request_path), "--dry-run"]) == 0
     shown = capsys.readouterr()
     assert shown.err == ""
-    assert (
-        "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples.<end_of_turn>\n"
-        "    <start_of_turn>model\n    \nits reference answer: '0'\n{\n"
-    ) in shown.out
+    assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out
     parts = functions("any_number", "fails_on_empty", "short_is_good")
     assert train.main([str(request_path), parts, "--dry-run"]) == 0
     shown = capsys.readouterr()

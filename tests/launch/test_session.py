@@ -35,6 +35,7 @@ from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
+from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
     Disk,
@@ -200,11 +201,13 @@ def test_failing_rewards_exit_with_1_and_one_sentence(
 ):
     config, disk = make_config(tmp_path), Disk()
     session = Session(config, disk)
-    session.scorer.functions["correct"] = lambda inputs: [float("nan")] * len(inputs)
+    session.scorer.forms["correct"] = recognise(lambda inputs: [float("nan")] * len(inputs), {})
     assert session.run() == 1
     told = (
-        "step 1: 4 of 4 rollouts (100.0%) have no reward, more than rewards.max_excluded_share = "
-        "0.5 allows: 'correct' failed 4 times, first: returned nan"
+        "alarm excluded: step 1: 100.0% of the rollouts have no reward, above "
+        "alarms.excluded.above = 0.5; the run stops with a checkpoint; reward/excluded/CAUSE has "
+        "the share of each cause, rewards.log has the errors: 'correct' failed 4 times, first: "
+        "returned nan"
     )
     shown = capsys.readouterr()
     assert shown.err == told + "\n"

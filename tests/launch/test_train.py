@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Only tests of reward functions start the process that imports them."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if "reward_functions" not in request.node.name:
-        monkeypatch.setattr(preparation, "_check_rewards", lambda _: None)
+        monkeypatch.setattr(preparation, "_check_rewards", lambda _: [])
 
 
 @pytest.fixture
@@ -219,6 +218,12 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
         "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
         "train: 6 prompts",
         "test: 4 prompts",
+        "prompt of row 1:",
+        "    <start_of_turn>user",
+        "    tom has 0 apples.<end_of_turn>",
+        "    <start_of_turn>model",
+        "    ",
+        "its reference answer: '0'",
     ]
     resolved = json.loads("{" + printed)
     assert resolved["run"]["dir"] == str(request_path.parent / "runs")
@@ -303,36 +308,34 @@ def test_missing_reward_functions(refused: Refused):
     )
     assert lines == [
         (
-            "rewards.functions: 'rewards.correctness:exact_anwser': rewards.correctness has no "
+            "rewards.functions: rewards.correctness:exact_anwser: rewards.correctness has no "
             "'exact_anwser'; nearest in rewards.correctness: 'exact_answer'"
         ),
         (
-            "rewards.functions: 'my_rewards:length': no module 'my_rewards'; nearest in Python's "
-            "path: 'rewards'"
+            "rewards.functions: my_rewards:length: no module 'my_rewards'; nearest in Python's "
+            "path: 'rewards'; name a file of yours by its path: my_rewards.py:function"
         ),
     ]
 
 
 def test_reward_functions_are_not_imported_into_the_driver(
-    request_path: Path, started: list[Prepared], monkeypatch: pytest.MonkeyPatch
+    request_path: Path, started: list[Prepared]
 ):
     (request_path.parent / "loud_rewards.py").write_text(
         "import sys\nprint('loud')\ndef length(inputs): return [0.0 for _ in inputs]\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(request_path.parent)]))
-    function = ["--rewards.functions.0.function", "loud_rewards:length"]
+    loud = request_path.parent / "loud_rewards.py"
+    function = ["--rewards.functions.0.function", f"{loud}:length"]
     assert train.main([str(request_path), *function]) == 0
     assert len(started) == 1
     assert "loud_rewards" not in sys.modules
 
 
-def test_reward_functions_whose_import_ends_python(
-    request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
-):
+def test_reward_functions_whose_import_ends_python(request_path: Path, refused: Refused):
     (request_path.parent / "fatal_rewards.py").write_text("import os\nos._exit(7)\n")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(request_path.parent)]))
-    assert refused("--rewards.functions.0.function", "fatal_rewards:f") == [
-        "rewards.functions: importing them ended Python with status 7"
+    fatal = f"{request_path.parent / 'fatal_rewards.py'}:f"
+    assert refused("--rewards.functions.0.function", fatal) == [
+        f"rewards.functions: {fatal}: its process ended with status 7"
     ]
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.load import load_config
 from launch import upload
 from launch.upload import user_modules
 from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
@@ -56,7 +57,7 @@ def test_only_modules_and_their_imports_are_found(folder: Path):
     ]
     assert found(folder, "pkg.constants:one") == ["pkg/__init__.py", "pkg/constants.py"]
     assert found(folder, "unused:f") == ["unused.py"]
-    assert found(folder, "rewards.format:well_formed", "numpy:array") == []
+    assert found(folder, "rewards.format:well_formed", "numpy:array", "/a/my_rewards.py:f") == []
 
 
 def test_a_file_with_the_path_of_a_project_file_is_never_uploaded(folder: Path):
@@ -108,13 +109,36 @@ def test_all_missing_modules_are_reported_at_once(folder: Path):
     ]
 
 
+def test_the_configuration_of_a_job_has_absolute_paths(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(folder)
+    for name in ("settings", "upload"):
+        (folder / name).mkdir()
+    text = CONFIG.format(name="mine", runs="runs").replace(f"{PROJECT}/launch/demo", "demo")
+    text = text.replace("rewards.correctness:exact_answer", "own.py:near")
+    (folder / "settings/my.toml").write_text(text)
+    upload_to = ["upload", "settings/my.toml", "--data.test.path", "test.csv", "--extend", "1h"]
+    assert upload.main(upload_to) == 0
+    assert capsys.readouterr().out == "mine\n"
+    # Moved to another machine's temporary folder, and read with the same arguments.
+    monkeypatch.chdir((folder / "upload").rename(folder / "job"))
+    monkeypatch.setenv("GEMMA_GRPO_HOME", str(folder))
+    config = load_config("submitted", [("data.test.path", "test.csv")])
+    assert config.model.path == f"{folder}/settings/demo/tiny_gemma3"
+    assert config.data.train.path == f"{folder}/settings/demo/data/train.jsonl"
+    assert config.data.test.path == f"{folder}/test.csv"
+    assert config.rewards.functions[0].function == f"{folder}/settings/own.py:near"
+    assert config.run.dir == f"{folder}/runs"
+
+
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def submit(folder: Path) -> Submit:
     """Submits a configuration in the user's folder without a cluster."""
-    text = CONFIG.format(name="mine", runs="runs").replace("launch/demo", f"{PROJECT}/launch/demo")
+    text = CONFIG.format(name="mine", runs="runs")
 
     def run(function: str) -> subprocess.CompletedProcess[str]:
         (folder / "my.toml").write_text(text.replace("rewards.correctness:exact_answer", function))
@@ -146,7 +170,7 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     )
     done = submit("mine:good")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "'mine:good': importing mine raises FileNotFoundError" in done.stderr
+    assert "mine:good: importing mine raises FileNotFoundError" in done.stderr
     assert "words.txt" in done.stderr
     # The job does not have the Python path of this shell.
     (folder / "elsewhere").mkdir()

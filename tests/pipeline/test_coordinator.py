@@ -291,7 +291,9 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
         assert len(inputs) == len(given)
         return [
             {
-                "correct": Outcome(value, f"raised {n}" if value is None else None),
+                "correct": Outcome.failed("raised", f"raised {n}")
+                if value is None
+                else Outcome(value),
                 "format": Outcome(0.0, None),
             }
             for n, value in enumerate(given, start=1)
@@ -314,7 +316,7 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
     assert run.folder.summary is not None
     assert run.folder.summary["faults"] == {"reward_errors": 3, "skipped_updates": 0}
     assert run.events("reward_errors") == [
-        {"step": 1, "name": "correct", "count": 3, "first": "raised 3"}
+        {"step": 1, "name": "correct", "count": 3, "causes": {"raised": 3}, "first": "raised 3"}
     ]
     assert run.folder.summary["samples"] == 8
 

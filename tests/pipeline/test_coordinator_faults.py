@@ -28,7 +28,7 @@ def broken(process: Process, fails: Mapping[int, int]) -> Process:
     async def failing(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         scored = await score(inputs)
         for row in scored[: fails.get(process.coordinator.progress.step, 0)]:
-            row["correct"] = Outcome(None, "raised KeyError: 'x'")
+            row["correct"] = Outcome.failed("raised", "raised KeyError: 'x'")
         return scored
 
     process.scorer.score = failing  # type: ignore[method-assign]
@@ -42,8 +42,9 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     config, disk = make_config(tmp_path, **STEPS), Disk()
     run = broken(Process(config, disk=disk), {0: 1, 1: 2, 2: 3})
     why = (
-        r"step 3: 3 of 4 rollouts \(75\.0%\) have no reward, more than rewards\.max_excluded_share "
-        r"= 0\.5 allows: 'correct' failed 3 times, first: raised KeyError: 'x'$"
+        r"^alarm excluded: step 3: 75\.0% of the rollouts have no reward, above "
+        r"alarms\.excluded\.above = 0\.5; the run stops with a checkpoint; reward/excluded/.*: "
+        r"'correct' failed 3 times, first: raised KeyError: 'x'$"
     )
     with pytest.raises(TrainingStopped, match=why):
         run.run()
@@ -65,7 +66,7 @@ def test_invariant_7_a_stopped_run_repeats_the_same_step(tmp_path: Path):
     config, disk = make_config(tmp_path, **STEPS), Disk()
     for _ in range(2):
         run = broken(Process(config, disk=disk), {2: 4})
-        with pytest.raises(TrainingStopped, match="step 3: 4 of 4 rollouts"):
+        with pytest.raises(TrainingStopped, match=r"step 3: 100\.0% of the rollouts"):
             run.run()
         assert (max(disk), run.learner.version) == (2, 2)
     # With the fixed reward function the run equals one without errors.
@@ -76,14 +77,15 @@ def test_invariant_7_a_stopped_run_repeats_the_same_step(tmp_path: Path):
 
 @pytest.mark.parametrize(("most", "stops"), [(0.0, True), (0.25, False), (1.0, False)])
 def test_a_resume_may_change_the_allowed_share(tmp_path: Path, most: float, stops: bool):
-    config = make_config(tmp_path, rewards={"max_excluded_share": most}, budget={"steps": 1})
+    alarms = {"excluded": {"above": most}}
+    config = make_config(tmp_path, alarms=alarms, budget={"steps": 1})
     run = broken(Process(config, disk=Disk()), {0: 4 if most == 1 else 1})
     if stops:
-        with pytest.raises(TrainingStopped, match="step 1: 1 of 4 rollouts"):
+        with pytest.raises(TrainingStopped, match=r"step 1: 25\.0% of the rollouts"):
             run.run()
     else:
         assert run.run() == "finished"
-    RunFolder.of(config).check(make_config(tmp_path, rewards={"max_excluded_share": 0.75}))
+    RunFolder.of(config).check(make_config(tmp_path, alarms={"excluded": {"action": "log"}}))
 
 
 def test_a_part_of_weight_0_never_stops_a_run(tmp_path: Path):
@@ -106,7 +108,7 @@ def test_all_rounds_of_a_step_count(tmp_path: Path):
     rollout |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
     config = make_config(tmp_path, budget={"steps": 2}, rollout=rollout)
     run = broken(Process(config, disk=Disk(), data=make_data(train=8)), {0: 4})
-    with pytest.raises(TrainingStopped, match="step 1: 8 of 8 rollouts"):
+    with pytest.raises(TrainingStopped, match=r"step 1: 100\.0% of the rollouts"):
         run.run()
     assert len(run.folder.read_rollouts("step_000001") or []) == 8
 
@@ -127,11 +129,11 @@ def test_rollouts_sampled_ahead_are_checked_before_the_update(tmp_path: Path):
         ) -> list[dict[str, Outcome]]:
             scored = await score(inputs)
             drawn = {call for call in run.script.calls if "generate:train 2" in call}
-            lost = Outcome(None, "returned nan")
+            lost = Outcome.failed("not_finite", "returned nan")
             return [{**row, "correct": lost} for row in scored] if drawn else scored
 
         run.scorer.score = failing  # type: ignore[method-assign]
-        with pytest.raises(TrainingStopped, match="step 3: 4 of 4 rollouts"):
+        with pytest.raises(TrainingStopped, match=r"step 3: 100\.0% of the rollouts"):
             run.run()
         assert (max(disk), run.learner.version) == (2, 2)
 
@@ -203,7 +205,7 @@ def test_steps_whose_advantages_overflow_are_skipped_updates(tmp_path: Path):
     async def huge(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         scored = await score(inputs)
         for number, row in enumerate(scored):
-            row["correct"] = Outcome(1e308 if number % 2 else -1e308, None)
+            row["correct"] = Outcome(1e308 if number % 2 else -1e308)
         return scored
 
     update = run.learner.update

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.schema import Prompt
-from rewards.base import RewardInput, Tags
+from rewards.base import Tags
 from rewards.format import is_well_formed, well_formed
 
 TAGS = Tags.of(Prompt())
@@ -49,9 +49,6 @@ def test_tags_are_not_regular_expressions():
 
 
 def test_the_reward_is_one_or_zero():
-    inputs = [
-        RewardInput("", GOOD, "eos", "", {}, TAGS),
-        RewardInput("", GOOD, "length", "", {}, TAGS),
-        RewardInput("", "2", "eos", "", {}, TAGS),
-    ]
-    assert well_formed(inputs) == [1.0, 0.0, 0.0]
+    assert well_formed(GOOD, stop_reason="eos", tags=TAGS) == 1.0
+    assert well_formed(GOOD, stop_reason="length", tags=TAGS) == 0.0
+    assert well_formed("2", stop_reason="eos", tags=TAGS) == 0.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
 import pytest
 
 from rewards.correctness import exact_answer
-from rewards.resolve import resolve
+from rewards.resolve import resolve, source_sha256
 
 
 def test_a_function_is_found():
@@ -30,47 +31,37 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (
             "rewards.corectness:exact_answer",
-            (
-                "'rewards.corectness:exact_answer': no module 'rewards.corectness'; nearest in "
-                "rewards: 'correctness'"
-            ),
+            ("no module 'rewards.corectness'; nearest in rewards: 'correctness'"),
         ),
         (
             "rewards.correctness:exact_anwser",
             (
-                "'rewards.correctness:exact_anwser': rewards.correctness has no 'exact_anwser'; "
+                "rewards.correctness has no 'exact_anwser'; "
                 "nearest in rewards.correctness: 'exact_answer'"
             ),
         ),
         (
             "rewardz.correctness:exact_answer",
-            (
-                "'rewardz.correctness:exact_answer': no module 'rewardz'; nearest in Python's "
-                "path: 'rewards'"
-            ),
+            ("no module 'rewardz'; nearest in Python's path: 'rewards'"),
         ),
         (
             "rewards.correctness.exact:answer",
-            "'rewards.correctness.exact:answer': no module 'rewards.correctness.exact'",
+            "no module 'rewards.correctness.exact'",
         ),
-        ("rewards.correctness", "'rewards.correctness' is not of the form module:function"),
+        ("rewards.correctness", "is not of the form file.py:function or module:function"),
         (
             "broken_rewards:one",
-            (
-                "'broken_rewards:one': importing broken_rewards raises ZeroDivisionError: "
-                "division by zero"
-            ),
+            ("importing broken_rewards raises ZeroDivisionError: division by zero"),
         ),
         (
             "leaving_rewards:one",
-            "'leaving_rewards:one': importing leaving_rewards raises SystemExit: 0",
+            "importing leaving_rewards raises SystemExit: 0",
         ),
-        ("wrong_rewards:one", "'wrong_rewards:one': importing wrong_rewards raises SyntaxError"),
+        ("wrong_rewards:one", "importing wrong_rewards raises SyntaxError"),
         (
             "needy_rewards:one",
-            "'needy_rewards:one': needy_rewards needs 'no_such_package': No module named",
+            "needy_rewards needs 'no_such_package': No module named",
         ),
-        ("my_rewards:LIMIT", "'my_rewards:LIMIT' is of type int, not a function"),
         ("my_rewards:lenght", "my_rewards has no 'lenght'; nearest in my_rewards: 'length'"),
     ],
 )
@@ -78,3 +69,30 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unusable_function_is_reported(function: str, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
         resolve(function)
+
+
+def test_a_file_is_loaded_by_path_whatever_its_name(tmp_path: Path):
+    (tmp_path / "helper.py").write_text("VALUE = 7\n")
+    (tmp_path / "rewards.py").write_text(
+        "import helper\ndef own(completion): return helper.VALUE\n"
+    )
+    own = resolve(f"{tmp_path}/rewards.py:own")
+    assert callable(own)
+    assert own("x") == 7
+    assert resolve("rewards.correctness:exact_answer") is exact_answer
+    assert resolve(f"{tmp_path}/rewards.py:own") is own
+
+
+def test_a_missing_file_names_the_nearest_one(tmp_path: Path):
+    (tmp_path / "my_rewards.py").write_text("")
+    with pytest.raises(ValueError, match=r"no file .*/my_reward.py; nearest in .*'my_rewards.py'"):
+        resolve(f"{tmp_path}/my_reward.py:one")
+
+
+def test_the_hash_is_that_of_the_defining_file(tmp_path: Path):
+    text = "def one(completion): return 1.0\nclass Two: ...\n"
+    (tmp_path / "file.py").write_text(text)
+    expected = hashlib.sha256(text.encode()).hexdigest()
+    for name in ("one", "Two"):
+        assert source_sha256(resolve(f"{tmp_path}/file.py:{name}")) == expected
+    assert source_sha256(len) is None

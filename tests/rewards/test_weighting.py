@@ -6,27 +6,43 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rewards.base import Outcome
 from rewards.weighting import combine, shuffle_rewards
+
+DIED = Outcome.failed("died", "its process ended")
+
+
+def parts(**values: float | None) -> dict[str, Outcome]:
+    return {name: Outcome(value) for name, value in values.items()}
 
 
 def test_the_reward_is_the_weighted_sum():
-    assert combine({"answer": 1.0, "format": 0.5}, weights={"answer": 2.0, "format": -1.0}) == 1.5
+    found = combine(parts(answer=1.0, format=0.5), weights={"answer": 2.0, "format": -1.0})
+    assert found == 1.5
 
 
-def test_a_part_without_a_value_leaves_no_reward():
-    assert combine({"answer": 1.0, "format": None}, weights={"answer": 1.0, "format": 0.1}) is None
+def test_invariant_6_a_part_with_an_error_leaves_no_reward():
+    weights = {"answer": 1.0, "format": 0.1}
+    assert combine({**parts(answer=1.0), "format": DIED}, weights=weights) is None
+
+
+def test_invariant_6_a_part_that_does_not_apply_is_left_out_of_the_sum():
+    weights = {"answer": 1.0, "format": 0.5}
+    assert combine(parts(answer=None, format=2.0), weights=weights) == 1.0
+    assert combine(parts(answer=None, format=None), weights=weights) is None
 
 
 def test_a_part_of_weight_0_changes_nothing():
     weights = {"answer": 2.0, "seen": 0.0}
-    for seen in (None, 0.0, 1e308, -3.0):
-        assert combine({"answer": 0.5, "seen": seen}, weights=weights) == 1.0
-    assert combine({"answer": None, "seen": 1.0}, weights=weights) is None
+    for seen in (Outcome(None), DIED, Outcome(1e308), Outcome(-3.0)):
+        assert combine({**parts(answer=0.5), "seen": seen}, weights=weights) == 1.0
+    assert combine({"answer": DIED, **parts(seen=1.0)}, weights=weights) is None
+    assert combine(parts(seen=1.0), weights={"seen": 0.0}) == 0.0
 
 
 def test_parts_and_weights_must_have_equal_names():
     with pytest.raises(ValueError, match=r"reward parts \['a'\] but weights for \['b'\]"):
-        combine({"a": 1.0}, weights={"b": 1.0})
+        combine(parts(a=1.0), weights={"b": 1.0})
 
 
 REWARDS = st.lists(st.one_of(st.none(), st.floats(-5, 5)), max_size=20)

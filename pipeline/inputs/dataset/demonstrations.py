@@ -14,7 +14,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.contracts.rollouts import Demonstration
 from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong, report_lines
-from pipeline.inputs.dataset.sources import read_rows
+from pipeline.inputs.dataset.sources import Columns, read_rows
 from pipeline.inputs.text.prompts import PromptMaker
 
 
@@ -64,9 +64,10 @@ def load_demonstrations(
 ) -> LoadedDemonstrations:
     """Loads the rows of `sft.train`.
 
-    A completion is the text of the completion column and its end token: `<end_of_turn>` with turns,
-    `<eos>` with plain prompts. With `prompt.answer_prefix` the text must begin with the prefix,
-    which becomes part of the prompt, as in GRPO; the rest is the completion.
+    A completion is the text of the completion column, or without that column the last turn of a row
+    in chat format, and its end token: `<end_of_turn>` with turns, `<eos>` with plain prompts. With
+    `prompt.answer_prefix` the text must begin with the prefix, which becomes part of the prompt, as
+    in GRPO; the rest is the completion.
 
     Args:
         config: names the source and the length limits.
@@ -92,7 +93,7 @@ def load_demonstrations(
 
     made, malformed, too_long = read_rows(
         source,
-        columns=(*maker.columns, column),
+        columns=Columns.of_prompts(maker.prompt.template).with_completions(column),
         where="sft.train",
         policy=config.data.malformed,
         make=make,
@@ -138,13 +139,18 @@ class _Encoder:
 
     def encode(self, row: Row) -> np.ndarray | Malformed:
         """The completion's tokens, int32 `seq`; Malformed if the policy cannot generate them."""
-        text = str(row.values[self._column])
+        where, text = f"column {self._column!r}", str(row.values.get(self._column))
+        if self._column not in row.values:
+            if row.reply is None:
+                return Malformed(
+                    row.number, f"the last turn is the user's, and there is no {where}"
+                )
+            where, text = "the last turn", row.reply
         if not text.startswith(self._prefix):
             what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
-            return Malformed(row.number, f"column {self._column!r} {what}")
+            return Malformed(row.number, f"{where} {what}")
         tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
         for token in tokens.tolist():
             if token in self._reserved:
-                what = f"column {self._column!r} contains the {self._reserved[token]}"
-                return Malformed(row.number, what)
+                return Malformed(row.number, f"{where} contains the {self._reserved[token]}")
         return np.append(tokens, self._end).astype(np.int32)

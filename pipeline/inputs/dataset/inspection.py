@@ -122,11 +122,12 @@ def token_lines(tokens: np.ndarray, *, tokenizer: Tokenizer, width: int) -> Iter
 
 
 def prompt_lines(name: str, prompt: Prompt, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    """One prompt token by token, with its row and its reference answer."""
-    yield f"{name}, prompt {prompt.id}: {len(prompt.tokens)} tokens, answer {prompt.answer!r}"
-    for column, value in prompt.row.items():
-        text = f"  {column}: {value!r}"
-        yield text if len(text) <= width else f"{text[: width - 4]} ..."
+    """One prompt token by token, with its row, its messages and its reference answer."""
+    answer = "no reference answer" if prompt.answer is None else f"answer {prompt.answer!r}"
+    yield f"{name}, prompt {prompt.id}: {len(prompt.tokens)} tokens, {answer}"
+    texts = [f"  {column}: {value!r}" for column, value in prompt.row.items()]
+    texts += [f"  {one['role']}> {one['content']!r}" for one in prompt.messages or ()]
+    yield from (text if len(text) <= width else f"{text[: width - 4]} ..." for text in texts)
     yield "  prompt tokens:"
     yield from token_lines(prompt.tokens, tokenizer=tokenizer, width=width)
 
@@ -141,20 +142,28 @@ def demonstration_lines(one: Demonstration, *, tokenizer: Tokenizer, width: int)
 
 
 def answer_lengths(name: str, split: LoadedSplit, *, tokenizer: Tokenizer) -> str:
-    """Lengths of the reference answers."""
-    lengths = [len(tokenizer.encode(prompt.answer)) for prompt in split.prompts]
-    return f"{name}, tokens of the reference answers: {_numbers(lengths)}"
+    """Lengths of the reference answers, and how many prompts have none."""
+    answers = [prompt.answer for prompt in split.prompts if prompt.answer is not None]
+    if not answers:
+        return f"{name}: no reference answers"
+    absent = len(split.prompts) - len(answers)
+    return (
+        f"{name}, tokens of the reference answers: "
+        f"{_numbers([len(tokenizer.encode(answer)) for answer in answers])}"
+        + (f"; {absent} prompts have none" if absent else "")
+    )
 
 
 def repetitions(name: str, split: LoadedSplit) -> Iterator[str]:
-    """Repeated prompts of a split, grouped by whether their answers agree."""
+    """Repeated prompts of a split, grouped by whether their answers, if any, agree."""
     by_text: dict[str, list[Prompt]] = {}
     for prompt in split.prompts:
         by_text.setdefault(prompt.text, []).append(prompt)
     repeated = [group for group in by_text.values() if len(group) > 1]
     agreeing = [group for group in repeated if len({prompt.answer for prompt in group}) == 1]
+    answered = any(prompt.answer is not None for prompt in split.prompts)
     for what, groups in (
-        ("one answer", agreeing),
+        ("one answer" if answered else "no answer", agreeing),
         ("different answers", [group for group in repeated if group not in agreeing]),
     ):
         if groups:

@@ -18,7 +18,7 @@ from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.demonstrations import load_demonstrations
 from pipeline.inputs.dataset.order import max_per_step, normalized_weights
 from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong
-from pipeline.inputs.dataset.sources import read_rows
+from pipeline.inputs.dataset.sources import Columns, read_rows
 from pipeline.inputs.dataset.splits import (
     EVAL_SET_PREFIX,
     MIXTURE_PREFIX,
@@ -28,7 +28,6 @@ from pipeline.inputs.dataset.splits import (
     prompt_texts,
     without_overlaps,
 )
-from pipeline.inputs.text.chat import template_columns
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 
@@ -44,7 +43,7 @@ class SplitSpec:
         source: the dataset.
         where: the setting that names the source, for messages.
         maker: makes the prompts.
-        answer_column: column with the reference answer.
+        answer_column: column with the reference answer, which a dataset without answers lacks.
         answer_pattern: regular expression of the answer in that column; None: the whole column.
         mixture_name: name of the source in the mixture; None without a mixture.
         first_id: offset from a row's number to the prompt's id.
@@ -57,6 +56,12 @@ class SplitSpec:
     answer_pattern: str | None
     mixture_name: str | None = None
     first_id: int = 0
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of prompts and reference answers."""
+        columns = Columns.of_prompts(self.maker.prompt.template)
+        return columns.with_answers(self.answer_column, pattern=self.answer_pattern)
 
     @staticmethod
     def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> SplitSpec:
@@ -101,24 +106,34 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
         DataError: if a source cannot be read, lacks a column or has malformed rows.
     """
     data, found = config.data, MistakeCollector()
-    named = _training_sources(data) | _tests(config)
-    sources = {setting_name(name): (source, data.answer_column) for name, source in named.items()}
-    if data.validation is not None:
-        sources["data.validation"] = data.validation, data.answer_column
-    if config.sft.train is not None:
-        sources["sft.train"] = config.sft.train, config.sft.completion_column
-    for where, (source, default) in sources.items():
-        template, column = None, None
-        if isinstance(source, NamedSource):
-            template, column = source.template, source.answer_column
-        columns = list[str]()
-        if template is not None or intact("prompt.template"):
-            columns += template_columns(template or config.prompt.template)
-        if column is not None or intact("data.answer_column", "sft.completion_column"):
-            columns.append(column or default)
+
+    def check(where: str, source: Source, columns: Columns) -> None:
+        read = partial(read_rows, columns=columns, where=where, make=lambda row: row)
         if intact(where.partition(" ")[0]):
-            check = partial(read_rows, columns=columns, where=where, make=lambda row: row)
-            found.attempt(check, source, policy=data.malformed)
+            found.attempt(read, source, policy=data.malformed)
+
+    def prompts(template: str | None = None) -> Columns:
+        if template is None and not intact("prompt.template"):
+            return Columns(())
+        return Columns.of_prompts(template or config.prompt.template)
+
+    sources = _training_sources(data) | _tests(config)
+    if data.validation is not None:
+        sources["validation"] = data.validation
+    for name, source in sources.items():
+        column, pattern, columns = data.answer_column, data.answer_pattern, prompts()
+        known = intact("data.answer_column", "data.answer_pattern")
+        if isinstance(source, NamedSource):
+            columns, known = prompts(source.template), known or source.answer_column is not None
+            column = source.answer_column or column
+            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+        columns = columns.with_answers(column, pattern=pattern) if known else columns
+        check(setting_name(name), source, columns)
+    if config.sft.train is not None:
+        columns = prompts()
+        if intact("sft.completion_column"):
+            columns = columns.with_completions(config.sft.completion_column)
+        check("sft.train", config.sft.train, columns)
     found.raise_if_any(DataError)
 
 
@@ -219,7 +234,7 @@ def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
 
     prompts, malformed, too_long = read_rows(
         spec.source,
-        columns=(*spec.maker.columns, spec.answer_column),
+        columns=spec.columns,
         where=spec.where,
         policy=config.data.malformed,
         make=make,
@@ -244,9 +259,11 @@ def extract_reference(text: str, *, pattern: str | None) -> str | None:
 
 def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
     column, pattern = spec.answer_column, spec.answer_pattern
-    answer = extract_reference(str(row.values[column]), pattern=pattern)
-    if answer is None:
-        return Malformed(row.number, f"column {column!r} has no match of the pattern {pattern!r}")
+    text = row.values.get(column, row.reply)
+    answer = None if text is None else extract_reference(str(text), pattern=pattern)
+    if answer is None and (text is not None or pattern is not None):
+        where = f"column {column!r}" if column in row.values else "the last turn"
+        return Malformed(row.number, f"{where} has no match of the pattern {pattern!r}")
     made = spec.maker.make(row)
     if isinstance(made, Malformed):
         return made
@@ -257,6 +274,7 @@ def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
         answer=answer,
         row=row.values,
         source=spec.mixture_name,
+        messages=row.messages,
     )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 SHOWN_ROWS = 10
@@ -22,12 +22,17 @@ class Row:
     """A valid row.
 
     Attributes:
-        number: number of the row, from 1; in a JSONL file the line number.
+        number: number of the row, from 1; in a JSONL or CSV file the line number.
         values: values by column; those of required columns are text.
+        messages: the turns of a prompt in chat format, each with "role" and "content": "system" at
+            most first, then "user" and "assistant" in turns, "user" last; None for other rows.
+        reply: the assistant's turn after them; None if there is none.
     """
 
     number: int
     values: Mapping[str, object]
+    messages: tuple[Mapping[str, str], ...] | None = None
+    reply: str | None = None
 
 
 @dataclass(frozen=True)
@@ -46,26 +51,90 @@ class TooLong:
     tokens: int
 
 
-def clean_row(row: Row, *, columns: Sequence[str]) -> Row | Malformed:
-    """The row with the values of `columns` as text; Malformed if one of them is invalid."""
+def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> Row | Malformed:
+    """The row with the values of `columns` as text; Malformed if one of them is invalid.
+
+    Args:
+        row: with the values of the dataset.
+        columns: required columns.
+        chat: column with the messages of a row in chat format; None: there is none.
+    """
     texts = {}
     for column in columns:
         value = row.values.get(column)
         if value is None:
-            state = "null" if column in row.values else "missing"
-            return Malformed(row.number, f"column {column!r} is {state}")
+            return _absent(row, column)
         if not isinstance(value, str | int | float):
             kind = type(value).__name__
             return Malformed(row.number, f"column {column!r} is a {kind}, not text or a number")
         if isinstance(value, float) and not math.isfinite(value):
             return Malformed(row.number, f"column {column!r} is {value}, not a number")
-        text = str(value)
-        if not text.strip():
-            return Malformed(row.number, f"column {column!r} is empty")
-        if not _is_unicode(text):
-            return Malformed(row.number, f"column {column!r} contains a lone surrogate")
-        texts[column] = text
-    return Row(row.number, {**row.values, **texts})
+        texts[column] = str(value)
+        problem = _text_problem(texts[column])
+        if problem:
+            return Malformed(row.number, f"column {column!r} {problem}")
+    cleaned = Row(row.number, {**row.values, **texts})
+    if chat is None:
+        return cleaned
+    if row.values.get(chat) is None:
+        return _absent(row, chat)
+    try:
+        messages = parse_messages(row.values[chat])
+    except ValueError as problem:
+        return Malformed(row.number, f"column {chat!r} {problem}")
+    replied = messages[-1]["role"] == "assistant"
+    return replace(
+        cleaned,
+        messages=messages[:-1] if replied else messages,
+        reply=messages[-1]["content"] if replied else None,
+    )
+
+
+def is_chat(value: object) -> bool:
+    """Whether a value is in chat format: a list that begins with a turn's role."""
+    return isinstance(value, list) and any(
+        isinstance(v, Mapping) and "role" in v for v in value[:1]
+    )
+
+
+def parse_messages(value: object) -> tuple[dict[str, str], ...]:
+    """The turns of a value in chat format, with their roles and texts alone.
+
+    Raises:
+        ValueError: saying which turn is invalid; the message follows the name of the column.
+    """
+    if not isinstance(value, list):
+        raise ValueError(f"is a {type(value).__name__}, not a list of messages")
+    messages = list[dict[str, str]]()
+    for number, message in enumerate(value, start=1):
+        where, last = f"has in message {number}", messages[-1]["role"] if messages else None
+        if not isinstance(message, Mapping):
+            raise ValueError(f"{where} a {type(message).__name__}, not a role and a content")
+        role, content = message.get("role"), message.get("content")
+        expected = {None: ["system", "user"], "user": ["assistant"]}.get(last, ["user"])
+        if role not in expected:
+            raise ValueError(f"{where} the role {role!r} instead of {' or '.join(expected)}")
+        if not isinstance(content, str):
+            kind = "no content" if content is None else f"a {type(content).__name__}"
+            raise ValueError(f"{where} {kind}, not text")
+        problem = _text_problem(content)
+        if problem:
+            raise ValueError(f"{where} a text that {problem}")
+        messages.append({"role": role, "content": content})
+    if not any(message["role"] == "user" for message in messages):
+        raise ValueError("has no message of the user")
+    return tuple(messages)
+
+
+def _absent(row: Row, column: str) -> Malformed:
+    state = "null" if column in row.values else "missing"
+    return Malformed(row.number, f"column {column!r} is {state}")
+
+
+def _text_problem(text: str) -> str | None:
+    if not text.strip():
+        return "is empty"
+    return None if _is_unicode(text) else "contains a lone surrogate"
 
 
 def refuse_malformed(

@@ -1,4 +1,4 @@
-"""Reads the rows of a split from a JSONL or Parquet file, or from the hub, with `datasets`.
+"""Reads the rows of a split: from a file, from the hub, or of reasoning-gym.
 
 Every malformed row is reported with its number and reason. Independent of prompts. The first read
 imports `datasets`, which is slow; importing this module is fast.
@@ -6,33 +6,78 @@ imports `datasets`, which is slow; importing this module is fast.
 
 from __future__ import annotations
 
-import difflib
 import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
+from configs.base import nearest_hint
 from configs.schema import Source
+from configs.task import ANSWER_COLUMN
+from pipeline.inputs.dataset.procedural import generate_rows
 from pipeline.inputs.dataset.rows import (
     DataError,
     Malformed,
     Row,
     TooLong,
     clean_row,
+    is_chat,
     refuse_malformed,
 )
-from pipeline.inputs.text.chat import check_columns
+from pipeline.inputs.dataset.text_files import PARSERS, Parsed
+from pipeline.inputs.text.chat import check_columns, sole_column, template_columns
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a dataset whose values are text or numbers.
+
+    Attributes:
+        required: columns that it must have.
+        chat: that one of `required` which may be in chat format. If one row has messages there,
+            all must have them.
+        required_in_chat: columns that a dataset in chat format must have.
+        optional: further columns that are checked if it has them.
+    """
+
+    required: tuple[str, ...]
+    chat: str | None = None
+    required_in_chat: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_prompts(template: str) -> Columns:
+        """The columns of `prompt.template`."""
+        return Columns(template_columns(template), sole_column(template))
+
+    def with_completions(self, column: str) -> Columns:
+        """With a column that the last turn may replace in chat format."""
+        required, optional = (*self.required, column), (*self.optional, column)
+        return replace(self, required=required, optional=optional)
+
+    def with_answers(self, column: str, *, pattern: str | None) -> Columns:
+        """With the column of the reference answers, which a dataset may lack if it is the default.
+
+        A pattern needs answers: then only the last turn may replace the column.
+        """
+        if column != ANSWER_COLUMN:
+            required, in_chat = (*self.required, column), (*self.required_in_chat, column)
+            return replace(self, required=required, required_in_chat=in_chat)
+        if pattern is not None:
+            return self.with_completions(column)
+        return replace(self, optional=(*self.optional, column))
 
 
 def read_rows(
     source: Source,
     *,
-    columns: Sequence[str],
+    columns: Columns,
     where: str,
     policy: Literal["refuse", "skip"],
     make: Callable[[Row], T | Malformed | TooLong],
@@ -41,7 +86,7 @@ def read_rows(
 
     Args:
         source: the dataset.
-        columns: required columns, with text or numbers; their values become text.
+        columns: whose values become text.
         where: the setting that names the source, for error messages.
         policy: `data.malformed`.
         make: what a row becomes.
@@ -51,60 +96,58 @@ def read_rows(
         ones.
 
     Raises:
-        DataError: if the source cannot be read, has no rows, or lacks one of `columns`; or if there
-            are malformed rows and `policy` refuses them.
+        DataError: if the source cannot be read, has no rows, or lacks a required column; or if
+            there are malformed rows and `policy` refuses them.
     """
-    is_jsonl = source.path.endswith(".jsonl")
-    if is_jsonl:
-        raw, malformed = parse_jsonl(_existing(source, where=where), limit=source.limit)
+    is_text = source.is_file and Path(source.title).suffix in PARSERS
+    if is_text:
+        raw, malformed = _parse(source, where=where)
     else:
-        raw, malformed = _load(source, where=where), []
+        raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
     if not raw and not malformed:
-        raise DataError(f"{where}: {source.path} has no rows")
-    columns = tuple(dict.fromkeys(columns))
+        raise DataError(f"{where}: {source.title} has no rows")
+    present = {name for row in raw for name in row.values}
+    chat = columns.chat
+    if chat is not None and not any(is_chat(row.values.get(chat)) for row in raw):
+        chat = None
+    required = columns.required if chat is None else columns.required_in_chat
     if raw:
-        present = {name for row in raw for name in row.values}
         try:
-            check_columns(columns, present=present, where=f"{where}: {source.path}")
+            check_columns(required, present=present, where=f"{where}: {source.title}")
         except ValueError as error:
-            raise DataError(str(error)) from None
-    cleaned = [clean_row(row, columns=columns) for row in raw]
+            raise DataError(f"{error}{_chat_hint(raw[0])}") from None
+    optional = (name for name in columns.optional if name in present)
+    texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
+    cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
     rows = [row for row in cleaned if isinstance(row, Row)]
-    made = [make(row) for row in (_through_datasets(rows) if is_jsonl and rows else rows)]
+    made = [make(row) for row in (_through_datasets(rows) if is_text and rows else rows)]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
-    refuse_malformed(malformed, path=source.path, where=where, policy=policy)
+    refuse_malformed(malformed, path=source.title, where=where, policy=policy)
     too_long = tuple(one for one in made if isinstance(one, TooLong))
     usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
     return usable, tuple(malformed), too_long
 
 
-def parse_jsonl(path: Path, *, limit: int | None) -> tuple[list[Row], list[Malformed]]:
-    """Parses a file line by line, so that malformed lines are reported; blank lines are skipped.
+def _parse(source: Source, *, where: str) -> Parsed:
+    path = _existing(source, where=where)
+    try:
+        return PARSERS[path.suffix](path, source.limit)
+    except ValueError as error:
+        raise DataError(f"{where}.path: {path}: {error}") from None
 
-    Args:
-        path: the file.
-        limit: maximum number of rows to read, including malformed ones.
-    """
-    rows, malformed = list[Row](), list[Malformed]()
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
-        if not line.strip():
-            continue
-        if limit is not None and len(rows) + len(malformed) == limit:
-            break
-        try:
-            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-        except UnicodeDecodeError:
-            malformed.append(Malformed(number, "not UTF-8"))
-        except (ValueError, RecursionError) as error:
-            malformed.append(Malformed(number, f"not JSON: {error}"))
-        else:
-            if isinstance(value, dict):
-                rows.append(Row(number, value))
-            else:
-                kind = type(value).__name__
-                malformed.append(Malformed(number, f"a {kind}, not an object with columns"))
-    return rows, malformed
+
+def _generate(source: Source, *, where: str) -> list[Row]:
+    """Generates the rows of a dataset of reasoning-gym."""
+    name, size, seed = source.reasoning_gym, source.size, source.seed
+    assert name is not None
+    assert size is not None
+    assert seed is not None
+    try:
+        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    return [Row(number, values) for number, values in enumerate(rows, start=1)]
 
 
 def _load(source: Source, *, where: str) -> list[Row]:
@@ -125,7 +168,7 @@ def _load(source: Source, *, where: str) -> list[Row]:
 
 
 def _through_datasets(rows: Sequence[Row]) -> list[Row]:
-    """Converts rows as `datasets` does, so that JSONL files give the same rows as other sources.
+    """Converts rows as `datasets` does, so that text files give the same rows as other sources.
 
     Missing columns become None. A column whose values have no common Arrow type becomes JSON text.
     """
@@ -138,17 +181,22 @@ def _through_datasets(rows: Sequence[Row]) -> list[Row]:
             except (TypeError, ValueError, OverflowError):
                 columns[name] = [None if v is None else json.dumps(v) for v in values]
         dataset = datasets.Dataset.from_dict(columns)
-        return [Row(row.number, v) for row, v in zip(rows, dataset, strict=True)]
+        return [replace(row, values=v) for row, v in zip(rows, dataset, strict=True)]
+
+
+def _chat_hint(row: Row) -> str:
+    """The template for rows in chat format, for the end of a message; empty for other rows."""
+    for column, value in row.values.items():
+        if is_chat(value):
+            return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
+    return ""
 
 
 def _existing(source: Source, *, where: str) -> Path:
-    path = Path(source.path)
+    path = Path(source.title)
     if path.is_file():
         return path
-    beside = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    nearest = difflib.get_close_matches(path.name, beside, n=1)
-    hint = f"; nearest: {path.parent / nearest[0]}" if nearest else ""
-    raise DataError(f"{where}.path: no file {source.path}{hint}")
+    raise DataError(f"{where}.path: no file {path}{nearest_hint(path)}")
 
 
 def _explain(error: Exception, *, source: Source, where: str) -> str:
@@ -159,7 +207,7 @@ def _explain(error: Exception, *, source: Source, where: str) -> str:
     if isinstance(error, ConnectionError):
         return (
             f"{where}: the hub cannot be reached for {source.path!r} ({what}); connect to the "
-            "network, or download the dataset and set path to its .jsonl or .parquet file"
+            "network, or download the dataset and set path to its file"
         )
     named = f"{source.path!r} (subset {source.subset!r}, split {source.split!r})"
     if "gated" in what:

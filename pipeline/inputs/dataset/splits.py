@@ -33,6 +33,18 @@ class LoadedSplit:
     duplicates: int
     overlaps: int = 0
 
+    @property
+    def without_answer(self) -> str | None:
+        """How many prompts have no reference answer, in words; None: all have one."""
+        count = sum(prompt.answer is None for prompt in self.prompts)
+        if not count:
+            return None
+        columns = sorted({name for prompt in self.prompts for name in prompt.row})
+        return (
+            f"{count} of {len(self.prompts)} prompts have no reference answer; name its column "
+            f"with data.answer_column (of {columns})"
+        )
+
 
 @dataclass(frozen=True)
 class LoadedData:

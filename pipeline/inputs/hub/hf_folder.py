@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from configs.base import nearest_hint
 from pipeline.inputs.hub.hf_config import is_multimodal, text_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -71,7 +72,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         ValueError: if it is not a file with a JSON object.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"model.path: no folder {folder}")
+        raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     path = folder / "config.json"
     if path.exists() and not path.is_file():
         raise ValueError(f"model.path: {path} is not a file")
@@ -187,7 +188,7 @@ def check_folder(folder: Path) -> list[str]:
         ValueError: with the damaged or unsupported files.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"model.path: no folder {folder}")
+        raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     checkpoint = flax_folder(folder)
     if checkpoint is None or (folder / "config.json").exists():
         read_text_config(folder)

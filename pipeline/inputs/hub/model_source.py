@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.base import nearest_hint
 from configs.schema import Model
 
 HF, KAGGLE = "hf://", "kaggle://"
@@ -62,9 +63,9 @@ def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
         return _from_kaggle(path, setting=setting)
     found = Path(path)
     if setting == "model.path" and not found.is_dir():
-        raise FileNotFoundError(f"{setting}: no folder {path}")
+        raise FileNotFoundError(f"{setting}: no folder {path}{nearest_hint(found)}")
     if not found.exists():
-        raise FileNotFoundError(f"{setting}: no file or folder {path}")
+        raise FileNotFoundError(f"{setting}: no file or folder {path}{nearest_hint(found)}")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Renders the prompt text of a dataset row: template, few-shot examples and chat turns.
+"""Renders the prompt text of a dataset row: template or messages, few-shot examples, chat turns.
 
 Training and evaluation share this code. Only `prompt.template` is a template: braces in the system
 text or in the data are literal.
@@ -82,6 +82,14 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(columns)
 
 
+def sole_column(template: str) -> str | None:
+    """The column of a template that is nothing else; None for other templates."""
+    parts = _parse(template)
+    columns = [column for _, column in parts if column is not None]
+    is_sole = len(columns) == 1 and not any(literal.strip() for literal, _ in parts)
+    return columns[0] if is_sole else None
+
+
 def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str) -> None:
     """Refuses columns that the dataset lacks.
 
@@ -118,34 +126,48 @@ def _nearest_pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str
     return found
 
 
-def render(prompt: Prompt, row: Mapping[str, object], *, template: ChatTemplate | None) -> str:
+def render(
+    prompt: Prompt,
+    row: Mapping[str, object],
+    *,
+    template: ChatTemplate | None,
+    messages: Sequence[Mapping[str, str]] | None = None,
+) -> str:
     """Renders the prompt of `row`, without <bos>; the model's completion follows it.
 
-    Few-shot examples (`prompt.shots`) precede the question, each as a user turn and a model turn;
-    `prompt.system` begins the first user turn. In plain text the two parts of an example are
-    concatenated, and an empty line ends it.
+    Few-shot examples (`prompt.shots`) precede the question, each as a user turn and a model turn.
+    The first user turn begins with `prompt.system`, then the system message, if any: Gemma has no
+    turn of the system. In plain text the two parts of an example are concatenated, and an empty
+    line ends it.
 
     Args:
         prompt: the prompt settings.
         row: the columns of the dataset's row.
         template: the chat template of the model's folder, used with `prompt.turn = "auto"`; None:
             Gemma's turns.
+        messages: the turns in place of the question, as in `Row.messages`, not for plain text;
+            None: the question is `prompt.template` with the columns of `row`.
 
     Raises:
         ValueError: if `prompt.template` is invalid or contains a column that `row` lacks, or if the
             chat template cannot be rendered.
     """
-    check_columns(template_columns(prompt.template), present=row, where="the row")
-    question = "".join(
-        literal + ("" if column is None else str(row[column]))
-        for literal, column in _parse(prompt.template)
-    )
-    opening = f"{prompt.system}\n\n" if prompt.system else ""
+    if messages is None:
+        check_columns(template_columns(prompt.template), present=row, where="the row")
+        question = "".join(
+            literal + ("" if column is None else str(row[column]))
+            for literal, column in _parse(prompt.template)
+        )
+        messages = [{"role": "user", "content": question}]
+    system = [prompt.system] if prompt.system else []
+    system += [message["content"] for message in messages if message["role"] == "system"]
+    opening = "".join(f"{text}\n\n" for text in system)
+    spoken: list[Turn] = [(m["role"], m["content"]) for m in messages if m["role"] != "system"]
     if prompt.turn == "plain":
         shots = "".join(f"{shot.user}{shot.model}\n\n" for shot in prompt.shots)
-        return opening + shots + question
+        return opening + shots + spoken[0][1]
     examples = [(("user", shot.user), ("assistant", shot.model)) for shot in prompt.shots]
-    turns = [*(turn for example in examples for turn in example), ("user", question)]
+    turns = [*(turn for example in examples for turn in example), *spoken]
     turns[0] = ("user", opening + turns[0][1])
     if prompt.turn == "auto" and template is not None:
         return template.render(turns)

@@ -6,7 +6,6 @@ splits and files. Malformed rows are reported, never fixed or truncated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,12 +73,19 @@ class PromptMaker:
 
     def make(self, row: Row) -> Rendered | Malformed:
         """The prompt of a row, or the reason why the row is malformed."""
+        texts = {column: str(row.values[column]) for column in self.columns}
+        if row.messages is not None:
+            texts = {self.columns[0]: "\n".join(one["content"] for one in row.messages)}
+            if self.prompt.turn == "plain":
+                what = 'has messages, which need turns; prompt.turn = "plain" has none'
+                return Malformed(row.number, f"column {self.columns[0]!r} {what}")
         if self.prompt.turn != "plain":
-            for column in self.columns:
-                problem = turn_token_in(row.values, column)
+            for column, text in texts.items():
+                problem = turn_token_in(text)
                 if problem:
-                    return Malformed(row.number, problem)
-        text = render(self.prompt, row.values, template=self.tokenizer.chat_template)
+                    return Malformed(row.number, f"column {column!r} {problem}")
+        template = self.tokenizer.chat_template
+        text = render(self.prompt, row.values, template=template, messages=row.messages)
         # Tokenized separately, so that the prompt's tokens do not depend on the prefix.
         own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
         tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
@@ -93,9 +99,9 @@ class PromptMaker:
         return self.prompt.answer_prefix + self.tokenizer.decode(completion.tokens)
 
 
-def turn_token_in(values: Mapping[str, object], column: str) -> str | None:
-    """Describes a turn token in a column's text, which would break the turns; None without one."""
+def turn_token_in(text: str) -> str | None:
+    """Describes a turn token in a text, which would break the turns; None without one."""
     for token in (START_OF_TURN, END_OF_TURN):
-        if token in str(values[column]):
-            return f"column {column!r} contains the turn token {token}"
+        if token in text:
+            return f"contains the turn token {token}"
     return None

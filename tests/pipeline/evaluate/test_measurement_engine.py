@@ -37,6 +37,9 @@ class EngineSampler:
     async def load(self, published: Published) -> str:
         raise NotImplementedError
 
+    async def finished(self) -> list[Completion]:
+        return []
+
     async def work(self) -> DecodeWork:
         return self.engine.work
 

@@ -113,6 +113,7 @@ IRRELEVANT = {
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
     *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "model_source")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
+    "rewards/base.py",
 }
 """Files that programs import but that do not change what is compiled."""
 

@@ -70,6 +70,9 @@ class BlockingSampler:
         self.then.set()
         return [completion(one, str(one.name.prompt_id)) for one in requests]
 
+    async def finished(self) -> list[Completion]:
+        return []
+
     async def work(self) -> DecodeWork:
         return DecodeWork({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
 

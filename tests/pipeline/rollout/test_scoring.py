@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,14 @@ from configs.schema import Prompt
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.scoring import SUM, reward_errors, reward_inputs, score_rollouts
+from pipeline.rollout.scoring import (
+    SUM,
+    EarlyScoring,
+    reward_errors,
+    reward_inputs,
+    score_rollouts,
+    stopping_error,
+)
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
 from tests.fakes import CharTokenizer, completion, make_config, make_prompts
@@ -28,29 +37,30 @@ def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Comp
     return completion(RolloutRequest(name, PROMPTS[prompt_id].tokens), text, ended=ended)
 
 
-def inputs_of(completions: list[Completion], **prompt: Any) -> list[RewardInput]:
+def inputs_of(completions: Sequence[Completion], **prompt: Any) -> list[RewardInput]:
     maker = PromptMaker(Prompt(**prompt), CharTokenizer())
     return reward_inputs(completions, PROMPTS, maker=maker, tags=TAGS)
 
 
 def test_a_reward_function_sees_the_text_and_its_own_prompt():
     first, second = inputs_of([drawn(3, 0, "six"), drawn(1, 0, "tw", ended=False)])
-    assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
-    assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS)
+    assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS, prompt_id=3)
+    assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS, prompt_id=1)
 
 
 def test_a_reward_function_sees_the_prefix_and_the_completion():
     (one,) = inputs_of([drawn(3, 0, "ix")], answer_prefix="s")
-    assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS)
+    assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS, prompt_id=3)
 
 
+DIED = Outcome.failed("died", "its process ended")
 GROUPS = [drawn(prompt, sample, f"{prompt}.{sample}") for prompt in (2, 1) for sample in range(2)]
 
 
 def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
     return [
         {
-            "correct": Outcome(value, None if value is not None else "died"),
+            "correct": Outcome(value) if value is not None else DIED,
             "format": Outcome(1.0, None),
         }
         for value in values
@@ -59,7 +69,7 @@ def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
 
 def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path):
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
-    rollouts, stats, _ = score_rollouts(
+    rollouts, stats = score_rollouts(
         GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
     )
     assert [rollout.completion for rollout in rollouts] == GROUPS
@@ -76,14 +86,14 @@ def test_groups_are_identified_by_name_even_if_incomplete(tmp_path: Path):
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
     config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
     completions = [later, *left]
-    rollouts, stats, _ = score_rollouts(
+    rollouts, stats = score_rollouts(
         completions, inputs_of(completions), outcomes(9.0, 1.0, 0.0, 0.5), config=config, step=0
     )
     advantages = [rollout.advantage for rollout in rollouts]
     assert advantages == pytest.approx([0, 0.5, -0.5, 0])
     assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
     nobody = score_rollouts([], [], [], config=config, step=0)
-    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0), {})
+    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
 
 
 def test_advantages_use_the_configured_formula(tmp_path: Path):
@@ -100,7 +110,7 @@ def test_advantages_use_the_configured_formula(tmp_path: Path):
 
 
 def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
-    rollouts, stats, _ = score_rollouts(
+    rollouts, stats = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
         outcomes(1.0, None, 0.0, 1.0),
@@ -119,7 +129,7 @@ def test_invariant_6_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
         {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
         {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
     ]
-    rollouts, stats, errors = score_rollouts(
+    rollouts, stats = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
         outcomes(1.0, None, 1e308, None),
@@ -128,7 +138,8 @@ def test_invariant_6_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
     )
     assert [rollout.reward for rollout in rollouts] == [0.5] * 4
     assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, None, 1e308, None]
-    assert errors == {"correct": ["died", "died"]}
+    assert reward_errors(rollouts) == {"correct": [DIED.error, DIED.error]}
+    assert [rollout.excluded for rollout in rollouts] == [None] * 4
     assert stats == GroupStats(mixed=0, all_equal=2, short=0, excluded=0)
 
 
@@ -146,7 +157,7 @@ def test_a_sum_that_overflows_is_an_error_of_the_sum(
         {"name": name, "function": "rewards.correctness:exact_answer", "weight": weight}
         for name, weight in zip(("correct", "format"), weights, strict=True)
     ]
-    rollouts, stats, errors = score_rollouts(
+    rollouts, stats = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
         outcomes(value, 0.0, 0.5, None),
@@ -156,9 +167,12 @@ def test_a_sum_that_overflows_is_an_error_of_the_sum(
     assert rollouts[0].rewards == {"correct": value, "format": 1.0}
     assert [rollout.reward is None for rollout in rollouts] == [True, False, False, True]
     assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
-    assert list(errors) == ["correct", SUM]
+    errors = reward_errors(rollouts)
+    assert errors["correct"] == [DIED.error]
     (found,) = errors[SUM]
-    assert found.startswith(error)
+    assert found.cause == "not_finite"
+    assert found.message.startswith(error)
+    assert [rollout.excluded for rollout in rollouts] == ["not_finite", None, None, "died"]
     assert stats.excluded == 2
 
 
@@ -177,7 +191,7 @@ def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
     )
     long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
     completions = [*GROUPS[:2], long, cut]
-    rollouts, stats, _ = score_rollouts(
+    rollouts, stats = score_rollouts(
         completions, inputs_of(completions), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
     )
     assert [rollout.rewards["overlong"] for rollout in rollouts] == [0.0, 0.0, -0.5, -1.0]
@@ -192,12 +206,104 @@ def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
     )
 
 
-def test_invariant_6_errors_are_kept_by_function():
-    good, died, nan = Outcome(1.0, None), Outcome(None, "died"), Outcome(None, "returned nan")
-    assert reward_errors(
-        [{"a": good, "b": good}, {"a": died, "b": good}, {"a": nan, "b": died}]
-    ) == {"a": ["died", "returned nan"], "b": ["died"]}
-    assert reward_errors([{"a": good}]) == {}
+def test_invariant_6_none_is_left_out_and_all_none_is_excluded(tmp_path: Path):
+    values = outcomes(1.0, 0.5, 0.0, 1.0)
+    values[1]["format"] = Outcome(None)
+    values[2] = {"correct": Outcome(None), "format": Outcome(None)}
+    config = make_config(tmp_path)
+    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.5, None, 1.1])
+    assert [rollout.excluded for rollout in rollouts] == [None, None, "not_applicable", None]
+    assert reward_errors(rollouts) == {}
+
+
+@pytest.mark.parametrize(
+    ("on_error", "rewards", "excluded"),
+    [
+        ("exclude", [None, 0.1, 0.6, 0.6], ["died", None, None, None]),
+        ("group", [None, None, 0.6, 0.6], ["died", "group", None, None]),
+    ],
+)
+def test_invariant_6_an_error_excludes_the_rollout_or_its_group(
+    tmp_path: Path, on_error: str, rewards: list[float | None], excluded: list[str | None]
+):
+    function = "rewards.correctness:exact_answer"
+    parts = [
+        {"name": "correct", "function": function, "on_error": on_error},
+        {"name": "format", "function": function, "weight": 0.1},
+    ]
+    config = make_config(tmp_path, rewards={"functions": parts})
+    values = outcomes(None, 0.0, 0.5, 0.5)
+    rollouts, stats = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
+    assert [rollout.excluded for rollout in rollouts] == excluded
+    assert stats.excluded == sum(reward is None for reward in rewards)
+
+
+def test_an_error_that_stops_names_part_and_prompt(tmp_path: Path):
+    function = "rewards.correctness:exact_answer"
+    parts = [
+        {"name": "correct", "function": function, "on_error": "stop"},
+        {"name": "format", "function": function},
+    ]
+    config = make_config(tmp_path, rewards={"functions": parts})
+    values = outcomes(1.0, 0.0, 0.5, 0.5)
+    values[0]["format"] = DIED
+    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    assert stopping_error(rollouts, config.rewards) is None
+    values[3]["correct"] = DIED
+    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    assert (
+        stopping_error(rollouts, config.rewards)
+        == "reward 'correct' failed for prompt 1: its process ended"
+    )
+
+
+def test_named_numbers_are_recorded_beside_their_sum(tmp_path: Path):
+    values = outcomes(1.0, 0.0, 0.5, 0.5)
+    values[0]["format"] = Outcome(1.5, named={"tags": 1.0, "steps": 0.5})
+    config = make_config(tmp_path)
+    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    assert rollouts[0].rewards == {
+        "correct": 1.0,
+        "format": 1.5,
+        "format/tags": 1.0,
+        "format/steps": 0.5,
+    }
+    assert rollouts[0].reward == pytest.approx(1.15)
+
+
+class CountingScorer:
+    """Scores a text by its length; counts how often it sees each."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        self.seen += [one.completion for one in inputs]
+        await asyncio.sleep(0)
+        return [{"length": Outcome(float(len(one.completion)))} for one in inputs]
+
+    async def notices(self) -> list[str]:
+        return []
+
+
+def test_rollouts_are_scored_when_they_end_and_only_once():
+    async def run() -> tuple[list[dict[str, Outcome]], list[str]]:
+        scorer = CountingScorer()
+        early = EarlyScoring(scorer, inputs_of)
+        early.add([drawn(2, 0, "abc"), drawn(1, 0, "a")])
+        early.add([])
+        early.add([drawn(2, 1, "abcd")])
+        await asyncio.sleep(0)
+        assert scorer.seen == ["abc", "a", "abcd"]
+        # The call was repeated with other sizes, and one rollout came out differently.
+        final = [drawn(1, 0, "b"), drawn(1, 1, "ab"), drawn(2, 0, "abc"), drawn(2, 1, "abcd")]
+        return await early.outcomes(inputs_of(final)), scorer.seen
+
+    scored, seen = asyncio.run(run())
+    assert [row["length"].value for row in scored] == [1, 2, 3, 4]
+    assert seen == ["abc", "a", "abcd", "b", "ab"]
 
 
 def test_the_shuffle_control_permutes_rewards_over_the_whole_step(tmp_path: Path):

@@ -9,158 +9,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest, VersionSpan
+from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import Answer, Evaluation
-from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.metrics import step_metrics
-from pipeline.run.records import Console, Records, accuracy_line, rollout_records
+from pipeline.run.records import Console, Records, accuracy_line
+from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import FRESH, FakeTracker, completion, make_config
+from rewards.base import RewardError
+from tests.fakes import FakeTracker, completion, make_config
 
-STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4, overflow=5)
 
-
-def rollout(text: str, correct: float | None, *, ended: bool = True) -> Rollout:
+def rollout(text: str) -> Rollout:
     request = RolloutRequest(RolloutName("train", 6, 9, len(text)), np.array([2, 5], np.int32))
-    drawn = completion(request, text, ended=ended, version=6)
-    reward = None if correct is None else correct + 0.5
     given = replace(NO_TEXT, completion=text)
-    return Rollout(drawn, given, {"correct": correct, "format": 0.5}, reward, 0.25)
+    return Rollout(completion(request, text), given, {"correct": 1.0}, 1.0, 0.25)
 
 
-ROLLOUTS = [rollout("abc", 1.0), rollout("a", None), rollout("", 0.0), rollout("abcdef", 0.5)]
-CUT = rollout("abcdef", None, ended=False)
-
-
-def test_a_steps_metrics():
-    metrics = step_metrics([*ROLLOUTS, CUT], STATS)
-    assert metrics == {
-        "reward/mean": pytest.approx(1.0),
-        "reward/std": pytest.approx((0.5 / 3) ** 0.5),
-        "reward/excluded_share": pytest.approx(2 / 5),
-        "reward/correct": pytest.approx(0.5),
-        "reward/correct_errors": 2.0,
-        "reward/format": 0.5,
-        "reward/format_errors": 0.0,
-        "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
-        "rollout/tokens_max": 7.0,
-        "rollout/ended_share": 0.8,
-        "rollout/stop_string_share": 0.0,
-        "groups/mixed": 1.0,
-        "groups/all_equal": 2.0,
-        "groups/short": 3.0,
-        "groups/excluded_rollouts": 4.0,
-        "groups/overflow": 5.0,
-    }
-
-
-def test_stop_string_endings_have_a_separate_share():
-    by_text = [
-        replace(one, completion=replace(one.completion, stop_reason="stop_string"))
-        for one in ROLLOUTS[:2]
-    ]
-    metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS)
-    assert metrics["rollout/ended_share"] == 0.75
-    assert metrics["rollout/stop_string_share"] == 0.5
-    assert rollout_records(by_text, tokens=False)[0]["stop_reason"] == "stop_string"
-
-
-def test_in_a_mixture_each_source_has_its_own_metrics():
-    sources = ["train", "more", "more", "train"]
-    mixed = [replace(one, source=name) for one, name in zip(ROLLOUTS, sources, strict=True)]
-    metrics = step_metrics(mixed, STATS)
-    own = {name: value for name, value in metrics.items() if name.count("/") == 2}
-    assert own == {
-        "reward/more/mean": 0.5,
-        "reward/more/std": 0.0,
-        "reward/more/excluded_share": 0.5,
-        "reward/more/correct": 0.0,
-        "reward/more/correct_errors": 1.0,
-        "reward/more/format": 0.5,
-        "reward/more/format_errors": 0.0,
-        "rollout/more/count": 2.0,
-        "rollout/more/tokens_mean": 1.5,
-        "reward/train/mean": 1.25,
-        "reward/train/std": 0.25,
-        "reward/train/excluded_share": 0.0,
-        "reward/train/correct": 0.75,
-        "reward/train/correct_errors": 0.0,
-        "reward/train/format": 0.5,
-        "reward/train/format_errors": 0.0,
-        "rollout/train/count": 2.0,
-        "rollout/train/tokens_mean": 5.5,
-    }
-    assert {name: metrics[name] for name in metrics.keys() - own.keys()} == step_metrics(
-        ROLLOUTS, STATS
-    )
-    assert rollout_records(mixed[1:2], tokens=False)[0]["source"] == "more"
-
-
-def test_a_step_without_any_reward_has_metrics_too():
-    metrics = step_metrics([CUT], STATS)
-    # An error is not a zero: without values there is no mean.
-    assert not {"reward/mean", "reward/std", "reward/correct"} & metrics.keys()
-    assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (1.0, 1.0)
-
-
-ROW = {
-    "prompt_id": 9,
-    "sample": 3,
-    "step": 6,
-    "versions": [6],
-    "version_tokens": [4],
-    "adapter_sha256": FRESH,
-    "text": "abc",
-    "num_tokens": 4,
-    "stop_reason": "eos",
-    "rewards": {"correct": 1.0, "format": 0.5},
-    "reward": 1.5,
-    "advantage": 0.25,
-}
-
-
-def test_a_rollouts_row():
-    assert rollout_records(ROLLOUTS[:1], tokens=False) == [ROW]
-    (row,) = rollout_records([CUT], tokens=False)
-    assert (row["stop_reason"], row["num_tokens"]) == ("length", 6)
-    assert (row["rewards"]["correct"], row["reward"]) == (None, None)
-
-
-def test_a_rollouts_row_with_tokens():
-    (row,) = rollout_records(ROLLOUTS[:1], tokens=True)
-    drawn = ROLLOUTS[0].completion
-    assert row == {
-        **ROW,
-        "prompt_tokens": [2, 5],
-        "tokens": [97, 98, 99, 1],
-        "logprobs": drawn.logprobs.tolist(),
-    }
-    assert np.array_equal(np.float32(row["logprobs"]), drawn.logprobs)
-    kept = replace(drawn, processed_logprobs=drawn.logprobs / 2)
-    (cut,) = rollout_records([replace(ROLLOUTS[0], completion=kept)], tokens=True)
-    assert cut == {**row, "processed_logprobs": (drawn.logprobs / 2).tolist()}
-    assert rollout_records([replace(ROLLOUTS[0], completion=kept)], tokens=False) == [ROW]
-
-
-def test_a_rollouts_row_has_the_version_of_each_span():
-    drawn = replace(
-        ROLLOUTS[0].completion, earlier_spans=(VersionSpan(4, "a", 1), VersionSpan(5, "b", 2))
-    )
-    assert rollout_records([replace(ROLLOUTS[0], completion=drawn)], tokens=False) == [
-        {**ROW, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
-    ]
-
-
-def test_a_step_without_rollouts_has_no_reward_metric():
-    assert step_metrics([], GroupStats(0, 0, 0, 0)) == {
-        "groups/mixed": 0.0,
-        "groups/all_equal": 0.0,
-        "groups/short": 0.0,
-        "groups/excluded_rollouts": 0.0,
-        "groups/overflow": 0.0,
-    }
-
-
+ROLLOUTS = [rollout("abc"), rollout("a")]
 METRICS = {
     "reward/mean": 0.12345,
     "reward/excluded_share": 0.0,
@@ -200,6 +64,14 @@ def test_a_mean_is_never_shown_without_the_excluded_share(
     assert shown == "step 7/9  reward 0.123 (96.4% excluded)  tokens 20.0  mixed 3  1.3 s\n"
 
 
+def test_scores_that_failed_are_counted_in_the_line_of_the_step(
+    records: Records, capsys: pytest.CaptureFixture[str]
+):
+    records.step(7, "step_000007", {**METRICS, "reward/errors": 12.0}, ROLLOUTS, tokens=False)
+    shown = capsys.readouterr().out
+    assert shown == "step 7/9  reward 0.123  errors 12  tokens 20.0  mixed 3  1.3 s\n"
+
+
 def test_metrics_that_are_not_finite_are_left_out(records: Records):
     bad = {"learner/loss": float("nan"), "learner/grad_norm": float("inf")}
     records.step(7, "step_000007", METRICS | bad, ROLLOUTS, tokens=False)
@@ -208,12 +80,6 @@ def test_metrics_that_are_not_finite_are_left_out(records: Records):
     assert records.folder.metrics == [{"step": 7, **METRICS}, {"step": 8, **sft}]
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS), (8, sft)]
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_mean_of_huge_rewards_is_no_error():
-    huge = [replace(one, reward=1.7e308) for one in ROLLOUTS]
-    assert step_metrics(huge, STATS)["reward/excluded_share"] == 0.0
 
 
 def test_a_skipped_update_names_the_file_that_keeps_its_batch(
@@ -265,15 +131,31 @@ def test_an_event_is_journaled_and_shown(records: Records, capsys: pytest.Captur
     assert capsys.readouterr().out == "export: there\n"
 
 
-def test_reward_errors_are_shown_with_the_first_reason(
+def test_the_first_error_of_each_kind_is_shown_and_all_are_journaled_by_cause(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    records.reward_errors(4, {"length": ["raised KeyError: 'x'", "returned nan"]})
-    (entry,) = records.folder.events("reward_errors")
-    assert (entry["step"], entry["name"], entry["count"]) == (4, "length", 2)
-    assert entry["first"] == "raised KeyError: 'x'"
-    told = "step 4: 2 rollout(s) without reward 'length': raised KeyError: 'x'\n"
-    assert capsys.readouterr().out == told
+    def raised(what: str, line: int) -> RewardError:
+        return RewardError("raised", f"raised ValueError: {what} (mine.py:{line})")
+
+    late = RewardError("timed_out", "took longer than 30 s")
+    records.reward_errors(4, {"length": [raised("'a'", 3), late, raised("'b'", 3)]})
+    records.reward_errors(5, {"length": [raised("'c'", 3), raised("'d'", 8)], "other": [late]})
+    log = records.folder.path / "rewards.log"
+    after = f"details in {log}; further errors like it are only counted\n"
+    assert capsys.readouterr().out == (
+        f"step 4: reward 'length' raised ValueError: 'a' (mine.py:3); {after}"
+        f"step 4: reward 'length' took longer than 30 s; {after}"
+        f"step 5: reward 'length' raised ValueError: 'd' (mine.py:8); {after}"
+        f"step 5: reward 'other' took longer than 30 s; {after}"
+    )
+    entries = list(records.folder.events("reward_errors"))
+    assert [(entry["step"], entry["name"], entry["count"]) for entry in entries] == [
+        (4, "length", 3),
+        (5, "length", 2),
+        (5, "other", 1),
+    ]
+    assert entries[0]["causes"] == {"raised": 2, "timed_out": 1}
+    assert entries[0]["first"] == "raised ValueError: 'a' (mine.py:3)"
 
 
 def test_a_comparison_is_shown(records: Records, capsys: pytest.CaptureFixture[str]):

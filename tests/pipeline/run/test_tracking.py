@@ -159,6 +159,8 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
         async with begun(tmp_path) as run:
             run.log(1, 2)
             run.tracker.log({"eval/test/accuracy": 0.5}, step=2)
+            run.tracker.alert("alarm excluded", "step 2: no rewards", level="ERROR")
+            run.tracker.alert("alarm all_equal", "step 2: no signal", level="WARN")
             run.log(3)
             run.tracker.summarize({"steps": 3})
             await run.tracker.finish(exit_status=130)
@@ -169,6 +171,10 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
     asyncio.run(work())
     assert [(row["_step"], row["loss"]) for row in server.rows()] == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert server.rows()[1]["eval/test/accuracy"] == 0.5
+    assert server.alerts == [
+        ("ERROR", "alarm excluded", "step 2: no rewards"),
+        ("WARN", "alarm all_equal", "step 2: no signal"),
+    ]
     assert server.exit_status == 130
 
 

@@ -18,6 +18,7 @@ class WandbServer(ThreadingHTTPServer):
     Attributes:
         fault: how requests fail from now on; None: they succeed.
         history: lines of the run's history by their number.
+        alerts: severity, title and text of each alert.
         exit_status: of the run, once it has ended.
         complete: set when the run has ended.
     """
@@ -28,6 +29,7 @@ class WandbServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.fault: Fault | None = None
         self.history: dict[int, str] = {}
+        self.alerts: list[tuple[str, str, str]] = []
         self.exit_status: int | None = None
         self.complete = threading.Event()
         self.healed = threading.Event()
@@ -70,6 +72,9 @@ class WandbServer(ThreadingHTTPServer):
             return {"model": {**project, "bucket": bucket if self.history else None}}
         if operation == "UpsertBucket":
             return {"upsertBucket": {"bucket": bucket, "inserted": not self.history}}
+        if operation == "NotifyScriptableRunAlert":
+            self.alerts.append((given["severity"], given["title"], given["text"]))
+            return {"notifyScriptableRunAlert": {"success": True}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in given["files"]]
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}

@@ -106,6 +106,12 @@ def test_reference_answers_are_measured():
     line = answer_lengths("test", _split("a", "b"), tokenizer=Pieces())
     expected = "2 of 1 to 1, median 1, 99% at most 1"
     assert line == f"test, tokens of the reference answers: {expected}"
+    some, none = _split("a", "b"), _split("a")
+    some = replace(some, prompts=(some.prompts[0], replace(some.prompts[1], answer=None)))
+    none = replace(none, prompts=(replace(none.prompts[0], answer=None),))
+    shown = answer_lengths("test", some, tokenizer=Pieces())
+    assert shown.endswith("answers: 1 of 1 to 1, median 1, 99% at most 1; 1 prompts have none")
+    assert answer_lengths("test", none, tokenizer=Pieces()) == "test: no reference answers"
 
 
 def test_repetitions_with_one_answer_and_with_several():

@@ -261,7 +261,7 @@ def test_a_hub_dataset_gives_the_same_rows(tokenizer: Tokenizer, monkeypatch: py
             (
                 "data.train: the hub cannot be reached for 'openai/gsm8k' (Couldn't reach "
                 "'openai/gsm8k' on the Hub); connect to the network, or download the dataset and "
-                "set path to its .jsonl or .parquet file"
+                "set path to its file"
             ),
         ),
         (
@@ -453,14 +453,14 @@ def test_reading_a_dataset_loads_neither_jax_nor_ray(tmp_path: Path):
 import sys
 from configs.schema import Source
 from pipeline.inputs.dataset.load import load_data
-from pipeline.inputs.dataset.sources import read_rows
+from pipeline.inputs.dataset.sources import Columns, read_rows
 from pathlib import Path
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 assert "datasets" not in sys.modules
 read_tokenizer(Path({str(tmp_path)!r}))
 rows, *_ = read_rows(
     Source(path={path!r}),
-    columns=("question",),
+    columns=Columns(("question",)),
     where="data.train",
     policy="refuse",
     make=lambda row: row,

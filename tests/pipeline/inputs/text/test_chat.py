@@ -16,6 +16,7 @@ from pipeline.inputs.text.chat import (
     ChatTemplate,
     check_columns,
     read_chat_template,
+    sole_column,
     template_columns,
 )
 from pipeline.inputs.text.chat import render as render_with
@@ -116,6 +117,38 @@ def test_few_shot_examples_are_turns_of_user_and_model():
         "<start_of_turn>model\n2<end_of_turn>\n"
         "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
     )
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + {1}?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+]
+
+
+@pytest.mark.parametrize("template", [None, GEMMA2, GEMMA3])
+def test_messages_replace_the_question(template: str | None):
+    prompt = Prompt(system="Think.", shots=SHOTS[:1], template="{messages}")
+    chat_template = None if template is None else ChatTemplate(Path("folder/file"), template)
+    turns = (
+        "<start_of_turn>user\n1 + {1}?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nAnd 2 + 2?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    shot = "1 + 1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+    found = render_with(prompt, {}, template=chat_template, messages=MESSAGES)
+    assert found == f"<start_of_turn>user\nThink.\n\nBe brief.\n\n{shot}{turns}"
+    prompt = Prompt(template="{messages}")
+    found = render_with(prompt, {}, template=chat_template, messages=MESSAGES)
+    assert found == turns.replace("user\n", "user\nBe brief.\n\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "column"),
+    [("{a}", "a"), ("\n{a}\n", "a"), ("{a}?", None), ("{a}{b}", None), ("{{}}{a}", None)],
+)
+def test_the_sole_column_of_a_template(template: str, column: str | None):
+    assert sole_column(template) == column
 
 
 def test_few_shot_examples_in_plain_text_are_concatenated():

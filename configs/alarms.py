@@ -1,0 +1,148 @@
+"""Settings of the alarms: a table for each rule, with its threshold and what the alarm does.
+
+`pipeline/control/alarms.py` evaluates the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from configs.base import Problem, Table
+
+Action = Literal["off", "log", "checkpoint", "stop"]
+
+_STEPS = "consecutive steps beyond the threshold that raise the alarm"
+_ACTION = (
+    "what the alarm does. off: nothing; log: journal, console and W&B; checkpoint: also a "
+    "checkpoint after the step; stop: the run stops with a checkpoint"
+)
+
+
+class AlarmRule(Table):
+    """A rule: `steps` consecutive steps beyond the threshold `above` or `below`."""
+
+    bound: ClassVar[Literal["above", "below"]] = "above"
+
+    steps: int = Field(10, ge=1, description=_STEPS)
+    action: Action = Field("log", description=_ACTION)
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Every setting has an effect."""
+        if self.action == "off":
+            yield from self.unused("steps", self.bound, why='with action = "off"')
+
+    @property
+    def threshold(self) -> float:
+        """The value of `above` or `below`."""
+        found: float = getattr(self, self.bound)
+        return found
+
+    def exceeds(self, value: float) -> bool:
+        """Whether a value is beyond the threshold."""
+        return value > self.threshold if self.bound == "above" else value < self.threshold
+
+
+class Excluded(AlarmRule):
+    """Rollouts without a reward."""
+
+    above: float = Field(0.5, ge=0, le=1, description="share of a step's rollouts without a reward")
+    steps: int = Field(1, ge=1, description=_STEPS)
+    action: Action = Field("stop", description=_ACTION)
+
+
+class AllEqual(AlarmRule):
+    """Groups without a learning signal."""
+
+    above: float = Field(
+        0.95, ge=0, le=1, description="share of the groups with rewards that are all equal"
+    )
+
+
+class AlwaysFailing(AlarmRule):
+    """A part of the reward that fails."""
+
+    above: float = Field(
+        0.99, ge=0, le=1, description="share of the rollouts for which a part failed"
+    )
+    steps: int = Field(3, ge=1, description=_STEPS)
+
+
+class AlwaysNone(AlarmRule):
+    """A part of the reward that never applies."""
+
+    above: float = Field(
+        0.99, ge=0, le=1, description="share of the rollouts for which a part returned None"
+    )
+    steps: int = Field(3, ge=1, description=_STEPS)
+
+
+class VarianceGone(AlarmRule):
+    """Rewards that no longer differ within groups."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.1,
+        gt=0,
+        description="mean standard deviation of the rewards within groups, relative to the first "
+        "10 steps",
+    )
+
+
+class Dominating(AlarmRule):
+    """One part of the reward that leaves the others without influence."""
+
+    above: float = Field(
+        0.999,
+        ge=0,
+        le=1,
+        description="share of one part in the variance of the weighted parts within groups, in "
+        "groups in which at least two parts differ",
+    )
+
+
+class RisingWhileValidationFalls(AlarmRule):
+    """A part of the reward that rises while the validation metric falls."""
+
+    above: float = Field(
+        1.5,
+        ge=0,
+        description="how far the last validation is below the best one, in half-widths of the "
+        "best one's 95% interval, while a part's mean has risen since",
+    )
+
+
+class LengthCorrelation(AlarmRule):
+    """A reward that measures little but the length."""
+
+    above: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="absolute correlation of the weighted reward and the completion's tokens",
+    )
+
+
+class Alarms(Table):
+    """Rules that watch the run, each with a threshold and an action."""
+
+    excluded: Excluded = Field(Excluded(), description=Excluded.__doc__)
+    all_equal: AllEqual = Field(AllEqual(), description=AllEqual.__doc__)
+    always_failing: AlwaysFailing = Field(AlwaysFailing(), description=AlwaysFailing.__doc__)
+    always_none: AlwaysNone = Field(AlwaysNone(), description=AlwaysNone.__doc__)
+    variance_gone: VarianceGone = Field(VarianceGone(), description=VarianceGone.__doc__)
+    dominating: Dominating = Field(Dominating(), description=Dominating.__doc__)
+    rising_while_validation_falls: RisingWhileValidationFalls = Field(
+        RisingWhileValidationFalls(), description=RisingWhileValidationFalls.__doc__
+    )
+    length_correlation: LengthCorrelation = Field(
+        LengthCorrelation(), description=LengthCorrelation.__doc__
+    )
+
+    def rule(self, name: str) -> AlarmRule:
+        """The settings of a rule."""
+        found: AlarmRule = getattr(self, name)
+        return found

@@ -1,0 +1,314 @@
+"""Alarms: rules over the metrics of a run's steps.
+
+A rule is a function in `RULES` and a table in `configs/alarms.py`. The function returns the values
+that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
+are not known. It is evaluated once in a step, as soon as its metrics are there: before the update
+those of rollouts, after it those of the learner.
+
+An alarm is raised in the last of `steps` consecutive steps beyond the threshold, and again only
+after a step that is not beyond it. Steps without a value neither count nor interrupt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from statistics import fmean
+from typing import Any
+
+from configs.alarms import Action
+from configs.schema import Config
+from pipeline.contracts.decisions import JournalEntry
+
+START_STEPS = 10
+"""GRPO steps with which `variance_gone` compares."""
+
+_ACTIONS: Mapping[Action, str] = {
+    "checkpoint": "; a checkpoint follows",
+    "stop": "; the run stops with a checkpoint",
+}
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """A decision: report that a rule applies, and act.
+
+    Attributes:
+        rule: its table in `alarms`.
+        part: the part of the reward; "" for the whole run.
+        step: counted from 1.
+        value: beyond the threshold.
+        threshold: the setting.
+        action: what follows.
+        text: what happened, where to look, what to do.
+    """
+
+    rule: str
+    part: str
+    step: int
+    value: float
+    threshold: float
+    action: Action
+    text: str
+
+    @property
+    def title(self) -> str:
+        """Rule and part."""
+        return f"alarm {self.rule} {self.part}".strip()
+
+    @property
+    def journal(self) -> tuple[JournalEntry, ...]:
+        """The event `alarm`."""
+        facts = {name: value for name, value in vars(self).items() if name != "text"}
+        return (JournalEntry("alarm", facts, self.text),)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validation result.
+
+    Attributes:
+        step: training steps before it.
+        value: the metric that selects the best version.
+        half_width: of its 95% interval, to the low side.
+    """
+
+    step: int
+    value: float
+    half_width: float
+
+    @staticmethod
+    def of(evaluated: Mapping[str, Any]) -> Validation | None:
+        """Reads the journal entry of an evaluation; None if its metric has no value or interval."""
+        value, interval = evaluated["accuracy"], evaluated["ci95"]
+        if value is None or interval is None:
+            return None
+        return Validation(evaluated["step"], value, value - interval[0])
+
+
+@dataclass(frozen=True)
+class History:
+    """What rules know of a run.
+
+    Attributes:
+        config: of the run.
+        metrics: of this step.
+        rows: metrics of the steps so far, this one included, as far as rules compare steps.
+        validations: in the order of their steps.
+    """
+
+    config: Config
+    metrics: Mapping[str, float]
+    rows: Sequence[Mapping[str, float]]
+    validations: Sequence[Validation]
+
+    def of_parts(self, name: str) -> dict[str, float]:
+        """A metric of the parts that have it, by part; `{}` in the name stands for the part."""
+        names = {part: name.format(part) for part in self.config.reward_weights}
+        return {part: self.metrics[own] for part, own in names.items() if own in self.metrics}
+
+    def of_run(self, name: str) -> dict[str, float]:
+        """A metric of the whole run."""
+        return {"": self.metrics[name]} if name in self.metrics else {}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of `alarms`.
+
+    Attributes:
+        name: its table.
+        values: the values that the threshold applies to.
+        what: the fact in words, with `{value}` and `{part}`.
+        advice: where to look and what to do.
+    """
+
+    name: str
+    values: Callable[[History], Mapping[str, float]]
+    what: str
+    advice: str
+
+
+def _all_equal(history: History) -> dict[str, float]:
+    equal, mixed = (history.metrics.get(f"groups/{kind}", 0.0) for kind in ("all_equal", "mixed"))
+    return {"": equal / (equal + mixed)} if equal + mixed else {}
+
+
+def _variance_gone(history: History) -> dict[str, float]:
+    """Spread within groups, relative to the first steps."""
+    known = (row["reward/group_std"] for row in history.rows if "reward/group_std" in row)
+    first = list(islice(known, START_STEPS))
+    if len(first) < START_STEPS or not any(first):
+        return {}
+    return {name: std / fmean(first) for name, std in history.of_run("reward/group_std").items()}
+
+
+def _rising_while_validation_falls(history: History) -> dict[str, float]:
+    """Distance of the last validation to the best one, for parts that have risen since; 0 else.
+
+    Compares the means of as many steps as raise the alarm: the last ones, and those before the best
+    validation (or the first ones).
+    """
+    steps = history.config.alarms.rising_while_validation_falls.steps
+    rows, validations = history.rows, history.validations
+    if not rows or not validations:
+        return {}
+    best, last = max(validations, key=lambda one: one.value), validations[-1]
+    until = max(best.step, rows[0]["step"] + steps - 1)
+    before = [row for row in rows if row["step"] <= until][-steps:]
+    after = [row for row in rows if row["step"] > until][-steps:]
+    if not best.half_width or len(after) < steps:
+        return {}
+    found = {}
+    for part, weight in history.config.reward_weights.items():
+        means = [
+            [row[f"reward/{part}"] for row in some if f"reward/{part}" in row]
+            for some in (before, after)
+        ]
+        if weight and all(means):
+            rises = fmean(means[1]) > fmean(means[0])
+            found[part] = (best.value - last.value) / best.half_width if rises else 0.0
+    return found
+
+
+def _length_correlation(history: History) -> dict[str, float]:
+    return {name: abs(value) for name, value in history.of_run("reward/corr_length").items()}
+
+
+RULES = (
+    Rule(
+        "excluded",
+        lambda history: history.of_run("reward/excluded_share"),
+        "{value:.1%} of the rollouts have no reward",
+        "reward/excluded/CAUSE has the share of each cause, rewards.log has the errors",
+    ),
+    Rule(
+        "all_equal",
+        _all_equal,
+        "the rewards of {value:.1%} of the groups are all equal, which gives no policy gradient",
+        "read some rollouts: the prompts are too hard or too easy, or the reward does not tell "
+        "answers apart",
+    ),
+    Rule(
+        "always_failing",
+        lambda history: history.of_parts("reward_parts/{}/error_share"),
+        "reward {part!r} fails for {value:.1%} of the rollouts",
+        "rewards.log has the errors; correct the function or remove it",
+    ),
+    Rule(
+        "always_none",
+        lambda history: history.of_parts("reward_parts/{}/none_share"),
+        "reward {part!r} is None, does not apply, for {value:.1%} of the rollouts",
+        "check the condition under which it returns None, and the columns that it reads",
+    ),
+    Rule(
+        "variance_gone",
+        _variance_gone,
+        f"rewards differ within groups by {{value:.1%}} of what they did in the first "
+        f"{START_STEPS} steps",
+        "read some rollouts: the task is solved, or all answers exploit the reward in the same way",
+    ),
+    Rule(
+        "dominating",
+        lambda history: history.of_parts("reward_parts/{}/variance_share"),
+        "reward {part!r} makes {value:.2%} of the variance of the weighted rewards where several "
+        "differ: the others have no influence",
+        "compare weight x reward_parts/PART/group_std of the parts; change weights or scales",
+    ),
+    Rule(
+        "rising_while_validation_falls",
+        _rising_while_validation_falls,
+        "reward {part!r} rises while the validation metric is {value:.1f} half-widths of its 95% "
+        "interval below its best",
+        "read rollouts with a high reward: the reward may be exploited, or the data memorized; the "
+        "best version is kept",
+    ),
+    Rule(
+        "length_correlation",
+        _length_correlation,
+        "the reward and the length of the completion have a correlation of {value:.2f} or "
+        "-{value:.2f}",
+        "see reward/corr_length and reward_parts/PART/corr_length",
+    ),
+)
+
+
+@dataclass
+class AlarmWatch:
+    """The alarms of a run; its state is a function of the metrics that it was given.
+
+    Attributes:
+        config: of the run.
+        rules: to evaluate.
+    """
+
+    config: Config
+    rules: Sequence[Rule] = RULES
+    _rows: list[dict[str, float]] = field(default_factory=list, init=False)
+    _streaks: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        """Names the metrics that rules compare over steps."""
+        parts = (f"reward/{part}" for part in self.config.reward_weights)
+        self._kept = ("step", "reward/group_std", *parts)
+
+    def replay(
+        self, rows: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Restores the state after the recorded steps of earlier processes."""
+        for row in rows:
+            self.judge(row, validations)
+
+    def judge(
+        self, metrics: Mapping[str, float], validations: Sequence[Mapping[str, Any]]
+    ) -> tuple[Alarm, ...]:
+        """The alarms that a step raises, in the order of the rules.
+
+        Args:
+            metrics: finite metrics of the step, with its number from 1 under `step`.
+            validations: journal entries; those of later versions are ignored.
+        """
+        step = metrics["step"]
+        earlier = [Validation.of(entry) for entry in validations if entry["step"] < step]
+        known = [validation for validation in earlier if validation is not None]
+        history = History(self.config, metrics, self._recorded(metrics), known)
+        alarms = []
+        for rule in self.rules:
+            settings = self.config.alarms.rule(rule.name)
+            if settings.action == "off":
+                continue
+            for part, value in rule.values(history).items():
+                judged, streak = self._streaks.get((rule.name, part), (0, 0))
+                if judged == step:
+                    continue
+                streak = streak + 1 if settings.exceeds(value) else 0
+                self._streaks[rule.name, part] = step, streak
+                if streak == settings.steps:
+                    alarms.append(self._alarm(rule, part, value, step=int(step)))
+        return tuple(alarms)
+
+    def _recorded(self, metrics: Mapping[str, float]) -> list[dict[str, float]]:
+        """The kept metrics of all steps, with those of this step."""
+        kept = {name: metrics[name] for name in self._kept if name in metrics}
+        if self._rows and self._rows[-1]["step"] == kept["step"]:
+            self._rows[-1] |= kept
+        elif len(kept) > 1:
+            self._rows.append(kept)
+        return self._rows
+
+    def _alarm(self, rule: Rule, part: str, value: float, *, step: int) -> Alarm:
+        settings = self.config.alarms.rule(rule.name)
+        setting = f"alarms.{rule.name}.{settings.bound} = {settings.threshold:g}"
+        lasted = f" in {settings.steps} steps in a row" if settings.steps > 1 else ""
+        what = rule.what.format(part=part, value=value)
+        return Alarm(
+            rule=rule.name,
+            part=part,
+            step=step,
+            value=value,
+            threshold=settings.threshold,
+            action=settings.action,
+            text=f"alarm {rule.name}: step {step}: {what}, {settings.bound} {setting}"
+            f"{lasted}{_ACTIONS.get(settings.action, '')}; {rule.advice}",
+        )

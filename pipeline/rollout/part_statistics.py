@@ -1,0 +1,93 @@
+"""Statistics of reward parts over the rollouts of a step.
+
+Values are float64 `parts rollouts`, NaN where a rollout has none. The rollouts of a group follow
+each other. A statistic that is not defined, such as the correlation with a constant, is None or
+left out: it is not zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+_QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
+
+
+class Groups:
+    """Reductions over groups.
+
+    Args:
+        names: the group of each rollout.
+    """
+
+    def __init__(self, names: Sequence[Hashable]) -> None:
+        changes = [n for n, name in enumerate(names) if n == 0 or name != names[n - 1]]
+        self._starts = np.array(changes, int)
+        self._sizes = np.diff([*changes, len(names)])
+
+    def spread(self, values: np.ndarray) -> list[float | None]:
+        """Mean over groups of the standard deviation of each part's values, one for each part.
+
+        Groups with fewer than two values of a part are left out.
+        """
+        counts = self.sums(~np.isnan(values))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            stds = np.sqrt(self.sums(np.nan_to_num(self.centered(values)) ** 2) / counts)
+        return [
+            float(own[count >= 2].mean()) if (count >= 2).any() else None
+            for own, count in zip(stds, counts, strict=True)
+        ]
+
+    def variance_shares(self, terms: np.ndarray) -> np.ndarray | None:
+        """Share of each part in the variance of all parts within groups: float64 `parts`.
+
+        Counts only groups in which at least two parts differ: where one differs alone, it
+        leaves no other without influence. None: there is no such group.
+
+        Args:
+            terms: weighted values of the rollouts that have a reward.
+        """
+        squares = self.sums(np.nan_to_num(self.centered(terms)) ** 2)
+        contested = squares[:, (squares > 0).sum(axis=0) >= 2].sum(axis=1)
+        return contested / contested.sum() if contested.sum() > 0 else None
+
+    def centered(self, values: np.ndarray) -> np.ndarray:
+        """Values minus the mean of their group, exactly 0 in groups of equal values."""
+        known = ~np.isnan(values)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = self.sums(np.where(known, values, 0.0)) / self.sums(known)
+            lowest = np.fmin.reduceat(values, self._starts, axis=1)
+            equal = lowest == np.fmax.reduceat(values, self._starts, axis=1)
+        # The mean of equal values may differ from them in its last bit.
+        centers = np.where(equal, lowest, means)
+        return values - np.repeat(centers, self._sizes, axis=1)
+
+    def sums(self, values: np.ndarray) -> np.ndarray:
+        """Sums over each group: float64 `parts groups`."""
+        return np.add.reduceat(values.astype(float), self._starts, axis=1)
+
+
+def distribution(values: np.ndarray) -> dict[str, float]:
+    """Standard deviation, quantiles, and the shares at minimum and maximum of one part's values."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return {}
+    return {
+        "std": float(values.std()),
+        **dict(
+            zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True)
+        ),
+        "at_min": float((values == values.min()).mean()),
+        "at_max": float((values == values.max()).mean()),
+    }
+
+
+def correlation(one: np.ndarray, other: np.ndarray) -> float | None:
+    """Pearson's correlation of two series where both have values; None if one is constant."""
+    both = ~(np.isnan(one) | np.isnan(other))
+    one, other = one[both], other[both]
+    if len(one) < 2 or one.min() == one.max() or other.min() == other.max():
+        return None
+    one, other = one - one.mean(), other - other.mean()
+    return float((one @ other) / np.sqrt((one @ one) * (other @ other)))

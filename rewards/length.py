@@ -1,0 +1,121 @@
+"""Length shaping: rewards for the length of a completion in words or characters.
+
+There is no tokenizer here. `rollout.overlong_tokens` limits the length in tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from rewards.answers import Extraction, is_correct
+from rewards.base import Tags
+
+Unit = Literal["words", "characters"]
+"""Words are separated by white space; characters are counted without white space."""
+
+
+def length_of(text: str, unit: Unit) -> int:
+    """Length of a text; white space does not count, so that padding with it gains nothing.
+
+    >>> length_of("two  words", "words"), length_of("two  words", "characters")
+    (2, 8)
+    """
+    words = text.split()
+    if unit == "words":
+        return len(words)
+    if unit == "characters":
+        return sum(map(len, words))
+    raise ValueError(f"unit = {unit!r} is not words or characters")
+
+
+def length_range(
+    completion: str, *, minimum: int = 0, maximum: int, margin: int, unit: Unit = "words"
+) -> float:
+    """1 for lengths from `minimum` to `maximum`, falling linearly to 0 over `margin` outside.
+
+    >>> [length_range("word " * n, minimum=10, maximum=20, margin=10) for n in (5, 15, 22, 40)]
+    [0.5, 1.0, 0.8, 0.0]
+
+    Known hacks:
+        filling up with white space: does not count.
+        filling up with repeated words: scores 1; combine this part with
+        `rewards.repetition:ngram_repetition`.
+        long words (unit = "words"): a text without spaces is one word.
+
+    Args:
+        completion: the completion.
+        minimum: shortest length that scores 1.
+        maximum: longest length that scores 1.
+        margin: width of the ranges on both sides in which the score falls; at least 1.
+        unit: "words" or "characters".
+
+    Raises:
+        ValueError: if an argument is invalid.
+    """
+    if not 0 <= minimum <= maximum:
+        raise ValueError(f"minimum = {minimum} and maximum = {maximum} are not a range from 0")
+    if margin < 1:
+        raise ValueError(f"margin = {margin} is below 1")
+    length = length_of(completion, unit)
+    outside = max(minimum - length, length - maximum, 0)
+    return max(0.0, 1 - outside / margin)
+
+
+def cosine_length(
+    completion: str,
+    *,
+    answer: str,
+    stop_reason: str,
+    tags: Tags,
+    maximum: int,
+    correct: tuple[float, float] = (1.0, 0.5),
+    wrong: tuple[float, float] = (-1.0, -0.5),
+    overlong: float = -1.0,
+    unit: Unit = "words",
+    extraction: Extraction = "tags",
+) -> float:
+    """Cosine reward for correctness and length: short if correct, long if wrong.
+
+    With L = length, M = maximum and (a, b) = `correct` or `wrong` the score is
+
+        b + (a - b) (1 + cos(pi L / M)) / 2
+
+    which is a at L = 0 and b at L = M (arXiv:2502.03373, section 4.2): a correct answer is better
+    if it is shorter, a wrong one is worse if it is shorter. Truncated completions, and those
+    longer than `maximum`, score `overlong`. The answer is compared as by `exact_answer`.
+
+    >>> score = partial(cosine_length, answer="2", stop_reason="eos", tags=tags, maximum=4)
+    >>> score("<answer>2</answer>"), score("1 + 1 = <answer>2</answer>")
+    (0.926..., -1.0)
+    >>> score("1 + 1 <answer>2</answer>"), score("1 + 1 <answer>3</answer>")
+    (0.5, -0.5)
+
+    Known hacks:
+        long nonsense without an answer: scores `wrong`'s second value, better than a short honest
+        error. It stays below every correct answer; combine this part with
+        `rewards.repetition:ngram_repetition`, as the paper does.
+
+    Args:
+        completion: the completion.
+        answer: the reference answer.
+        stop_reason: "length" if the completion was truncated.
+        tags: the configured tags.
+        maximum: length at which the second values are reached.
+        correct: scores of correct answers at length 0 and at `maximum`.
+        wrong: scores of wrong answers at length 0 and at `maximum`.
+        overlong: score of truncated and longer completions.
+        unit: "words" or "characters".
+        extraction: where the answer is; see `rewards.answers.find_answer`.
+
+    Raises:
+        ValueError: if an argument is invalid.
+    """
+    if maximum < 1:
+        raise ValueError(f"maximum = {maximum} is below 1")
+    length = length_of(completion, unit)
+    if stop_reason == "length" or length > maximum:
+        return overlong
+    right = is_correct(completion, answer=answer, tags=tags, extraction=extraction)
+    first, last = correct if right else wrong
+    return last + (first - last) * (1 + math.cos(math.pi * length / maximum)) / 2

@@ -1,0 +1,67 @@
+"""Penalties for repetition within a completion: n-grams and lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+
+def ngram_repetition(
+    completion: str, *, n: int = 4, unit: Literal["words", "characters"] = "words"
+) -> float:
+    """Minus the share of n-grams that repeat an earlier one; 0 without repetition, above -1.
+
+    With N n-grams, D of them distinct, the score is D / N - 1 (as the repetition penalty of
+    arXiv:2502.03373, for a whole completion). Case is ignored. 0 for texts shorter than n.
+
+    >>> ngram_repetition("one two three one two three", n=3)
+    -0.25
+    >>> ngram_repetition("no no no no no", n=1)
+    -0.8
+
+    Known hacks:
+        repetition without spaces ("aaaa"): is one word, which scores 0; use unit = "characters",
+        with n of 10 or more.
+        a counter in each repetition ("1. try 2. try"): avoids n-grams longer than its period; a
+        smaller n finds it.
+        empty and very short completions: score 0, the best; combine this part with one for the
+        content.
+
+    Args:
+        completion: the completion.
+        n: length of the n-grams; at least 1.
+        unit: whether the n-grams are of words or of characters.
+
+    Raises:
+        ValueError: if an argument is invalid.
+    """
+    if n < 1:
+        raise ValueError(f"n = {n} is below 1")
+    if unit not in {"words", "characters"}:
+        raise ValueError(f"unit = {unit!r} is not words or characters")
+    text = completion.casefold()
+    words: Sequence[str] = text.split() if unit == "words" else text
+    ngrams = [tuple(words[begin : begin + n]) for begin in range(len(words) - n + 1)]
+    return _repetition(ngrams)
+
+
+def line_repetition(completion: str) -> float:
+    r"""Minus the share of lines that repeat an earlier line; 0 without repetition, above -1.
+
+    Empty lines do not count. Case, white space at both ends and numbers do not distinguish lines.
+
+    >>> line_repetition("Step 1: add.\nStep 2: add.\n\n4")
+    -0.3333333333333333
+
+    Known hacks:
+        a counter in each line ("Step 1: add.", "Step 2: add."): is repetition, numbers are ignored.
+        repetition within one line: scores 0; combine this part with `ngram_repetition`.
+        lines of numbers only, such as a column of a computation: count as repetition.
+    """
+    lines = (line.strip().casefold() for line in completion.splitlines())
+    digits = str.maketrans("", "", "0123456789")
+    return _repetition([line.translate(digits) for line in lines if line])
+
+
+def _repetition(items: Sequence[object]) -> float:
+    return (len(set(items)) - len(items)) / len(items) if items else 0.0

@@ -1,0 +1,100 @@
+"""The installed project: its one command, its files, and its place on Python's path."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from launch.__main__ import COMMANDS, main
+from tests.launch.test_commands import HEAVY
+
+PROJECT = Path(__file__).parents[2]
+SETTINGS = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A user's folder with modules that have the names of the project's packages."""
+    for name in ("rewards", "configs"):
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the user')\n")
+    (tmp_path / "mine.py").write_text("WHERE = __file__\n")
+    return tmp_path
+
+
+def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs Python in a folder outside the project, as if the project were installed."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("GEMMA_GRPO_")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env=kept | {"PYTHONPATH": str(PROJECT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_help_lists_the_commands_and_loads_nothing_heavy(tmp_path: Path) -> None:
+    code = f"""
+import sys
+from launch.__main__ import main
+assert main(["--help"]) == 0
+print([name for name in {(*HEAVY, "pydantic")} if name in sys.modules])
+"""
+    done = python(tmp_path, "-c", code)
+    *shown, heavy = done.stdout.splitlines()
+    assert heavy == "[]", done.stderr
+    listed = [line.split()[0] for line in shown if line.startswith("  ")]
+    assert listed == list(COMMANDS)
+    assert all(find_spec(f"launch.{name}") for name in COMMANDS)
+
+
+def test_one_command_runs_the_others_and_names_the_nearest(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert SETTINGS["project"]["scripts"] == {"gemma-grpo": "launch.__main__:main"}
+    assert main(["train", "gone.toml"]) == 2
+    assert capsys.readouterr().err.startswith("gone.toml: no such file")
+    assert main(["trian", "gone.toml"]) == 2
+    assert capsys.readouterr().err == "command line: trian: unknown; did you mean train?\n"
+    assert main([]) == 2
+    assert capsys.readouterr().err.startswith("usage: gemma-grpo COMMAND")
+
+
+def test_all_files_of_the_packages_are_installed() -> None:
+    patterns = [
+        f"{package}/{pattern}"
+        for package, named in SETTINGS["tool"]["setuptools"]["package-data"].items()
+        for pattern in named
+    ]
+    files = [
+        str(path.relative_to(PROJECT))
+        for package in ("actors", "configs", "launch", "pipeline", "rewards")
+        for path in (PROJECT / package).rglob("*")
+        if path.is_file() and path.suffix not in {".py", ".pyc"}
+    ]
+    left = {name for name in files if not any(fnmatch(name, one) for one in patterns)}
+    # What `make` alone uses.
+    assert left == {"launch/find_python.sh", "launch/make_venv.sh"}
+
+
+def test_a_users_modules_do_not_hide_the_projects(folder: Path) -> None:
+    demo = str(PROJECT / "configs/demo.toml")
+    for command in (["-m", "launch.plan"], ["-m", "launch", "plan"]):
+        done = python(folder, *command, demo)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("plan of demo")
+
+
+@pytest.mark.parametrize("package", ["launch", "actors"])
+def test_the_users_folder_is_the_last_on_the_path(folder: Path, package: str) -> None:
+    code = f"import {package}, configs, rewards, mine, sys; print(rewards.__file__, mine.WHERE)"
+    done = python(folder, "-c", f"{code}; assert sys.path.count({str(folder)!r}) == 1")
+    assert done.stdout.split() == [f"{PROJECT}/rewards/__init__.py", f"{folder}/mine.py"]

@@ -1,0 +1,196 @@
+"""Rules of the alarms: metrics of steps in, alarms out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Config
+from pipeline.control.alarms import Alarm, AlarmWatch, Rule
+from pipeline.control.duties import RunStatus
+from tests.fakes import make_config
+from tests.pipeline.control.test_controller import VALIDATED, controller, duties, kinds
+
+Row = Mapping[str, float]
+
+
+def settings(**alarms: Mapping[str, Any]) -> Config:
+    checkpoint = {"every_steps": 100}
+    return make_config(Path("runs"), **VALIDATED, alarms=alarms, checkpoint=checkpoint)
+
+
+def numbered(rows: Sequence[Row]) -> list[Row]:
+    return [{"step": number, **row} for number, row in enumerate(rows, start=1)]
+
+
+def raised(
+    config: Config, rows: Sequence[Row], validations: Sequence[Mapping[str, Any]] = ()
+) -> list[Alarm]:
+    """Alarms of steps that are judged before their update and again after it."""
+    watch, alarms = AlarmWatch(config), list[Alarm]()
+    for row in numbered(rows):
+        alarms += watch.judge(row, validations)
+        assert watch.judge({**row, "learner/loss": 0.5}, validations) == ()
+    return alarms
+
+
+def validation(step: int, accuracy: float) -> dict[str, Any]:
+    """A result whose interval reaches 0.1 below it."""
+    return {"step": step, "accuracy": accuracy, "ci95": [accuracy - 0.1, accuracy + 0.1]}
+
+
+def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_cleared():
+    config = settings(all_equal={"above": 0.5, "steps": 2})
+    equal, mixed = (
+        {"groups/all_equal": count, "groups/mixed": 4.0 - count} for count in (3.0, 2.0)
+    )
+    nothing = {"groups/all_equal": 0.0, "groups/mixed": 0.0}
+    rows = [equal, mixed, equal, nothing, equal, equal, mixed, equal, equal]
+    alarms = raised(config, rows)
+    assert [(alarm.step, alarm.value) for alarm in alarms] == [(5, 0.75), (9, 0.75)]
+    (entry,) = alarms[0].journal
+    assert (entry.event, dict(entry.facts)) == (
+        "alarm",
+        {
+            "rule": "all_equal",
+            "part": "",
+            "step": 5,
+            "value": 0.75,
+            "threshold": 0.5,
+            "action": "log",
+        },
+    )
+    assert entry.text == (
+        "alarm all_equal: step 5: the rewards of 75.0% of the groups are all equal, which gives no "
+        "policy gradient, above alarms.all_equal.above = 0.5 in 2 steps in a row; read some "
+        "rollouts: the prompts are too hard or too easy, or the reward does not tell answers apart"
+    )
+    assert raised(settings(all_equal={"action": "off"}), rows) == []
+
+
+@pytest.mark.parametrize("cut", range(10))
+def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
+    config = settings(
+        all_equal={"above": 0.5, "steps": 2},
+        length_correlation={"above": 0.5, "steps": 3},
+        rising_while_validation_falls={"above": 0.5, "steps": 2},
+    )
+    rows = numbered(
+        [
+            {
+                "groups/all_equal": float(number % 5 > 1),
+                "groups/mixed": float(number % 5 < 2),
+                "reward/corr_length": 0.6 if number % 7 else 0.1,
+                "reward/group_std": 1.0 if number < 12 else 0.01,
+                "reward/correct": float(number),
+            }
+            for number in range(30)
+        ]
+    )
+    validations = [validation(step, 0.5 if step < 16 else 0.3) for step in range(0, 30, 4)]
+    whole, resumed = AlarmWatch(config), AlarmWatch(config)
+    alarms = [alarm for row in rows for alarm in whole.judge(row, validations)]
+    rules = {alarm.rule for alarm in alarms}
+    assert rules == {"all_equal", "length_correlation", "variance_gone", *RISING}
+    start = 3 * cut
+    resumed.replay(rows[:start], validations)
+    later = [alarm for row in rows[start:] for alarm in resumed.judge(row, validations)]
+    assert later == [alarm for alarm in alarms if alarm.step > start]
+
+
+RISING = ("rising_while_validation_falls",)
+
+
+def test_a_rule_is_judged_once_in_a_step_when_its_metrics_are_there():
+    rule = Rule(
+        "length_correlation", lambda history: history.of_run("learner/loss"), "{value}", "look"
+    )
+    watch = AlarmWatch(settings(length_correlation={"above": 0.5, "steps": 2}), rules=[rule])
+    for step, loss in ((1, 0.9), (2, 0.9), (3, 0.9)):
+        sampled = {"step": step, "reward/group_std": 1.0}
+        assert watch.judge(sampled, ()) == ()
+        found = watch.judge({**sampled, "learner/loss": loss}, ())
+        assert [alarm.step for alarm in found] == ([2] if step == 2 else [])
+        assert watch.judge({**sampled, "learner/loss": 0.1}, ()) == ()
+
+
+def test_the_whole_run_or_each_part_has_an_alarm():
+    row = {
+        "reward/excluded_share": 0.51,
+        "reward/corr_length": -0.95,
+        "reward_parts/correct/error_share": 1.0,
+        "reward_parts/format/none_share": 1.0,
+        "reward_parts/correct/variance_share": 0.9999,
+        "reward_parts/format/variance_share": 0.0001,
+    }
+    alarms = raised(settings(), [row] * 10)
+    assert [(alarm.rule, alarm.part, alarm.step, alarm.value) for alarm in alarms] == [
+        ("excluded", "", 1, 0.51),
+        ("always_failing", "correct", 3, 1.0),
+        ("always_none", "format", 3, 1.0),
+        ("dominating", "correct", 10, 0.9999),
+        ("length_correlation", "", 10, 0.95),
+    ]
+    assert [alarm.action for alarm in alarms] == ["stop", "log", "log", "log", "log"]
+    assert alarms[1].title == "alarm always_failing correct"
+    assert alarms[0].text == (
+        "alarm excluded: step 1: 51.0% of the rollouts have no reward, above alarms.excluded.above "
+        "= 0.5; the run stops with a checkpoint; reward/excluded/CAUSE has the share of each "
+        "cause, rewards.log has the errors"
+    )
+
+
+def test_variance_is_compared_with_the_first_steps():
+    config = settings(variance_gone={"steps": 2})
+    # SFT steps have no rewards.
+    first: list[Row] = [{"sft/loss": 1.0} for _ in range(3)]
+    first += [{"reward/group_std": 0.4}] * 5
+    first += [{"reward/group_std": 0.6}] * 5
+    for std, expected in ((0.049, [15]), (0.05, [])):
+        rows: list[Row] = [*first, {"reward/group_std": std}, {"reward/group_std": std}]
+        alarms: list[Any] = [(one.rule, one.step, one.value) for one in raised(config, rows)]
+        assert alarms == [("variance_gone", step, pytest.approx(std / 0.5)) for step in expected]
+    assert raised(config, [{"reward/group_std": 0.0}] * 20) == []
+    # After fewer steps there is nothing to compare with.
+    assert raised(config, [*first[:-3], *[{"reward/group_std": 0.001}] * 2]) == []
+
+
+def rising(parts: Sequence[tuple[float, float]], *accuracies: float) -> list[tuple[str, int, Any]]:
+    """Alarms of steps with these means, and a validation after each four of them."""
+    rows = [{"reward/correct": one, "reward/format": other} for one, other in parts]
+    validations = [validation(4 * number, value) for number, value in enumerate(accuracies)]
+    config = settings(rising_while_validation_falls={"steps": 3})
+    return [(alarm.part, alarm.step, alarm.value) for alarm in raised(config, rows, validations)]
+
+
+def test_a_part_that_rises_while_validation_falls_is_named():
+    low, high = [(0.5, 0.2)] * 4, [(0.5, 0.3)] * 4
+    fall = pytest.approx(2.0)
+    # The best validation is after step 4; the one after step 8 is two half-widths below it.
+    assert rising([*low, *high, *high], 0.4, 0.5, 0.3) == [("format", 11, fall)]
+    # The last validation is as good as the best; falls, but not far; falls, but nothing rises.
+    assert rising([*low, *high, *high], 0.4, 0.5, 0.5) == []
+    assert rising([*low, *high, *high], 0.4, 0.5, 0.4) == []
+    assert rising([*high, *high, *low], 0.4, 0.5, 0.3) == []
+    # The best validation is that before training: compared with the first steps.
+    assert rising([*low, *high, *high], 0.5, 0.4, 0.3) == [("format", 11, fall)]
+
+
+def test_an_alarm_may_make_a_checkpoint_due_after_the_step():
+    found = controller(settings(length_correlation={"action": "checkpoint", "steps": 1}))
+    duties(found, RunStatus(0))
+    due = []
+    for number in range(3):
+        found.next(RunStatus(number), 0.0)
+        row = {"step": number + 1, "reward/corr_length": 0.1 if number == 1 else 0.99}
+        alarms = found.judge(row, ())
+        assert [alarm.text.count("; a checkpoint follows;") for alarm in alarms] == (
+            [] if number == 1 else [1]
+        )
+        found.may_update(RunStatus(number), 1.0, 0.0)
+        status = RunStatus(number + 1, validated=frozenset({2}))
+        due.append("checkpoint" in kinds(duties(found, status)))
+    assert due == [True, False, True]

@@ -1,0 +1,250 @@
+"""Metrics of a step's rollouts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs.schema import Config
+from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
+from pipeline.rollout.advantages import GroupStats
+from pipeline.rollout.metrics import step_metrics
+from rewards.base import RewardError, RewardInput, Tags
+from tests.fakes import completion, make_config
+
+STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4, overflow=5)
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+FAILED = RewardError("raised", "raised KeyError: 'x' (mine.py:3)")
+
+
+def rollout(
+    group: int,
+    text: str,
+    correct: float | None,
+    *,
+    ended: bool = True,
+    errors: Mapping[str, RewardError] | None = None,
+    answer: str | None = None,
+    form: float = 0.5,
+    named: Mapping[str, float] | None = None,
+) -> Rollout:
+    """A rollout with one more token than the text has characters, if it ended."""
+    request = RolloutRequest(RolloutName("train", 6, group, len(text)), np.array([2, 5], np.int32))
+    drawn = completion(request, text, ended=ended, version=6)
+    excluded = errors["correct"].cause if errors else "not_applicable"
+    return Rollout(
+        drawn,
+        RewardInput("p", text, drawn.stop_reason, answer, {}, TAGS, prompt_id=group),
+        {"correct": correct, "format": form, **(named or {})},
+        None if correct is None else correct + 0.5,
+        0.25,
+        errors=errors or {},
+        excluded=excluded if correct is None else None,
+    )
+
+
+ROLLOUTS = [
+    rollout(1, "abc", 1.0),
+    rollout(1, "a", None, errors={"correct": FAILED}),
+    rollout(2, "", 0.0),
+    rollout(2, "abcdef", 0.5),
+]
+CUT = rollout(3, "abcdef", None, ended=False)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return make_config(tmp_path, rollout={"max_prompt_tokens": 8, "max_new_tokens": 80})
+
+
+def of_source(one: Rollout, name: str) -> Rollout:
+    return replace(one, given=replace(one.given, source=name))
+
+
+def test_a_steps_metrics(config: Config):
+    metrics = step_metrics([*ROLLOUTS, CUT], STATS, config)
+    parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("reward_parts/")}
+    assert metrics == {
+        "reward/mean": pytest.approx(1.0),
+        "reward/std": pytest.approx((0.5 / 3) ** 0.5),
+        "reward/group_std": 0.25,
+        # Tokens 4, 1, 7 and rewards 1.5, 0.5, 1.
+        "reward/corr_length": pytest.approx(0.5),
+        "reward/errors": 1.0,
+        "reward/excluded_share": pytest.approx(2 / 5),
+        "reward/excluded/raised": 0.2,
+        "reward/excluded/not_applicable": 0.2,
+        "reward/correct": pytest.approx(0.5),
+        "reward/correct_errors": 1.0,
+        "reward/format": 0.5,
+        "reward/format_errors": 0.0,
+        "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
+        "rollout/tokens_max": 7.0,
+        "rollout/ended_share": 0.8,
+        "rollout/stop_string_share": 0.0,
+        "groups/mixed": 1.0,
+        "groups/all_equal": 2.0,
+        "groups/short": 3.0,
+        "groups/excluded_rollouts": 4.0,
+        "groups/overflow": 5.0,
+    }
+    # A part that is constant has no correlation; there is no reference answer to compare with.
+    assert parts == {
+        "reward_parts/correct/std": pytest.approx((0.5 / 3) ** 0.5),
+        "reward_parts/correct/q05": pytest.approx(0.05),
+        "reward_parts/correct/q50": 0.5,
+        "reward_parts/correct/q95": pytest.approx(0.95),
+        "reward_parts/correct/at_min": pytest.approx(1 / 3),
+        "reward_parts/correct/at_max": pytest.approx(1 / 3),
+        "reward_parts/correct/group_std": 0.25,
+        "reward_parts/correct/corr_length": pytest.approx(0.5),
+        "reward_parts/correct/none_share": 0.2,
+        "reward_parts/correct/error_share": 0.2,
+        "reward_parts/correct/error_share/raised": 0.2,
+        "reward_parts/format/std": 0.0,
+        "reward_parts/format/q05": 0.5,
+        "reward_parts/format/q50": 0.5,
+        "reward_parts/format/q95": 0.5,
+        "reward_parts/format/at_min": 1.0,
+        "reward_parts/format/at_max": 1.0,
+        "reward_parts/format/group_std": 0.0,
+        "reward_parts/format/none_share": 0.0,
+        "reward_parts/format/error_share": 0.0,
+    }
+
+
+def test_correlations_with_correctness_and_between_parts(config: Config):
+    right, wrong = "<a>12</a>", "<a>13</a>"
+    several = [
+        rollout(1, right, 1.0, answer="12", form=0.0),
+        rollout(1, wrong, 0.0, answer="12", form=1.0),
+        rollout(2, right, 1.0, answer="12.0", form=0.0),
+        rollout(2, wrong, 1.0, answer="12", form=0.0),
+        rollout(3, right, 0.0, answer=None, form=1.0),
+        # One of the group has no reward: nothing differs between those that have one.
+        rollout(4, right, None, answer=None, form=0.5),
+        rollout(4, wrong, 1.0, answer=None, form=0.0),
+    ]
+    metrics = step_metrics(several, STATS, config)
+    assert metrics["rollout/correct_share"] == 0.5
+    # 1 0 1 1 with 1 0 1 0: covariance 1/8, variances 3/16 and 1/4.
+    assert metrics["reward_parts/correct/corr_correct"] == pytest.approx(3**-0.5)
+    assert metrics["reward_parts/format/corr/correct"] == pytest.approx(-1)
+    assert metrics["reward/corr_correct"] == pytest.approx(3**-0.5)
+    # The weights are 1 and 0.1, and both parts differ in the first group only.
+    assert metrics["reward_parts/format/variance_share"] == pytest.approx(0.01 / 1.01)
+    # The last number of the text is the answer where the protocol says so.
+    last = config.model_copy(
+        update={"eval": config.eval.model_copy(update={"extraction": "last_number"})}
+    )
+    numbers = [rollout(1, "is 12", 1.0, answer="12"), rollout(1, "or 13?", 0.0, answer="12")]
+    assert "reward/corr_correct" not in step_metrics(numbers, STATS, config)
+    assert step_metrics(numbers, STATS, last)["reward/corr_correct"] == pytest.approx(1)
+
+
+def test_a_part_that_never_applies_has_no_statistics(tmp_path: Path):
+    limits = {"max_prompt_tokens": 8, "max_new_tokens": 80, "overlong_tokens": 10}
+    config = make_config(tmp_path, rollout=limits)
+    several = [
+        replace(one, rewards={**one.rewards, "overlong": None})
+        for one in (rollout(1, "a", 1.0, form=1.0), rollout(1, "bc", 0.0, form=0.0))
+    ]
+    metrics = step_metrics(several, STATS, config)
+    assert metrics["reward_parts/format/variance_share"] == pytest.approx(0.01 / 1.01)
+    assert {name: value for name, value in metrics.items() if "overlong" in name} == {
+        "reward/overlong_errors": 0.0,
+        "reward_parts/overlong/none_share": 1.0,
+        "reward_parts/overlong/error_share": 0.0,
+    }
+
+
+def test_named_numbers_have_their_mean_only(config: Config):
+    several = [
+        rollout(1, "a", 1.0, named={"format/std": 0.25, "format/steps": 2.0}),
+        rollout(1, "b", 1.0, named={"format/std": 0.75}),
+        rollout(2, "c", 0.0),
+    ]
+    metrics = step_metrics(several, STATS, config)
+    assert (metrics["reward/format/std"], metrics["reward/format/steps"]) == (0.5, 2.0)
+    # A number named like a statistic of its part is not one.
+    assert metrics["reward_parts/format/std"] == 0.0
+    assert not any("steps" in name for name in metrics if name.startswith("reward_parts/"))
+
+
+def test_stop_string_endings_have_a_separate_share(config: Config):
+    by_text = [
+        replace(one, completion=replace(one.completion, stop_reason="stop_string"))
+        for one in ROLLOUTS[:2]
+    ]
+    metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS, config)
+    assert metrics["rollout/ended_share"] == 0.75
+    assert metrics["rollout/stop_string_share"] == 0.5
+
+
+def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):
+    sources = ["train", "more", "more", "train"]
+    mixed = [of_source(one, name) for one, name in zip(ROLLOUTS, sources, strict=True)]
+    metrics = step_metrics(mixed, STATS, config)
+    own = {
+        name: value
+        for name, value in metrics.items()
+        if name.split("/")[1] in sources and not name.startswith("reward_parts/")
+    }
+    assert own == {
+        "reward/more/mean": 0.5,
+        "reward/more/std": 0.0,
+        "reward/more/excluded_share": 0.5,
+        "reward/more/correct": 0.0,
+        "reward/more/correct_errors": 1.0,
+        "reward/more/format": 0.5,
+        "reward/more/format_errors": 0.0,
+        "rollout/more/count": 2.0,
+        "rollout/more/tokens_mean": 1.5,
+        "reward/train/mean": 1.25,
+        "reward/train/std": 0.25,
+        "reward/train/excluded_share": 0.0,
+        "reward/train/correct": 0.75,
+        "reward/train/correct_errors": 0.0,
+        "reward/train/format": 0.5,
+        "reward/train/format_errors": 0.0,
+        "rollout/train/count": 2.0,
+        "rollout/train/tokens_mean": 5.5,
+    }
+    whole: dict[str, Any] = {name: metrics[name] for name in metrics.keys() - own.keys()}
+    assert whole == step_metrics(ROLLOUTS, STATS, config)
+
+
+def test_a_step_without_any_reward_has_metrics_too(config: Config):
+    metrics = step_metrics([replace(CUT, errors={"correct": FAILED})], STATS, config)
+    # An error is not a zero: without values there is no mean.
+    absent = {"reward/mean", "reward/std", "reward/group_std", "reward/correct"}
+    assert not absent & metrics.keys()
+    assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (1.0, 1.0)
+
+
+def test_a_step_without_rollouts_has_no_reward_metric(config: Config):
+    assert step_metrics([], GroupStats(0, 0, 0, 0), config) == {
+        "groups/mixed": 0.0,
+        "groups/all_equal": 0.0,
+        "groups/short": 0.0,
+        "groups/excluded_rollouts": 0.0,
+        "groups/overflow": 0.0,
+    }
+
+
+@pytest.mark.filterwarnings("error")
+def test_huge_rewards_have_no_metric_that_is_not_finite(config: Config):
+    huge = [
+        replace(one, reward=1.7e308, rewards={"correct": -1.7e308, "format": 1.7e308})
+        for one in ROLLOUTS
+    ]
+    huge[0] = replace(huge[0], reward=-1.7e308)
+    metrics = step_metrics(huge, STATS, config)
+    assert metrics["reward/excluded_share"] == 0.0
+    assert "reward/mean" not in metrics
+    assert np.isfinite(list(metrics.values())).all()

@@ -1,0 +1,59 @@
+"""Statistics of reward parts, computed by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pipeline.rollout.part_statistics import Groups, correlation, distribution
+
+NAN = float("nan")
+GROUPS = Groups(["a", "a", "a", "b", "b", "c"])
+
+
+def test_the_spread_is_the_mean_of_the_groups_deviations():
+    values = np.array(
+        [
+            [0.0, 0.0, 3.0, 1.0, 1.0, 9.0],  # sqrt(2), 0; a group of one has no deviation
+            [2.0, NAN, 4.0, NAN, 5.0, NAN],  # 1; one value left in b
+            [NAN] * 6,
+        ]
+    )
+    assert GROUPS.spread(values) == [pytest.approx(2**0.5 / 2), 1.0, None]
+    # The mean of 0.1 three times is not 0.1.
+    assert GROUPS.spread(np.full((1, 6), 0.1)) == [0.0]
+
+
+def test_shares_of_variance_count_groups_in_which_two_parts_differ():
+    terms = np.array(
+        [
+            [0.0, 0.0, 3.0, 7.0, -7.0, 1.0],  # 6 in a, alone in b
+            [0.0, 0.0, 0.3, 0.1, 0.1, 0.1],  # 0.06
+        ]
+    )
+    shares = GROUPS.variance_shares(terms)
+    assert shares is not None
+    assert shares == pytest.approx([6 / 6.06, 0.06 / 6.06])
+    terms[:, :3] = NAN  # no rollout of a has a reward
+    assert GROUPS.variance_shares(terms) is None
+
+
+def test_a_distribution_leaves_out_missing_values():
+    values = np.array([1.0, 1.0, 2.0, 5.0, NAN])
+    assert distribution(values) == {
+        "std": pytest.approx(np.std([1, 1, 2, 5])),
+        "q05": 1.0,
+        "q50": 1.5,
+        "q95": pytest.approx(5 - 0.15 * 3),
+        "at_min": 0.5,
+        "at_max": 0.25,
+    }
+    assert distribution(np.array([NAN])) == {}
+
+
+def test_a_correlation_with_a_constant_or_without_pairs_is_not_defined():
+    one = np.array([1.0, 2.0, 3.0, NAN, 9.0])
+    assert correlation(one, np.array([6.0, 4.0, 2.0, 7.0, NAN])) == pytest.approx(-1)
+    assert correlation(one, np.array([1.0, 3.0, 2.0, 0.0, NAN])) == pytest.approx(0.5)
+    assert correlation(one, np.array([0.1, 0.1, 0.1, 5.0, NAN])) is None
+    assert correlation(one, np.array([NAN, NAN, 2.0, 7.0, NAN])) is None

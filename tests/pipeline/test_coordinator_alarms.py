@@ -1,0 +1,115 @@
+"""Alarms of a run: reported, acted on, and the same after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.rollout.workers import TrainingStopped
+from rewards.base import Outcome, RewardInput
+from tests.fakes import Disk, Process, Script, left_behind, make_config
+
+RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
+
+
+def alarmed(
+    folder: Path, action: str, *, disk: Disk, script: Script | None = None, **alarms: Any
+) -> Process:
+    """A run of 6 steps, some of which have as many groups with equal rewards as others."""
+    config = make_config(
+        folder,
+        alarms={"all_equal": {**RULE, "action": action}, **alarms},
+        budget={"steps": 6},
+        checkpoint={"every_steps": 100},
+    )
+    return Process(config, disk=disk, script=script)
+
+
+def alarms(run: Process) -> list[int]:
+    """Steps of the alarms that no resume has rolled back."""
+    return [entry["step"] for entry in run.folder.valid_entries("alarm")]
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Process:
+    """A finished run with two alarms."""
+    run = alarmed(tmp_path / "log", "log", disk=Disk())
+    assert run.run() == "finished"
+    return run
+
+
+def test_an_alarm_is_journaled_shown_and_sent_to_wandb(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = alarmed(tmp_path, "log", disk=Disk())
+    run.run()
+    groups = [(row["groups/all_equal"], row["groups/mixed"]) for row in run.folder.metrics]
+    beyond = [equal / (equal + mixed) > 0.4 for equal, mixed in groups]
+    began = [now and not before for before, now in zip([False, *beyond], beyond, strict=False)]
+    expected = [step for step, is_alarm in enumerate(began, start=1) if is_alarm]
+    assert len(expected) > 1
+    assert alarms(run) == expected
+    assert run.tracker.alerts == [("WARN", "alarm all_equal")] * len(expected)
+    shown = capsys.readouterr().out
+    assert shown.count("alarm all_equal: step ") == len(expected)
+
+
+def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
+    run = Process(make_config(tmp_path, budget={"steps": 4}), disk=Disk())
+    score = run.scorer.score
+
+    async def without_format(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        return [{**row, "format": Outcome(None)} for row in await score(inputs)]
+
+    run.scorer.score = without_format  # type: ignore[method-assign]
+    assert run.run() == "finished"
+    (alarm,) = run.events("alarm")
+    assert (alarm["rule"], alarm["part"], alarm["step"]) == ("always_none", "format", 3)
+    # It is left out of the sum: no rollout is excluded.
+    assert [row["reward/excluded_share"] for row in run.folder.metrics] == [0.0] * 4
+
+
+def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
+    # The last two steps are beyond the threshold, whichever process trains them.
+    alarms_too: dict[str, Any] = {"length_correlation": {"above": 0.0, "steps": 2}}
+    logged = alarmed(tmp_path / "whole", "log", disk=Disk(), **alarms_too)
+    logged.run()
+    correlations = [row.get("reward/corr_length") for row in logged.folder.metrics]
+    assert [value not in {0.0, None} for value in correlations[-3:]] == [False, True, True]
+    assert alarms(logged)[-2:] == [6, 6]
+    for step in range(1, 6):
+        disk, script = Disk(), Script()
+        script.on[f"learner.update {step}"] = script.stop.set
+        folder = tmp_path / f"{step}"
+        assert alarmed(folder, "log", disk=disk, script=script, **alarms_too).run() == "interrupted"
+        resumed = alarmed(folder, "log", disk=disk, **alarms_too)
+        assert resumed.run() == "finished"
+        assert alarms(resumed) == alarms(logged)
+        assert left_behind(resumed.folder) == left_behind(logged.folder)
+
+
+def test_a_checkpoint_follows_the_step_of_the_alarm(logged: Process, tmp_path: Path):
+    run = alarmed(tmp_path, "checkpoint", disk=Disk())
+    run.run()
+    assert [entry["step"] for entry in run.events("checkpoint")] == [*alarms(logged), 6]
+    assert left_behind(run.folder) == left_behind(logged.folder)
+
+
+def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_rule(
+    logged: Process, tmp_path: Path
+):
+    first, disk = alarms(logged)[0], Disk()
+    for _ in range(2):  # the same command stops again
+        run = alarmed(tmp_path, "stop", disk=disk)
+        with pytest.raises(
+            TrainingStopped, match=rf"^alarm all_equal: step {first}: .* the run stops"
+        ):
+            run.run()
+        assert (max(disk), run.learner.version) == (first - 1, first - 1)
+        assert run.tracker.alerts == [("ERROR", "alarm all_equal")]
+    free = alarmed(tmp_path, "log", disk=disk)
+    assert free.run() == "finished"
+    assert left_behind(free.folder) == left_behind(logged.folder)

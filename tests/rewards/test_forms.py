@@ -1,0 +1,204 @@
+"""Forms of reward functions: recognised by signature, called as their authors expect."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.forms import Form, recognise
+
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+ONE = RewardInput("ask?", "says", "eos", "33", {"question": "ask", "level": 2}, TAGS, prompt_id=4)
+OTHER = replace(ONE, completion="say", answer="4", row={"question": "and", "level": 5})
+CHAT = replace(ONE, messages=({"role": "user", "content": "ask"},))
+
+
+def outcomes(form: Form, *inputs: RewardInput) -> list[Outcome]:
+    scored = list(form.score(inputs))
+    assert sorted(index for index, _, _ in scored) == list(range(len(inputs)))
+    return [outcome for _, outcome, _ in sorted(scored, key=lambda one: one[0])]
+
+
+def values(form: Form, *inputs: RewardInput) -> list[float | None]:
+    return [outcome.value for outcome in outcomes(form, *inputs)]
+
+
+def of_columns(completion: str, *, answer: str, level: int, scale: float = 1.0) -> float:
+    return scale * (len(completion) + level + float(answer))
+
+
+def test_a_sample_function_gets_the_columns_that_it_names():
+    form = recognise(of_columns, {"scale": 2.0})
+    assert (form.kind, form.needs_answer, form.columns) == ("sample", True, ("level",))
+    assert values(form, ONE, OTHER) == [2 * (4 + 2 + 33), 2 * (3 + 5 + 4)]
+
+
+def test_a_sample_function_may_take_all_columns_and_what_else_it_names():
+    def everything(completion: str, stop_reason: str, tags: Tags, **columns: Any) -> float:
+        assert completion == "says"
+        assert (stop_reason, tags) == ("eos", TAGS)
+        assert columns == {"answer": "33", "question": "ask", "level": 2}
+        return 1.0
+
+    form = recognise(everything, {})
+    assert (form.needs_answer, form.columns) == (False, ())
+    assert values(form, ONE) == [1.0]
+
+
+def test_a_batch_function_gets_inputs():
+    form = recognise(lambda inputs: np.array([len(one.completion) for one in inputs]), {})
+    assert form.kind == "batch"
+    assert values(form, ONE, OTHER) == [4.0, 3.0]
+
+
+def test_a_trl_function_gets_lists_by_keyword():
+    def trl(
+        completions: list[str], level: list[int], *, prompts: list[str], **kwargs: Any
+    ) -> list[float]:
+        assert prompts == ["ask?", "ask?"]
+        assert kwargs == {"question": ["ask", "and"], "answer": ["33", "4"]}
+        return [len(text) + number for text, number in zip(completions, level, strict=True)]
+
+    form = recognise(trl, {})
+    assert (form.kind, form.columns) == ("trl", ("level",))
+    assert values(form, ONE, OTHER) == [6.0, 8.0]
+
+
+def test_a_trl_function_gets_messages_of_chat_rows():
+    def chat(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
+        assert prompts[0][-1] == {"role": "user", "content": "ask"}
+        texts = [completion[0]["content"] for completion in completions]
+        return [
+            float(text == "says" and found == "33")
+            for text, found in zip(texts, answer, strict=True)
+        ]
+
+    assert values(recognise(chat, {}), CHAT) == [1.0]
+
+
+class Within:
+    def __init__(self, limit: int, *, share: float = 1.0) -> None:
+        if limit < 0:
+            raise ValueError("limit is negative")
+        self.limit, self.share = limit, share
+
+    def __call__(self, completion: str) -> float:
+        return self.share * (len(completion) <= self.limit)
+
+
+def test_a_class_is_constructed_with_the_arguments():
+    form = recognise(Within, {"limit": 3, "share": 0.5})
+    assert form.kind == "sample"
+    assert values(form, ONE, OTHER) == [0.0, 0.5]
+
+
+def test_async_functions_and_methods_score_one_input():
+    class Judge:
+        async def __call__(self, completion: str, *, answer: str) -> float:
+            await asyncio.sleep(0)
+            return float(completion == answer)
+
+    async def slow(completion: str) -> float:
+        await asyncio.Event().wait()
+        return float(len(completion))
+
+    judge = recognise(Judge, {})
+    assert judge.kind == "async"
+    same = replace(ONE, answer="says")
+    assert asyncio.run(judge.score_one(same, timeout_s=9)) == (Outcome(1.0), "")
+    with pytest.raises(TimeoutError):
+        asyncio.run(recognise(slow, {}).score_one(ONE, timeout_s=0.01))
+
+
+def test_a_function_cannot_change_what_others_see():
+    def changes(completion: str, *, tools: list[str], row: dict[str, Any]) -> float:
+        tools.append(completion)
+        row.clear()
+        return float(len(tools))
+
+    row = {"tools": ["a"]}
+    assert values(recognise(changes, {}), replace(ONE, row=row), replace(ONE, row=row)) == [2, 2]
+    assert row == {"tools": ["a"]}
+
+
+def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...
+
+
+def two_texts(text: str, answer: str) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "message"),
+    [
+        (3, {}, "is of type int, not a function or class; write def f(completion, *, answer"),
+        (lambda: 1.0, {}, "has the parameters none; write def f(completion, *, answer"),
+        (two_texts, {}, "has the parameters text, answer; write def f(comple"),
+        (needs_ids, {}, "needs 'completion_ids', which"),
+        (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; it has answer, le"),
+        (Within, {}, "constructing it with no arguments raises TypeError: "),
+        (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),
+        (dict, {}, "objects of the class cannot be called: it has no __call__; write def f("),
+    ],
+)
+def test_what_has_no_form_is_refused_with_the_right_form(
+    function: Any, args: Mapping[str, object], message: str
+):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        recognise(function, args)
+
+
+def test_an_async_function_of_a_batch_is_refused():
+    async def batch(inputs: Sequence[RewardInput]) -> list[float]:
+        return []
+
+    with pytest.raises(ValueError, match=r"is async, .*; write async def f\(completion"):
+        recognise(batch, {})
+
+
+def test_invariant_6_only_the_failing_inputs_of_a_batch_fail():
+    def inverse(inputs: Sequence[RewardInput]) -> list[float]:
+        return [1 / (len(one.completion) - 3) for one in inputs]
+
+    first, second, third = outcomes(recognise(inverse, {}), ONE, OTHER, ONE)
+    assert (first, third) == (Outcome(1.0), Outcome(1.0))
+    assert second.error is not None
+    assert second.error.cause == "raised"
+    assert re.fullmatch(r"raised ZeroDivisionError: .* \(test_forms.py:\d+\)", second.error.message)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (1.0, "returned a float, not a list of 1 number"),
+        ([1.0, 2.0], "returned 2 values for 1 completion"),
+        ([], "returned 0 values for 1 completion"),
+        (np.array([1], "m8[ns]"), "returned a ndarray, not a list of 1 number"),
+        (np.array(["1"]), "returned a str, not a number"),
+        (None, "returned a NoneType, not a list of 1 number"),
+    ],
+)
+def test_invariant_6_results_of_a_wrong_shape_are_errors(returned: Any, message: str):
+    for outcome in outcomes(recognise(lambda _: returned, {}), ONE, OTHER, ONE):
+        assert outcome.error is not None
+        assert (outcome.error.cause, outcome.error.message) == ("invalid", message)
+
+
+def test_invariant_6_endless_recursion_and_base_exceptions_are_errors():
+    def deeper(completion: str) -> float:
+        return deeper(completion)
+
+    def leaves(completion: str) -> float:
+        raise SystemExit(completion)
+
+    for function, message in ((deeper, "raised RecursionError"), (leaves, "raised SystemExit: s")):
+        ((_, outcome, trace),) = recognise(function, {}).score([ONE])
+        assert outcome.error is not None
+        assert outcome.error.message.startswith(message)
+        assert f"in {function.__name__}" in trace

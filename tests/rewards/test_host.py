@@ -1,0 +1,300 @@
+"""Forty bad rewards in real reward processes: each costs only itself, under the right name.
+
+Each function scores `bad` badly and every other text by its length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from configs.schema import RewardFunction, Rewards
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.host import MAX_FAILURES_IN_A_ROW, RewardHost, check
+from rewards.log import RewardLog
+
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+TIMEOUT_S = 1.0
+
+BAD = {
+    # name: (body where the text is "bad", cause, part of the message or of the log)
+    "loop": ("while True: pass", "timed_out", "in loop"),
+    "sleep": ("time.sleep(1000)", "timed_out", "in sleep"),
+    "regex": ("re.match(r'(a+)+$', 'a' * 60 + 'b')", "timed_out", "in regex"),
+    "deadlock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "timed_out", "in dead"),
+    "reads_input": ("sys.stdin.readline(); time.sleep(1000)", "timed_out", "in reads_input"),
+    "prints_for_ever": ("while True: print('x' * 1000)", "timed_out", "further output"),
+    "sum_of_a_lot": ("return sum(range(10**12))", "timed_out", "in sum_of_a_lot"),
+    "ignores_signals": (
+        "[signal.signal(n, signal.SIG_IGN) for n in (2, 10, 15)]; time.sleep(1000)",
+        "timed_out",
+        "took longer",
+    ),
+    "exits_at_once": ("os._exit(3)", "died", "ended with status 3"),
+    "exits_well": ("os._exit(0)", "died", "ended with status 0"),
+    "segfault": ("ctypes.string_at(0)", "died", "SIGSEGV"),
+    "abort": ("os.abort()", "died", "SIGABRT"),
+    "kills_itself": ("os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
+    "terminates_itself": ("os.kill(os.getpid(), signal.SIGTERM)", "died", "SIGTERM"),
+    "kills_its_group": ("os.killpg(0, signal.SIGKILL)", "died", "SIGKILL"),
+    "closes_all": ("os.closerange(0, 256); time.sleep(1000)", "died", "closed the connection"),
+    "writes_garbage": (
+        "[os.write(n, b'garbage\\n') for n in range(3, 20) if is_socket(n)]; time.sleep(1000)",
+        "died",
+        "wrote something else",
+    ),
+    "burns_threads": (
+        "[threading.Thread(target=spin, daemon=True).start() for _ in range(4)]; spin()",
+        "timed_out",
+        "in burns_threads",
+    ),
+    "raises": ("raise KeyError('x')", "raised", "raised KeyError: 'x' (bad_rewards.py:"),
+    "stops_iteration": ("raise StopIteration", "raised", "raised StopIteration"),
+    "interrupts": ("raise KeyboardInterrupt", "raised", "raised KeyboardInterrupt"),
+    "leaves": ("sys.exit(1)", "raised", "raised SystemExit: 1"),
+    "generator_exit": ("raise GeneratorExit", "raised", "raised GeneratorExit"),
+    "recursion": ("return recursion(completion, tools=tools)", "raised", "raised RecursionError"),
+    "memory": ("return float(len(bytearray(20 * 2**30)))", "raised", "raised MemoryError"),
+    "big_file": (
+        "f = open('/dev/shm/gemma-grpo-test', 'wb'); os.unlink(f.name); f.truncate(2**31)",
+        "raised",
+        "File too large",
+    ),
+    "unprintable": ("raise Silent", "raised", "raised Silent, whose text cannot be shown"),
+    "late_import": ("import no_such_module", "raised", "raised ModuleNotFoundError"),
+    "assertion": ("assert False, 'wrong'", "raised", "raised AssertionError: wrong"),
+    "nan": ("return float('nan')", "not_finite", "returned nan"),
+    "infinity": ("return float('inf')", "not_finite", "returned inf"),
+    "named_nan": ("return {'a': float('nan')}", "not_finite", "returned nan as 'a'"),
+    "text": ("return '1.0'", "invalid", "returned a str, not a number"),
+    "list": ("return [1.0]", "invalid", "returned a list, not a number"),
+    "complex": ("return 1j", "invalid", "returned a complex, not a number"),
+    "huge": ("return 10**400", "invalid", "cannot be converted to float"),
+    "empty": ("return {}", "invalid", "returned an empty mapping"),
+    "coroutine": ("return asyncio.sleep(0)", "invalid", "returned a coroutine, not a number"),
+    # These are scored, and cost nothing.
+    "none": ("return None", "", ""),
+    "forks": ("if os.fork() == 0: os.setsid(); time.sleep(1000)", "", ""),
+    "starts_a_process": ("subprocess.Popen(['sleep', '1000'], start_new_session=True)", "", ""),
+    "leaves_threads": ("threading.Thread(target=time.sleep, args=[1000]).start()", "", ""),
+    "prints": ("print('seen', completion)", "", "seen bad"),
+    "changes_its_columns": ("tools.append(1); tools.clear()", "", ""),
+    "changes_the_folder": ("os.chdir('/')", "", ""),
+}
+FREE = [name for name, (_, cause, _) in BAD.items() if not cause]
+HEAD = """
+import asyncio, ctypes, os, re, signal, socket, stat, subprocess, sys, threading, time
+
+class Silent(Exception):
+    def __str__(self): raise KeyboardInterrupt
+
+def spin():
+    while True: pass
+
+def is_socket(n):
+    try: return stat.S_ISSOCK(os.fstat(n).st_mode)
+    except OSError: return False
+
+"""
+
+
+def inputs(*texts: str) -> list[RewardInput]:
+    return [
+        RewardInput("ask?", text, "eos", "33", {"tools": ["a"]}, TAGS, prompt_id=number)
+        for number, text in enumerate(texts)
+    ]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    code = [HEAD]
+    for name, (body, _, _) in BAD.items():
+        code.append(f"def {name}(completion, *, tools):\n    if completion == 'bad':\n")
+        code.append(textwrap.indent(body, " " * 8) + "\n    return float(len(completion))\n\n")
+    path = tmp_path_factory.mktemp("bad") / "bad_rewards.py"
+    path.write_text("".join(code))
+    return path
+
+
+@dataclass(frozen=True)
+class Scored:
+    outcomes: list[dict[str, Outcome]]
+    log: str
+    notices: list[str]
+
+
+def score(functions: list[RewardFunction], *texts: str, log: Path, **settings: float) -> Scored:
+    rewards = Rewards(functions=tuple(functions), **{"timeout_s": TIMEOUT_S, **settings})  # type: ignore[arg-type]
+
+    async def run() -> list[dict[str, Outcome]]:
+        host = RewardHost(rewards, log=written)
+        await host.start()
+        try:
+            return await host.score(inputs(*texts))
+        finally:
+            host.close()
+
+    written = RewardLog(log)
+    outcomes = asyncio.run(run())
+    assert not left_over()
+    return Scored(outcomes, log.read_text() if log.exists() else "", written.notices())
+
+
+def left_over() -> list[psutil.Process]:
+    """Processes that reward processes of this test have left."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("GEMMA_GRPO_TEST") == str(os.getpid())
+            if mine and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEMMA_GRPO_TEST", str(os.getpid()))
+
+
+def function(file: Path, name: str, **settings: object) -> RewardFunction:
+    return RewardFunction.model_validate({"name": name, "function": f"{file}:{name}", **settings})
+
+
+@pytest.mark.parametrize(
+    "names", [list(BAD)[start : start + 8] for start in range(0, len(BAD), 8)], ids=lambda n: n[0]
+)
+def test_invariant_6_a_bad_reward_costs_only_itself(file: Path, names: list[str], tmp_path: Path):
+    functions = [function(file, name) for name in names]
+    # On a busy machine a process may need seconds to begin: only endless calls exceed this limit.
+    scored = score(functions, "a", "bad", "ccc", log=tmp_path / "log", timeout_s=8.0)
+    first, bad, third = scored.outcomes
+    for name in names:
+        _, cause, text = BAD[name]
+        assert (first[name], third[name]) == (Outcome(1.0), Outcome(3.0)), name
+        error = bad[name].error
+        if not cause:
+            assert error is None
+            assert bad[name].value == (None if name == "none" else 3.0)
+            continue
+        assert error is not None, name
+        assert error.cause == cause, name
+        assert bad[name].value is None
+        lines = [line for line in scored.log.splitlines() if f" {name}, prompt 1: " in line]
+        assert any(f": {cause}: " in line for line in lines), name
+        repeated = [line for line in lines if "repeated alone" in line]
+        assert len(repeated) == (cause in {"timed_out", "died"}), name
+        assert text in error.message or text in scored.log, name
+
+
+def test_output_is_logged_with_its_prompt_and_shown_once(file: Path, tmp_path: Path):
+    scored = score([function(file, "prints")], "a", "bad", "bad", log=tmp_path / "log")
+    assert "prints, prompt 1: output\n    seen bad\n" in scored.log
+    assert "prints, prompt 2: output\n    seen bad\n" in scored.log
+    assert scored.notices == ["reward 'prints' prints: seen bad"]
+
+
+CALLS = """
+import asyncio, os, time
+CALLS = os.environ["GEMMA_GRPO_CALLS"]
+def note(text):
+    with open(CALLS, "a") as file: file.write(text + "\\n")
+def sample(completion):
+    note(completion)
+    if completion == "die": os._exit(1)
+    return float(len(completion))
+def batch(inputs):
+    note(",".join(one.completion for one in inputs))
+    if any(one.completion == "die" for one in inputs): os._exit(1)
+    return [float(len(one.completion)) for one in inputs]
+async def meets(completion, *, _seen=set()):
+    _seen.add(completion)
+    while len(_seen) < 4: await asyncio.sleep(0.01)
+    return 1.0
+async def waits(completion):
+    note(completion)
+    await asyncio.sleep(1000 if completion == "hang" else 0)
+    return 1.0
+"""
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "calls.py").write_text(CALLS)
+    monkeypatch.setenv("GEMMA_GRPO_CALLS", str(tmp_path / "calls"))
+    return tmp_path / "calls.py"
+
+
+def noted(calls: Path) -> list[str]:
+    return calls.with_suffix("").read_text().split()
+
+
+def test_invariant_6_a_sample_function_never_sees_a_scored_input_again(calls: Path, tmp_path: Path):
+    scored = score([function(calls, "sample")], "a", "bb", "die", "dddd", log=tmp_path / "log")
+    assert [row["sample"].value for row in scored.outcomes] == [1, 2, None, 4]
+    assert sorted(noted(calls)) == ["a", "bb", "dddd", "die", "die"]
+
+
+def test_invariant_6_the_inputs_of_a_batch_that_died_are_scored_one_by_one(
+    calls: Path, tmp_path: Path
+):
+    scored = score([function(calls, "batch")], "a", "die", "ccc", log=tmp_path / "log")
+    assert [row["batch"].value for row in scored.outcomes] == [1, None, 3]
+    assert noted(calls) == ["a,die,ccc", "a", "die", "ccc"]
+
+
+def test_invariant_6_inputs_that_wait_are_given_up_after_failures_in_a_row(
+    calls: Path, tmp_path: Path
+):
+    texts = ["die"] * (MAX_FAILURES_IN_A_ROW + 20)
+    scored = score([function(calls, "sample")], *texts, log=tmp_path / "log")
+    errors = [row["sample"].error for row in scored.outcomes]
+    assert {error.cause for error in errors if error} == {"died"}
+    assert None not in errors
+    assert len(noted(calls)) < len(texts)
+    assert "given up after 3 failures in a row" in (errors[-1].message if errors[-1] else "")
+
+
+def test_async_functions_score_several_at_a_time(calls: Path, tmp_path: Path):
+    # Each call waits for three others.
+    scored = score([function(calls, "meets", concurrency=4)], *"abcd", log=tmp_path / "log")
+    assert [row["meets"].value for row in scored.outcomes] == [1.0] * 4
+
+
+def test_invariant_6_an_async_call_that_hangs_is_repeated_once(calls: Path, tmp_path: Path):
+    parts = [function(calls, "waits", concurrency=2, timeout_s=1.0)]
+    scored = score(parts, "a", "hang", "b", "c", log=tmp_path / "log")
+    error = scored.outcomes[1]["waits"].error
+    assert error is not None
+    assert (error.cause, error.message) == ("timed_out", "took longer than 1 s")
+    assert [row["waits"].value for row in scored.outcomes] == [1.0, None, 1.0, 1.0]
+    assert sorted(noted(calls)) == ["a", "b", "c", "hang", "hang"]
+
+
+def test_several_processes_share_the_inputs(calls: Path, tmp_path: Path):
+    texts = [str(number) * (number + 1) for number in range(9)]
+    scored = score([function(calls, "sample", workers=3)], *texts, log=tmp_path / "log")
+    assert [row["sample"].value for row in scored.outcomes] == [len(text) for text in texts]
+    assert sorted(noted(calls)) == sorted(texts)
+
+
+def test_all_functions_that_cannot_be_used_are_reported(file: Path):
+    parts = [function(file, "loop"), function(file, "no_such"), function(file, "Silent")]
+    with pytest.raises(ValueError, match="no_such") as caught:
+        check(Rewards(functions=tuple(parts)))
+    missing, silent = str(caught.value).splitlines()
+    assert missing.startswith(f"{file}:no_such: {file} has no 'no_such'")
+    assert "objects of the class cannot be called" in silent
+
+
+def test_what_a_function_needs_is_reported(file: Path):
+    (facts,) = check(Rewards(functions=(function(file, "loop"),)))
+    assert (facts.name, facts.kind, facts.columns) == ("loop", "sample", ("tools",))
+    assert not facts.needs_answer
