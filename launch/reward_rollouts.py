@@ -17,7 +17,8 @@ from configs.load import load_config
 from configs.schema import Config
 from configs.task import OVERLONG
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
-from pipeline.report.rescoring import SUM, Rescored, rescoring_figures, rescoring_lines
+from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
+from pipeline.rollout.scoring import SUM
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import NAME_SEPARATOR, Outcome, RewardInput, Tags
@@ -132,14 +133,12 @@ def _rescored(
     record: Record, given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
 ) -> Rescored:
     parts, rollout = dict(outcomes), config.rollout
-    weights = {part.name: part.weight for part in config.rewards.functions}
     if rollout.overlong_tokens:
-        weights[OVERLONG] = 1.0
         punishment = overlong_punishment(
             record["num_tokens"], budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
         )
         parts[OVERLONG] = Outcome(punishment)
-    total = combine(parts, weights=weights)
+    total = combine(parts, weights=config.reward_weights)
     after = dict[str, float | None]()
     for name, part in parts.items():
         after[name] = part.value

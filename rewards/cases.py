@@ -51,7 +51,7 @@ class Case:
     @property
     def probe(self) -> Probe:
         """The case as a probe."""
-        return Probe(self.name, "case", "a case of yours", -1, self.given)
+        return Probe(f"case {self.name}", "case", "a case of yours", -1, self.given)
 
 
 def parse_cases(text: str, *, file: str, row_of: RowOf, parts: Sequence[str]) -> list[Case]:
@@ -93,7 +93,8 @@ def parse_cases(text: str, *, file: str, row_of: RowOf, parts: Sequence[str]) ->
 
 def mismatches(cases: Sequence[Case], trial: Trial) -> Iterator[Finding]:
     """A finding for each case whose rewards are not as expected."""
-    scored = {one.probe.name: one for one in trial.scored if one.probe.kind == "case"}
+    own_scores = [one for one in trial.scored if one.probe.kind == "case"]
+    scored = {case.name: one for case, one in zip(cases, own_scores, strict=True)}
     for case in cases:
         own, wrong = scored[case.name], list[str]()
         if case.total is not None and not _equal(own.total, case.total):

@@ -11,11 +11,11 @@ import numpy as np
 from scipy.stats import rankdata
 
 from pipeline.report.plan_lines import table
+from pipeline.rollout.scoring import SUM
 from rewards.answers import Extraction, find_answer, is_correct
 from rewards.base import RewardError, RewardInput
 
 Figures = Mapping[str, Any]
-SUM = "weighted sum"
 _QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 _LONGEST_PROMPT, _LONGEST_TEXT = 300, 800
 _DIFFERENCE = 1e-9

@@ -8,14 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from pipeline.report.plan_lines import table
+from pipeline.rollout.scoring import SUM
 from rewards.base import NAME_SEPARATOR
 from rewards.findings import Finding, speeds
 from rewards.probes import REFERENCE
 from rewards.trial import Scored, Trial
 
 Figures = Mapping[str, Any]
-
-SUM = "weighted sum"
 
 
 def check_figures(

@@ -102,6 +102,14 @@ def test_flipped_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.Capture
     assert "  completion: <reasoning>hm</reasoning><answer>90</answer>\n" in shown
 
 
+def test_the_overlong_part_is_scored_again(run: Path):
+    exact = '{ name = "correct", function = "rewards.correctness:exact_answer" }'
+    figures = rescored(run, exact, "--rollout.overlong_tokens=4")
+    # 7 of at most 8 tokens: (8 - 4 - 7) / 4.
+    assert figures["parts"]["overlong"]["after"]["mean"] == -0.75
+    assert figures["parts"]["weighted sum"]["after"]["highest"] == 1 - 0.75
+
+
 def test_steps_are_chosen_and_errors_fail(run: Path):
     failing = CLOSENESS.replace(" }", ', args = { scale = "x" } }')
     figures = rescored(run, failing, "--steps=2:", status=1)
