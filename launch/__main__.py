@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "start or resume a run",
     "plan": "what fits and how long it takes; needs no accelerator",
     "data": "show what the model will see",
+    "reward": "try reward functions offline, or on recorded rollouts",
     "evaluate": "compare base and tuned policy on the test prompts",
     "export": "write the merged model and the adapter of a run",
     "chat": "ask base and tuned policy the same questions",

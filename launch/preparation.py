@@ -159,7 +159,7 @@ def prepare(
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None:
         found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
-        found.attempt(_check_columns, rewards, data)
+        found.attempt(check_columns, rewards, data)
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
@@ -339,7 +339,7 @@ def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
         raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
-def _check_columns(rewards: Sequence[RewardFacts], data: LoadedData | None) -> None:
+def check_columns(rewards: Sequence[RewardFacts], data: LoadedData | None) -> None:
     """Compares the columns that reward functions need with those of the training data.
 
     Raises:

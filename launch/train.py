@@ -49,7 +49,8 @@ def _flags() -> argparse.ArgumentParser:
         "--dry-run",
         action="store_true",
         help="check configuration, data, model folder, run folder and, for a run that is not "
-        "submitted, the devices of this machine; print the settings, start nothing",
+        "submitted, the devices of this machine; try the rewards on a few rows; print a prompt and "
+        "the settings, start nothing",
     )
     flags.add_argument(
         "--extend",
@@ -143,6 +144,11 @@ def _run(command: CommandLine) -> int:
         queued_s = found.attempt(waited_s, config.budget, started=STARTED)
     prepared = prepare(config, extend=extend, accept=accept, waited_s=queued_s or 0.0, found=found)
     if command.flags.dry_run:
+        from launch.reward_check import dry_run_lines, prompt_lines
+
+        print(*prompt_lines(prepared), sep="\n", flush=True)
+        for line in dry_run_lines(prepared):
+            print(line, file=sys.stderr)
         print(config_to_json(config))
         return 0
     from launch.session import run_session

@@ -218,6 +218,12 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
         "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
         "train: 6 prompts",
         "test: 4 prompts",
+        "prompt of row 1:",
+        "    <start_of_turn>user",
+        "    tom has 0 apples.<end_of_turn>",
+        "    <start_of_turn>model",
+        "    ",
+        "its reference answer: '0'",
     ]
     resolved = json.loads("{" + printed)
     assert resolved["run"]["dir"] == str(request_path.parent / "runs")

@@ -70,7 +70,8 @@ def styled(
     """A run without reference answers whose versions have these skills, validated at each step."""
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
-        "rewards": {"functions": list(parts), "max_excluded_share": 1.0},
+        "rewards": {"functions": list(parts)},
+        "alarms": {"excluded": {"action": "off"}},
         "eval": {"every_steps": 1, "metric": "style"},
         "budget": {"steps": len(skills) - 1},
         "checkpoint": {"every_steps": 1},

@@ -1,0 +1,171 @@
+"""Tries the reward functions of a configuration on probes of its training data."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
+from launch.preparation import Prepared, check_columns
+from launch.reward_rows import case_rows, probe_rows, read_training_data
+from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.report.reward_check import check_figures, check_lines, finding_lines
+from rewards.cases import Case, mismatches, parse_cases
+from rewards.findings import find
+from rewards.log import RewardLog
+from rewards.probes import Probe, make_probes
+from rewards.trial import Trial, count_scores, run_trial, started
+
+_DRY_RUN_ROWS = 8
+_CHARACTERS_PER_TOKEN = 4
+
+
+def prepare_check(
+    config: Config,
+    *,
+    rows: int,
+    form: str | None,
+    cases: str | None,
+    json_file: Path | None,
+    log_file: Path | None,
+) -> Callable[[], int]:
+    """Reads data and cases; returns the check, whose result is the exit status.
+
+    Args:
+        config: with the reward functions and the data.
+        rows: number of rows for probes.
+        form: of a right completion; see `make_probes`.
+        cases: file with cases of the user.
+        json_file: receives the figures.
+        log_file: receives output and tracebacks of the functions.
+
+    Raises:
+        FileNotFoundError: if data or cases are missing.
+        ValueError: with the mistakes in them.
+    """
+    data = read_training_data(config)
+    probes = _probes(config, data, rows=rows, form=form)
+    found = [] if cases is None else _read_cases(Path(cases), config, data)
+    log = RewardLog(log_file)
+    return partial(_check, config, data, probes, found, json_file=json_file, log=log)
+
+
+def _check(
+    config: Config,
+    data: LoadedData,
+    probes: Sequence[Probe],
+    cases: Sequence[Case],
+    *,
+    json_file: Path | None,
+    log: RewardLog,
+) -> int:
+    scored = [*probes, *(case.probe for case in cases)]
+    trial = asyncio.run(_try(config, data, scored, log=log))
+    per_step = config.rollout.prompts_per_step * config.rollout.group_size
+    findings = [*find(trial, rollouts_per_step=per_step), *mismatches(cases, trial)]
+    findings.sort(key=lambda finding: not finding.fails)
+    rows = len({probe.row for probe in probes})
+    figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
+    print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
+    if json_file is not None:
+        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return 0 if figures["passed"] else EXIT_FAILED
+
+
+def prompt_lines(prepared: Prepared) -> Iterator[str]:
+    """The first training prompt as the model reads it."""
+    first = prepared.data.train.prompts[0]
+    yield f"prompt of row {first.id}:"
+    text = first.text + prepared.config.prompt.answer_prefix
+    yield from (f"    {line}" for line in text.split("\n"))
+    if first.answer is not None:
+        yield f"its reference answer: {first.answer!r}"
+
+
+def dry_run_lines(prepared: Prepared) -> Iterator[str]:
+    """What fails in a short check of a run's rewards, as warnings."""
+    config, data = prepared.config, prepared.data
+    single = config.rewards.model_copy(update={"workers": 1})
+    config = config.model_copy(update={"rewards": single})
+    probes = _probes(config, data, rows=_DRY_RUN_ROWS)
+    trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
+    per_step = config.rollout.prompts_per_step * config.rollout.group_size
+    findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
+    if findings:
+        yield "rewards, tried on a few rows (python -m launch.reward CONFIG.toml shows more):"
+        yield from finding_lines([vars(one) | {"fails": False} for one in findings])
+
+
+async def _try(
+    config: Config,
+    data: LoadedData,
+    probes: Sequence[Probe],
+    *,
+    log: RewardLog,
+    short: bool = False,
+) -> Trial:
+    """Scores the probes.
+
+    Raises:
+        Failure: if a function cannot be used, with a line for each.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            hosts, facts = await stack.enter_async_context(started(config.rewards, log=log))
+        except ValueError as error:
+            lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
+            raise Failure("\n".join(lines), EXIT_MISTAKE) from None
+        try:
+            check_columns(list(facts.values()), data)
+        except ValueError as error:
+            raise Failure(error, EXIT_MISTAKE) from None
+        total = count_scores(probes, config.rewards, short=short)
+        bar = stack.enter_context(
+            tqdm(total=total, unit="score", delay=2, leave=False, disable=None)
+        )
+        return await run_trial(
+            probes, hosts, rewards=config.rewards, facts=facts, short=short, advance=bar.update
+        )
+
+
+def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:
+    return make_probes(
+        probe_rows(data.train.prompts, config, count=rows),
+        form=form,
+        prefix=config.prompt.answer_prefix,
+        characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
+    )
+
+
+def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
+    """Reads the cases.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: with a line for each mistake in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"command line: --cases: no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"command line: --cases: {path} cannot be read: {error}") from None
+    return parse_cases(
+        text,
+        file=path.name,
+        row_of=case_rows(data.train.prompts, config),
+        parts=[part.name for part in config.rewards.functions],
+    )
+
+
+def _left_out(config: Config) -> Iterator[str]:
+    if config.rollout.overlong_tokens:
+        yield "the part of rollout.overlong_tokens is left out: it counts tokens"

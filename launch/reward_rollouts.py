@@ -1,0 +1,175 @@
+"""Scores the recorded rollouts of a run again, with the reward functions of a configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from configs.load import load_config
+from configs.schema import Config
+from configs.task import OVERLONG
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
+from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
+from pipeline.rollout.scoring import SUM
+from pipeline.run.rollout_records import recorded_input
+from pipeline.run.run_folder import RunFolder
+from rewards.base import NAME_SEPARATOR, Outcome, RewardInput, Tags
+from rewards.host import RewardHost
+from rewards.log import RewardLog
+from rewards.overlong import overlong_punishment
+from rewards.weighting import combine
+
+_PREFIX = "step_"
+_CHUNK = 256
+"""Rollouts that are scored between two updates of the progress."""
+
+Record = Mapping[str, Any]
+Recorded = Sequence[tuple[Record, RewardInput]]
+
+
+def prepare_rescoring(
+    config: Config,
+    run_dir: str,
+    *,
+    steps: str | None,
+    show: int,
+    json_file: Path | None,
+    log_file: Path | None,
+) -> Callable[[], int]:
+    """Reads the recorded rollouts; returns the work, whose result is the exit status.
+
+    Args:
+        config: with the reward functions.
+        run_dir: folder of the run.
+        steps: first and last step, as "A:B", "A:", ":B" or "A"; None: all.
+        show: completions of each kind in the report.
+        json_file: receives the figures.
+        log_file: receives output and tracebacks of the functions.
+
+    Raises:
+        FileNotFoundError: if there are no such rollouts.
+        ValueError: if they cannot be read or scored again.
+    """
+    folder = RunFolder(Path(run_dir).expanduser())
+    tags = Tags.of(load_config(folder.path).prompt)
+    first, last = _range(steps)
+    paths = sorted(folder.rollouts.glob(f"{_PREFIX}*.jsonl"))
+    numbers = [int(path.stem.removeprefix(_PREFIX)) for path in paths]
+    names = [
+        path.stem
+        for path, number in zip(paths, numbers, strict=True)
+        if first <= number and (last is None or number <= last)
+    ]
+    if not names:
+        has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
+        raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
+    recorded = list(_read(folder, names, tags))
+    if not recorded:
+        raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
+    log = RewardLog(log_file)
+    return partial(_rescore, config, recorded, show=show, json_file=json_file, log=log)
+
+
+def _rescore(
+    config: Config, recorded: Recorded, *, show: int, json_file: Path | None, log: RewardLog
+) -> int:
+    outcomes = asyncio.run(_score(config, [given for _, given in recorded], log=log))
+    rollouts = [
+        _rescored(record, given, own, config)
+        for (record, given), own in zip(recorded, outcomes, strict=True)
+    ]
+    figures = rescoring_figures(rollouts, extraction=config.eval.extraction, show=show)
+    print_lines([*log.notices(), *rescoring_lines(figures)])
+    if json_file is not None:
+        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return EXIT_FAILED if figures["errors"] else 0
+
+
+async def _score(
+    config: Config, inputs: Sequence[RewardInput], *, log: RewardLog
+) -> list[dict[str, Outcome]]:
+    """Scores all inputs.
+
+    Raises:
+        Failure: if a function cannot be used, with a line for each.
+    """
+    host, found = RewardHost(config.rewards, log=log), list[dict[str, Outcome]]()
+    try:
+        try:
+            await host.start()
+        except ValueError as error:
+            lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
+            raise Failure("\n".join(lines), EXIT_MISTAKE) from None
+        with tqdm(total=len(inputs), unit="rollout", delay=2, leave=False, disable=None) as bar:
+            for start in range(0, len(inputs), _CHUNK):
+                found += await host.score(inputs[start : start + _CHUNK])
+                bar.update(len(found) - start)
+    finally:
+        host.close()
+    return found
+
+
+def _read(
+    folder: RunFolder, names: Sequence[str], tags: Tags
+) -> Iterator[tuple[Record, RewardInput]]:
+    for name in names:
+        for record in folder.read_rollouts(name):
+            try:
+                yield record, recorded_input(record, tags=tags)
+            except ValueError as error:
+                raise ValueError(f"{folder.rollouts / name}.jsonl: {error}") from None
+
+
+def _rescored(
+    record: Record, given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
+) -> Rescored:
+    parts, rollout = dict(outcomes), config.rollout
+    if rollout.overlong_tokens:
+        punishment = overlong_punishment(
+            record["num_tokens"], budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
+        )
+        parts[OVERLONG] = Outcome(punishment)
+    total = combine(parts, weights=config.reward_weights)
+    after = dict[str, float | None]()
+    for name, part in parts.items():
+        after[name] = part.value
+        after |= {f"{name}{NAME_SEPARATOR}{key}": value for key, value in part.named.items()}
+    after[SUM] = total if total is not None and math.isfinite(total) else None
+    return Rescored(
+        step=record["step"],
+        sample=record["sample"],
+        given=given,
+        before={**record["rewards"], SUM: record["reward"]},
+        after=after,
+        errors={name: part.error for name, part in parts.items() if part.error is not None},
+    )
+
+
+def _range(steps: str | None) -> tuple[int, int | None]:
+    """First and last step.
+
+    Raises:
+        ValueError: if the text has another form.
+    """
+    if steps is None:
+        return 0, None
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", steps, re.ASCII)
+    if match is None or not (match[1] or match[3]):
+        raise ValueError(f"command line: --steps {steps}: must be A:B, A:, :B or a single step")
+    first = int(match[1] or 0)
+    last = int(match[3]) if match[3] else None if match[2] else first
+    if last is not None and last < first:
+        raise ValueError(
+            f"command line: --steps {steps}: the last step is before the first; nearest valid: "
+            f"{first}:{first}"
+        )
+    return first, last

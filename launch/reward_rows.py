@@ -1,0 +1,135 @@
+"""The rows on which `launch.reward` tries reward functions, without the model and its tokenizer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from configs.schema import Config
+from pipeline.contracts.rollouts import Prompt
+from pipeline.inputs.dataset.load import extract_reference, load_data
+from pipeline.inputs.dataset.rows import parse_messages
+from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.inputs.text.chat import render, sole_column
+from pipeline.inputs.text.tokenizer import Tokenizer
+from rewards.base import RewardInput, Tags
+from rewards.cases import RowOf
+from rewards.probes import ProbeRow
+
+_LONGEST = 2**31
+
+
+def read_training_data(config: Config) -> LoadedData:
+    """The training data of a run, with Gemma's turns in the prompts.
+
+    Nothing depends on the tokenizer: overlong prompts are kept.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    changes: dict[str, dict[str, object]] = {
+        "rollout": {"max_prompt_tokens": _LONGEST},
+        "data": {"validation": None},
+        "eval": {"sets": ()},
+        "run": {"phases": ("grpo",)},
+    }
+    tables = {name: getattr(config, name).model_copy(update=one) for name, one in changes.items()}
+    return load_data(config.model_copy(update=tables), _Bytes())
+
+
+def probe_rows(prompts: Sequence[Prompt], config: Config, *, count: int) -> list[ProbeRow]:
+    """Rows spread evenly over the prompts, at most `count`."""
+    count = min(count, len(prompts))
+    chosen = (prompts[index * len(prompts) // count] for index in range(count))
+    return [_probe_row(prompt, config) for prompt in chosen]
+
+
+def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
+    """Finds the rows of cases by prompt id, or makes them of their columns."""
+    tags, by_id = Tags.of(config.prompt), {prompt.id: prompt for prompt in prompts}
+
+    def find(row: int | Mapping[str, object] | None) -> RewardInput:
+        if isinstance(row, Mapping):
+            return _made(row, config)
+        if row is None:
+            return _input(prompts[0], tags)
+        if row not in by_id:
+            nearest = min(by_id, key=lambda id_: abs(id_ - row))
+            raise ValueError(f"row: there is no row {row} in the training data; nearest: {nearest}")
+        return _input(by_id[row], tags)
+
+    return find
+
+
+def _made(row: Mapping[str, object], config: Config) -> RewardInput:
+    """The input of a row that is not in the dataset.
+
+    Raises:
+        ValueError: if it lacks columns of the prompt, or its messages are invalid.
+    """
+    column, messages = sole_column(config.prompt.template), None
+    answer = row.get(config.data.answer_column)
+    if column is not None and isinstance(row.get(column), list):
+        try:
+            messages = parse_messages(row[column])
+        except ValueError as problem:
+            raise ValueError(f"row: column {column!r} {problem}") from None
+        if messages[-1]["role"] == "assistant":
+            answer = messages[-1]["content"] if answer is None else answer
+            messages = messages[:-1]
+    text = render(config.prompt, row, template=None, messages=messages)
+    if answer is not None:
+        answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
+    return RewardInput(text, "", "eos", answer, row, Tags.of(config.prompt), messages=messages)
+
+
+def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:
+    return ProbeRow(_input(prompt, Tags.of(config.prompt)), _solution(prompt, config))
+
+
+def _input(prompt: Prompt, tags: Tags) -> RewardInput:
+    return RewardInput(
+        prompt=prompt.text,
+        completion="",
+        stop_reason="eos",
+        answer=prompt.answer,
+        row=prompt.row,
+        tags=tags,
+        source=prompt.source,
+        messages=prompt.messages,
+        prompt_id=prompt.id,
+    )
+
+
+def _solution(prompt: Prompt, config: Config) -> str | None:
+    """The worked-out solution of a row: what precedes the answer in its column."""
+    column, pattern = config.data.answer_column, config.data.answer_pattern
+    for source in config.data.mixture:
+        if source.name == prompt.source:
+            column = source.answer_column or column
+            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+    text = prompt.row.get(column)
+    found = re.search(pattern, text) if pattern is not None and isinstance(text, str) else None
+    return (found.string[: found.start()].strip() or None) if found else None
+
+
+class _Bytes(Tokenizer):
+    """UTF-8 bytes as tokens: prompts are read without the model's files."""
+
+    path = Path("bytes")
+    vocab_size, pad_id, eos_id, bos_id = 256, 0, 0, 0
+
+    def encode(self, text: str) -> np.ndarray:
+        return np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        return bytes(map(int, tokens)).decode(errors="replace")
+
+    def find(self, piece: str) -> int | None:
+        return None if len(piece.encode()) != 1 else piece.encode()[0]
+
+    def piece(self, id_: int) -> str:
+        return bytes([id_]).decode(errors="replace")

@@ -1,0 +1,339 @@
+"""Findings of a trial: what is wrong with the reward functions, and what to do about it.
+
+A finding that `fails` makes the check fail: the reference is not on top of the weighted sum, a part
+has errors, or a case of the user has another score. The others are for the user to judge.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rewards.base import Outcome
+from rewards.probes import EMPTY, REFERENCE, Kind
+from rewards.trial import Repeated, Trial
+
+SLOW_STEP_S = 30.0
+"""Forecast seconds of a step's scores above which a part is called slow."""
+_TOLERANCE = 1e-9
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is wrong.
+
+    Attributes:
+        kind: one of the kinds below, or "case".
+        fails: whether the check fails.
+        what: what was found, with names and numbers.
+        advice: what to do.
+        examples: completions that show it, one line each.
+    """
+
+    kind: str
+    fails: bool
+    what: str
+    advice: str
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a score of one part.
+
+    Attributes:
+        p50_s: median.
+        p99_s: 99th percentile.
+        parallel: scores at a time: processes, times the concurrency of an async function.
+        step_s: forecast for the rollouts of a step, which overlap their generation.
+    """
+
+    p50_s: float
+    p99_s: float
+    parallel: int
+    step_s: float
+
+
+_RANKING: Mapping[Kind, tuple[str, str, str]] = {
+    "variant": (
+        "reference_not_best",
+        "other forms of the right answer have a higher reward than the reference",
+        "reward the expected format, or change the tags of [prompt] to the form that is rewarded",
+    ),
+    "wrong": (
+        "wrong_answer",
+        "wrong answers have at least the reward of the reference",
+        "compare the whole answer (rewards.answers.same_answer); raise the weight of what does",
+    ),
+    "hack": (
+        "hack",
+        "known reward hacks have at least the reward of the reference",
+        "extract one answer (rewards.answers.find_answer); bound what tags and length can earn",
+    ),
+    "noise": (
+        "noise",
+        "completions without an answer have at least the reward of the reference",
+        "bound what length and format can earn below the reward of the right answer",
+    ),
+}
+"""Kind of the finding, what it says, and the advice, by kind of probe."""
+
+
+def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
+    """All findings of a trial, those that fail first.
+
+    Without reference answers the findings that compare with them are not made.
+    """
+    found = [
+        *_errors(trial),
+        *_ranking(trial),
+        *_empty_beats_wrong(trial),
+        *_without_information(trial),
+        *_agreeing(trial),
+        *_repetition(trial),
+        *_slow(trial, rollouts_per_step=rollouts_per_step),
+    ]
+    return sorted(found, key=lambda finding: not finding.fails)
+
+
+def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
+    """The speed of each part that was measured."""
+    found = {}
+    for part in trial.rewards.functions:
+        seconds = sorted(trial.seconds.get(part.name, ()))
+        if not seconds:
+            continue
+        parallel = part.workers or trial.rewards.workers
+        if trial.facts[part.name].kind == "async":
+            parallel *= part.concurrency
+        p50_s = statistics.median(seconds)
+        p99_s = seconds[math.ceil(0.99 * len(seconds)) - 1]
+        found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)
+    return found
+
+
+def _errors(trial: Trial) -> Iterator[Finding]:
+    for name in trial.weights:
+        errors = [
+            (scored.probe.name, scored.outcomes[name].error)
+            for scored in trial.scored
+            if scored.outcomes[name].error is not None
+        ]
+        causes = Counter(error.cause for _, error in errors if error is not None)
+        for cause, count in causes.most_common():
+            probe, first = next(
+                (probe, error)
+                for probe, error in errors
+                if error is not None and error.cause == cause
+            )
+            yield Finding(
+                "errors",
+                fails=True,
+                what=f"{name!r}: {count} of {len(trial.scored)} completions have no score "
+                f"({cause}), first {probe!r}: {first.message}",
+                advice="an error excludes the rollout: return 0 for a bad completion, None where "
+                "the part does not apply; --log FILE writes tracebacks",
+            )
+
+
+def _ranking(trial: Trial) -> Iterator[Finding]:
+    """Compares the weighted sum of every probe with that of its row's reference."""
+    references = _totals(trial, REFERENCE)
+    rows = {one.probe.row for one in trial.scored if one.probe.name == REFERENCE}
+    missing = len(rows) - len(references)
+    if missing:
+        yield Finding(
+            "no_reward",
+            fails=True,
+            what=f"the reference has no weighted sum in {missing} of {len(rows)} rows: parts "
+            "failed, do not apply, or their sum is not finite",
+            advice="a rollout without a reward is not trained on; at least one weighted part must "
+            "apply to a right answer",
+        )
+    if _is_constant([one.total for one in trial.scored if one.total is not None]):
+        yield Finding(
+            "constant",
+            fails=bool(references),
+            what="the weighted sum is the same for all completions",
+            advice="without differences nothing is learned: look at the parts and their weights; "
+            "if right completions have another form, give it with --form",
+        )
+        return
+    names = dict.fromkeys(one.probe.name for one in trial.scored if one.probe.kind in _RANKING)
+    above: dict[Kind, list[tuple[bool, str]]] = {}
+    for name in names:
+        found = _compared(trial, name, references)
+        if found is not None:
+            kind = next(one.probe.kind for one in trial.scored if one.probe.name == name)
+            above.setdefault(kind, []).append(found)
+    for kind, (label, says, advice) in _RANKING.items():
+        if kind in above:
+            fails = any(fails for fails, _ in above[kind])
+            shown = tuple(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
+            yield Finding(label, fails, says, advice, shown)
+
+
+def _compared(trial: Trial, name: str, references: Mapping[int, float]) -> tuple[bool, str] | None:
+    """Whether a probe is not below the reference on average, and in words where; None: below.
+
+    Variants may be equal to the reference.
+    """
+    own = [one for one in trial.scored if one.probe.name == name]
+    totals = {row: total for row, total in _totals(trial, name).items() if row in references}
+    if not totals:
+        return None
+    may_equal = own[0].probe.kind == "variant"
+
+    def wins(total: float, reference: float) -> bool:
+        slack = _TOLERANCE * max(1.0, abs(total), abs(reference))
+        return total > reference + slack if may_equal else total >= reference - slack
+
+    rows = [row for row, total in totals.items() if wins(total, references[row])]
+    if not rows:
+        return None
+    mean = statistics.fmean(totals.values())
+    reference = statistics.fmean(references[row] for row in totals)
+    ids = {one.probe.row: one.probe.given.prompt_id for one in own}
+    where = f"in {len(rows)} of {len(totals)} rows"
+    if len(rows) < len(totals):
+        more = ", ..." if len(rows) > _SHOWN else ""
+        where += f", prompts {', '.join(f'{ids[row]}' for row in rows[:_SHOWN])}{more}"
+    text = f"{name!r} ({own[0].probe.what}): {mean:.3g} against {reference:.3g}, {where}"
+    return wins(mean, reference), text
+
+
+def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
+    empty, wrong = _totals(trial, EMPTY), dict[int, list[float]]()
+    for one in trial.scored:
+        if one.probe.kind == "wrong" and one.total is not None and one.probe.row in empty:
+            wrong.setdefault(one.probe.row, []).append(one.total)
+    beaten = {
+        row: statistics.fmean(totals)
+        for row, totals in wrong.items()
+        if empty[row] > statistics.fmean(totals) + _TOLERANCE * max(1.0, abs(empty[row]))
+    }
+    if beaten:
+        mean = statistics.fmean(empty[row] for row in beaten)
+        yield Finding(
+            "empty_beats_wrong",
+            fails=False,
+            what=f"no text has a higher reward than a wrong answer: {mean:.3g} against "
+            f"{statistics.fmean(beaten.values()):.3g}, in {len(beaten)} of {len(wrong)} rows",
+            advice="the model learns to say nothing where it is unsure: give an empty completion "
+            "the lowest reward, and punish length only above a minimum",
+        )
+
+
+def _without_information(trial: Trial) -> Iterator[Finding]:
+    for name in trial.weights:
+        outcomes = [one.outcomes[name] for one in trial.scored]
+        applying = [one for one in outcomes if one.value is not None or one.error is not None]
+        if not applying:
+            yield Finding(
+                "always_none",
+                fails=False,
+                what=f"{name!r} is None for all completions: it never applies",
+                advice="look at the columns and the conditions for which it returns None",
+            )
+        elif _is_constant([one.value for one in outcomes if one.value is not None]):
+            yield Finding(
+                "constant_part",
+                fails=False,
+                what=f"{name!r} has the same value for all completions",
+                advice="it has no influence on training; remove it, or look for a mistake in it",
+            )
+
+
+def _agreeing(trial: Trial) -> Iterator[Finding]:
+    names = list(trial.weights)
+    for number, name in enumerate(names):
+        for other in names[number + 1 :]:
+            pairs = [(one.outcomes[name].value, one.outcomes[other].value) for one in trial.scored]
+            if _agree([(a, b) for a, b in pairs if a is not None and b is not None]):
+                yield Finding(
+                    "agree",
+                    fails=False,
+                    what=f"{name!r} and {other!r} always agree: their correlation is 1",
+                    advice="they measure the same; remove one and add its weight to the other",
+                )
+
+
+def _agree(pairs: Sequence[tuple[float, float]]) -> bool:
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True)) > 1 - _TOLERANCE
+    except (TypeError, ValueError, OverflowError):  # too few, constant or huge values
+        return False
+
+
+def _repetition(trial: Trial) -> Iterator[Finding]:
+    """Values that differ between calls with the same completion."""
+    for name, repeated in trial.repeated.items():
+        unstable = [one for one in repeated if _shown(one.alone) != _shown(one.again)]
+        if unstable:
+            first = unstable[0]
+            yield Finding(
+                "nondeterministic",
+                fails=False,
+                what=f"{name!r} has different values in two calls with the same completion, for "
+                f"{len(unstable)} of {len(repeated)}, e.g. {first.probe.name!r}: "
+                f"{_shown(first.alone)}, then {_shown(first.again)}",
+                advice="seed random numbers with the completion; keep no state between calls",
+            )
+        dependent = [one for one in repeated if _depends(one)]
+        if dependent:
+            one = dependent[0]
+            yield Finding(
+                "batch",
+                fails=False,
+                what=f"{name!r} depends on the other completions of its batch or on their order, "
+                f"for {len(dependent)} of {len(repeated)}, e.g. {one.probe.name!r}: alone "
+                f"{_shown(one.alone)}, with others {_shown(one.together)}, in another order "
+                f"{_shown(one.shuffled)}",
+                advice="completions come in any order and in batches of any size: a value must "
+                "depend on its own completion only; advantages compare within the group",
+            )
+
+
+def _depends(one: Repeated) -> bool:
+    """Whether a value that is the same in two calls differs with others in its batch."""
+    values = {_shown(one.together), _shown(one.shuffled), _shown(one.alone)}
+    return _shown(one.alone) == _shown(one.again) and len(values) > 1
+
+
+def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
+    for name, speed in speeds(trial, rollouts_per_step=rollouts_per_step).items():
+        if speed.step_s > SLOW_STEP_S:
+            workers = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
+            yield Finding(
+                "slow",
+                fails=False,
+                what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
+                f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
+                f"of a step, {speed.parallel} at a time",
+                advice=f"score {workers} at a time: more workers for work on the processor, async "
+                "def with concurrency for requests; scoring overlaps generation, not the update",
+            )
+
+
+def _totals(trial: Trial, name: str) -> dict[int, float]:
+    """Weighted sums of a probe by row."""
+    return {
+        one.probe.row: one.total
+        for one in trial.scored
+        if one.probe.name == name and one.probe.kind != "case" and one.total is not None
+    }
+
+
+def _is_constant(values: Sequence[float]) -> bool:
+    return len(values) > 1 and min(values) == max(values)
+
+
+def _shown(outcome: Outcome) -> str:
+    """The exact value of an outcome, or its cause."""
+    if outcome.error is not None:
+        return outcome.error.cause
+    return f"{outcome.value!r}" + (f" {dict(outcome.named)}" if outcome.named else "")

@@ -1,0 +1,104 @@
+"""Reward functions with mistakes that `launch.reward` must name, and good ones."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import re
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rewards.answers import is_correct
+from rewards.base import RewardInput, Tags
+
+_CALLS = itertools.count()
+
+
+def any_number(completion: str, *, answer: str) -> float:
+    return float(answer in re.findall(r"-?\d+", completion))
+
+
+def length_credit(completion: str, *, answer: str, tags: Tags) -> float:
+    return is_correct(completion, answer=answer, tags=tags) + len(completion) / 100
+
+
+def short_is_good(completion: str, *, answer: str, tags: Tags) -> float:
+    return is_correct(completion, answer=answer, tags=tags) - len(completion) / 1000
+
+
+def substring(completion: str, *, answer: str) -> float:
+    return float(answer in completion)
+
+
+def tags_counted(completion: str, *, answer: str, tags: Tags) -> float:
+    right = is_correct(completion, answer=answer, tags=tags)
+    return right + 0.2 * completion.count(tags.answer_open)
+
+
+def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) -> float:
+    """1 for the right number, falling with the distance; 0 without a number."""
+    found = re.fullmatch(
+        f".*{re.escape(tags.answer_open)}(-?[0-9]+){re.escape(tags.answer_close)}",
+        completion,
+        re.DOTALL,
+    )
+    if found is None:
+        return 0.0
+    return 1 / (1 + abs(int(found[1]) - int(answer)) / scale)
+
+
+def boxed(completion: str, *, answer: str) -> float:
+    found = re.findall(r"\\boxed\{([^}]*)\}", completion)
+    return float(found[-1:] == [answer])
+
+
+def in_batch(inputs: Sequence[RewardInput]) -> list[float]:
+    return [rank / len(inputs) for rank, _ in enumerate(inputs)]
+
+
+def counts_calls(completion: str) -> float:
+    return float(next(_CALLS))
+
+
+def slow(completion: str) -> float:
+    time.sleep(0.02)
+    return float(len(completion) % 7)
+
+
+async def asks(completion: str) -> float:
+    await asyncio.sleep(0.001)
+    return float(len(completion) % 5)
+
+
+def fails_on_empty(completion: str) -> float:
+    return float(ord(completion[0]))
+
+
+def never(completion: str) -> None:
+    return None
+
+
+def always_one(completion: str) -> float:
+    return 1.0
+
+
+def named(completion: str) -> dict[str, float]:
+    return {"length": min(len(completion), 10) / 10, "dots": float("." in completion)}
+
+
+def style(completion: str) -> float:
+    return min(1.0, completion.count(" ") / 5)
+
+
+def waits(completion: str, *, fifo: str) -> float:
+    """Tells its process id and never returns."""
+    Path(fifo).write_text(f"{os.getpid()}", encoding="utf-8")
+    while True:
+        time.sleep(1)
+
+
+def hangs(completion: str) -> float:
+    while True:
+        pass

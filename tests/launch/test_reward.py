@@ -1,0 +1,293 @@
+"""`launch.reward`: each planted mistake is named, with real reward processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch import train
+from launch.reward import main
+from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
+
+PROJECT = Path(__file__).parents[2]
+PLANTED = Path(__file__).with_name("planted_rewards.py")
+FORMAT = '{ name = "format", function = "rewards.format:well_formed", weight = 0.1 }'
+
+Figures = dict[str, Any]
+Check = Callable[..., Figures]
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration with data and without a model, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(PROJECT))
+    write_rows(tmp_path / "train.jsonl", rows(10, 12))
+    write_rows(tmp_path / "test.jsonl", rows(100, 4))
+    path = tmp_path / "small.toml"
+    path.write_text(CONFIG, encoding="utf-8")
+    return path
+
+
+def functions(*parts: str) -> str:
+    """The setting of reward functions: names in planted_rewards.py, or TOML tables."""
+    tables = [
+        part
+        if part.startswith("{")
+        else f'{{ name = "{part}", function = "{PLANTED}:{part.partition(".")[0]}" }}'
+        for part in parts
+    ]
+    return f"--rewards.functions=[{', '.join(tables)}]"
+
+
+@pytest.fixture
+def check(config: Path) -> Check:
+    """Runs the check; returns its figures, after comparing the exit status."""
+
+    def run(*arguments: str, status: int) -> Figures:
+        file = config.parent / "figures.json"
+        assert main([str(config), *arguments, "--json", str(file)]) == status
+        figures: Figures = json.loads(file.read_text(encoding="utf-8"))
+        file.unlink()
+        return figures
+
+    return run
+
+
+def kinds(figures: Figures) -> set[str]:
+    return {finding["kind"] for finding in figures["findings"]}
+
+
+def finding(figures: Figures, kind: str) -> Figures:
+    (found,) = [one for one in figures["findings"] if one["kind"] == kind]
+    return found
+
+
+def examples(figures: Figures, kind: str) -> set[str]:
+    """The names of the completions that show a finding."""
+    return {text.split("'")[1] for text in finding(figures, kind)["examples"]}
+
+
+@pytest.mark.parametrize(
+    ("reward", "kind", "names"),
+    [
+        ("any_number", "hack", {"answers listed", "list as answer", "three answers"}),
+        ("length_credit", "noise", {"words"}),
+        ("substring", "hack", {"answers listed", "list as answer", "three answers"}),
+        ("tags_counted", "hack", {"tags repeated"}),
+    ],
+)
+def test_a_hack_is_named(check: Check, reward: str, kind: str, names: set[str]):
+    figures = check(functions(reward), status=1)
+    assert names <= examples(figures, kind)
+    assert finding(figures, kind)["fails"]
+
+
+def test_an_empty_completion_that_beats_wrong_answers_is_named(check: Check):
+    figures = check(functions("short_is_good"), status=0)
+    assert kinds(figures) == {"empty_beats_wrong"}
+    assert "in 12 of 12 rows" in finding(figures, "empty_beats_wrong")["what"]
+
+
+def test_the_prompt_as_a_hack_is_named(config: Path, check: Check):
+    write_rows(config.parent / "train.jsonl", [{"question": "say 17", "answer": "17"}] * 3)
+    assert "prompt" in examples(check(functions("substring"), status=1), "hack")
+
+
+@pytest.mark.parametrize("reward", ["closeness", FORMAT.replace("0.1", "1.0")])
+def test_good_rewards_have_no_findings(check: Check, reward: str):
+    correct = '{ name = "correct", function = "rewards.correctness:exact_answer", weight = 1.5 }'
+    assert check(functions(correct, reward), status=0)["findings"] == []
+
+
+def test_worked_solutions_are_the_reasoning_of_the_reference(config: Path, check: Check):
+    lines = [
+        {"question": f"{n}+{n}?", "answer": f"It is {n}+{n}={2 * n}.\n#### {2 * n}"}
+        for n in range(20, 30)
+    ]
+    write_rows(config.parent / "train.jsonl", lines[3:])
+    write_rows(config.parent / "test.jsonl", lines[:3])
+    figures = check(functions("any_number"), "--data.answer_pattern=#### (.+)", status=1)
+    # The wrong answers follow a solution that contains the right one.
+    assert {"answer + 1", "another answer"} <= examples(figures, "wrong_answer")
+
+
+def test_the_form_of_a_right_completion_can_be_given(check: Check):
+    boxed = functions("boxed")
+    assert kinds(check(boxed, status=1)) == {"constant", "constant_part"}
+    form = r"--form=REASONING So it is \boxed{ANSWER}."
+    assert check(boxed, form, status=0)["findings"] == []
+
+
+def test_values_that_depend_on_the_batch_or_the_call(check: Check):
+    figures = check(functions("in_batch", "counts_calls"), status=1)
+    assert finding(figures, "batch")["what"].startswith("'in_batch' depends on the other")
+    assert "e.g. 'reference': alone 0.0, with others" in finding(figures, "batch")["what"]
+    assert finding(figures, "nondeterministic")["what"].startswith("'counts_calls' has different")
+
+
+def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
+    asks = f'{{ name = "asks", function = "{PLANTED}:asks", concurrency = 8 }}'
+    figures = check(
+        functions("slow", asks),
+        "--rows=1",
+        "--rollout.group_size=1024",
+        "--rewards.workers=2",
+        status=1,
+    )
+    # Each score sleeps 0.02 s; 3 prompts of 1,024 rollouts, 2 at a time.
+    assert figures["speed"]["slow"]["step_s"] >= 3 * 1024 * 0.02 / 2
+    assert figures["speed"]["asks"]["parallel"] == 16
+    assert "3072 rollouts of a step, 2 at a time" in finding(figures, "slow")["what"]
+
+
+def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
+    parts = ("fails_on_empty", "never", "always_one", "style", "style.again", "named")
+    figures = check(functions(*parts), "--log", "log.txt", status=1)
+    lines = PLANTED.read_text(encoding="utf-8").splitlines()
+    line = lines.index("    return float(ord(completion[0]))") + 1
+    assert finding(figures, "errors")["what"] == (
+        "'fails_on_empty': 12 of 261 completions have no score (raised), first 'empty': raised "
+        f"IndexError: string index out of range (planted_rewards.py:{line})"
+    )
+    assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
+    assert "'never' is None" in finding(figures, "always_none")["what"]
+    assert "'always_one' has the same value" in finding(figures, "constant_part")["what"]
+    assert "'style' and 'style.again' always agree" in finding(figures, "agree")["what"]
+    empty = next(probe for probe in figures["probes"] if probe["name"] == "empty")
+    assert empty["columns"]["fails_on_empty"] == {
+        "mean": None, "min": None, "max": None, "errors": 12,
+    }  # fmt: skip
+    assert empty["columns"]["named/dots"]["mean"] == 0.0
+    assert empty["columns"]["weighted sum"]["mean"] is None
+    assert "  - 12 errors  " in capsys.readouterr().out
+
+
+def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFixture[str]):
+    def case(name: str, completion: str, expect: object, **more: object) -> dict[str, object]:
+        return {"name": name, "completion": completion, "expect": expect, **more}
+
+    lines = [
+        case("right", "<answer>12</answer>", 1, row=3),
+        case("own", "<answer>5</answer>", {"closeness": 1}, row={"question": "?", "answer": "5"}),
+        case("near", "<answer>11</answer>", {"above": "far"}),
+        case("far", "<answer>90</answer>", 0.25),
+    ]
+    write_rows(config.parent / "cases.jsonl", lines)
+    figures = check(functions("closeness"), "--cases=cases.jsonl", status=1)
+    # The first row has the answer 10: 1 / (1 + 80 / 10).
+    assert finding(figures, "case")["what"] == (
+        "case 'far': the weighted sum is 0.111111, expected 0.25"
+    )
+    write_rows(config.parent / "cases.jsonl", [*lines, "[]", case("near", "", 1, row=99)])
+    capsys.readouterr()
+    assert main([str(config), functions("closeness"), "--cases=cases.jsonl"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "cases.jsonl:5: a list, not an object",
+        "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
+    ]
+
+
+def test_data_without_reference_answers(
+    config: Path, check: Check, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("train", "test"):
+        write_rows(config.parent / f"{name}.jsonl", [{"question": f"{name} {n}"} for n in range(3)])
+    figures = check(functions("style"), status=0)
+    assert (figures["has_references"], figures["findings"]) == (False, [])
+    assert "the rows have no reference answers: what compares" in capsys.readouterr().out
+    assert main([str(config)]) == 2
+    assert "'correct' needs reference answers: data.train" in capsys.readouterr().err
+
+
+def test_rows_in_chat_format(config: Path, check: Check):
+    def turns(first: int) -> dict[str, object]:
+        texts = {"user": f"{first} + 2?", "assistant": f"{first + 2}"}
+        return {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
+
+    write_rows(config.parent / "train.jsonl", [turns(n) for n in range(10, 14)])
+    write_rows(config.parent / "test.jsonl", [turns(n) for n in range(20, 22)])
+    case = {"completion": "<answer>7</answer>", "row": turns(5), "expect": {"correct": 1}}
+    write_rows(config.parent / "cases.jsonl", [case])
+    settings = ["--prompt.template={messages}", "--cases=cases.jsonl"]
+    figures = check(*settings, status=0)
+    assert figures["probes"][0]["columns"]["correct"]["mean"] == 1.0
+    assert figures["findings"] == []
+
+
+def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFixture[str]):
+    def refused(*arguments: str) -> list[str]:
+        assert main([str(config), *arguments]) == 2
+        return capsys.readouterr().err.splitlines()
+
+    assert refused("--form=<answer>") == [
+        "command line: --form '<answer>': must contain the word ANSWER"
+    ]
+    assert refused("--rows=0", "--show=2", "--steps=1:2") == [
+        "command line: --steps: needs --rollouts; add it, or remove this flag",
+        "command line: --show: needs --rollouts; add it, or remove this flag",
+        "command line: --rows 0: must be at least 1; nearest valid: 1",
+    ]
+    typos = refused(functions("closenes", "styl"))
+    assert [line.partition("; ")[0] for line in typos] == [
+        f"rewards.functions: {PLANTED}:closenes: {PLANTED} has no 'closenes'",
+        f"rewards.functions: {PLANTED}:styl: {PLANTED} has no 'styl'",
+    ]
+    (line,) = refused(functions(f'{{ name = "n", function = "{PLANTED}:waits" }}'))
+    assert line.startswith("rewards.functions: 'n' needs the column 'fifo', which data.train lacks")
+    assert refused("--cases=none.jsonl") == ["command line: --cases: no file none.jsonl"]
+
+
+def test_a_run_loads_neither_jax_nor_ray_and_writes_nothing(config: Path):
+    before = everything_below(config.parent)
+    code = f"""
+import sys
+from launch.reward import main
+status = main(['{config}', '--rows=2'])
+print(status, [name for name in ('jax', 'ray', 'flax', 'wandb') if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1] == "0 []", done.stderr
+    assert everything_below(config.parent) == before
+
+
+def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
+    request_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path), "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out
+    parts = functions("any_number", "fails_on_empty", "short_is_good")
+    assert train.main([str(request_path), parts, "--dry-run"]) == 0
+    shown = capsys.readouterr()
+    warnings = [line for line in shown.err.splitlines() if line.startswith("warning")]
+    assert warnings[0].startswith("warning: 'fails_on_empty': 6 of 1")
+    assert "warning: known reward hacks have at least the reward of the reference" in warnings
+    assert not any("no text has a higher reward" in line for line in warnings)
+    assert everything_below(request_path.parent) == before
+
+
+def test_ctrl_c_ends_the_reward_processes(config: Path):
+    fifo = config.parent / "fifo"
+    os.mkfifo(fifo)
+    part = f'{{ name = "w", function = "{PLANTED}:waits", args = {{ fifo = "{fifo}" }} }}'
+    command = [sys.executable, "-m", "launch.reward", str(config), functions(part)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        waiting = int(fifo.read_text(encoding="utf-8"))  # until a score has begun
+        running.send_signal(signal.SIGINT)
+        assert running.wait() == 130
+        assert running.stderr is not None
+        assert running.stderr.read() == ""
+    with pytest.raises(ProcessLookupError):
+        os.kill(waiting, 0)

@@ -1,0 +1,146 @@
+"""`launch.reward --rollouts`: recorded rollouts are scored again and compared."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import config_to_json, load_config
+from launch.reward import main
+from tests.launch.small_run import CONFIG, write_rows
+
+PLANTED = Path(__file__).with_name("planted_rewards.py")
+CLOSENESS = f'{{ name = "close", function = "{PLANTED}:closeness" }}'
+NEGATED = CLOSENESS.replace(" }", ", weight = -1.0 }")
+
+
+def record(step: int, sample: int, answer: int, reward: float | None) -> dict[str, Any]:
+    """A recorded rollout whose reference answer is 7 in step 1 and 5 in step 2."""
+    reference = {1: "7", 2: "5"}[step]
+    return {
+        "prompt_id": 30 + step,
+        "sample": sample,
+        "step": step,
+        "prompt": f"Which number is {reference}?",
+        "answer": reference,
+        "row": {"question": "?", "answer": reference},
+        "text": f"<reasoning>hm</reasoning><answer>{answer}</answer>",
+        "num_tokens": 7,
+        "stop_reason": "eos",
+        "rewards": {"correct": reward},
+        "reward": reward,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a run with rollouts of two steps."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
+    (tmp_path / "small.toml").write_text(CONFIG, encoding="utf-8")
+    folder = tmp_path / "runs" / "small"
+    (folder / "rollouts").mkdir(parents=True)
+    config = config_to_json(load_config("small.toml"))
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    first = [record(1, 0, 7, 1.0), record(1, 1, 8, 0.0), record(1, 2, 90, 0.0)]
+    write_rows(folder / "rollouts/step_000001.jsonl", first)
+    second = [record(2, 0, 3, 0.0), record(2, 1, 90, 0.0), record(2, 2, 3, None)]
+    write_rows(folder / "rollouts/step_000002.jsonl", second)
+    return folder
+
+
+def rescored(run: Path, part: str, *arguments: str, status: int = 0) -> dict[str, Any]:
+    command = ["small.toml", f"--rewards.functions=[{part}]", "--rollouts", str(run)]
+    assert main([*command, *arguments, "--json", "figures.json"]) == status
+    found: dict[str, Any] = json.loads(Path("figures.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_distributions_signal_and_ranks(run: Path):
+    figures = rescored(run, CLOSENESS)
+    assert (figures["rollouts"], figures["groups"], figures["steps"]) == (6, 2, [1, 2])
+    # Distances 0, 1, 83 and 2, 85, 2; the reward is 10 / (10 + distance).
+    values = [1.0, 10 / 11, 10 / 93, 10 / 12, 10 / 95, 10 / 12]
+    after = figures["parts"]["close"]["after"]
+    assert after["mean"] == pytest.approx(sum(values) / 6)
+    assert (after["n"], after["highest"], after["q50"]) == (6, 1.0, pytest.approx(10 / 12))
+    assert figures["parts"]["close"]["before"] == {"n": 0}
+    assert figures["parts"]["correct"] == {
+        "before": {
+            "n": 5, "mean": 0.2, "std": pytest.approx(0.4), "q05": 0.0, "q50": 0.0,
+            "q95": pytest.approx(0.8), "lowest": 0.0, "highest": 1.0,
+        },
+        "after": {"n": 0},
+    }  # fmt: skip
+    assert list(figures["parts"]) == ["close", "correct", "weighted sum"]
+    assert figures["groups_with_signal"] == {"before": 0.5, "after": 1.0}
+    # Ranks 3, 1.5, 1.5 and 3, 2, 1.
+    assert figures["rank_correlation"] == {"mean": pytest.approx(3**0.5 / 2), "groups": 1}
+    counts = ("pairs", "pairs_flipped", "pairs_lost", "pairs_won")
+    assert [figures[name] for name in counts] == [2, 0, 0, 2]
+
+
+def test_flipped_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[str]):
+    figures = rescored(run, NEGATED, "--show=1")
+    assert figures["pairs_flipped"] == 2
+    (pair,) = figures["flipped"]
+    assert (pair["better_before"]["sample"], pair["better_after"]["sample"]) == (0, 2)
+    assert (figures["best"][0]["step"], figures["best"][0]["sample"]) == (2, 1)
+    assert (figures["worst"][0]["step"], figures["worst"][0]["sample"]) == (1, 0)
+    wrong = figures["wrong"]
+    assert (wrong["count"], wrong["high"], wrong["median_of_right"]) == (5, 5, -1.0)
+    assert [one["extracted"] for one in wrong["samples"]] == ["90"]
+    shown = capsys.readouterr().out
+    assert "flipped, better before: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in (
+        shown
+    )
+    assert "  extracted answer '90', reference '7'\n" in shown
+    assert "  prompt: Which number is 7?\n" in shown
+    assert "  completion: <reasoning>hm</reasoning><answer>90</answer>\n" in shown
+
+
+def test_the_overlong_part_is_scored_again(run: Path):
+    exact = '{ name = "correct", function = "rewards.correctness:exact_answer" }'
+    figures = rescored(run, exact, "--rollout.overlong_tokens=4")
+    # 7 of at most 8 tokens: (8 - 4 - 7) / 4.
+    assert figures["parts"]["overlong"]["after"]["mean"] == -0.75
+    assert figures["parts"]["weighted sum"]["after"]["highest"] == 1 - 0.75
+
+
+def test_steps_are_chosen_and_errors_fail(run: Path):
+    failing = CLOSENESS.replace(" }", ', args = { scale = "x" } }')
+    figures = rescored(run, failing, "--steps=2:", status=1)
+    assert figures["steps"] == [2]
+    (error,) = figures["errors"]
+    assert (error["part"], error["cause"], error["count"]) == ("close", "raised", 3)
+    assert "unsupported operand" in error["first"]
+    assert "planted_rewards.py:" in error["first"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--steps=7"], "{run}/rollouts: no rollouts of the steps asked for; it has steps 1 to 2"),
+        (["--steps=2:1"], "command line: --steps 2:1: the last step is before the first; nearest valid: 2:2"),  # noqa: E501
+        (["--steps=all"], "command line: --steps all: must be A:B, A:, :B or a single step"),
+        (["--rows=3"], "command line: --rows: has no effect with --rollouts; remove one of them"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_lines_with_status_2(
+    run: Path, arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["small.toml", "--rollouts", str(run), *arguments]) == 2
+    assert capsys.readouterr().err == line.format(run=run) + "\n"
+
+
+def test_records_of_an_earlier_version_are_refused(run: Path, capsys: pytest.CaptureFixture[str]):
+    old = record(1, 0, 7, 1.0)
+    del old["prompt"], old["row"]
+    write_rows(run / "rollouts/step_000001.jsonl", [old])
+    assert main(["small.toml", "--rollouts", str(run)]) == 2
+    assert "step_000001.jsonl: a recorded rollout has no prompt, row: an earlier version wrote" in (
+        capsys.readouterr().err
+    )

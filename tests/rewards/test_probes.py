@@ -1,0 +1,118 @@
+"""Probes of reward functions, and a trial of rows without reference answers."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from configs.task import RewardFunction, Rewards
+from rewards.answers import same_answer
+from rewards.base import RewardInput, Tags
+from rewards.findings import find
+from rewards.log import RewardLog
+from rewards.probes import ProbeRow, make_probes
+from rewards.trial import Trial, run_trial, started
+
+TAGS = Tags("<r>", "</r>", "<a>", "</a>")
+
+
+def row(answer: str | None, *, number: int = 1, reasoning: str | None = None) -> ProbeRow:
+    given = RewardInput(f"question {number}", "", "eos", answer, {}, TAGS, prompt_id=number)
+    return ProbeRow(given, reasoning)
+
+
+def texts(*answers: str, prefix: str = "") -> dict[str, str]:
+    """The completions of the first row by name."""
+    rows = [row(answer, number=number) for number, answer in enumerate(answers)]
+    probes = make_probes(rows, prefix=prefix)
+    return {probe.name: probe.given.completion for probe in probes if probe.row == 0}
+
+
+def block(text: str) -> str:
+    """The last answer block."""
+    return text[text.rindex("<a>") + 3 : text.rindex("</a>")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "near"),
+    [
+        ("72", {"answer + 1": "73", "answer - 1": "71", "digits swapped": "27"}),
+        ("7", {"answer + 1": "8", "answer - 1": "6"}),
+        ("0", {"answer + 1": "1"}),
+        ("1,099", {"answer + 1": "1,100", "answer - 1": "1,098", "digits swapped": "1,909"}),
+        ("$12.50", {"answer + 1": "$12.51", "answer - 1": "$12.49"}),
+        ("33 apples", {"answer + 1": "34 apples", "answer - 1": "32 apples"}),
+        ("true", {}),
+        ("", {}),
+    ],
+)
+def test_near_misses(answer: str, near: dict[str, str]):
+    found = texts(answer)
+    names = ("answer + 1", "answer - 1", "digits swapped")
+    assert {name: block(found[name]) for name in names if name in found} == near
+
+
+def test_no_wrong_answer_equals_the_reference():
+    found = texts("1/2", "0.5", ".50", "B", "4")
+    assert block(found["another answer"]) in {"B", "4"}
+    assert not same_answer(block(found["three answers"]), "1/2")
+
+
+def test_forms_of_the_reference():
+    found = texts("B", "A")
+    assert found["reference"].startswith("<r>I read")
+    assert found["reference"].endswith("</r><a>B</a>")
+    assert found["not closed"].endswith("<a>B")
+    assert found["bare answer"] == "B"
+    listed = found["answers listed"].split()
+    assert listed == list("ACDEFBGHIJ")
+    assert found["empty tags"] == "<r></r><a></a>"
+    assert found["prompt"] == "question 0"
+
+
+def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
+    probes = make_probes([row("4", reasoning="2+2=4")], prefix="<r>")
+    found = {probe.name: probe.given for probe in probes}
+    assert found["reference"].completion == "<r>2+2=4</r><a>4</a>"
+    assert found["empty"].completion == "<r>"
+    assert all(given.completion.startswith("<r>") for given in found.values())
+    assert {name for name, given in found.items() if given.stop_reason == "length"} == {
+        "not closed",
+        "very long",
+    }
+
+
+def test_the_same_rows_give_the_same_probes():
+    rows = [row("4"), row("7", number=2)]
+    assert make_probes(rows) == make_probes(rows)
+    assert make_probes(rows) != make_probes(rows, seed=1)
+
+
+def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
+    """A trial with real processes."""
+    part = RewardFunction(name="part", function=function)
+    rewards = Rewards.model_validate({"functions": [part], **settings})
+
+    async def run() -> Trial:
+        async with started(rewards, log=RewardLog(None)) as (hosts, facts):
+            return await run_trial(make_probes(rows), hosts, rewards=rewards, facts=facts)
+
+    return asyncio.run(run())
+
+
+def test_without_reference_answers_nothing_is_compared_with_them():
+    trial = tried([row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:style")
+    assert {one.probe.kind for one in trial.scored} == {"hack", "noise"}
+    assert [finding.kind for finding in find(trial, rollouts_per_step=8)] == []
+
+
+def test_a_function_that_hangs_is_given_up():
+    rows = [row("4", number=n) for n in range(3)]
+    trial = tried(rows, "tests.launch.planted_rewards:hangs", timeout_s=0.05)
+    errors = [error for one in trial.scored if (error := one.outcomes["part"].error) is not None]
+    assert {error.cause for error in errors} == {"timed_out"}
+    assert len(errors) == len(trial.scored)
+    assert errors[-1].message.startswith("given up: ")
+    first = find(trial, rollouts_per_step=8)[0]
+    assert (first.kind, first.fails) == ("errors", True)
