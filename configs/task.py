@@ -259,10 +259,6 @@ class RewardFunction(Table):
         16, ge=1, description="async functions: completions that a process scores at a time"
     )
 
-    def __hash__(self) -> int:
-        """A hash without `args`, whose values may be lists and tables."""
-        return hash((self.name, self.function, self.weight))
-
 
 class Rewards(Table):
     """Reward functions and the processes that call them."""

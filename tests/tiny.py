@@ -184,11 +184,12 @@ def probe(*, layers: int = 4, **mesh: Any) -> Params:
 
 def engine(*, layers: int = 4, **tables: dict[str, Any]) -> Engine:
     """The shared engine of this configuration, on `plan.learner_devices` devices."""
-    return _engine(layers, make_config(**tables))
+    return _engine(layers, make_config(**tables).model_dump_json())
 
 
 @functools.cache
-def _engine(layers: int, config: Config) -> Engine:
+def _engine(layers: int, settings: str) -> Engine:
+    config = Config.model_validate_json(settings)
     plan = config.plan
     mesh = {"devices": plan.devices_per_sampler, "fsdp": plan.fsdp_of_sampler}
     shape = mesh | {"tp": plan.tp_of_sampler, "layers": layers}
@@ -206,13 +207,14 @@ def learner(*, layers: int = 2, **tables: dict[str, Any]) -> Learner:
 
     Two layers: the tests of the model cover more layers.
     """
-    found = _learner(layers, make_config(**tables))
+    found = _learner(layers, make_config(**tables).model_dump_json())
     found.state = found._fresh()
     return found
 
 
 @functools.cache
-def _learner(layers: int, config: Config) -> Learner:
+def _learner(layers: int, settings: str) -> Learner:
+    config = Config.model_validate_json(settings)
     plan = config.plan
     mesh = {"devices": plan.learner_devices, "fsdp": plan.fsdp, "tp": plan.tp}
     shape = mesh | {"layers": layers}

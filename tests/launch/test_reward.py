@@ -243,7 +243,7 @@ def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFi
         f"rewards.functions: {PLANTED}:styl: {PLANTED} has no 'styl'",
     ]
     (line,) = refused(functions(f'{{ name = "n", function = "{PLANTED}:waits" }}'))
-    assert line.startswith("rewards.functions: 'n' needs the column 'fifo', which data.train lacks")
+    assert line.startswith("rewards.functions: 'n' needs 'fifo': data.train has no such column")
     assert refused("--cases=none.jsonl") == ["command line: --cases: no file none.jsonl"]
 
 
