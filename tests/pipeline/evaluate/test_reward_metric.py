@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from pipeline.contracts.decisions import WorkDeadline
 from pipeline.evaluate.recorded import earlier_result
 from pipeline.inputs.dataset.splits import LoadedSplit
+from pipeline.rollout.workers import OutOfTime
 from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
@@ -200,6 +203,40 @@ def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_p
         again = styled(folder, skills, disk=disk, silent=True)
         assert again.run() == "finished"
         assert left_behind(again.folder) == expected, call
+
+
+def test_when_the_best_version_by_a_reward_is_lost_it_is_searched_from_the_current_step(
+    tmp_path: Path,
+):
+    skills, disk = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1], Disk()
+    settings = {"every_steps": 2, "metric": "style"}
+    styled(tmp_path, skills, disk=disk, eval=settings).run()
+    assert disk.best is not None
+    assert disk.best[0] == 4
+    for version in (2, 4, 5):
+        del disk[version]
+    run = styled(tmp_path, skills, disk=disk, eval=settings, budget={"steps": 3})
+    run.run()
+    assert run.events("best_lost") == [{"step": 3, "lost": 2, "gone": [0, 2]}]
+    assert run.folder.summary is not None
+    best = run.folder.summary["best"]
+    assert (best["step"], best["score"]) == (3, pytest.approx(score(0.5)))
+
+
+def test_scoring_is_abandoned_at_the_deadline_of_the_evaluation(tmp_path: Path):
+    script = Script(durations={"sampler0.generate:test": 100.0})
+    run = styled(tmp_path, [0.2, 0.4], script=script)
+
+    async def evaluate() -> None:
+        await run.workers.publish()
+        deadline = WorkDeadline(until_s=50.0, stopped_by_s=60.0)
+        await run.coordinator.schedule.evaluate_before(0, deadline)
+
+    with pytest.raises(OutOfTime):
+        asyncio.run(evaluate())
+    assert run.events("evaluated") == []
+    assert "scorer.score" not in run.script.calls
+    run.folder.close()
 
 
 def interrupted(folder: Path, disk: Disk, *, metric: str) -> Process:

@@ -42,8 +42,8 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 def test_intervals_of_the_mean_have_the_stated_coverage(
     draw: Draw, mean: float, n: int, least: float
 ):
-    values = draw(np.random.default_rng(1), (4000, n))
-    low, high = np.concatenate([mean_interval(part) for part in np.split(values, 8)]).T
+    values = draw(np.random.default_rng(1), (2500, n))
+    low, high = np.concatenate([mean_interval(part) for part in np.split(values, 10)]).T
     assert least <= ((low <= mean) & (mean <= high)).mean() <= 0.97
     assert (low < values.mean(axis=1)).all()
     assert (values.mean(axis=1) < high).all()
