@@ -110,7 +110,7 @@ def prepare(
         ValueError: with the mistakes in them, in words for the user.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.preparation import open_model_files
+    from launch.preparation import check_columns, check_rewards, open_model_files
     from pipeline.evaluate.evaluation import check_references
     from pipeline.inputs.dataset.load import load_tests, setting_name
     from pipeline.inputs.dataset.rows import report_lines
@@ -129,6 +129,8 @@ def prepare(
     sizes = first_sizes(config, RunFolder.of(config).plan)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     check_references(config, {setting_name(name): split for name, split in splits.items()})
+    if config.eval.uses_rewards:
+        check_columns(check_rewards(config.rewards), splits.items())
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
         for line in report_lines(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipeline.control.estimates import least_run_s
 from pipeline.evaluate.evaluation import check_references
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, MIXTURE_PREFIX, LoadedData
+from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, MIXTURE_PREFIX, LoadedData, LoadedSplit
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
@@ -145,7 +145,7 @@ def prepare(
     if tracked:
         chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
-    rewards = found.check(("rewards",), _check_rewards, config.rewards)
+    rewards = found.check(("rewards",), check_rewards, config.rewards)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
@@ -157,9 +157,9 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    if rewards is not None:
+    if rewards is not None and data is not None:
         found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
-        found.attempt(check_columns, rewards, data)
+        found.attempt(check_columns, rewards, list(_scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
@@ -326,7 +326,7 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
     return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
 
 
-def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
+def check_rewards(rewards: Rewards) -> list[RewardFacts]:
     """Imports the reward functions in processes of their own: they may import anything, even JAX.
 
     Raises:
@@ -339,16 +339,30 @@ def _check_rewards(rewards: Rewards) -> list[RewardFacts]:
         raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
-def check_columns(rewards: Sequence[RewardFacts], data: LoadedData | None) -> None:
-    """Compares the columns that reward functions need with those of the training data.
+def _scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
+    """The splits whose completions are scored by the reward functions."""
+    for name, split in data.splits():
+        trained = name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX)
+        if trained or config.eval.uses_rewards:
+            yield name, split
+
+
+def check_columns(
+    rewards: Sequence[RewardFacts], splits: Iterable[tuple[str, LoadedSplit]]
+) -> None:
+    """Compares the columns that reward functions need with those of the data.
+
+    Args:
+        rewards: what the functions report.
+        splits: that they score, with names as in `LoadedData.splits`.
 
     Raises:
         ValueError: with a line for each column or reference answer that is missing.
     """
     mistakes = []
-    for name, split in data.splits() if data is not None else ():
+    for name, split in splits:
         row, without = split.prompts[0].row, split.without_answer
-        for facts in rewards if name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX) else ():
+        for facts in rewards:
             needs = f"rewards.functions: {facts.name!r} needs"
             if facts.needs_answer and without is not None:
                 mistakes.append(f"{needs} reference answers: {setting_name(name)}: {without}")

@@ -124,7 +124,7 @@ async def _try(
             lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
             raise Failure("\n".join(lines), EXIT_MISTAKE) from None
         try:
-            check_columns(list(facts.values()), data)
+            check_columns(list(facts.values()), data.splits())
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
         total = count_scores(probes, config.rewards, short=short)
