@@ -23,10 +23,11 @@ from pipeline.contracts.rollouts import Completion
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import LearnerWorker, SamplerWorker, ScorerWorker
 from pipeline.run.run_folder import RunFolder
+from rewards.base import Outcome, RewardInput
 
 # One thread works, the other answers `abort` and `building` meanwhile.
 _THREADS = 2
-# Every finished rollout is a call of its own.
+# Rollouts that have ended are scored in calls of their own.
 _CONCURRENT_SCORES = 10_000
 _CLOSING_S = 5.0
 
@@ -116,6 +117,16 @@ class RayWorker:
 
 class RayScorer(RayWorker):
     """The host of the reward processes."""
+
+    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        """See `pipeline.contracts.workers.Scorer`; a call that is cancelled ends in the actor."""
+        ref = self.actor.score.remote(inputs)
+        try:
+            scored: list[dict[str, Outcome]] = await _result(ref)
+        except asyncio.CancelledError:
+            ray.cancel(ref)
+            raise
+        return scored
 
     def kill(self) -> None:
         """Ends the reward processes and what they have started, then their host."""

@@ -41,4 +41,4 @@ class RewardActor:
     async def close(self) -> None:
         """Ends the reward processes."""
         if self._host is not None:
-            self._host.close()
+            await self._host.close()

@@ -230,6 +230,10 @@ REWARD_METRICS = frozenset(
 """Metrics `reward/NAME` of the weighted sum; those of parts have the parts' names."""
 
 
+CONCURRENCY = 16
+"""Default of `concurrency` of an async reward."""
+
+
 class RewardFunction(Table):
     """One part of the reward."""
 
@@ -255,8 +259,11 @@ class RewardFunction(Table):
     workers: int | None = Field(
         None, ge=1, description="processes of this function; default: rewards.workers"
     )
-    concurrency: int = Field(
-        16, ge=1, description="async functions: completions that a process scores at a time"
+    concurrency: int | None = Field(
+        None,
+        ge=1,
+        description="async functions only: completions that a process scores at a time; default: "
+        f"{CONCURRENCY}",
     )
 
 

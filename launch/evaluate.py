@@ -110,7 +110,7 @@ def prepare(
         ValueError: with the mistakes in them, in words for the user.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.preparation import check_columns, check_rewards, open_model_files
+    from launch.preparation import check_columns, open_model_files
     from pipeline.evaluate.evaluation import check_references
     from pipeline.inputs.dataset.load import load_tests, setting_name
     from pipeline.inputs.dataset.rows import report_lines
@@ -118,6 +118,7 @@ def prepare(
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.plan.search.fitting import first_sizes
     from pipeline.run.run_folder import RunFolder
+    from rewards.host import check
 
     folder = RunFolder.of(config).path
     is_run = (folder / "config.json").is_file()
@@ -130,7 +131,7 @@ def prepare(
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
     check_references(config, {setting_name(name): split for name, split in splits.items()})
     if config.eval.uses_rewards:
-        check_columns(check_rewards(config.rewards), splits.items())
+        check_columns(check(config.rewards), splits.items())
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
         for line in report_lines(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
-from configs.schema import Config, Plan, Rewards, Rollout
+from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
@@ -145,7 +145,7 @@ def prepare(
     if tracked:
         chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
-    rewards = found.check(("rewards",), check_rewards, config.rewards)
+    rewards = found.check(("rewards",), check, config.rewards)
     tokenizer = _check_model(config, found, weights=weights_bytes is None)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
@@ -324,19 +324,6 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
 def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
     """SHA-256 of the file that defines each reward function, by name."""
     return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
-
-
-def check_rewards(rewards: Rewards) -> list[RewardFacts]:
-    """Imports the reward functions in processes of their own: they may import anything, even JAX.
-
-    Raises:
-        ValueError: with a line for each function that cannot be used.
-    """
-    try:
-        return check(rewards)
-    except ValueError as error:
-        lines = str(error).splitlines()
-        raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
 def _scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:

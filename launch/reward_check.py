@@ -121,8 +121,7 @@ async def _try(
         try:
             hosts, facts = await stack.enter_async_context(started(config.rewards, log=log))
         except ValueError as error:
-            lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
-            raise Failure("\n".join(lines), EXIT_MISTAKE) from None
+            raise Failure(error, EXIT_MISTAKE) from None
         try:
             check_columns(list(facts.values()), data.splits())
         except ValueError as error:

@@ -107,14 +107,13 @@ async def _score(
         try:
             await host.start()
         except ValueError as error:
-            lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
-            raise Failure("\n".join(lines), EXIT_MISTAKE) from None
+            raise Failure(error, EXIT_MISTAKE) from None
         with tqdm(total=len(inputs), unit="rollout", delay=2, leave=False, disable=None) as bar:
             for start in range(0, len(inputs), _CHUNK):
                 found += await host.score(inputs[start : start + _CHUNK])
                 bar.update(len(found) - start)
     finally:
-        host.close()
+        await host.close()
     return found
 
 

@@ -16,7 +16,7 @@ from actors.handles import RunActors
 from configs.resume import Change
 from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
-from launch.preparation import Prepared
+from launch.preparation import Prepared, reward_code
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
@@ -171,13 +171,23 @@ async def _start(
     prepared: Prepared,
     clock: Clock,
 ) -> float:
-    """Acquires the devices, loads, compiles and measures sizes; returns the seconds of loading."""
+    """Acquires the devices, loads, compiles and measures sizes; returns the seconds of loading.
+
+    Raises:
+        Failure: if the code of a reward has changed since it was checked.
+    """
     config = prepared.config
     with clock.waiting(used=config.budget.from_submission):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     print("Devices acquired; loading weights and compiling.", flush=True)
-    load_s, _ = await asyncio.gather(workers.start(), actors.scorer.start())
+    load_s, rewards = await asyncio.gather(workers.start(), actors.scorer.start())
+    if reward_code(rewards) != prepared.reward_code:
+        raise Failure(
+            "the file of a reward function has changed while the run was starting; give the "
+            "command again",
+            EXIT_FAILED,
+        )
     await calibrate(
         workers.sizes,
         beginning,

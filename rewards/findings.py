@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from configs.task import CONCURRENCY
 from rewards.base import Outcome
 from rewards.probes import EMPTY, REFERENCE, Kind
 from rewards.trial import Repeated, Trial
@@ -109,7 +110,7 @@ def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
             continue
         parallel = part.workers or trial.rewards.workers
         if trial.facts[part.name].kind == "async":
-            parallel *= part.concurrency
+            parallel *= part.concurrency or CONCURRENCY
         p50_s = statistics.median(seconds)
         p99_s = seconds[math.ceil(0.99 * len(seconds)) - 1]
         found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)

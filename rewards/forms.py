@@ -60,7 +60,6 @@ class Form:
         names: parameters that take columns.
         required: those of them without a default.
         takes_all: whether it takes all columns (`**columns`).
-        file: the file that defines it; None if there is none.
     """
 
     kind: Kind
@@ -119,7 +118,12 @@ class Form:
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> object:
         if self.kind == "batch":
-            return self.call(tuple(replace(one, row=_copied(one.row)) for one in inputs))
+            return self.call(
+                tuple(
+                    replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
+                    for one in inputs
+                )
+            )
         return self.call(**self._trl(inputs))
 
     def _of(self, one: RewardInput) -> dict[str, object]:
@@ -156,9 +160,9 @@ class Form:
 
 
 def _copied(values: Mapping[str, object]) -> dict[str, object]:
-    """The values with copies of lists and tables: a function may change what it is given."""
+    """The values with copies of what can be changed: a function may change what it is given."""
     return {
-        name: copy.deepcopy(value) if isinstance(value, list | dict) else value
+        name: value if isinstance(value, str | int | float | None) else copy.deepcopy(value)
         for name, value in values.items()
     }
 

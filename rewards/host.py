@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from configs.task import RewardFunction, Rewards
+from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
 from rewards.log import RewardLog
 from rewards.process import ProcessEnded, RewardProcess
@@ -85,8 +85,8 @@ class RewardHost:
             else:
                 raise one
         if mistakes:
-            self.close()
-            raise ValueError("\n".join(mistakes))
+            await self.close()
+            raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
         return facts
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
@@ -95,10 +95,9 @@ class RewardHost:
         names = [part.name for part in self._parts]
         return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends all processes."""
-        for part in self._parts:
-            part.close()
+        await asyncio.gather(*(part.close() for part in self._parts))
 
 
 def check(rewards: Rewards) -> list[RewardFacts]:
@@ -115,7 +114,7 @@ def check(rewards: Rewards) -> list[RewardFacts]:
         try:
             return await host.start()
         finally:
-            host.close()
+            await host.close()
 
     return asyncio.run(started())
 
@@ -133,10 +132,10 @@ class _Part:
             args=part.args,
             timeout_s=self._timeout_s,
             memory_bytes=int(rewards.memory_gib * 2**30),
-            concurrency=part.concurrency,
+            concurrency=part.concurrency or CONCURRENCY,
         )
         self._log = log
-        self._kind = ""
+        self._facts: RewardFacts | None = None
         self._count = 0
         self._waiting: deque[_Job] = deque()
         self._alone: deque[_Job] = deque()
@@ -154,21 +153,22 @@ class _Part:
             ValueError: if the function cannot be used.
         """
         try:
-            for index in range(len(self._processes)):
-                self._processes[index] = await self._started(index)
-        except (ValueError, ProcessEnded) as error:
+            # The first alone: a function that cannot be used is imported once.
+            first = await self._started(0)
+            self._processes[0] = first
+            self._facts = RewardFacts(self.name, **first.facts)
+            if self._facts.kind != "async" and self._concurrency is not None:
+                raise ValueError(
+                    "concurrency has no effect: the function is not async; set workers instead"
+                )
+            await asyncio.gather(*map(self._open_process, range(1, len(self._processes))))
+        except (ValueError, OSError, ProcessEnded) as error:
             raise ValueError(f"{self._function}: {error}") from None
-        first = self._processes[0]
-        assert first is not None
-        self._kind = first.facts["kind"]
         self._tasks = [asyncio.create_task(self._work(n)) for n in range(len(self._processes))]
-        return RewardFacts(
-            self.name,
-            self._kind,
-            needs_answer=first.facts["needs_answer"],
-            columns=tuple(first.facts["columns"]),
-            sha256=first.facts["sha256"],
-        )
+        return self._facts
+
+    async def _open_process(self, index: int) -> None:
+        self._processes[index] = await self._started(index)
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
@@ -181,38 +181,39 @@ class _Part:
         self._wake.set()
         return list(await asyncio.gather(*(job.outcome for job in jobs)))
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the processes."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for index in range(len(self._processes)):
-            self._end(index)
+            await self._end(index)
 
     async def _work(self, index: int) -> None:
         """Serves the queue with one process at a time."""
-        try:
-            while True:
-                alone = bool(self._alone)
+        while True:
+            for alone in (True, False):
                 jobs = self._take(alone=alone)
                 if jobs:
-                    await self._score(index, jobs, alone=alone)
-                else:
-                    self._wake.clear()
-                    await self._wake.wait()
-        except Exception as error:
-            for job in (*self._open[index].values(), *self._alone, *self._waiting):
-                if not job.outcome.done():
-                    job.outcome.set_exception(error)
-            raise
+                    break
+            else:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                await self._score(index, jobs, alone=alone)
+            except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
+                for job in jobs:
+                    if not job.outcome.done():
+                        job.outcome.set_exception(error)
+                await self._end(index)
 
     def _take(self, *, alone: bool, room: int | None = None) -> list[_Job]:
         """The next jobs for a process; those that nobody waits for are dropped."""
         queue = self._alone if alone else self._waiting
         if room is None:
             share = -(-len(queue) // len(self._processes))
-            room = (
-                1 if alone else self._concurrency if self._kind == "async" else min(share, _CHUNK)
-            )
+            room = 1 if alone else self._async_room or min(share, _CHUNK)
         taken: list[_Job] = []
         while queue and len(taken) < room:
             job = queue.popleft()
@@ -226,7 +227,7 @@ class _Part:
         process = self._processes[index]
         try:
             if process is None or (alone and not process.fresh):
-                self._end(index)
+                await self._end(index)
                 process = self._processes[index] = await self._started(index)
         except (ValueError, OSError, ProcessEnded) as error:
             for job in jobs:
@@ -237,8 +238,8 @@ class _Part:
             process.send([(job.number, job.given) for job in jobs])
             while open_jobs:
                 await self._receive(process, open_jobs)
-                room = self._concurrency - len(open_jobs)
-                if self._kind == "async" and not alone and room:
+                room = self._async_room - len(open_jobs)
+                if not alone and room > 0:
                     more = self._take(alone=False, room=room)
                     process.send([(job.number, job.given) for job in more])
                     open_jobs |= {job.number: job for job in more}
@@ -249,7 +250,7 @@ class _Part:
             problem = "died", str(error)
         else:
             return
-        self._end(index)
+        await self._end(index)
         self._retry(list(open_jobs.values()), *problem)
 
     async def _receive(self, process: RewardProcess, open_jobs: dict[int, _Job]) -> None:
@@ -259,19 +260,20 @@ class _Part:
             TimeoutError: at the time limit of a call.
             ProcessEnded: if the process has ended.
         """
-        patience_s = self._timeout_s + (_SILENCE_S if self._kind == "async" else 0.0)
+        patience_s = self._timeout_s + (_SILENCE_S if self._async_room else 0.0)
         answer = await asyncio.wait_for(process.answer(), patience_s)
         process.read_output()
         process.flush_output()
         try:
             number, value, error, named, trace = answer
+            is_late = error == TIMED_OUT
+            found = None if error is None or is_late else RewardError(*error)
             job = open_jobs.pop(number)
         except (TypeError, ValueError, KeyError):
             raise ProcessEnded("its process does not answer as it should") from None
-        if error == TIMED_OUT:
+        if is_late:
             self._retry([job], "timed_out", f"took longer than {self._timeout_s:g} s")
             return
-        found = None if error is None else RewardError(*error)
         if found is not None:
             self._log.error(self.name, [job.given], found, trace)
         self._failed_in_a_row = 0
@@ -280,7 +282,8 @@ class _Part:
     def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
         """Handles the jobs of a process that died or took too long: scored again, or failed."""
         # A function of one completion was scoring the first one; of others any may be the reason.
-        suspects = jobs[:1] if self._kind == "sample" else jobs
+        assert self._facts is not None
+        suspects = jobs[:1] if self._facts.kind == "sample" else jobs
         again = [job for job in suspects if not job.failures]
         if again:
             repeated = RewardError(cause, f"{problem}; repeated alone")
@@ -302,9 +305,12 @@ class _Part:
         if self._failed_in_a_row < MAX_FAILURES_IN_A_ROW:
             return
         self._failed_in_a_row = 0
-        given_up = printable(f"given up after {MAX_FAILURES_IN_A_ROW} failures in a row: {problem}")
-        for waiting in (*self._alone, *self._waiting):
-            waiting.finish(Outcome(None, RewardError(cause, given_up)))
+        reason = f"given up after {MAX_FAILURES_IN_A_ROW} failures in a row: {problem}"
+        given_up, waiting = RewardError(cause, printable(reason)), [*self._alone, *self._waiting]
+        if waiting:
+            self._log.error(self.name, [other.given for other in waiting], given_up, "")
+        for other in waiting:
+            other.finish(Outcome(None, given_up))
         self._alone.clear()
         self._waiting.clear()
 
@@ -321,16 +327,23 @@ class _Part:
         process = RewardProcess(self._settings, output=output)
         try:
             await asyncio.wait_for(process.start(), START_TIMEOUT_S)
+            if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
+                raise ValueError("its file has changed since the run was started")
         except TimeoutError:
-            process.kill()
+            await process.kill()
             raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
         except BaseException:
-            process.kill()
+            await process.kill()
             raise
         return process
 
-    def _end(self, index: int) -> None:
-        process = self._processes[index]
+    async def _end(self, index: int) -> None:
+        process, self._processes[index] = self._processes[index], None
         if process is not None:
-            process.kill()
-        self._processes[index] = None
+            await process.kill()
+
+    @property
+    def _async_room(self) -> int:
+        """Inputs that a process scores at a time; 0: the function is not async."""
+        assert self._facts is not None
+        return (self._concurrency or CONCURRENCY) if self._facts.kind == "async" else 0

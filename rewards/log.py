@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rewards.base import RewardError, RewardInput, printable
 
 _MOST_BYTES = 64 * 2**20
 _MOST_OUTPUT = 64 * 2**10
-"""Characters that a function may print for one input."""
+"""Characters that a function may print in a row for the same inputs."""
 _MOST_TRACES = 20
 """Tracebacks of errors of one kind."""
 _SHOWN = 3
@@ -28,7 +29,7 @@ class RewardLog:
         self._path = path
         self._bytes = path.stat().st_size if path is not None and path.exists() else 0
         self._traces: Counter[tuple[str, str]] = Counter()
-        self._printed: Counter[tuple[str, int | None]] = Counter()
+        self._printed: dict[str, tuple[object, int]] = {}
         self._first: dict[str, str] = {}
 
     def output(
@@ -44,13 +45,13 @@ class RewardLog:
         """
         if name not in self._first and what == "output" and text.strip():
             self._first[name] = f"reward {name!r} prints: {printable(text)}"
-        key = name, inputs[0].prompt_id if len(inputs) == 1 else None
-        before = self._printed[key]
-        self._printed[key] += len(text)
+        last, before = self._printed.get(name, (None, 0))
+        before = before if last == inputs else 0
+        self._printed[name] = inputs, before + len(text)
         if before > _MOST_OUTPUT:
             return
-        if self._printed[key] > _MOST_OUTPUT:
-            text = f"{text[: _MOST_OUTPUT - before]}\n... further output for this input is dropped"
+        if before + len(text) > _MOST_OUTPUT:
+            text = f"{text[: _MOST_OUTPUT - before]}\n... further output of this call is dropped"
         self._write(name, f"{_prompts(inputs)}: {what}", text)
 
     def error(
@@ -76,7 +77,11 @@ class RewardLog:
         self._bytes += len(entry.encode(errors="replace"))
         if self._bytes > _MOST_BYTES:
             entry += f"this file has {_MOST_BYTES >> 20} MiB; nothing more is written to it\n"
-        with self._path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+        # A full disk does not end the run, nor does a run folder that does not exist.
+        with (
+            suppress(OSError),
+            self._path.open("a", encoding="utf-8", errors="backslashreplace") as file,
+        ):
             file.write(entry)
 
 

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,6 +82,9 @@ class RewardProcess:
         self._output = output
         self._mark = uuid.uuid4().hex
         self._number: int | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cgroup: Path | None = None
+        self._closing = contextlib.ExitStack()
         self._held = self._text = b""
         self.facts: dict[str, Any] = {}
         self.fresh = True
@@ -93,41 +97,52 @@ class RewardProcess:
             ValueError: if the function is refused.
             ProcessEnded: if the process ends before it is ready.
         """
-        ours, theirs = socket.socketpair()
-        self._pipe, write = os.pipe()
-        os.set_blocking(self._pipe, False)
-        path = os.pathsep.join(sys.path)
-        with theirs:
-            self._process = subprocess.Popen(  # noqa: ASYNC220 - takes milliseconds
-                # Not with -m: the classes of messages would be those of `__main__`.
-                [sys.executable, "-P", "-c", f"{_RUN}({theirs.fileno()})"],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=write,
-                stderr=write,
-                start_new_session=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": path,
-                    "PYTHONUNBUFFERED": "1",
-                    "JAX_PLATFORMS": "cpu",
-                    _VARIABLE: self._mark,
-                },
-            )
-        os.close(write)
-        self._cgroup = _limit_processes(self._process.pid)
         loop = asyncio.get_running_loop()
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._transport, self._answers = await loop.connect_accepted_socket(_Answers, ours)
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            self._pipe, write = os.pipe()
+            os.set_blocking(self._pipe, False)
+            self._closing.callback(os.close, self._pipe)
+            try:
+                self._process = self._spawn(theirs, write)
+            finally:
+                os.close(write)
+            self._cgroup = _limit_processes(self._process.pid)
+            self._pidfd = os.pidfd_open(self._process.pid)
+            self._closing.callback(os.close, self._pidfd)
+            self._transport, self._answers = await loop.connect_accepted_socket(
+                _Answers, ours.dup()
+            )
+        self._closing.callback(self._transport.abort)
         loop.add_reader(self._pidfd, self._on_exit)
+        self._closing.callback(loop.remove_reader, self._pidfd)
         loop.add_reader(self._pipe, self.read_output)
+        self._closing.callback(loop.remove_reader, self._pipe)
         self._transport.write(message(self._settings))
         answer = await self.answer()
         if not isinstance(answer, dict):
             raise ProcessEnded(_BROKEN)
         if "refused" in answer:
             raise ValueError(answer["refused"])
-        self.facts = answer["ready"]
+        self.facts = answer["ready"] | {"columns": tuple(answer["ready"]["columns"])}
+
+    def _spawn(self, channel: socket.socket, output: int) -> subprocess.Popen[bytes]:
+        variables = {
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "PYTHONUNBUFFERED": "1",
+            "JAX_PLATFORMS": "cpu",
+            _VARIABLE: self._mark,
+        }
+        return subprocess.Popen(
+            # Not with -m: the classes of messages would be those of `__main__`.
+            [sys.executable, "-P", "-c", f"{_RUN}({channel.fileno()})"],
+            pass_fds=[channel.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env={**os.environ, **variables},
+        )
 
     def send(self, numbered: Sequence[tuple[int, RewardInput]]) -> None:
         """Sends inputs to score."""
@@ -141,7 +156,7 @@ class RewardProcess:
         """
         line = await self._answers.lines.get()
         if line is None:
-            raise ProcessEnded(self._how_it_ended())
+            raise ProcessEnded(await asyncio.to_thread(self._how_it_ended))
         try:
             return json.loads(line)
         except ValueError:
@@ -152,13 +167,14 @@ class RewardProcess:
         self.read_output()
         self.flush_output()
         self.dumps = True
+        assert self._process is not None
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_SETTLE_S)
 
     def read_output(self) -> None:
         """Reads what the process has printed."""
-        with contextlib.suppress(BlockingIOError):
+        with contextlib.suppress(OSError):  # nothing to read, or not opened
             data = os.read(self._pipe, _CHUNK)
             if not data:
                 asyncio.get_running_loop().remove_reader(self._pipe)
@@ -179,25 +195,13 @@ class RewardProcess:
             self._output(self._number, self._text.decode(errors="replace"))
         self._text = b""
 
-    def kill(self) -> None:
+    async def kill(self) -> None:
         """Ends the process and all that it has started."""
-        if not hasattr(self, "_process"):
-            return
-        self._end_group()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_EXIT_S)
-        if not hasattr(self, "_transport"):
-            return
-        self.read_output()
-        self.flush_output()
-        loop = asyncio.get_running_loop()
-        for descriptor in (self._pipe, self._pidfd):
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
-        self._transport.abort()
-        if self._cgroup is not None:
-            with contextlib.suppress(OSError):
-                self._cgroup.rmdir()
+        if self._process is not None:
+            await asyncio.to_thread(self._end_group)
+            self.read_output()
+            self.flush_output()
+        self._closing.close()
 
     def _print(self, text: bytes) -> None:
         self._text += text.removesuffix(self._held)
@@ -209,14 +213,19 @@ class RewardProcess:
         loop.call_later(_SETTLE_S, self._answers.lines.put_nowait, None)
 
     def _end_group(self) -> None:
+        assert self._process is not None
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for other in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if other.environ().get(_VARIABLE) == self._mark:
                     other.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_EXIT_S)
+        _remove(self._cgroup)
 
     def _how_it_ended(self) -> str:
+        assert self._process is not None
         try:
             status = self._process.wait(_SETTLE_S)
         except subprocess.TimeoutExpired:
@@ -232,6 +241,20 @@ class RewardProcess:
 
 
 _BROKEN = "its process wrote something else into the connection to its host"
+
+
+def _remove(cgroup: Path | None) -> None:
+    """Removes a cgroup once its last process is gone."""
+    for _ in range(20 if cgroup is not None else 0):
+        assert cgroup is not None
+        try:
+            cgroup.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError:  # its processes have been ended, and are not gone yet
+            time.sleep(_SETTLE_S / 10)
+        else:
+            return
 
 
 def _limit_processes(pid: int) -> Path | None:

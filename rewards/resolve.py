@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import importlib.util
-import inspect
 import pkgutil
 import sys
 from importlib import import_module
@@ -39,13 +38,26 @@ def resolve(function: str) -> object:
     return found
 
 
-def source_sha256(found: object) -> str | None:
-    """Hash of the file that defines a function or class; None if there is no such file."""
+def source_sha256(function: str) -> str | None:
+    """Hash of the source of what `function` names, after `resolve`; None if there is none.
+
+    Of a file it covers what has been imported from its folder, too; of a module its own file.
+    """
+    place = function.rpartition(":")[0]
+    if place.endswith(".py"):
+        folder = Path(place).absolute().parent
+        loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+        paths = {Path(path) for path in loaded if path and Path(path).is_relative_to(folder)}
+    else:
+        own = sys.modules[place].__file__
+        paths = {Path(own)} if own else set()
+    digest = hashlib.sha256()
     try:
-        path = inspect.getsourcefile(inspect.unwrap(found))  # type: ignore[arg-type]
-        return hashlib.sha256(Path(path or "").read_bytes()).hexdigest()
-    except (TypeError, ValueError, OSError):
+        for path in sorted(paths):
+            digest.update(path.read_bytes())
+    except OSError:
         return None
+    return digest.hexdigest() if paths else None
 
 
 def _load(path: Path) -> ModuleType:

@@ -110,7 +110,7 @@ async def started(
         yield hosts, {one.name: one for one in facts}
     finally:
         for host in hosts.values():
-            host.close()
+            await host.close()
 
 
 def count_scores(probes: Sequence[Probe], rewards: Rewards, *, short: bool) -> int:

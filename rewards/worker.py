@@ -101,7 +101,7 @@ def _run(channel: socket.socket) -> None:
         "kind": form.kind,
         "needs_answer": form.needs_answer,
         "columns": form.columns,
-        "sha256": source_sha256(found),
+        "sha256": source_sha256(settings.function),
     }
     _send(channel, {"ready": ready})
     if form.kind == "async":

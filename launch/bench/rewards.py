@@ -104,7 +104,7 @@ def speed(*, inputs: int) -> Figures:
             found = await host.score(given)
             seconds = time.perf_counter() - began
         finally:
-            host.close()
+            await host.close()
         return seconds, sum(row["correct"].value or 0.0 for row in found) / inputs
 
     seconds, right = asyncio.run(scored())

@@ -44,7 +44,6 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
         ("rewards.functions.2.function", "a:b"),
         ("rewards.functions.2.weight", 1.0),
         ("rewards.functions.2.on_error", "exclude"),
-        ("rewards.functions.2.concurrency", 16),
     ]
     assert diff(small, "", new) == [
         ("rewards.functions.1.weight", 0.1, 0.2),

@@ -56,7 +56,7 @@ def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
     monkeypatch.setattr(session, "run_session", run_session)
-    monkeypatch.setattr(preparation, "check_rewards", lambda _: [])
+    monkeypatch.setattr(preparation, "check", lambda _: [])
     path = write_request(tmp_path, tokenizer=whole)
     shutil.rmtree(tmp_path / "model")
     shutil.copytree(whole, tmp_path / "model")

@@ -17,7 +17,7 @@ from tests.launch.small_run import rows, write_rows
 
 @pytest.fixture
 def config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setattr(preparation, "check_rewards", lambda _: [])
+    monkeypatch.setattr(preparation, "check", lambda _: [])
     return load_config(request_path)
 
 

@@ -277,7 +277,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(session, "cluster", no_cluster)
     monkeypatch.setattr(session, "wait_for_devices", no_wait)
-    monkeypatch.setattr(preparation, "check_rewards", lambda _: [])
+    monkeypatch.setattr(preparation, "check", lambda _: [])
     write_model(tmp_path / "model")
     return write_config(tmp_path, name="mine")
 

@@ -35,6 +35,7 @@ from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
+from rewards.base import RewardFacts
 from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
@@ -120,12 +121,15 @@ class Session:
         async def nothing(*_: object, **__: object) -> None:
             pass
 
+        async def no_rewards() -> list[RewardFacts]:
+            return []
+
         crew = SimpleNamespace(
             devices=None,
             started=nothing,
             samplers=self.samplers,
             learner=self.learner,
-            scorer=SimpleNamespace(start=nothing),
+            scorer=SimpleNamespace(start=no_rewards),
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)

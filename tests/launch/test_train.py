@@ -25,7 +25,7 @@ def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Only tests of reward functions start the process that imports them."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     if "reward_functions" not in request.node.name:
-        monkeypatch.setattr(preparation, "check_rewards", lambda _: [])
+        monkeypatch.setattr(preparation, "check", lambda _: [])
 
 
 @pytest.fixture

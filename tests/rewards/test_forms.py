@@ -118,14 +118,26 @@ def test_async_functions_and_methods_score_one_input():
 
 
 def test_a_function_cannot_change_what_others_see():
-    def changes(completion: str, *, tools: list[str], row: dict[str, Any]) -> float:
+    def changes(completion: str, *, tools: list[str], row: dict[str, Any], messages: Any) -> float:
         tools.append(completion)
         row.clear()
-        return float(len(tools))
+        messages[0]["content"] += "!"
+        return float(len(tools) + len(messages[0]["content"]))
+
+    def batch(inputs: Sequence[RewardInput]) -> list[float]:
+        for one in inputs:
+            tools: Any = one.row["tools"]
+            tools.append("b")
+        return [
+            changes("b", tools=one.row["tools"], row={}, messages=one.messages) for one in inputs
+        ]  # type: ignore[arg-type]
 
     row = {"tools": ["a"]}
-    assert values(recognise(changes, {}), replace(ONE, row=row), replace(ONE, row=row)) == [2, 2]
+    given = replace(CHAT, row=row)
+    assert values(recognise(changes, {}), given, given) == [6, 6]
+    assert values(recognise(batch, {}), given, given) == [7, 7]
     assert row == {"tools": ["a"]}
+    assert CHAT.messages == ({"role": "user", "content": "ask"},)
 
 
 def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...

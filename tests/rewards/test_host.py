@@ -84,8 +84,7 @@ BAD = {
     "starts_a_process": ("subprocess.Popen(['sleep', '1000'], start_new_session=True)", "", ""),
     "leaves_threads": ("threading.Thread(target=time.sleep, args=[1000]).start()", "", ""),
     "prints": ("print('seen', completion)", "", "seen bad"),
-    "changes_its_columns": ("tools.append(1); tools.clear()", "", ""),
-    "changes_the_folder": ("os.chdir('/')", "", ""),
+    "changes_its_columns": ("tools.clear()", "", ""),
 }
 FREE = [name for name, (_, cause, _) in BAD.items() if not cause]
 HEAD = """
@@ -105,8 +104,9 @@ def is_socket(n):
 
 
 def inputs(*texts: str) -> list[RewardInput]:
+    row = {"tools": ["a"]}  # shared, as by the rollouts of a prompt
     return [
-        RewardInput("ask?", text, "eos", "33", {"tools": ["a"]}, TAGS, prompt_id=number)
+        RewardInput("ask?", text, "eos", "33", row, TAGS, prompt_id=number)
         for number, text in enumerate(texts)
     ]
 
@@ -116,7 +116,9 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = [HEAD]
     for name, (body, _, _) in BAD.items():
         code.append(f"def {name}(completion, *, tools):\n    if completion == 'bad':\n")
-        code.append(textwrap.indent(body, " " * 8) + "\n    return float(len(completion))\n\n")
+        code.append(
+            textwrap.indent(body, " " * 8) + "\n    return float(len(completion) * len(tools))\n\n"
+        )
     path = tmp_path_factory.mktemp("bad") / "bad_rewards.py"
     path.write_text("".join(code))
     return path
@@ -138,7 +140,7 @@ def score(functions: list[RewardFunction], *texts: str, log: Path, **settings: f
         try:
             return await host.score(inputs(*texts))
         finally:
-            host.close()
+            await host.close()
 
     written = RewardLog(log)
     outcomes = asyncio.run(run())
@@ -182,7 +184,8 @@ def test_invariant_6_a_bad_reward_costs_only_itself(file: Path, names: list[str]
         error = bad[name].error
         if not cause:
             assert error is None
-            assert bad[name].value == (None if name == "none" else 3.0)
+            costs = {"none": None, "changes_its_columns": 0.0}
+            assert bad[name].value == costs.get(name, 3.0)
             continue
         assert error is not None, name
         assert error.cause == cause, name
@@ -290,7 +293,7 @@ def test_all_functions_that_cannot_be_used_are_reported(file: Path):
     with pytest.raises(ValueError, match="no_such") as caught:
         check(Rewards(functions=tuple(parts)))
     missing, silent = str(caught.value).splitlines()
-    assert missing.startswith(f"{file}:no_such: {file} has no 'no_such'")
+    assert missing.startswith(f"rewards.functions: {file}:no_such: {file} has no 'no_such'")
     assert "objects of the class cannot be called" in silent
 
 
@@ -298,3 +301,67 @@ def test_what_a_function_needs_is_reported(file: Path):
     (facts,) = check(Rewards(functions=(function(file, "loop"),)))
     assert (facts.name, facts.kind, facts.columns) == ("loop", "sample", ("tools",))
     assert not facts.needs_answer
+
+
+def test_concurrency_is_refused_for_a_function_that_is_not_async(file: Path):
+    part = function(file, "loop", concurrency=4)
+    with pytest.raises(ValueError, match=r"concurrency has no effect: .* set workers instead"):
+        check(Rewards(functions=(part,)))
+
+
+def test_code_that_changes_during_a_run_is_not_used(calls: Path, tmp_path: Path):
+    def replace_code() -> None:
+        calls.write_text(CALLS.replace("float(len(completion))", "99.0"))
+
+    async def run() -> list[Outcome]:
+        part = function(calls, "sample")
+        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
+        await host.start()
+        try:
+            found = await host.score(inputs("a"))
+            replace_code()
+            found += await host.score(inputs("die"))
+            found += await host.score(inputs("bb"))
+        finally:
+            await host.close()
+        return [row["sample"] for row in found]
+
+    first, died, later = asyncio.run(run())
+    assert first == Outcome(1.0)
+    for outcome in (died, later):
+        assert outcome.value is None
+        assert outcome.error is not None
+        assert outcome.error.cause == "not_started"
+        assert "its file has changed since the run was started" in outcome.error.message
+
+
+def test_abandoned_inputs_are_not_scored(calls: Path, tmp_path: Path):
+    async def run() -> list[dict[str, Outcome]]:
+        part = function(calls, "waits", concurrency=1)
+        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
+        await host.start()
+        try:
+            running = asyncio.create_task(host.score(inputs("hang")))
+            waiting = asyncio.create_task(host.score(inputs("b", "c")))
+            while not calls.with_suffix("").exists():  # noqa: ASYNC110 - written by the process
+                await asyncio.sleep(0.01)
+            for task in (running, waiting):
+                task.cancel()
+            await asyncio.gather(running, waiting, return_exceptions=True)
+            # The process is killed: the call that nobody waits for is not repeated.
+            (process,) = host._parts[0]._processes
+            assert process is not None
+            assert process._process is not None
+            process._process.kill()
+            return await host.score(inputs("dd"))
+        finally:
+            await host.close()
+
+    assert asyncio.run(run()) == [{"waits": Outcome(1.0)}]
+    assert noted(calls) == ["hang", "dd"]
+
+
+def test_a_log_that_cannot_be_written_costs_nothing(file: Path, tmp_path: Path):
+    scored = score([function(file, "prints")], "bad", log=tmp_path / "missing" / "log")
+    assert scored.outcomes == [{"prints": Outcome(3.0)}]
+    assert scored.log == ""

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rewards import correctness
 from rewards.correctness import exact_answer
 from rewards.resolve import resolve, source_sha256
 
@@ -89,10 +90,23 @@ def test_a_missing_file_names_the_nearest_one(tmp_path: Path):
         resolve(f"{tmp_path}/my_reward.py:one")
 
 
-def test_the_hash_is_that_of_the_defining_file(tmp_path: Path):
-    text = "def one(completion): return 1.0\nclass Two: ...\n"
-    (tmp_path / "file.py").write_text(text)
-    expected = hashlib.sha256(text.encode()).hexdigest()
-    for name in ("one", "Two"):
-        assert source_sha256(resolve(f"{tmp_path}/file.py:{name}")) == expected
-    assert source_sha256(len) is None
+def test_the_hash_covers_the_file_and_what_it_imports_from_its_folder(tmp_path: Path):
+    folder = tmp_path / "of_user"
+    folder.mkdir()
+    (folder / "hashed_helper.py").write_text("VALUE = 7\n")
+    text = "import functools, hashed_helper\nf = functools.partial(max, hashed_helper.VALUE)\n"
+    (folder / "file.py").write_text(text)
+    (folder / "unused.py").write_text("")
+    function = f"{folder}/file.py:f"
+    resolve(function)
+    expected = hashlib.sha256((text + "VALUE = 7\n").encode()).hexdigest()
+    assert source_sha256(function) == expected
+    (folder / "hashed_helper.py").write_text("VALUE = 8\n")
+    assert source_sha256(function) != expected
+
+
+def test_the_hash_of_a_module_is_that_of_its_file():
+    resolve("rewards.correctness:exact_answer")
+    path = Path(correctness.__file__)
+    expected = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source_sha256("rewards.correctness:exact_answer") == expected
