@@ -76,11 +76,15 @@ def measure(*, ahead: str) -> Figures:
         for name, steps in runs.items()
         for part in ("sample", "reward", "step")
     }
+    run_s = {
+        name: steps[-1]["time/elapsed_s"] - steps[0]["time/elapsed_s"]
+        for name, steps in runs.items()
+    }
     first, second = ([step["rollout/tokens_mean"] for step in steps] for steps in runs.values())
     return {
         **found,
         "more_s": found["slow_reward_s"] - found["instant_reward_s"],
-        "ratio": found["slow_step_s"] / found["instant_step_s"],
+        "run_ratio": run_s["slow"] / run_s["instant"],
         "rewards_alone_s": ROLLOUTS * SECONDS / CONCURRENCY,
         "equal": first == second,
     }
@@ -153,11 +157,12 @@ BENCHMARK = Benchmark(
             "rewards",
             f"Seconds of a step of {ROLLOUTS} rollouts that end spread out, with rewards of "
             f"{SECONDS} s, {CONCURRENCY} at a time, and with instant ones; medians of "
-            f"{STEPS - 1} steps; reward_s is what is left of it after sampling",
+            f"{STEPS - 1} steps; reward_s is what is left of it after sampling, "
+            "run_ratio is of the whole runs after their first step",
             [Row(f"ahead {ahead}", measure, {"ahead": ahead}) for ahead in ("off", "one")],
             [
                 Bound("more_s", most=0.6, rows="ahead off"),
-                Bound("ratio", most=1.05, rows="ahead one"),
+                Bound("run_ratio", most=1.05, rows="ahead one"),
                 Bound("equal", least=1),
             ],
             environment={},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.handles import RayWorker
+from actors.handles import RayScorer, RayWorker
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.memory import OutOfMemory
 
@@ -90,3 +91,26 @@ def test_an_adapter_is_published_and_loaded_as_a_reference():
     assert published == Published(3, "hash of best", "reference 1")
     assert asyncio.run(sampler.load(published)) == "hash of best"
     assert loaded == [(3, "hash of best", "reference 1")]
+
+
+def test_a_cancelled_score_is_cancelled_in_the_actor(monkeypatch: pytest.MonkeyPatch):
+    class Waiting:
+        async def _wait(self) -> None:
+            await asyncio.Event().wait()
+
+        def __await__(self) -> Any:
+            return self._wait().__await__()
+
+    ref, cancelled = Waiting(), list[object]()
+    monkeypatch.setattr("ray.cancel", cancelled.append)
+    actor = SimpleNamespace(score=SimpleNamespace(remote=lambda _: ref))
+
+    async def run() -> None:
+        task = asyncio.create_task(RayScorer(actor).score([]))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert cancelled == [ref]

@@ -124,13 +124,12 @@ def test_a_function_cannot_change_what_others_see():
         messages[0]["content"] += "!"
         return float(len(tools) + len(messages[0]["content"]))
 
-    def batch(inputs: Sequence[RewardInput]) -> list[float]:
+    def batch(inputs: Sequence[Any]) -> list[float]:
         for one in inputs:
-            tools: Any = one.row["tools"]
-            tools.append("b")
+            one.row["tools"].append("b")
         return [
             changes("b", tools=one.row["tools"], row={}, messages=one.messages) for one in inputs
-        ]  # type: ignore[arg-type]
+        ]
 
     row = {"tools": ["a"]}
     given = replace(CHAT, row=row)
