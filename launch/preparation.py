@@ -159,7 +159,7 @@ def prepare(
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None and data is not None:
         found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
-        found.attempt(check_columns, rewards, list(_scored_splits(config, data)))
+        found.attempt(check_columns, rewards, list(scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
@@ -326,7 +326,7 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
     return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
 
 
-def _scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
+def scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
     """The splits whose completions are scored by the reward functions."""
     for name, split in data.splits():
         trained = name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX)

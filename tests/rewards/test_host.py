@@ -149,7 +149,7 @@ def score(functions: list[RewardFunction], *texts: str, log: Path, **settings: f
 
 
 def left_over() -> list[psutil.Process]:
-    """Processes that reward processes of this test have left."""
+    """Processes that reward processes of this test have left; ended ones get time to exit."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -158,7 +158,7 @@ def left_over() -> list[psutil.Process]:
                 found.append(process)
         except psutil.Error:
             continue
-    return found
+    return list(psutil.wait_procs(found, timeout=60)[1])
 
 
 @pytest.fixture(autouse=True)
