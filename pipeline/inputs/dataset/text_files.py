@@ -13,6 +13,9 @@ from pathlib import Path
 
 from pipeline.inputs.dataset.rows import Malformed, Row
 
+_LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV value; the default of the module `csv` is 131,072."""
+
 Parsed = tuple[list[Row], list[Malformed]]
 """The rows and the malformed ones."""
 
@@ -72,8 +75,10 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
     skipped.
 
     Raises:
-        ValueError: if two columns share a name, or one has none.
+        ValueError: if two columns share a name, or one has none, or a quote is never closed: what
+            follows it would be one value.
     """
+    csv.field_size_limit(_LONGEST_FIELD)
     # Bytes that are not UTF-8 become surrogates, so that their rows are found.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -86,6 +91,8 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         except StopIteration:
             break
         except csv.Error as error:
+            if "unexpected end" in str(error):
+                raise ValueError(f"a quote in the row of line {number} is never closed") from None
             malformed.append(Malformed(number, f"not CSV: {error}"))
             continue
         if not any(map(str.strip, values)):
