@@ -25,7 +25,12 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
     StopReason,
 )
-from pipeline.evaluate.score_statistics import ScoreChange, compare_scores, measure_scores
+from pipeline.evaluate.score_statistics import (
+    ScoreChange,
+    compare_scores,
+    mean_score,
+    measure_scores,
+)
 from pipeline.evaluate.significance import (
     Accuracy,
     PairedChange,
@@ -148,7 +153,7 @@ class Evaluation:
     @property
     def mean(self) -> float | None:
         """Mean of the metric; None if no answer has a value."""
-        return self.accuracy.accuracy if self._is_exact else measure_scores(self.scores).score
+        return self.accuracy.accuracy if self._is_exact else mean_score(self.scores)
 
     def first(self, prompts: int) -> Evaluation:
         """The answers to the first `prompts` prompts."""
