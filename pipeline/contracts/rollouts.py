@@ -49,6 +49,20 @@ class Prompt:
     source: str | None = None
     messages: Sequence[Mapping[str, str]] | None = None
 
+    def reward_input(self, completion: str, *, stop_reason: StopReason, tags: Tags) -> RewardInput:
+        """What reward functions are given for a completion of the prompt."""
+        return RewardInput(
+            prompt=self.text,
+            completion=completion,
+            stop_reason=stop_reason,
+            answer=self.answer,
+            row=self.row,
+            tags=tags,
+            source=self.source,
+            messages=self.messages,
+            prompt_id=self.id,
+        )
+
 
 @dataclass(frozen=True)
 class Demonstration:
