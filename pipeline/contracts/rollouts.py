@@ -9,7 +9,7 @@ Frozen dataclasses of NumPy arrays, strings and ints; they cross process boundar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -204,6 +204,10 @@ class Completion:
         versions = [span.version for span in self.version_spans]
         counts = [span.tokens for span in self.version_spans]
         return np.repeat(np.array(versions, np.int32), counts)
+
+
+Report = Callable[[Sequence[Completion]], None]
+"""Receives rollouts that have ended."""
 
 
 @dataclass

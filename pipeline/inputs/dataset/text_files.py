@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline.inputs.dataset.rows import Malformed, Row
+from pipeline.inputs.dataset.rows import Malformed, Row, is_unicode
 
 _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV value; the default of the module `csv` is 131,072."""
@@ -102,7 +102,7 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         elif len(values) != len(names):
             what = f"has {len(values)} values for {len(names)} columns"
             malformed.append(Malformed(number, what))
-        elif not all(map(_is_unicode, values)):
+        elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
         else:
             rows.append(Row(number, dict(zip(names, values, strict=True))))
@@ -133,7 +133,3 @@ def _column_names(values: list[str]) -> list[str]:
     if repeated:
         raise ValueError(f"the first line repeats the column names {', '.join(repeated)}")
     return names
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)
