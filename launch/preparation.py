@@ -158,7 +158,7 @@ def prepare(
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None and data is not None:
         found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
-        found.attempt(check_columns, rewards, list(_scored_splits(config, data)))
+        found.attempt(check_columns, rewards, list(scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
@@ -338,7 +338,7 @@ def check_rewards(rewards: Rewards) -> list[RewardFacts]:
         raise ValueError("\n".join(f"rewards.functions: {line}" for line in lines)) from None
 
 
-def _scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
+def scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
     """The splits whose completions are scored by the reward functions."""
     for name, split in data.splits():
         trained = name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX)

@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
-from launch.preparation import Prepared, check_columns
+from launch.preparation import Prepared, check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.report.reward_check import check_figures, check_lines, finding_lines
@@ -123,7 +123,7 @@ async def _try(
             lines = [f"rewards.functions: {line}" for line in f"{error}".splitlines()]
             raise Failure("\n".join(lines), EXIT_MISTAKE) from None
         try:
-            check_columns(list(facts.values()), data.splits())
+            check_columns(list(facts.values()), scored_splits(config, data))
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
         total = count_scores(probes, config.rewards, short=short)
