@@ -17,13 +17,10 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from configs.alarms import Action
+from configs.alarms import START_STEPS, Action
 from configs.schema import Config
 from pipeline.contracts.decisions import JournalEntry
 from pipeline.contracts.evaluations import mean_of
-
-START_STEPS = 10
-"""GRPO steps with which `variance_gone` compares."""
 
 _ACTIONS: Mapping[Action, str] = {
     "checkpoint": "; a checkpoint follows",
