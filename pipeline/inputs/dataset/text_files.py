@@ -92,7 +92,8 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
             break
         except csv.Error as error:
             if "unexpected end" in str(error):
-                raise ValueError(f"a quote in the row of line {number} is never closed") from None
+                what = f"a quote in the row of line {number} is never closed"
+                raise ValueError(f'{what}; close it, or write "" for a quote in a value') from None
             malformed.append(Malformed(number, f"not CSV: {error}"))
             continue
         if not any(map(str.strip, values)):
