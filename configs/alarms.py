@@ -14,6 +14,9 @@ from configs.base import Problem, Table
 
 Action = Literal["off", "log", "checkpoint", "stop"]
 
+START_STEPS = 10
+"""GRPO steps with which `variance_gone` compares."""
+
 _STEPS = "consecutive steps beyond the threshold that raise the alarm"
 _ACTION = (
     "what the alarm does. off: nothing; log: journal, console and W&B; checkpoint: also a "
@@ -88,7 +91,7 @@ class VarianceGone(AlarmRule):
         0.1,
         gt=0,
         description="mean standard deviation of the rewards within groups, relative to the first "
-        "10 steps",
+        f"{START_STEPS} steps",
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -175,6 +175,12 @@ def nearest_hint(path: Path) -> str:
     """`; nearest: PATH` for the end of a message on a missing file; empty if none is near."""
     nearest = nearest_path(path)
     return "" if nearest is None else f"; nearest: {nearest}"
+
+
+def name_hint(name: str, known: Collection[str]) -> str:
+    """`; nearest: 'NAME'` for a message on an unknown name; with all names if none is near."""
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; nearest: {close[0]!r}" if close else f"; there are: {', '.join(known)}"
 
 
 def is_handle(path: str) -> bool:

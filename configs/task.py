@@ -294,3 +294,8 @@ class Rewards(Table):
         for name in sorted(REWARD_METRICS.intersection(names)):
             what = f"reward/{name} is a metric of the weighted sum; name the part otherwise"
             yield "functions", what
+
+    def single_process(self) -> Rewards:
+        """The same functions with one process each, to try them."""
+        parts = tuple(part.model_copy(update={"workers": 1}) for part in self.functions)
+        return self.model_copy(update={"functions": parts})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.base import is_handle, nearest_hint
+from configs.base import is_handle, name_hint, nearest_hint
 from configs.errors import MistakeCollector
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
@@ -353,14 +352,12 @@ def check_columns(
             needs = f"rewards.functions: {facts.name!r} needs"
             if facts.needs_answer and without is not None:
                 mistakes.append(f"{needs} reference answers: {setting_name(name)}: {without}")
-            for column in facts.columns:
-                if column not in row:
-                    nearest = difflib.get_close_matches(column, row, n=1)
-                    hint = f"nearest: {nearest[0]!r}" if nearest else f"columns: {', '.join(row)}"
-                    mistakes.append(
-                        f"{needs} {column!r}: {setting_name(name)} has no such column ({hint}), "
-                        f"and args.{column} is not set"
-                    )
+            mistakes += [
+                f"{needs} {column!r}: {setting_name(name)} has no such column, and "
+                f"args.{column} is not set{name_hint(column, row)}"
+                for column in facts.columns
+                if column not in row
+            ]
     if mistakes:
         raise ValueError("\n".join(mistakes))
 

@@ -93,8 +93,7 @@ def prompt_lines(prepared: Prepared) -> Iterator[str]:
 def dry_run_lines(prepared: Prepared) -> Iterator[str]:
     """What fails in a short check of a run's rewards, as warnings."""
     config, data = prepared.config, prepared.data
-    single = config.rewards.model_copy(update={"workers": 1})
-    config = config.model_copy(update={"rewards": single})
+    config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size

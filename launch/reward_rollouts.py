@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,17 +14,14 @@ from tqdm import tqdm
 
 from configs.load import load_config
 from configs.schema import Config
-from configs.task import OVERLONG
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
 from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
-from pipeline.rollout.scoring import SUM
+from pipeline.rollout.scoring import SUM, score_parts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
-from rewards.base import NAME_SEPARATOR, Outcome, RewardInput, Tags
+from rewards.base import Outcome, RewardInput, Tags
 from rewards.host import RewardHost
 from rewards.log import RewardLog
-from rewards.overlong import overlong_punishment
-from rewards.weighting import combine
 
 _PREFIX = "step_"
 _CHUNK = 256
@@ -131,25 +127,14 @@ def _read(
 def _rescored(
     record: Record, given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
 ) -> Rescored:
-    parts, rollout = dict(outcomes), config.rollout
-    if rollout.overlong_tokens:
-        punishment = overlong_punishment(
-            record["num_tokens"], budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
-        )
-        parts[OVERLONG] = Outcome(punishment)
-    total = combine(parts, weights=config.reward_weights)
-    after = dict[str, float | None]()
-    for name, part in parts.items():
-        after[name] = part.value
-        after |= {f"{name}{NAME_SEPARATOR}{key}": value for key, value in part.named.items()}
-    after[SUM] = total if total is not None and math.isfinite(total) else None
+    scores = score_parts(outcomes, num_tokens=record["num_tokens"], config=config)
     return Rescored(
         step=record["step"],
         sample=record["sample"],
         given=given,
         before={**record["rewards"], SUM: record["reward"]},
-        after=after,
-        errors={name: part.error for name, part in parts.items() if part.error is not None},
+        after={**scores.rewards, SUM: scores.reward},
+        errors=scores.errors,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.contracts.rollouts import Prompt
-from pipeline.inputs.dataset.load import extract_reference, load_data
+from pipeline.inputs.dataset.load import answer_settings, extract_reference, load_data
 from pipeline.inputs.dataset.rows import parse_messages
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.chat import render, sole_column
@@ -51,15 +51,18 @@ def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
     """Finds the rows of cases by prompt id, or makes them of their columns."""
     tags, by_id = Tags.of(config.prompt), {prompt.id: prompt for prompt in prompts}
 
+    def given(prompt: Prompt) -> RewardInput:
+        return prompt.reward_input("", stop_reason="eos", tags=tags)
+
     def find(row: int | Mapping[str, object] | None) -> RewardInput:
         if isinstance(row, Mapping):
             return _made(row, config)
         if row is None:
-            return _input(prompts[0], tags)
+            return given(prompts[0])
         if row not in by_id:
             nearest = min(by_id, key=lambda id_: abs(id_ - row))
             raise ValueError(f"row: there is no row {row} in the training data; nearest: {nearest}")
-        return _input(by_id[row], tags)
+        return given(by_id[row])
 
     return find
 
@@ -87,30 +90,15 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
 
 
 def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:
-    return ProbeRow(_input(prompt, Tags.of(config.prompt)), _solution(prompt, config))
-
-
-def _input(prompt: Prompt, tags: Tags) -> RewardInput:
-    return RewardInput(
-        prompt=prompt.text,
-        completion="",
-        stop_reason="eos",
-        answer=prompt.answer,
-        row=prompt.row,
-        tags=tags,
-        source=prompt.source,
-        messages=prompt.messages,
-        prompt_id=prompt.id,
-    )
+    given = prompt.reward_input("", stop_reason="eos", tags=Tags.of(config.prompt))
+    return ProbeRow(given, _solution(prompt, config))
 
 
 def _solution(prompt: Prompt, config: Config) -> str | None:
     """The worked-out solution of a row: what precedes the answer in its column."""
-    column, pattern = config.data.answer_column, config.data.answer_pattern
-    for source in config.data.mixture:
-        if source.name == prompt.source:
-            column = source.answer_column or column
-            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+    data = config.data
+    own = (source for source in data.mixture if source.name == prompt.source)
+    column, pattern = answer_settings(next(own, data.train), data)
     text = prompt.row.get(column)
     found = re.search(pattern, text) if pattern is not None and isinstance(text, str) else None
     return (found.string[: found.start()].strip() or None) if found else None

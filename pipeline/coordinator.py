@@ -44,7 +44,6 @@ from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
 from pipeline.run.records import Records, finite
-from pipeline.run.run_folder import REWARDS_CHANGED
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
@@ -123,11 +122,7 @@ class Coordinator:
         )
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1
-        changed = [entry["after_step"] for entry in records.folder.events(REWARDS_CHANGED)]
-        comparable = [
-            row for row in records.folder.metrics if row["step"] > max(changed, default=0)
-        ]
-        self.controller.alarms.replay(comparable, self.schedule.validations)
+        self._replay_alarms()
         self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
@@ -317,6 +312,12 @@ class Coordinator:
         metrics = {**metrics, **self._time_metrics(step, watch)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
         raise TrainingStopped(why)
+
+    def _replay_alarms(self) -> None:
+        """Restores the state of the alarms from the steps with the current rewards."""
+        changed = max(self.records.folder.reward_changes, default=0)
+        rows = [row for row in self.records.folder.metrics if row["step"] > changed]
+        self.controller.alarms.replay(rows, self.schedule.validations)
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """Reports the alarms of a step, counted from 1; returns the reason to stop, if any."""

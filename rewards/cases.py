@@ -11,13 +11,13 @@ or a row with its columns; without it the first row is used.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from configs.base import name_hint
 from rewards.base import Outcome, RewardInput
 from rewards.findings import Finding
 from rewards.probes import Probe
@@ -81,7 +81,7 @@ def parse_cases(text: str, *, file: str, row_of: RowOf, parts: Sequence[str]) ->
             lines[case.name] = number
     for case in cases:
         if case.above is not None and case.above not in lines:
-            hint = _nearest(case.above, list(lines))
+            hint = name_hint(case.above, list(lines))
             where = f"{file}:{lines[case.name]}"
             mistakes.append(f"{where}: expect.above: no case is named {case.above!r}{hint}")
     if mistakes:
@@ -128,7 +128,7 @@ def _parse(line: str, number: int, *, row_of: RowOf, parts: Sequence[str]) -> Ca
         raise ValueError(f"a {type(found).__name__}, not an object")
     unknown = [key for key in found if key not in _KEYS]
     if unknown:
-        raise ValueError(f"unknown key {unknown[0]!r}{_nearest(unknown[0], _KEYS)}")
+        raise ValueError(f"unknown key {unknown[0]!r}{name_hint(unknown[0], _KEYS)}")
     completion = found.get("completion")
     if not isinstance(completion, str):
         raise ValueError("completion: must be text")
@@ -159,7 +159,7 @@ def _expected(expect: object, parts: Sequence[str]) -> dict[str, Any]:
         return {"above": expect[ABOVE]}
     for name, value in expect.items():
         if name not in parts:
-            raise ValueError(f"expect: no part is named {name!r}{_nearest(name, parts)}")
+            raise ValueError(f"expect: no part is named {name!r}{name_hint(name, parts)}")
         if not (value is None or _is_number(value, int | float)):
             raise ValueError(f"expect.{name}: must be a number or null")
     return {"parts": expect}
@@ -167,11 +167,6 @@ def _expected(expect: object, parts: Sequence[str]) -> dict[str, Any]:
 
 def _is_number(value: object, kind: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    found = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
-    return f"; nearest: {found[0]!r}" if found else ""
 
 
 def _equal(value: float | None, expected: float | None) -> bool:

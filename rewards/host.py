@@ -106,11 +106,9 @@ def check(rewards: Rewards) -> list[RewardFacts]:
     Raises:
         ValueError: with a line for each function that cannot be used.
     """
-    parts = [part.model_copy(update={"workers": 1}) for part in rewards.functions]
-    single = rewards.model_copy(update={"functions": tuple(parts)})
 
     async def started() -> list[RewardFacts]:
-        host = RewardHost(single, log=RewardLog(None))
+        host = RewardHost(rewards.single_process(), log=RewardLog(None))
         try:
             return await host.start()
         finally:

@@ -40,7 +40,7 @@ class Judge:
     Sends `template`, filled in, as a user's message to `url`/chat/completions and finds the score
     in the reply by a regular expression. Answers with status 429 or 5xx, and connections that fail,
     are retried after 1, 2, 4 ... seconds, or as long as `Retry-After` says. A reply without a score
-    is an error, not a zero.
+    is an error, not a zero. Connections stay open and belong to one event loop.
 
         [[rewards.functions]]
         name = "judge"
@@ -72,8 +72,6 @@ class Judge:
         cache: folder of replies by content, which processes and runs may share; None: no cache.
             Replies without a score are not kept.
         parameters: further fields of the request, e.g. { max_tokens = 200 }.
-        clock: seconds on a monotonic clock.
-        sleep: waits for seconds.
 
     Raises:
         ValueError: with all invalid arguments.
@@ -93,8 +91,6 @@ class Judge:
         request_timeout_s: float = 60.0,
         cache: str | None = None,
         parameters: Mapping[str, Any] | None = None,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         mistakes = [
             *_template_mistakes(template),
@@ -118,13 +114,13 @@ class Judge:
         self._request = {"model": model, "temperature": 0.0, **(parameters or {})}
         self._template, self._pattern = template, re.compile(pattern)
         self._worst, self._best = scale
-        self._retries, self._timeout_s = retries, request_timeout_s
+        self._retries = retries
         self._interval_s = 1 / requests_per_second if requests_per_second else 0.0
         self._cache = Path(cache).expanduser() if cache else None
-        self._clock, self._sleep = clock, sleep
+        self._clock: Callable[[], float] = time.monotonic
+        self._sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._next_s = -math.inf
-        self._client: httpx.AsyncClient | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._client = httpx.AsyncClient(timeout=request_timeout_s)
 
     async def __call__(
         self, completion: str, *, prompt: str, answer: str | None = None, **columns: object
@@ -151,12 +147,6 @@ class Judge:
         if path is not None:
             _write(path, reply)
         return score
-
-    async def close(self) -> None:
-        """Closes the connections."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
 
     def _message(self, known: Mapping[str, object]) -> dict[str, str]:
         try:
@@ -188,7 +178,7 @@ class Judge:
             await self._wait_for_turn()
             wait_s = min(2.0**attempt, _LONGEST_WAIT_S)
             try:
-                response = await self._open().post(self._url, json=request, headers=self._headers)
+                response = await self._client.post(self._url, json=request, headers=self._headers)
             except httpx.TransportError as error:
                 failure = f"{type(error).__name__}: {error}"
             else:
@@ -209,14 +199,6 @@ class Judge:
             self._next_s = turn + self._interval_s
             if turn > now:
                 await self._sleep(turn - now)
-
-    def _open(self) -> httpx.AsyncClient:
-        """The client; connections belong to an event loop, so another loop gets another client."""
-        loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._loop = loop
-            self._client = httpx.AsyncClient(timeout=self._timeout_s)
-        return self._client
 
 
 def _content(response: httpx.Response) -> str:

@@ -111,16 +111,23 @@ def numeric_answer(
         ValueError: if the reference is not a number, or an argument is invalid.
     """
     _check(rel_tol=rel_tol, abs_tol=abs_tol, units=units, percent=percent)
-    reference = parse_quantity(answer, percent=percent)
-    if reference is None:
-        raise ValueError(f"the reference answer {answer[:_LONGEST]!r} is not a number")
+    reference = _reference(answer, percent=percent)
     text = find_answer(completion, tags=tags, extraction=extraction)
     found = None if text is None else parse_quantity(text, percent=percent)
-    if found is None:
+    if found is None or not _same_unit(found.unit, reference.unit, units=units):
         return 0.0
-    distance = abs(found.value - reference.value)
-    near = distance <= max(Fraction(rel_tol) * abs(reference.value), Fraction(abs_tol))
-    return float(near and _same_unit(found.unit, reference.unit, units=units))
+    return float(_is_near(found.value, reference.value, rel_tol=rel_tol, abs_tol=abs_tol))
+
+
+def _reference(answer: str, *, percent: Literal["fraction", "number"]) -> Quantity:
+    found = parse_quantity(answer, percent=percent)
+    if found is None:
+        raise ValueError(f"the reference answer {answer[:_LONGEST]!r} is not a number")
+    return found
+
+
+def _is_near(found: Fraction, reference: Fraction, *, rel_tol: float, abs_tol: float) -> bool:
+    return abs(found - reference) <= max(Fraction(rel_tol) * abs(reference), Fraction(abs_tol))
 
 
 def parse_quantity(

@@ -9,7 +9,7 @@ Frozen dataclasses of NumPy arrays, strings and ints; they cross process boundar
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -48,6 +48,20 @@ class Prompt:
     row: Mapping[str, object]
     source: str | None = None
     messages: Sequence[Mapping[str, str]] | None = None
+
+    def reward_input(self, completion: str, *, stop_reason: StopReason, tags: Tags) -> RewardInput:
+        """What reward functions are given for a completion of the prompt."""
+        return RewardInput(
+            prompt=self.text,
+            completion=completion,
+            stop_reason=stop_reason,
+            answer=self.answer,
+            row=self.row,
+            tags=tags,
+            source=self.source,
+            messages=self.messages,
+            prompt_id=self.id,
+        )
 
 
 @dataclass(frozen=True)
@@ -190,6 +204,10 @@ class Completion:
         versions = [span.version for span in self.version_spans]
         counts = [span.tokens for span in self.version_spans]
         return np.repeat(np.array(versions, np.int32), counts)
+
+
+Report = Callable[[Sequence[Completion]], None]
+"""Receives rollouts that have ended."""
 
 
 @dataclass

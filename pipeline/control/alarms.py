@@ -3,7 +3,8 @@
 A rule is a function in `RULES` and a table in `configs/alarms.py`. The function returns the values
 that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
 are not known. It is evaluated once in a step, as soon as its metrics are there: before the update
-those of rollouts, after it those of the learner.
+those of rollouts, so that bad rewards stop the run before they are learned; after it those of the
+learner.
 
 An alarm is raised in the last of `steps` consecutive steps beyond the threshold, and again only
 after a step that is not beyond it. Steps without a value neither count nor interrupt.
@@ -17,13 +18,10 @@ from itertools import islice
 from statistics import fmean
 from typing import Any
 
-from configs.alarms import Action
+from configs.alarms import START_STEPS, Action
 from configs.schema import Config
 from pipeline.contracts.decisions import JournalEntry
 from pipeline.contracts.evaluations import mean_of
-
-START_STEPS = 10
-"""GRPO steps with which `variance_gone` compares."""
 
 _ACTIONS: Mapping[Action, str] = {
     "checkpoint": "; a checkpoint follows",
@@ -290,11 +288,10 @@ class AlarmWatch:
         return tuple(alarms)
 
     def _recorded(self, metrics: Mapping[str, float]) -> list[dict[str, float]]:
-        """The kept metrics of all steps, with those of this step."""
+        """The kept metrics of all steps, with those of this step, which all precede its update."""
         kept = {name: metrics[name] for name in self._kept if name in metrics}
-        if self._rows and self._rows[-1]["step"] == kept["step"]:
-            self._rows[-1] |= kept
-        elif len(kept) > 1:
+        is_new = not self._rows or self._rows[-1]["step"] != kept["step"]
+        if is_new and len(kept) > 1:
             self._rows.append(kept)
         return self._rows
 

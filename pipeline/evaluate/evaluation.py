@@ -10,7 +10,7 @@ The result depends only on prompts, protocol and policy, not on batch size, padd
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,12 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
     StopReason,
 )
-from pipeline.evaluate.score_statistics import ScoreChange, compare_scores, measure_scores
+from pipeline.evaluate.score_statistics import (
+    ScoreChange,
+    compare_scores,
+    mean_score,
+    measure_scores,
+)
 from pipeline.evaluate.significance import (
     Accuracy,
     PairedChange,
@@ -148,7 +153,7 @@ class Evaluation:
     @property
     def mean(self) -> float | None:
         """Mean of the metric; None if no answer has a value."""
-        return self.accuracy.accuracy if self._is_exact else measure_scores(self.scores).score
+        return self.accuracy.accuracy if self._is_exact else mean_score(self.scores)
 
     def first(self, prompts: int) -> Evaluation:
         """The answers to the first `prompts` prompts."""
@@ -330,8 +335,10 @@ def judge(
         raise ValueError(
             f"{len(completions)} completions are not those of {len(prompts)} prompts in their order"
         )
+    scores: Sequence[Rollout | None]
+    scores = scored if metric != EXACT_ANSWER else [None] * len(completions)
     answers = []
-    for (prompt, sample), completion in zip(requested, completions, strict=True):
+    for (prompt, sample), completion, one in zip(requested, completions, scores, strict=True):
         text, reference = maker.text_of(completion), prompt.answer
         found = correct = None
         if reference is not None:
@@ -348,21 +355,21 @@ def judge(
                 well_formed=is_well_formed(text, stop_reason=completion.stop_reason, tags=tags),
                 stop_reason=completion.stop_reason,
                 num_tokens=len(completion.tokens),
+                **({} if one is None else _scores(one, metric)),
             )
         )
-    if metric != EXACT_ANSWER:
-        answers = [
-            replace(
-                answer,
-                rewards=one.rewards,
-                score=one.reward if metric == WEIGHTED_SUM else one.rewards[metric],
-                errors={
-                    name: f"{error.cause}: {error.message}" for name, error in one.errors.items()
-                },
-            )
-            for answer, one in zip(answers, scored, strict=True)
-        ]
     return Evaluation(tuple(answers), metric)
+
+
+def _scores(rollout: Rollout, metric: str) -> dict[str, Any]:
+    """The fields of an answer that only reward metrics have."""
+    return {
+        "rewards": rollout.rewards,
+        "score": rollout.reward if metric == WEIGHTED_SUM else rollout.rewards[metric],
+        "errors": {
+            name: f"{error.cause}: {error.message}" for name, error in rollout.errors.items()
+        },
+    }
 
 
 def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:

@@ -71,12 +71,16 @@ class ScoreChange:
     n: int
 
 
+def mean_score(scores: np.ndarray) -> float | None:
+    """Mean score; None if no prompt has one."""
+    found = _known(_of_prompts(scores))
+    return float(found.mean()) if len(found) else None
+
+
 def measure_scores(scores: np.ndarray) -> MeanScore:
-    """Mean score with the interval of `mean_interval`."""
-    found = _of_prompts(scores)
-    found = found[~np.isnan(found)]
-    mean = float(found.mean()) if len(found) else None
-    return MeanScore(score=mean, n=len(found), ci95=_interval(found))
+    """Mean score with the interval of `mean_interval`, which takes seconds for many prompts."""
+    found = _known(_of_prompts(scores))
+    return MeanScore(score=mean_score(scores), n=len(found), ci95=_interval(found))
 
 
 def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
@@ -92,8 +96,7 @@ def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
         raise ValueError(
             f"scores of shapes {before.shape} before and {after.shape} after are no pairs"
         )
-    found = _of_prompts(after) - _of_prompts(before)
-    found = found[~np.isnan(found)]
+    found = _known(_of_prompts(after) - _of_prompts(before))
     p, test = sign_flip_test(found) if len(found) else (None, "none")
     return ScoreChange(
         difference=float(found.mean()) if len(found) else None,
@@ -181,6 +184,10 @@ def _of_prompts(scores: np.ndarray) -> np.ndarray:
     count = has.sum(axis=1)
     totals = np.where(has, scores, 0.0).sum(axis=1)
     return np.where(count, totals / np.maximum(count, 1), np.nan)
+
+
+def _known(values: np.ndarray) -> np.ndarray:
+    return values[~np.isnan(values)]
 
 
 def _interval(values: np.ndarray) -> tuple[float, float] | None:

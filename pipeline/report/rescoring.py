@@ -33,7 +33,7 @@ class Rescored:
         before: recorded values of the parts and the numbers that they return by name, and the
             weighted sum as `SUM`; None: no value.
         after: the same, scored again.
-        errors: of parts that failed when scored again.
+        errors: of parts, and of the weighted sum, that failed when scored again.
     """
 
     step: int

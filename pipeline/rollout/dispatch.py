@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from itertools import groupby
 from typing import Any
 
 from configs.rollout import min_finished
-from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
+from pipeline.contracts.rollouts import Completion, DecodeWork, Report, RolloutRequest
 from pipeline.contracts.workers import Sampler
 
-Report = Callable[[Sequence[Completion]], None]
-"""Receives rollouts that have ended."""
 REPORT_S = 0.1
 """Seconds between two questions to a sampler for the rollouts that have ended."""
 

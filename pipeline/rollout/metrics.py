@@ -5,7 +5,6 @@
     reward/excluded_share               rollouts without a reward; reward/excluded/CAUSE by cause
     reward/errors                       scores that failed, of all parts
     reward/PART                         mean of a part; reward/PART/NAME of its named numbers
-    reward/PART_errors                  rollouts for which the part failed
     reward_parts/PART/STATISTIC:
         std, q05, q50, q95              of its values
         at_min, at_max                  rollouts at the lowest and the highest value of the step
@@ -77,7 +76,7 @@ def step_metrics(
 
 @np.errstate(over="ignore", invalid="ignore")
 def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Share of excluded rollouts, mean and deviation of the sum, means and errors of parts."""
+    """Share of excluded rollouts, mean and deviation of the sum, means of parts."""
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     metrics = {f"{prefix}/excluded_share": 1 - len(rewards) / len(rollouts)}
     if rewards:
@@ -86,16 +85,13 @@ def _reward_metrics(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float
         scored = _numbers([rollout.rewards[name] for rollout in rollouts])
         if scored:
             metrics[f"{prefix}/{name}"] = _mean(scored)
-        failed = sum(name in rollout.errors for rollout in rollouts)
-        metrics[f"{prefix}/{name}_errors"] = float(failed)
     return metrics
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
     """Named numbers, causes of exclusion, and statistics of the sum and its parts."""
-    names = [rollout.completion.name for rollout in rollouts]
-    groups = Groups([(name.phase, name.step, name.prompt_id) for name in names])
+    groups = Groups([rollout.completion.name.group for rollout in rollouts])
     parts = _part_names(rollouts)
     values = _series([[rollout.rewards[part] for part in parts] for rollout in rollouts])
     (reward,) = _series([[rollout.reward] for rollout in rollouts])

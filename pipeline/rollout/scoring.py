@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 
 from configs.schema import Config, Rewards
@@ -27,23 +27,12 @@ def reward_inputs(
     tags: Tags,
 ) -> list[RewardInput]:
     """The input of the reward functions for each completion."""
-    inputs = []
-    for completion in completions:
-        prompt = prompts[completion.name.prompt_id]
-        inputs.append(
-            RewardInput(
-                prompt=prompt.text,
-                completion=maker.text_of(completion),
-                stop_reason=completion.stop_reason,
-                answer=prompt.answer,
-                row=prompt.row,
-                tags=tags,
-                source=prompt.source,
-                messages=prompt.messages,
-                prompt_id=prompt.id,
-            )
+    return [
+        prompts[completion.name.prompt_id].reward_input(
+            maker.text_of(completion), stop_reason=completion.stop_reason, tags=tags
         )
-    return inputs
+        for completion in completions
+    ]
 
 
 SUM = "weighted sum"
@@ -172,20 +161,41 @@ def score_rollouts(
     return rollouts, stats
 
 
+@dataclass(frozen=True)
+class Scores:
+    """The scores of one rollout by itself; the fields are those of `Rollout`."""
+
+    rewards: Mapping[str, float | None]
+    reward: float | None
+    errors: Mapping[str, RewardError]
+    excluded: str | None
+
+
 def score_one(
-    completion: Completion, given: RewardInput, parts: Mapping[str, Outcome], config: Config
+    completion: Completion, given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
 ) -> Rollout:
     """The rollout with its parts and their weighted sum, without an advantage.
 
     Other rollouts have no influence: neither `on_error = "group"` nor `rewards.shuffle` applies.
     """
-    parts, rollout = dict(parts), config.rollout
+    scores = score_parts(outcomes, num_tokens=len(completion.tokens), config=config)
+    return Rollout(completion, given, advantage=0.0, **vars(scores))
+
+
+def score_parts(outcomes: Mapping[str, Outcome], *, num_tokens: int, config: Config) -> Scores:
+    """The parts, the one of `rollout.overlong_tokens` included, and their weighted sum.
+
+    Args:
+        outcomes: of the reward functions, by name.
+        num_tokens: number of sampled tokens.
+        config: weights, and the token limits.
+    """
+    parts, rollout = dict(outcomes), config.rollout
     weights = config.reward_weights
     if rollout.overlong_tokens:
-        length = len(completion.tokens)
         parts[OVERLONG] = Outcome(
             overlong_punishment(
-                length, budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
+                num_tokens, budget=rollout.max_new_tokens, tokens=rollout.overlong_tokens
             )
         )
     errors = {name: part.error for name, part in parts.items() if part.error is not None}
@@ -200,7 +210,7 @@ def score_one(
     for name, part in parts.items():
         values[name] = part.value
         values |= {f"{name}{NAME_SEPARATOR}{key}": one for key, one in part.named.items()}
-    return Rollout(completion, given, values, reward, 0.0, errors=errors, excluded=excluded)
+    return Scores(values, reward, errors, excluded)
 
 
 def _exclude_group(group: list[Rollout], rewards: Rewards) -> list[Rollout]:

@@ -17,7 +17,7 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
-from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
+from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
 from pipeline.contracts.workers import Learner, ResizableLearner, ResizableSampler, Sampler, Scorer
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
@@ -176,7 +176,7 @@ class Workers:
         temperature: float,
         cut_off: float | None = None,
         deadline: WorkDeadline | None = None,
-        report: dispatch.Report | None = None,
+        report: Report | None = None,
     ) -> tuple[list[Completion], DecodeWork]:
         """One completion per request, in their order, under the published adapter.
 

@@ -25,7 +25,7 @@ from pipeline.contracts.evaluations import (
 )
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.rollout_records import rollout_records
-from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
+from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from rewards.base import RewardError
 
@@ -277,10 +277,7 @@ class Records:
             (entry["step"], _evaluation_metrics(entry["name"], entry))
             for entry in self.folder.valid_entries("evaluated")
         ]
-        rows += [
-            (entry["after_step"] + 1, {CHANGED: 1.0})
-            for entry in self.folder.events(REWARDS_CHANGED)
-        ]
+        rows += [(step + 1, {CHANGED: 1.0}) for step in self.folder.reward_changes]
         return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:

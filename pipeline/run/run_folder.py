@@ -411,6 +411,20 @@ class RunFolder:
         return found
 
     @property
+    def reward_changes(self) -> list[int]:
+        """Steps after which the rewards changed, ascending; raises as `entries`.
+
+        A resume after an earlier step does not undo a change: it then holds from that step on.
+        """
+        found: set[int] = set()
+        for entry in self.entries():
+            if entry["event"] == REWARDS_CHANGED:
+                found.add(entry["after_step"])
+            elif entry["event"] == RESUMED:
+                found = {min(step, entry["step"]) for step in found}
+        return sorted(found)
+
+    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of all steps, oldest first.
 

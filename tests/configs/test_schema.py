@@ -312,3 +312,12 @@ def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
 def test_the_metric_is_the_weighted_sum_or_a_part(small: Path, settings: str) -> None:
     assert load(small, settings).eval.uses_rewards
     assert not load(small).eval.uses_rewards
+
+
+def test_a_single_process_replaces_the_workers_of_each_part(small: Path) -> None:
+    functions = '[{name="a",function="f.py:a",workers=8},{name="b",function="f.py:b"}]'
+    rewards = load(small, f"rewards.functions={functions}; .workers=4").rewards
+    single = rewards.single_process()
+    assert [part.workers for part in single.functions] == [1, 1]
+    assert [part.name for part in single.functions] == ["a", "b"]
+    assert [part.workers for part in rewards.functions] == [8, None]

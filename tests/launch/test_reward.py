@@ -188,12 +188,18 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
     assert finding(figures, "case")["what"] == (
         "case 'far': the weighted sum is 0.111111, expected 0.25"
     )
-    write_rows(config.parent / "cases.jsonl", [*lines, "[]", case("near", "", 1, row=99)])
+    wrong = [
+        *("[]", case("near", "", 1, row=99), case("part", "", {"closenes": 1})),
+        case("key", "", 1, xyz=1),
+    ]
+    write_rows(config.parent / "cases.jsonl", [*lines, *wrong])
     capsys.readouterr()
     assert main([str(config), functions("closeness"), "--cases=cases.jsonl"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "cases.jsonl:5: a list, not an object",
         "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
+        "cases.jsonl:7: expect: no part is named 'closenes'; nearest: 'closeness'",
+        "cases.jsonl:8: unknown key 'xyz'; there are: name, completion, row, expect, stop_reason",
     ]
 
 

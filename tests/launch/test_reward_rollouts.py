@@ -120,6 +120,15 @@ def test_steps_are_chosen_and_errors_fail(run: Path):
     assert "planted_rewards.py:" in error["first"]
 
 
+def test_a_sum_that_is_not_finite_is_an_error(run: Path):
+    huge = CLOSENESS.replace(" }", ", weight = 1.7e308 }")
+    figures = rescored(run, f"{huge}, {huge.replace('close', 'too', 1)}", "--steps=1", status=1)
+    # The answers 7 and 8 of 7, 8 and 90 are so close to 7 that the terms overflow.
+    assert figures["parts"]["weighted sum"]["after"]["n"] == 1
+    (error,) = figures["errors"]
+    assert (error["part"], error["cause"], error["count"]) == ("weighted sum", "not_finite", 2)
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -309,8 +309,8 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
     (metrics,) = run.folder.metrics
     assert metrics["reward/mean"] == pytest.approx(4 / 5)
     assert metrics["reward/excluded_share"] == 3 / 8
-    assert metrics["reward/correct_errors"] == 3
-    assert metrics["reward/format_errors"] == 0
+    assert metrics["reward_parts/correct/error_share"] == 3 / 8
+    assert metrics["reward_parts/format/error_share"] == 0
     assert metrics["groups/excluded_rollouts"] == 3
     assert (metrics["groups/mixed"], metrics["groups/all_equal"]) == (1, 1)
     assert run.folder.summary is not None

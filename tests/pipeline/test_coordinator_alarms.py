@@ -91,6 +91,25 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
         assert left_behind(resumed.folder) == left_behind(logged.folder)
 
 
+def test_invariant_7_steps_with_new_rewards_count_after_a_rollback_before_the_change(
+    tmp_path: Path,
+):
+    disk, script = Disk(), Script()
+    # Steps 5 and 6 are beyond the threshold.
+    rules: dict[str, Any] = {"length_correlation": {"above": 0.0, "steps": 2}}
+    script.on["learner.update 4"] = script.stop.set
+    first = alarmed(tmp_path, "log", disk=disk, script=script, **rules)
+    assert first.run() == "interrupted"
+    assert [row["step"] for row in first.folder.metrics] == [1, 2, 3, 4, 5]
+    # The five steps followed a rollback to step 0, which the rewards had changed before.
+    first.folder.journal("rewards_changed", after_step=9, changes=[])
+    first.folder.journal("resumed", step=0)
+    resumed = alarmed(tmp_path, "log", disk=disk, **rules)
+    assert resumed.run() == "finished"
+    last = [entry["rule"] for entry in resumed.events("alarm") if entry["step"] == 6]
+    assert last == ["all_equal", "length_correlation"]
+
+
 def test_a_checkpoint_follows_the_step_of_the_alarm(logged: Process, tmp_path: Path):
     run = alarmed(tmp_path, "checkpoint", disk=Disk())
     run.run()

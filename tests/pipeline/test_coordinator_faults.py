@@ -97,7 +97,7 @@ def test_a_part_of_weight_0_never_stops_a_run(tmp_path: Path):
     run = broken(Process(config, disk=Disk()), {0: 4})
     assert run.run() == "finished"
     (metrics,) = run.folder.metrics
-    assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (0.0, 4.0)
+    assert (metrics["reward/excluded_share"], metrics["reward/errors"]) == (0.0, 4.0)
     assert run.folder.summary is not None
     assert run.folder.summary["faults"]["reward_errors"] == 4
 

@@ -37,6 +37,7 @@ from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import (
     Completion,
     DecodeWork,
+    Report,
     RolloutName,
     RolloutRequest,
     StopReason,
@@ -45,8 +46,6 @@ from pipeline.contracts.speeds import Speeds
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
-Report = Callable[[Sequence[Completion]], None]
-"""Receives rollouts that have ended."""
 _UNBOUNDED_PREFILL_BELOW = 0.5
 """Share of busy slots below which `plan.prefill_tokens` does not bound prefills."""
 

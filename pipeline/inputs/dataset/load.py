@@ -66,12 +66,19 @@ class SplitSpec:
     @staticmethod
     def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> SplitSpec:
         """The settings of the source, with `data` and `prompt` as defaults."""
-        column, pattern = config.data.answer_column, config.data.answer_pattern
         if isinstance(source, NamedSource):
             maker = maker.with_template(source.template)
-            column = source.answer_column or column
-            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+        column, pattern = answer_settings(source, config.data)
         return SplitSpec(source, where, maker, column, pattern)
+
+
+def answer_settings(source: Source, data: Data) -> tuple[str, str | None]:
+    """Column and pattern of a source's reference answers, with those of `data` as defaults."""
+    column, pattern = data.answer_column, data.answer_pattern
+    if isinstance(source, NamedSource):
+        column = source.answer_column or column
+        pattern = pattern if source.answer_pattern is None else source.answer_pattern
+    return column, pattern
 
 
 def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
@@ -121,12 +128,10 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
     if data.validation is not None:
         sources["validation"] = data.validation
     for name, source in sources.items():
-        column, pattern, columns = data.answer_column, data.answer_pattern, prompts()
-        known = intact("data.answer_column", "data.answer_pattern")
+        known, columns = intact("data.answer_column", "data.answer_pattern"), prompts()
         if isinstance(source, NamedSource):
             columns, known = prompts(source.template), known or source.answer_column is not None
-            column = source.answer_column or column
-            pattern = pattern if source.answer_pattern is None else source.answer_pattern
+        column, pattern = answer_settings(source, data)
         columns = columns.with_answers(column, pattern=pattern) if known else columns
         check(setting_name(name), source, columns)
     if config.sft.train is not None:

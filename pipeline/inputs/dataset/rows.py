@@ -134,7 +134,7 @@ def _absent(row: Row, column: str) -> Malformed:
 def _text_problem(text: str) -> str | None:
     if not text.strip():
         return "is empty"
-    return None if _is_unicode(text) else "contains a lone surrogate"
+    return None if is_unicode(text) else "contains a lone surrogate"
 
 
 def refuse_malformed(
@@ -180,7 +180,8 @@ def _list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
         yield f"  and {len(malformed) - SHOWN_ROWS} more"
 
 
-def _is_unicode(text: str) -> bool:
+def is_unicode(text: str) -> bool:
+    """Whether a text has no lone surrogates."""
     try:
         text.encode()
     except UnicodeEncodeError:

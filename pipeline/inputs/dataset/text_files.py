@@ -11,7 +11,10 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline.inputs.dataset.rows import Malformed, Row
+from pipeline.inputs.dataset.rows import Malformed, Row, is_unicode
+
+_LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV value; the default of the module `csv` is 131,072."""
 
 Parsed = tuple[list[Row], list[Malformed]]
 """The rows and the malformed ones."""
@@ -72,8 +75,10 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
     skipped.
 
     Raises:
-        ValueError: if two columns share a name, or one has none.
+        ValueError: if two columns share a name, or one has none, or a quote is never closed: what
+            follows it would be one value.
     """
+    csv.field_size_limit(_LONGEST_FIELD)
     # Bytes that are not UTF-8 become surrogates, so that their rows are found.
     text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
@@ -86,6 +91,9 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         except StopIteration:
             break
         except csv.Error as error:
+            if "unexpected end" in str(error):
+                what = f"a quote in the row of line {number} is never closed"
+                raise ValueError(f'{what}; close it, or write "" for a quote in a value') from None
             malformed.append(Malformed(number, f"not CSV: {error}"))
             continue
         if not any(map(str.strip, values)):
@@ -95,7 +103,7 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         elif len(values) != len(names):
             what = f"has {len(values)} values for {len(names)} columns"
             malformed.append(Malformed(number, what))
-        elif not all(map(_is_unicode, values)):
+        elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
         else:
             rows.append(Row(number, dict(zip(names, values, strict=True))))
@@ -126,7 +134,3 @@ def _column_names(values: list[str]) -> list[str]:
     if repeated:
         raise ValueError(f"the first line repeats the column names {', '.join(repeated)}")
     return names
-
-
-def _is_unicode(text: str) -> bool:
-    return not any("\ud800" <= character <= "\udfff" for character in text)

@@ -18,6 +18,7 @@ from pipeline.evaluate.score_statistics import (
     ScoreChange,
     compare_scores,
     mean_interval,
+    mean_score,
     measure_scores,
     sign_flip_test,
 )
@@ -69,7 +70,7 @@ def test_an_interval_lies_within_the_scores_and_moves_with_them(scores: list[flo
 def test_samples_of_a_prompt_are_averaged_first_without_those_that_have_no_score():
     scores = np.array([[0.0, 1.0, 2.0], [4.0, NONE, NONE], [NONE, 1.0, 3.0], [NONE, NONE, NONE]])
     found = measure_scores(scores)
-    assert found.score == pytest.approx((1 + 4 + 2) / 3)
+    assert found.score == mean_score(scores) == pytest.approx((1 + 4 + 2) / 3)
     assert found.n == 3
     assert found == measure_scores(np.array([[1.0], [4.0], [2.0]]))
     # Copies of a sample add no information.

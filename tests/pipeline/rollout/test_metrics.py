@@ -80,9 +80,7 @@ def test_a_steps_metrics(config: Config):
         "reward/excluded/raised": 0.2,
         "reward/excluded/not_applicable": 0.2,
         "reward/correct": pytest.approx(0.5),
-        "reward/correct_errors": 1.0,
         "reward/format": 0.5,
-        "reward/format_errors": 0.0,
         "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
         "rollout/tokens_max": 7.0,
         "rollout/ended_share": 0.8,
@@ -157,10 +155,20 @@ def test_a_part_that_never_applies_has_no_statistics(tmp_path: Path):
     metrics = step_metrics(several, STATS, config)
     assert metrics["reward_parts/format/variance_share"] == pytest.approx(0.01 / 1.01)
     assert {name: value for name, value in metrics.items() if "overlong" in name} == {
-        "reward/overlong_errors": 0.0,
         "reward_parts/overlong/none_share": 1.0,
         "reward_parts/overlong/error_share": 0.0,
     }
+
+
+def test_a_part_may_be_named_like_another_ones_errors(tmp_path: Path):
+    parts = [{"name": name, "function": "f.py:f"} for name in ("correct", "correct_errors")]
+    config = make_config(tmp_path, rewards={"functions": parts})
+    one = replace(
+        ROLLOUTS[0], rewards={"correct": None, "correct_errors": 0.5}, errors={"correct": FAILED}
+    )
+    metrics = step_metrics([one], STATS, config)
+    assert metrics["reward/correct_errors"] == 0.5
+    assert metrics["reward_parts/correct/error_share"] == 1.0
 
 
 def test_named_numbers_have_their_mean_only(config: Config):
@@ -200,18 +208,14 @@ def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):
         "reward/more/std": 0.0,
         "reward/more/excluded_share": 0.5,
         "reward/more/correct": 0.0,
-        "reward/more/correct_errors": 1.0,
         "reward/more/format": 0.5,
-        "reward/more/format_errors": 0.0,
         "rollout/more/count": 2.0,
         "rollout/more/tokens_mean": 1.5,
         "reward/train/mean": 1.25,
         "reward/train/std": 0.25,
         "reward/train/excluded_share": 0.0,
         "reward/train/correct": 0.75,
-        "reward/train/correct_errors": 0.0,
         "reward/train/format": 0.5,
-        "reward/train/format_errors": 0.0,
         "rollout/train/count": 2.0,
         "rollout/train/tokens_mean": 5.5,
     }
@@ -224,7 +228,7 @@ def test_a_step_without_any_reward_has_metrics_too(config: Config):
     # An error is not a zero: without values there is no mean.
     absent = {"reward/mean", "reward/std", "reward/group_std", "reward/correct"}
     assert not absent & metrics.keys()
-    assert (metrics["reward/excluded_share"], metrics["reward/correct_errors"]) == (1.0, 1.0)
+    assert metrics["reward/excluded_share"] == metrics["reward_parts/correct/error_share"] == 1.0
 
 
 def test_a_step_without_rollouts_has_no_reward_metric(config: Config):

@@ -210,6 +210,16 @@ def test_a_new_run_has_no_changed_rewards(tmp_path: Path, config: Config):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_changed_rewards_hold_from_an_earlier_step_after_a_rollback(folder: RunFolder):
+    for step in (2, 5, 7):
+        folder.journal("rewards_changed", after_step=step)
+    assert folder.reward_changes == [2, 5, 7]
+    folder.journal("resumed", step=4)
+    assert folder.reward_changes == [2, 4]
+    folder.journal("resumed", step=9)
+    assert folder.reward_changes == [2, 4]
+
+
 def test_entries_since_an_event_are_those_after_the_last_one(folder: RunFolder):
     for step in (1, 2):
         folder.journal("evaluated", step=step)
