@@ -7,12 +7,12 @@ from pathlib import Path
 
 from configs.schema import Rewards
 from rewards.base import Outcome, RewardFacts, RewardInput
-from rewards.host import RewardHost
-from rewards.log import RewardLog
+from rewards.processes.host import RewardHost
+from rewards.processes.log import RewardLog
 
 
 class RewardActor:
-    """A `rewards.host.RewardHost`; a plain class that `actors.handles` runs as a Ray actor.
+    """A `RewardHost`; a plain class that `actors.handles` runs as a Ray actor.
 
     Args:
         rewards: functions, number of processes, limits.

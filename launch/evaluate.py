@@ -118,7 +118,7 @@ def prepare(
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.plan.search.fitting import first_sizes
     from pipeline.run.run_folder import RunFolder
-    from rewards.host import check
+    from rewards.processes.host import check
 
     folder = RunFolder.of(config).path
     is_run = (folder / "config.json").is_file()

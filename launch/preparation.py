@@ -29,7 +29,7 @@ from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
-from rewards.host import check
+from rewards.processes.host import check
 
 _FOLDER_SETTINGS = ("run.dir", "run.name")
 _DATA_SETTINGS = (

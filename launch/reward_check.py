@@ -17,11 +17,11 @@ from launch.preparation import Prepared, check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.report.reward_check import check_figures, check_lines, finding_lines
-from rewards.cases import Case, mismatches, parse_cases
-from rewards.findings import find
-from rewards.log import RewardLog
-from rewards.probes import Probe, make_probes
-from rewards.trial import Trial, count_scores, run_trial, started
+from rewards.checks.cases import Case, mismatches, parse_cases
+from rewards.checks.findings import find
+from rewards.checks.probes import Probe, make_probes
+from rewards.checks.trial import Trial, count_scores, run_trial, started
+from rewards.processes.log import RewardLog
 
 _DRY_RUN_ROWS = 8
 _CHARACTERS_PER_TOKEN = 4

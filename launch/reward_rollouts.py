@@ -20,8 +20,8 @@ from pipeline.rollout.scoring import SUM, score_parts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput, Tags
-from rewards.host import RewardHost
-from rewards.log import RewardLog
+from rewards.processes.host import RewardHost
+from rewards.processes.log import RewardLog
 
 _PREFIX = "step_"
 _CHUNK = 256

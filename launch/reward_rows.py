@@ -16,8 +16,8 @@ from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.chat import render, sole_column
 from pipeline.inputs.text.tokenizer import Tokenizer
 from rewards.base import RewardInput, Tags
-from rewards.cases import RowOf
-from rewards.probes import ProbeRow
+from rewards.checks.cases import RowOf
+from rewards.checks.probes import ProbeRow
 
 _LONGEST = 2**31
 

@@ -24,8 +24,8 @@ from pipeline.inputs.hub.hf_folder import read_config
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.inputs.hub.random_folder import write_random_weights
 from rewards.base import RewardInput, Tags
-from rewards.host import RewardHost
-from rewards.log import RewardLog
+from rewards.processes.host import RewardHost
+from rewards.processes.log import RewardLog
 
 SECONDS, CONCURRENCY = 0.5, 16
 """Seconds of a reward, and completions that are scored at a time."""

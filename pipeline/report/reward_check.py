@@ -10,9 +10,9 @@ from typing import Any
 from pipeline.report.plan_lines import table
 from pipeline.rollout.scoring import SUM
 from rewards.base import NAME_SEPARATOR
-from rewards.findings import Finding, speeds
-from rewards.probes import REFERENCE
-from rewards.trial import Scored, Trial
+from rewards.checks.findings import Finding, speeds
+from rewards.checks.probes import REFERENCE
+from rewards.checks.trial import Scored, Trial
 
 Figures = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def check_figures(
 
     Args:
         trial: the scores.
-        findings: from `rewards.findings` and `rewards.cases`.
+        findings: from `rewards.checks.findings` and `rewards.checks.cases`.
         rows: number of rows of the dataset.
         rollouts_per_step: for the forecast.
     """

@@ -5,7 +5,7 @@
     alone      the same, one by one, which also measures the time of a score
     again      the same once more
 
-A probe that failed is not repeated. `rewards.findings` says what the outcomes mean.
+A probe that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from random import Random
 
 from configs.task import Rewards
 from rewards.base import Outcome, RewardFacts
-from rewards.host import RewardHost
-from rewards.log import RewardLog
-from rewards.probes import Probe
+from rewards.checks.probes import Probe
+from rewards.processes.host import RewardHost
+from rewards.processes.log import RewardLog
 from rewards.weighting import combine
 
 REPEATED_ROWS = 4

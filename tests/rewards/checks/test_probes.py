@@ -9,10 +9,10 @@ import pytest
 from configs.task import RewardFunction, Rewards
 from rewards.answers import same_answer
 from rewards.base import RewardInput, Tags
-from rewards.findings import find
-from rewards.log import RewardLog
-from rewards.probes import ProbeRow, make_probes
-from rewards.trial import Trial, run_trial, started
+from rewards.checks.findings import find
+from rewards.checks.probes import ProbeRow, make_probes
+from rewards.checks.trial import Trial, run_trial, started
+from rewards.processes.log import RewardLog
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 

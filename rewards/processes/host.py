@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
-from rewards.log import RewardLog
-from rewards.process import ProcessEnded, RewardProcess
-from rewards.worker import TIMED_OUT, Settings
+from rewards.processes.log import RewardLog
+from rewards.processes.process import ProcessEnded, RewardProcess
+from rewards.processes.worker import TIMED_OUT, Settings
 
 MAX_FAILURES_IN_A_ROW = 3
 """Inputs that may fail twice in a row before those that wait are given up."""

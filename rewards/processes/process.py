@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 
 from rewards.base import RewardInput
-from rewards.worker import Settings, message
+from rewards.processes.worker import Settings, message
 
 Output = Callable[[int | None, str], None]
 """Receives the number of the input that is scored, if known, and what was printed."""
@@ -37,7 +37,7 @@ _CHUNK = 2**16
 _SETTLE_S = 0.3
 """Seconds for the last answers of a process that has ended, and for the stacks of one that will."""
 _EXIT_S = 10.0
-_RUN = "from rewards import worker; worker.run"
+_RUN = "from rewards.processes import worker; worker.run"
 _MARK = re.compile(rb"\x00(\d+)\x00")
 _PART_OF_MARK = re.compile(rb"\x00\d{0,20}\Z")
 

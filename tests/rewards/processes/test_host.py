@@ -16,8 +16,8 @@ import pytest
 
 from configs.schema import RewardFunction, Rewards
 from rewards.base import Outcome, RewardInput, Tags
-from rewards.host import MAX_FAILURES_IN_A_ROW, RewardHost, check
-from rewards.log import RewardLog
+from rewards.processes.host import MAX_FAILURES_IN_A_ROW, RewardHost, check
+from rewards.processes.log import RewardLog
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 TIMEOUT_S = 1.0

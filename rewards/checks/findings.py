@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.probes import EMPTY, REFERENCE, Kind
-from rewards.trial import Repeated, Trial
+from rewards.checks.probes import EMPTY, REFERENCE, Kind
+from rewards.checks.trial import Repeated, Trial
 
 SLOW_STEP_S = 30.0
 """Forecast seconds of a step's scores above which a part is called slow."""

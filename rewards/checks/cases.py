@@ -19,9 +19,9 @@ from typing import Any
 
 from configs.base import name_hint
 from rewards.base import Outcome, RewardInput
-from rewards.findings import Finding
-from rewards.probes import Probe
-from rewards.trial import Trial
+from rewards.checks.findings import Finding
+from rewards.checks.probes import Probe
+from rewards.checks.trial import Trial
 
 ABOVE = "above"
 _KEYS = ("name", "completion", "row", "expect", "stop_reason")

@@ -5,7 +5,7 @@
     wrong       a near miss in the expected format; must be below the reference
     hack        a completion that a careless reward function likes; must be below the reference
     noise       no answer at all; must be below the reference
-    case        a completion of the user; see `rewards.cases`
+    case        a completion of the user; see `rewards.checks.cases`
 
 The same rows and seed give the same probes. Rows without a reference answer get those probes that
 need none.
