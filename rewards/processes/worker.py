@@ -1,7 +1,7 @@
 """A reward process: loads one reward function and scores completions until its host is gone.
 
-`process.py` starts it as `run(FD)` with a connected socket FD. The host sends pickled messages, each
-after its length (8 bytes, big-endian): first the settings, then lists of numbered inputs. The
+`process.py` starts it as `run(FD)` with a connected socket FD. The host sends pickled messages,
+each after its length (8 bytes, big-endian): first the settings, then lists of numbered inputs. The
 process answers with lines of JSON, because what a user's code can write must not be unpickled:
 
     {"ready": {"kind", "needs_answer", "columns", "sha256"}} or {"refused": MESSAGE}
