@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -90,17 +91,28 @@ def prompt_lines(prepared: Prepared) -> Iterator[str]:
         yield f"its reference answer: {first.answer!r}"
 
 
-def dry_run_lines(prepared: Prepared) -> Iterator[str]:
-    """What fails in a short check of a run's rewards, as warnings."""
+def dry_run(prepared: Prepared) -> int:
+    """Prints what fails in a short check of a run's rewards, as warnings.
+
+    Returns:
+        The exit status: not 0 if a part has no score for any completion.
+    """
     config, data = prepared.config, prepared.data
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
-    if findings:
-        yield "rewards, tried on a few rows (python -m launch.reward CONFIG.toml shows more):"
-        yield from finding_lines([vars(one) | {"fails": False} for one in findings])
+    shown = f"rewards, tried on {len(probes)} completions"
+    print(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
+    lines = list(finding_lines([vars(one) | {"fails": False} for one in findings]))
+    print(*(lines or ["nothing fails"]), sep="\n", file=sys.stderr)
+    failed = [
+        name
+        for name in trial.weights
+        if all(one.outcomes[name].error is not None for one in trial.scored)
+    ]
+    return EXIT_MISTAKE if failed else 0
 
 
 async def _try(

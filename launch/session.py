@@ -244,7 +244,12 @@ async def _coordinate(
         else:
             traceback.print_exception(error)
         if is_kept:
-            print("the run failed; the same command continues from its last checkpoint", flush=True)
+            accept = isinstance(error, TrainingStopped)
+            remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
+            print(
+                f"the run failed; the same command continues from its last checkpoint{remedy}",
+                flush=True,
+            )
         return EXIT_FAILED
     finally:
         console.close()

@@ -144,13 +144,11 @@ def _run(command: CommandLine) -> int:
         queued_s = found.attempt(waited_s, config.budget, started=STARTED)
     prepared = prepare(config, extend=extend, accept=accept, waited_s=queued_s or 0.0, found=found)
     if command.flags.dry_run:
-        from launch.reward_check import dry_run_lines, prompt_lines
+        from launch.reward_check import dry_run, prompt_lines
 
         print(*prompt_lines(prepared), sep="\n", flush=True)
-        for line in dry_run_lines(prepared):
-            print(line, file=sys.stderr)
         print(config_to_json(config))
-        return 0
+        return dry_run(prepared)
     from launch.session import run_session
 
     return asyncio.run(run_session(prepared, started=STARTED))

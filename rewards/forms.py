@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import difflib
 import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -199,10 +200,13 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         and parameter.kind in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
     }
     takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
-    unknown = sorted(args.keys() - columns.keys())
-    if unknown and not takes_all:
-        known = ", ".join(columns) or "none"
-        raise ValueError(f"has no parameter {unknown[0]!r} for args.{unknown[0]}; it has {known}")
+    for name in sorted(args.keys() - columns.keys()):
+        nearest = difflib.get_close_matches(name, columns, n=1)
+        if nearest or not takes_all:
+            known = (
+                f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(columns) or 'none'}"
+            )
+            raise ValueError(f"has no parameter {name!r} for args.{name}; {known}")
     required = tuple(
         name
         for name, parameter in columns.items()
@@ -280,7 +284,10 @@ def _only(returned: object) -> object:
     """
     values = _as_list(returned)
     if values is None:
-        raise _WrongResult(f"returned a {type(returned).__name__}, not a list of 1 number")
+        raise _WrongResult(
+            f"returned a {type(returned).__name__}, not a list of 1 number; the parameter of a "
+            "function of one completion is named completion"
+        )
     if len(values) != 1:
         raise _WrongResult(f"returned {len(values)} values for 1 completion")
     return values[0]

@@ -46,6 +46,7 @@ def latex_answer(
         the expression of the question instead of its value ("2+3" where 5 is asked): scores 1,
         because both are equal; use `rewards.numeric:numeric_answer` where references are numbers.
         several answers in one ("$4$ or $5$"): are a set, which equals no single number.
+        a rounded value ("6.283185" for "2 pi"): scores 1; numbers are compared to six digits.
         an expression that takes for ever (`9^{9^{9^9}}`): is an error by time-out, which excludes
         the rollout instead of scoring it; the share of such errors is reported.
 

@@ -140,7 +140,7 @@ def parse_quantity(
     """
     if len(text) > _LONGEST:
         return None
-    text = text.translate(_MINUS).strip().rstrip(".")
+    text = text.translate(_MINUS).strip().strip("*_`").strip().rstrip(".")
     for latex, plain in _LATEX:
         text = latex.sub(plain, text)
     text = text.strip()

@@ -13,7 +13,7 @@ a score. Independent of Ray; needs a running event loop.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from rewards.processes.process import ProcessEnded, RewardProcess
 from rewards.processes.worker import TIMED_OUT, Settings
 
 MAX_FAILURES_IN_A_ROW = 3
-"""Inputs that may fail twice in a row before those that wait are given up."""
+"""Completions of a prompt, or prompts, that may fail in a row before others are given up."""
 START_TIMEOUT_S = 300.0
 """Time limit for a process to import its function."""
 _CHUNK = 256
@@ -137,7 +137,7 @@ class _Part:
         self._count = 0
         self._waiting: deque[_Job] = deque()
         self._alone: deque[_Job] = deque()
-        self._failed_in_a_row = 0
+        self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
         count = part.workers or rewards.workers
         self._processes: list[RewardProcess | None] = [None] * count
@@ -274,7 +274,7 @@ class _Part:
             return
         if found is not None:
             self._log.error(self.name, [job.given], found, trace)
-        self._failed_in_a_row = 0
+        self._failures.clear()
         job.finish(Outcome(value, found, named))
 
     def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
@@ -296,21 +296,31 @@ class _Part:
         self._wake.set()
 
     def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
+        """Fails a job; gives up those that would fail alike.
+
+        The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
+        up only this prompt, and those of several prompts all that wait.
+        """
         error = RewardError(cause, printable(problem))
         self._log.error(self.name, [job.given], error, "")
         job.finish(Outcome(None, error))
-        self._failed_in_a_row += 1
-        if self._failed_in_a_row < MAX_FAILURES_IN_A_ROW:
-            return
-        self._failed_in_a_row = 0
-        reason = f"given up after {MAX_FAILURES_IN_A_ROW} failures in a row: {problem}"
-        given_up, waiting = RewardError(cause, printable(reason)), [*self._alone, *self._waiting]
-        if waiting:
-            self._log.error(self.name, [other.given for other in waiting], given_up, "")
-        for other in waiting:
-            other.finish(Outcome(None, given_up))
-        self._alone.clear()
-        self._waiting.clear()
+        prompt = job.given.prompt_id
+        self._failures[prompt] += 1
+        if len(self._failures) >= MAX_FAILURES_IN_A_ROW:
+            self._give_up([*self._alone, *self._waiting], cause, f"prompts in a row: {problem}")
+        elif self._failures[prompt] >= MAX_FAILURES_IN_A_ROW:
+            own = [one for one in (*self._alone, *self._waiting) if one.given.prompt_id == prompt]
+            self._give_up(own, cause, f"completions of the prompt: {problem}")
+
+    def _give_up(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        self._failures.clear()
+        given_up = RewardError(
+            cause, printable(f"given up after failures of {MAX_FAILURES_IN_A_ROW} {problem}")
+        )
+        if jobs:
+            self._log.error(self.name, [job.given for job in jobs], given_up, "")
+        for job in jobs:
+            job.finish(Outcome(None, given_up))
 
     async def _started(self, index: int) -> RewardProcess:
         """A new process; see `RewardProcess.start`."""

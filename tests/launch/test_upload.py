@@ -158,7 +158,9 @@ def submit(folder: Path) -> Submit:
 
 
 def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
-    (folder / "mine.py").write_text("from helpers import late\ndef good(inputs): ...\n")
+    (folder / "mine.py").write_text(
+        "from helpers import late\ndef good(inputs): return [0.0 for _ in inputs]\n"
+    )
     done = submit("mine:good")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no Ray cluster answers at http://127.0.0.1:1" in done.stderr
@@ -166,7 +168,7 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     (folder / "mine.py").write_text(
         "from pathlib import Path\n"
         "WORDS = (Path(__file__).parent / 'words.txt').read_text()\n"
-        "def good(inputs): ...\n"
+        "def good(inputs): return [0.0 for _ in inputs]\n"
     )
     done = submit("mine:good")
     assert (done.returncode, done.stdout) == (2, "")
@@ -174,7 +176,7 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     assert "words.txt" in done.stderr
     # The job does not have the Python path of this shell.
     (folder / "elsewhere").mkdir()
-    (folder / "elsewhere/outside.py").write_text("def good(inputs): ...\n")
+    (folder / "elsewhere/outside.py").write_text("def good(inputs): return [0.0 for _ in inputs]\n")
     done = submit("outside:good")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rewards.functions: no module 'outside' in ")

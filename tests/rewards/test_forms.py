@@ -139,6 +139,9 @@ def test_a_function_cannot_change_what_others_see():
     assert CHAT.messages == ({"role": "user", "content": "ask"},)
 
 
+def takes_all(completion: str, *, scale: float = 1.0, **columns: Any) -> None: ...
+
+
 def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[int]) -> None: ...
 
 
@@ -152,7 +155,9 @@ def two_texts(text: str, answer: str) -> None: ...
         (lambda: 1.0, {}, "has the parameters none; write def f(completion, *, answer"),
         (two_texts, {}, "has the parameters text, answer; write def f(comple"),
         (needs_ids, {}, "needs 'completion_ids', which"),
-        (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; it has answer, le"),
+        (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
+        (of_columns, {"x": 1}, "has no parameter 'x' for args.x; it has answer, level, scale"),
+        (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
         (Within, {}, "constructing it with no arguments raises TypeError: "),
         (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),
         (dict, {}, "objects of the class cannot be called: it has no __call__; write def f("),
@@ -198,7 +203,8 @@ def test_invariant_6_only_the_failing_inputs_of_a_batch_fail():
 def test_invariant_6_results_of_a_wrong_shape_are_errors(returned: Any, message: str):
     for outcome in outcomes(recognise(lambda _: returned, {}), ONE, OTHER, ONE):
         assert outcome.error is not None
-        assert (outcome.error.cause, outcome.error.message) == ("invalid", message)
+        assert outcome.error.cause == "invalid"
+        assert outcome.error.message.startswith(message)
 
 
 def test_invariant_6_endless_recursion_and_base_exceptions_are_errors():

@@ -253,7 +253,7 @@ def test_invariant_6_the_inputs_of_a_batch_that_died_are_scored_one_by_one(
     assert noted(calls) == ["a,die,ccc", "a", "die", "ccc"]
 
 
-def test_invariant_6_inputs_that_wait_are_given_up_after_failures_in_a_row(
+def test_invariant_6_inputs_that_wait_are_given_up_after_several_prompts_failed(
     calls: Path, tmp_path: Path
 ):
     texts = ["die"] * (MAX_FAILURES_IN_A_ROW + 20)
@@ -262,7 +262,28 @@ def test_invariant_6_inputs_that_wait_are_given_up_after_failures_in_a_row(
     assert {error.cause for error in errors if error} == {"died"}
     assert None not in errors
     assert len(noted(calls)) < len(texts)
-    assert "given up after 3 failures in a row" in (errors[-1].message if errors[-1] else "")
+    assert "given up after failures of 3 prompts" in (errors[-1].message if errors[-1] else "")
+    assert "given up" in scored.log
+
+
+def test_invariant_6_a_bad_prompt_costs_no_other_prompt(calls: Path, tmp_path: Path):
+    async def run() -> list[Outcome]:
+        part = function(calls, "sample")
+        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
+        await host.start()
+        given = inputs("die", "a", "bb")
+        group = [given[0]] * 8 + [given[1]] * 4 + [given[2]] * 4
+        try:
+            return [row["sample"] for row in await host.score(group)]
+        finally:
+            await host.close()
+
+    outcomes = asyncio.run(run())
+    assert [outcome.value for outcome in outcomes] == [None] * 8 + [1.0] * 4 + [2.0] * 4
+    last = outcomes[7].error
+    assert last is not None
+    assert last.message.startswith("given up after failures of 3 completions of the prompt: ")
+    assert noted(calls).count("die") < 8
 
 
 def test_async_functions_score_several_at_a_time(calls: Path, tmp_path: Path):
