@@ -70,12 +70,15 @@ def measure(*, ahead: str) -> Figures:
         _write_model(folder / "model")
         (folder / "bench_rewards.py").write_text(_REWARDS)
         runs = {name: _run(folder, name, ahead=ahead) for name in ("instant", "slow")}
-    # The first step of a run finds nothing sampled ahead.
+    # The first step of a run finds nothing sampled ahead. With it only the whole step is measured.
+    parts = ("sample", "reward", "step") if ahead == "off" else ("step",)
     found = {
         f"{name}_{part}_s": statistics.median(step[f"time/{part}_s"] for step in steps[1:])
         for name, steps in runs.items()
-        for part in ("sample", "reward", "step")
+        for part in parts
     }
+    if ahead == "off":
+        found["more_s"] = found["slow_reward_s"] - found["instant_reward_s"]
     run_s = {
         name: steps[-1]["time/elapsed_s"] - steps[0]["time/elapsed_s"]
         for name, steps in runs.items()
@@ -83,7 +86,6 @@ def measure(*, ahead: str) -> Figures:
     first, second = ([step["rollout/tokens_mean"] for step in steps] for steps in runs.values())
     return {
         **found,
-        "more_s": found["slow_reward_s"] - found["instant_reward_s"],
         "run_ratio": run_s["slow"] / run_s["instant"],
         "rewards_alone_s": ROLLOUTS * SECONDS / CONCURRENCY,
         "equal": first == second,

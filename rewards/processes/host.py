@@ -177,6 +177,7 @@ class _Part:
             jobs.append(_Job(self._count, given, loop.create_future()))
         self._waiting += jobs
         self._wake.set()
+        self._top_up()
         return list(await asyncio.gather(*(job.outcome for job in jobs)))
 
     async def close(self) -> None:
@@ -205,6 +206,17 @@ class _Part:
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
+
+    def _top_up(self) -> None:
+        """Sends waiting inputs to the processes of an async function that score and have room."""
+        for process, scored in zip(self._processes, self._open, strict=True):
+            # One that is fresh repeats an input alone.
+            if process is None or process.fresh or process.dumps or not scored:
+                continue
+            more = self._take(alone=False, room=self._async_room - len(scored))
+            if more:
+                process.send([(job.number, job.given) for job in more])
+                scored |= {job.number: job for job in more}
 
     def _take(self, *, alone: bool, room: int | None = None) -> list[_Job]:
         """The next jobs for a process; those that nobody waits for are dropped."""
@@ -236,11 +248,7 @@ class _Part:
             process.send([(job.number, job.given) for job in jobs])
             while open_jobs:
                 await self._receive(process, open_jobs)
-                room = self._async_room - len(open_jobs)
-                if not alone and room > 0:
-                    more = self._take(alone=False, room=room)
-                    process.send([(job.number, job.given) for job in more])
-                    open_jobs |= {job.number: job for job in more}
+                self._top_up()
         except TimeoutError:
             await process.dump()
             problem: tuple[Cause, str] = "timed_out", f"took longer than {self._timeout_s:g} s"

@@ -292,6 +292,24 @@ def test_async_functions_score_several_at_a_time(calls: Path, tmp_path: Path):
     assert [row["meets"].value for row in scored.outcomes] == [1.0] * 4
 
 
+def test_an_async_process_takes_what_comes_while_it_scores(calls: Path, tmp_path: Path):
+    async def run() -> list[dict[str, Outcome]]:
+        host = RewardHost(
+            Rewards(functions=(function(calls, "meets", concurrency=4),)),
+            log=RewardLog(tmp_path / "log"),
+        )
+        await host.start()
+        try:
+            # The first three wait in the process for a fourth.
+            first = asyncio.create_task(host.score(inputs(*"abc")))
+            await asyncio.sleep(0)
+            return [*await host.score(inputs("d")), *await first]
+        finally:
+            await host.close()
+
+    assert asyncio.run(run()) == [{"meets": Outcome(1.0)}] * 4
+
+
 def test_invariant_6_an_async_call_that_hangs_is_repeated_once(calls: Path, tmp_path: Path):
     parts = [function(calls, "waits", concurrency=2, timeout_s=1.0)]
     scored = score(parts, "a", "hang", "b", "c", log=tmp_path / "log")
