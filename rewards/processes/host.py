@@ -202,7 +202,7 @@ class _Part:
             try:
                 await self._score(index, jobs, alone=alone)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
-                for job in jobs:
+                for job in (*jobs, *self._open[index].values()):
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
