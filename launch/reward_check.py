@@ -105,8 +105,8 @@ def dry_run(prepared: Prepared) -> int:
     findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
     shown = f"rewards, tried on {len(probes)} completions"
     print(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
-    lines = list(finding_lines([vars(one) | {"fails": False} for one in findings]))
-    print(*(lines or ["nothing fails"]), sep="\n", file=sys.stderr)
+    for line in finding_lines([vars(one) | {"fails": False} for one in findings]):
+        print(line, file=sys.stderr)
     failed = [
         name
         for name in trial.weights

@@ -23,7 +23,8 @@ import copy
 import difflib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import typing
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
@@ -200,13 +201,8 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         and parameter.kind in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
     }
     takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
-    for name in sorted(args.keys() - columns.keys()):
-        nearest = difflib.get_close_matches(name, columns, n=1)
-        if nearest or not takes_all:
-            known = (
-                f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(columns) or 'none'}"
-            )
-            raise ValueError(f"has no parameter {name!r} for args.{name}; {known}")
+    _check_names(args, columns, takes_all=takes_all)
+    _check_values(call, args)
     required = tuple(
         name
         for name, parameter in columns.items()
@@ -226,6 +222,50 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         required,
         takes_all,
     )
+
+
+def _check_names(
+    args: Mapping[str, object], parameters: Collection[str], *, takes_all: bool
+) -> None:
+    """Refuses arguments that are no parameters, or that look like one and reach `**columns`."""
+    for name in sorted(args.keys() - set(parameters)):
+        nearest = difflib.get_close_matches(name, parameters, n=1)
+        if nearest or not takes_all:
+            known = f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(parameters)}"
+            raise ValueError(f"has no parameter {name!r} for args.{name}; {known}")
+
+
+def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
+    """Refuses arguments that do not suit the annotations `Literal`, `str`, `int`, `float`, `bool`.
+
+    Other annotations, and those that cannot be read, accept everything.
+    """
+    try:
+        hints = typing.get_type_hints(call)
+    except Exception:  # noqa: BLE001 - annotations of a user may be anything
+        return
+    for name, value in args.items():
+        hint = hints.get(name)
+        if typing.get_origin(hint) is Literal:
+            options = typing.get_args(hint)
+            if value not in options:
+                nearest = difflib.get_close_matches(f"{value}", map(str, options), n=1, cutoff=0.0)
+                raise ValueError(
+                    f"args.{name} = {value!r}: nearest valid: {nearest[0]!r}, of {options}"
+                )
+        for kind, accepted in _PLAIN.items():
+            is_odd = isinstance(value, bool) and kind is not bool
+            if hint is kind and (is_odd or not isinstance(value, accepted)):
+                raise ValueError(f"args.{name} = {value!r}: the function expects {kind.__name__}")
+
+
+_PLAIN: Mapping[type, tuple[type, ...]] = {
+    float: (int, float),
+    int: (int,),
+    str: (str,),
+    bool: (bool,),
+}
+"""Types of values that suit an annotation; a bool suits `bool` only."""
 
 
 def _construct(cls: type, args: Mapping[str, object]) -> object:

@@ -272,7 +272,9 @@ def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
     before = everything_below(request_path.parent)
     assert train.main([str(request_path), "--dry-run"]) == 0
     shown = capsys.readouterr()
-    assert shown.err == ""
+    tried, result = shown.err.splitlines()
+    assert tried.startswith("rewards, tried on 1")
+    assert result == "nothing is wrong"
     assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out
     parts = functions("any_number", "fails_on_empty", "short_is_good")
     assert train.main([str(request_path), parts, "--dry-run"]) == 0

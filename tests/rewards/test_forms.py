@@ -13,6 +13,7 @@ import pytest
 
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.forms import Form, recognise
+from rewards.numeric import numeric_answer
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 ONE = RewardInput("ask?", "says", "eos", "33", {"question": "ask", "level": 2}, TAGS, prompt_id=4)
@@ -38,6 +39,11 @@ def test_a_sample_function_gets_the_columns_that_it_names():
     form = recognise(of_columns, {"scale": 2.0})
     assert (form.kind, form.needs_answer, form.columns) == ("sample", True, ("level",))
     assert values(form, ONE, OTHER) == [2 * (4 + 2 + 33), 2 * (3 + 5 + 4)]
+
+
+def test_arguments_that_suit_their_annotations_are_accepted():
+    recognise(of_columns, {"scale": 2})
+    recognise(numeric_answer, {"extraction": "boxed", "rel_tol": 0})
 
 
 def test_a_sample_function_may_take_all_columns_and_what_else_it_names():
@@ -158,6 +164,13 @@ def two_texts(text: str, answer: str) -> None: ...
         (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
         (of_columns, {"x": 1}, "has no parameter 'x' for args.x; it has answer, level, scale"),
         (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
+        (of_columns, {"scale": "2"}, "args.scale = '2': the function expects float"),
+        (of_columns, {"scale": True}, "args.scale = True: the function expects float"),
+        (
+            numeric_answer,
+            {"extraction": "boxd"},
+            "args.extraction = 'boxd': nearest valid: 'boxed'",
+        ),
         (Within, {}, "constructing it with no arguments raises TypeError: "),
         (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),
         (dict, {}, "objects of the class cannot be called: it has no __call__; write def f("),
