@@ -95,7 +95,7 @@ def dry_run(prepared: Prepared) -> int:
     """Prints what fails in a short check of a run's rewards, as warnings.
 
     Returns:
-        The exit status: not 0 if a part has no score for any completion.
+        The exit status: not 0 if a weighted part has no score for any completion.
     """
     config, data = prepared.config, prepared.data
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
@@ -109,8 +109,8 @@ def dry_run(prepared: Prepared) -> int:
         print(line, file=sys.stderr)
     failed = [
         name
-        for name in trial.weights
-        if all(one.outcomes[name].error is not None for one in trial.scored)
+        for name, weight in trial.weights.items()
+        if weight and all(one.outcomes[name].error is not None for one in trial.scored)
     ]
     return EXIT_MISTAKE if failed else 0
 
