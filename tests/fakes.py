@@ -42,7 +42,7 @@ from pipeline.rollout.workers import Workers
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
-from rewards.base import Outcome, RewardInput
+from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.forms import recognise
 from rewards.resolve import resolve
 
@@ -457,6 +457,9 @@ class FakeScorer:
             for name, form in self.forms.items()
         }
         return [{name: parts[name][row] for name in parts} for row in range(len(inputs))]
+
+    async def start(self) -> list[RewardFacts]:
+        return []
 
     async def notices(self) -> list[str]:
         return []

@@ -227,14 +227,6 @@ def test_two_rehearsals_at_once_are_refused(tmp_path: Path):
 # --- the command
 
 
-class Scorer(FakeScorer):
-    async def start(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class FakeRunActors:
     """Stands in for `actors.handles.RunActors`."""
@@ -305,7 +297,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     script = Script()
 
     def spawn(config: Config) -> FakeRunActors:
-        return FakeRunActors([Sampler(script)], Learner(script), Scorer(script, config))
+        return FakeRunActors([Sampler(script)], Learner(script), FakeScorer(script, config))
 
     monkeypatch.setattr(RunActors, "spawn", spawn)
     return script
