@@ -111,7 +111,7 @@ def test_the_overlong_part_is_scored_again(run: Path):
 
 
 def test_steps_are_chosen_and_errors_fail(run: Path):
-    failing = CLOSENESS.replace(" }", ', args = { scale = 0.0 } }')
+    failing = CLOSENESS.replace(" }", ", args = { scale = 0.0 } }")
     figures = rescored(run, failing, "--steps=2:", status=1)
     assert figures["steps"] == [2]
     (error,) = figures["errors"]

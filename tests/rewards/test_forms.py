@@ -42,8 +42,9 @@ def test_a_sample_function_gets_the_columns_that_it_names():
 
 
 def test_arguments_that_suit_their_annotations_are_accepted():
-    recognise(of_columns, {"scale": 2})
-    recognise(numeric_answer, {"extraction": "boxed", "rel_tol": 0})
+    assert values(recognise(of_columns, {"scale": 2}), ONE) == [2 * (4 + 2 + 33)]
+    form = recognise(numeric_answer, {"extraction": "boxed", "rel_tol": 0})
+    assert values(form, replace(ONE, completion="\\boxed{33}")) == [1.0]
 
 
 def test_a_sample_function_may_take_all_columns_and_what_else_it_names():
