@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +49,17 @@ def test_the_examples_of_the_docstrings_are_true(name: str) -> None:
     found = doctest.testmod(module, extraglobs=names, optionflags=flags, report=True)
     assert found.failed == 0
     assert found.attempted > 0
+
+
+def test_the_first_example_of_the_documentation_tells_answers_apart() -> None:
+    text = (Path(__file__).parents[2] / "docs/rewards.md").read_text(encoding="utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    module: dict[str, Any] = {}
+    exec(code, module)
+    form = recognise(module["closeness"], {"scale": 2.0})
+    texts = ("<answer>33</answer>", "<answer>34</answer>", "<answer>9</answer>", "33", "")
+    given = [RewardInput("", one, "eos", "33", {}, TAGS) for one in texts]
+    assert [outcome.value for _, outcome, _ in form.score(given)] == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 
 def scores() -> dict[str, tuple[Score, float, float]]:
