@@ -19,6 +19,10 @@ class ColocatedActor(LearnerActor, SamplerActor):
         LearnerActor.open(self, model)
         SamplerActor.open(self, model)
 
+    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+        """See `ModelActor`; of learner and sampler."""
+        return LearnerActor.programs(self, model) + SamplerActor.programs(self, model)
+
     def needs(self) -> dict[str, int]:
         """See `ModelActor`; of sampling, scoring and training."""
         return {**LearnerActor.needs(self), **SamplerActor.needs(self)}

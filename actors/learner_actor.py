@@ -66,6 +66,14 @@ class LearnerActor(ModelActor):
             catch_out_of_memory("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
 
+    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+        """See `ModelActor`."""
+        from pipeline.compute.learner.programs import LearnerPrograms
+
+        if self.config.plan.micro_batch_tokens == self._tokens:
+            return []
+        return list(LearnerPrograms(model.policy, self.config, model.vocabulary).programs)
+
     def _set_base(self, opened: OpenedModel) -> None:
         """Sets the base of learner and exporter, which share the scoring programs."""
         self.learner.base = opened.base

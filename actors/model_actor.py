@@ -74,6 +74,7 @@ class ModelActor(ABC):
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         if self.opening is None:
             self.opening = start_loading(self.config, role=self.role)
+        self.log.begin(len(self.programs(self.opening)))
         self.open(self.opening)
         share_programs()
         return Ready(self.opening.wait().load_s, self.log.read().done[known:])
@@ -85,6 +86,10 @@ class ModelActor(ABC):
     def memory(self) -> MemoryUse:
         """Returns the memory of this process, as needed and as measured."""
         return memory_use(self.needs())
+
+    @abstractmethod
+    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+        """Names of the programs that `open` will compile."""
 
     @abstractmethod
     def open(self, model: LoadingModel | OpenedModel) -> None:

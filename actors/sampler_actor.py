@@ -68,6 +68,16 @@ class SamplerActor(ModelActor):
             catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
 
+    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+        """See `ModelActor`."""
+        from pipeline.compute.decode.programs import DecodePrograms
+        from pipeline.compute.decode.rollout_weights import rollout_policy
+
+        if self.config.plan.slots == self._slots:
+            return []
+        policy = rollout_policy(model.policy, self.config)
+        return list(DecodePrograms(policy, self.config, model.vocabulary).programs)
+
     @during("sync")
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
         """Loads an adapter; returns the hash of the adapter on the devices.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 def cores() -> int:
@@ -52,35 +52,38 @@ class Building:
 
     Attributes:
         done: compiled programs, in the order of completion.
-        total: programs requested so far.
+        total: programs of the current compilation, known when it starts.
+        earlier: programs of earlier compilations, the first ones of `done`.
     """
 
     done: tuple[Built, ...] = ()
     total: int = 0
+    earlier: int = 0
 
     def line(self, number: int) -> str:
-        """A compiled program, counted from 0, as a line of progress."""
-        built = self.done[number]
+        """A program of `done`, counted from 0, as a line of progress."""
+        built, place = self.done[number], number + 1 - self.earlier
         cached = " from the cache" if built.cached else ""
-        return f"{built.name}: {built.seconds:.1f} s{cached}, {number + 1} of {self.total} so far"
+        return f"{built.name}: {built.seconds:.1f} s{cached}, {place} of {self.total}"
 
 
 class BuildLog:
-    """Counts programs as they are requested and compiled. Thread-safe."""
+    """Counts programs as they are compiled. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._state = Building()
 
-    def requested(self) -> None:
-        """Counts a program that has to be compiled."""
+    def begin(self, total: int) -> None:
+        """Starts a compilation of `total` programs."""
         with self._lock:
-            self._state = Building(self._state.done, self._state.total + 1)
+            done = self._state.done
+            self._state = Building(done, total, len(done))
 
     def done(self, built: Built) -> None:
         """Records a compiled program."""
         with self._lock:
-            self._state = Building((*self._state.done, built), self._state.total)
+            self._state = replace(self._state, done=(*self._state.done, built))
 
     def read(self) -> Building:
         """The progress so far."""

@@ -207,7 +207,7 @@ class SizeController:
                 await asyncio.wait({task}, timeout=POLL_S)
                 ready = task.result() if task.done() else None
                 building = await worker.process.building()
-                for number in range(worker.logged, len(building.done)):
+                for number in range(max(worker.logged, building.earlier), len(building.done)):
                     self.say(f"{worker.name}: {building.line(number)}")
                 worker.logged = len(building.done)
                 if ready is not None:

@@ -75,6 +75,12 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     return actor
 
 
+def assert_counted(actor: ColocatedActor) -> None:
+    """The total that was known before compilation is the number of compiled programs."""
+    building = actor.building()
+    assert len(building.done) - building.earlier == building.total
+
+
 def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor: ColocatedActor):
     demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
     topology, lengths = topology_of(actor.config, None), Lengths.expected(actor.config)
@@ -85,6 +91,7 @@ def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor
 
     async def start() -> tuple[Any, StepTimes | None]:
         await controller.start([worker])
+        assert_counted(actor)
         before = jax.device_get(actor.learner.state.adapter)
         found = await calibrate(
             controller, beginning, sampler=(worker, process), learner=(worker, process)
@@ -102,6 +109,7 @@ def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor
         np.testing.assert_array_equal(value, after[name])
     # Later work uses the sizes that were found.
     actor.prepare(controller.in_force)
+    assert_counted(actor)
     (version, sha256), payload = actor.publish(which="current")
     assert actor.load(version, sha256, payload) == sha256
     completions = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)

@@ -7,7 +7,6 @@ never a silent compilation.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -30,7 +29,7 @@ from pipeline.compute.decode.cache import (
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.device_memory import program_bytes, result_bytes
-from pipeline.compute.model.building import Builder, results
+from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.gumbel import keys_at
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_sample import sample
@@ -47,6 +46,8 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.builds import BuildLog
 
 T = TypeVar("T")
+
+_EMPTY = "empty slots"
 
 
 @dataclass(frozen=True)
@@ -308,27 +309,42 @@ class DecodePrograms:
         Args:
             log: receives an entry for each program.
         """
+        built = build_all(self.programs, self.policy.mesh, log=log)
         sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
-        with Builder(self.policy.mesh, log=log) as builder:
-            # The slowest compilations start first.
-            segment = {n: builder.build(f"segment {n}", self.trace_segment(n)) for n in sizes}
-            prefill = {n: builder.build(f"prefill {n}", self.trace_prefill(n)) for n in buckets}
-            fill = {n: builder.build(f"fill {n}", self.trace_fill(n)) for n in buckets}
-            empty = builder.build("empty slots", self.trace_empty())
-            compact = {
-                small: self._build_compact(large, small, builder)
+        return CompiledSampler(
+            empty=built[_EMPTY],
+            prefill={n: built[f"prefill {n}"] for n in buckets},
+            fill={n: built[f"fill {n}"] for n in buckets},
+            segment={n: built[f"segment {n}"] for n in sizes},
+            compact={
+                small: CompactProgram(
+                    rest=built[_compact_slots(small)],
+                    rings={
+                        shape: built[_compact_rings(small, shape)]
+                        for shape in self._rings_by_shape(self._state(large))
+                    },
+                )
                 for large, small in pairwise(sizes)
-            }
-            return CompiledSampler(
-                empty=empty.result(),
-                prefill=results(prefill),
-                fill=results(fill),
-                segment=results(segment),
-                compact={
-                    size: CompactProgram(rest=rest.result(), rings=results(rings))
-                    for size, (rest, rings) in compact.items()
-                },
-            )
+            },
+        )
+
+    @property
+    def programs(self) -> dict[str, Trace]:
+        """What `compile` compiles, by name, the slowest compilations first."""
+        sizes, buckets = self.config.plan.slot_ladder, self.config.prompt_buckets
+        found: dict[str, Trace] = {
+            **{f"segment {n}": partial(self.trace_segment, n) for n in sizes},
+            **{f"prefill {n}": partial(self.trace_prefill, n) for n in buckets},
+            **{f"fill {n}": partial(self.trace_fill, n) for n in buckets},
+            _EMPTY: self.trace_empty,
+        }
+        for large, small in pairwise(sizes):
+            state = self._state(large)
+            rest = replace(state, caches=())
+            found[_compact_slots(small)] = partial(self._trace_compact, rest, small)
+            for shape, ring in self._rings_by_shape(state).items():
+                found[_compact_rings(small, shape)] = partial(self._trace_compact, ring, small)
+        return found
 
     def trace_empty(self) -> jax.stages.Traced:
         """Traces `empty`."""
@@ -356,20 +372,13 @@ class DecodePrograms:
         sampling = SamplingParams(scalar, scalar)
         return program.trace(*self.policy.abstract_params(), state, sampling)
 
-    def _build_compact(
-        self, large: int, small: int, builder: Builder
-    ) -> tuple[Future[jax.stages.Compiled], dict[tuple[int, ...], Future[jax.stages.Compiled]]]:
-        """The programs of a `CompactProgram`."""
-        kept, state = self._by_slot(small), self._state(large)
+    def _trace_compact(self, arrays: Any, small: int) -> jax.stages.Traced:
+        """Traces `compact` for arrays of a larger number of slots."""
+        return self._jit(self.compact, like=arrays).trace(arrays, self._by_slot(small))
 
-        def program(what: str, arrays: Any) -> Future[jax.stages.Compiled]:
-            traced = self._jit(self.compact, like=arrays).trace(arrays, kept)
-            return builder.build(f"compact {small} {what}", traced)
-
-        rings = {ring[0].shape: ring for ring in state.caches}
-        return program("slots", replace(state, caches=())), {
-            shape: program(f"rings of {shape[-2]}", ring) for shape, ring in rings.items()
-        }
+    def _rings_by_shape(self, state: Any) -> dict[tuple[int, ...], Any]:
+        """One ring cache of each shape."""
+        return {ring[0].shape: ring for ring in state.caches}
 
     def _jit(self, function: Callable[..., Any], *, like: Any, **settings: Any) -> Any:
         """Jits a function whose result is sharded like arrays of these shapes."""
@@ -406,6 +415,16 @@ class DecodePrograms:
             lambda x: jax.ShapeDtypeStruct((slots, *x.shape[1:]), x.dtype), whole
         )
         return self._placed(resized)
+
+
+def _compact_slots(small: int) -> str:
+    """Name of the program that keeps `small` slots, without their caches."""
+    return f"compact {small} slots"
+
+
+def _compact_rings(small: int, shape: tuple[int, ...]) -> str:
+    """Name of the program that keeps `small` slots of ring caches of this shape."""
+    return f"compact {small} rings of {shape[-2]}"
 
 
 def _copy(

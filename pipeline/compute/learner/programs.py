@@ -9,8 +9,8 @@ them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from pipeline.compute.learner.topk import top_k_logprobs
 from pipeline.compute.model.attention import FlashAttention, PackedAttention
-from pipeline.compute.model.building import Builder, results
+from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.head import Head, Scores, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
@@ -39,8 +39,6 @@ from pipeline.inputs.dataset.batching import batch_shape
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
 """Programs by number of rows of a micro-batch."""
-FutureBySize = dict[int, Future[jax.stages.Compiled]]
-"""`BySize` during compilation."""
 
 SFT_TEMPERATURE = 1.0
 """Temperature of the demonstrations' log-probs, independent of the rollout temperature."""
@@ -223,32 +221,41 @@ class LearnerPrograms:
         Args:
             log: receives an entry for each program.
         """
-        with Builder(self.policy.mesh, log=log) as builder:
-            # The slowest compilations start first.
-            gradient = self._by_size("gradient", self.trace_gradient, builder)
-            sft_gradient, reference_top_k, apply_sft = {}, {}, None
-            if self.config.run.has_sft_phase:
-                sft_gradient = self._by_size("sft_gradient", self.trace_sft_gradient, builder)
-            if self.config.learner.uses_reference_top_k:
-                trace = self.trace_reference_top_k
-                reference_top_k = self._by_size("reference_top_k", trace, builder)
-            score = self._by_size("score", self.trace_score, builder)
-            apply = builder.build("apply", self.trace_apply())
-            if self.config.run.has_sft_phase:
-                apply_sft = builder.build("apply_sft", self.trace_apply_sft())
-            return CompiledLearner(
-                score=results(score),
-                reference_top_k=results(reference_top_k),
-                gradient=results(gradient),
-                apply=apply.result(),
-                sft_gradient=results(sft_gradient),
-                apply_sft=None if apply_sft is None else apply_sft.result(),
-            )
+        built = build_all(self.programs, self.policy.mesh, log=log)
+
+        def by_size(kind: str) -> BySize:
+            named = {size: f"{kind} {size}" for size in self.shape.sizes}
+            return {size: built[name] for size, name in named.items() if name in built}
+
+        return CompiledLearner(
+            score=by_size("score"),
+            reference_top_k=by_size("reference_top_k"),
+            gradient=by_size("gradient"),
+            apply=built["apply"],
+            sft_gradient=by_size("sft_gradient"),
+            apply_sft=built.get("apply_sft"),
+        )
 
     def compile_score(self) -> BySize:
         """Compiles the scoring program alone."""
-        with Builder(self.policy.mesh) as builder:
-            return results(self._by_size("score", self.trace_score, builder))
+        traces = self._by_size("score", self.trace_score)
+        built = build_all(traces, self.policy.mesh)
+        return dict(zip(self.shape.sizes, built.values(), strict=True))
+
+    @property
+    def programs(self) -> dict[str, Trace]:
+        """What `compile` compiles, by name, the slowest compilations first."""
+        has_sft_phase = self.config.run.has_sft_phase
+        found = self._by_size("gradient", self.trace_gradient)
+        if has_sft_phase:
+            found |= self._by_size("sft_gradient", self.trace_sft_gradient)
+        if self.config.learner.uses_reference_top_k:
+            found |= self._by_size("reference_top_k", self.trace_reference_top_k)
+        found |= self._by_size("score", self.trace_score)
+        found["apply"] = self.trace_apply
+        if has_sft_phase:
+            found["apply_sft"] = self.trace_apply_sft
+        return found
 
     def trace_score(self, rows: int) -> jax.stages.Traced:
         """Traces `score` for micro-batches of `rows`."""
@@ -313,11 +320,8 @@ class LearnerPrograms:
         program = jax.jit(function, out_shardings=by_row(self.policy.mesh))
         return program.trace(base, adapter, self.abstract_inputs(rows))
 
-    def _by_size(
-        self, name: str, trace: Callable[[int], jax.stages.Traced], builder: Builder
-    ) -> FutureBySize:
-        sizes = self.shape.sizes
-        return {size: builder.build(f"{name} {size}", trace(size)) for size in sizes}
+    def _by_size(self, kind: str, trace: Callable[[int], jax.stages.Traced]) -> dict[str, Trace]:
+        return {f"{kind} {size}": partial(trace, size) for size in self.shape.sizes}
 
     @property
     def uses_old_logprobs(self) -> bool:

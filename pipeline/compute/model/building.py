@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -18,8 +18,8 @@ from jax.sharding import Mesh
 from pipeline.compute.model.sharding import lowered
 from pipeline.contracts.builds import BuildLog, Built, cores
 
-K = TypeVar("K")
-V = TypeVar("V")
+Trace = Callable[[], jax.stages.Traced]
+"""Traces a program."""
 
 _HIT = "/jax/compilation_cache/cache_hits"
 _here = threading.local()
@@ -55,7 +55,6 @@ class Builder:
 
     def build(self, name: str, traced: jax.stages.Traced) -> Future[jax.stages.Compiled]:
         """Lowers the program now and compiles it in a thread."""
-        self._log.requested()
         return self._pool.submit(self._compile, name, lowered(traced, self._mesh))
 
     def _compile(self, name: str, program: jax.stages.Lowered) -> jax.stages.Compiled:
@@ -66,6 +65,19 @@ class Builder:
         return compiled
 
 
-def results(futures: Mapping[K, Future[V]]) -> dict[K, V]:
-    """Waits for the results of the futures; raises the first error."""
-    return {key: future.result() for key, future in futures.items()}
+def build_all(
+    programs: Mapping[str, Trace],
+    mesh: Mesh,
+    *,
+    log: BuildLog | None = None,
+) -> dict[str, jax.stages.Compiled]:
+    """Compiles programs, several at a time; raises the first error.
+
+    Args:
+        programs: traces each program, by name; the slowest compilations come first.
+        mesh: devices.
+        log: receives an entry for each program.
+    """
+    with Builder(mesh, log=log) as builder:
+        building = {name: builder.build(name, trace()) for name, trace in programs.items()}
+        return {name: future.result() for name, future in building.items()}

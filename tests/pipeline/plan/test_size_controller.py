@@ -360,8 +360,8 @@ def test_reductions_at_the_start_are_journaled_later(tmp_path: Path):
     assert (compiled["programs"], compiled["program_seconds"]) == (programs, 3.0)
     assert compiled["from_cache"] == 1
     assert said[2:4] == [
-        "sampler 0: segment 4: 1.5 s, 1 of 5 so far",
-        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5 so far",
+        "sampler 0: segment 4: 1.5 s, 1 of 5",
+        "sampler 0: fill 4: 1.5 s from the cache, 2 of 5",
     ]
     assert plan_of(folder)["in_force"] == Sizes(4, 4 * ROW).to_json()
     # Programs of later sizes are journaled with the process that compiled them.

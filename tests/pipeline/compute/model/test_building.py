@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
-from pipeline.compute.model.building import Builder, results
+from pipeline.compute.model.building import Builder, build_all
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
 from pipeline.contracts.builds import Building, BuildLog, Built, built_facts
 
@@ -25,16 +26,13 @@ def traced(factor: float) -> jax.stages.Traced:
 
 def test_each_program_is_logged_and_runs():
     log = BuildLog()
-    with Builder(MESH, log=log) as builder:
-        made = results(
-            {factor: builder.build(f"times {factor}", traced(factor)) for factor in (2, 3)}
-        )
+    made = build_all({f"times {n}": partial(traced, float(n)) for n in (2, 3)}, MESH, log=log)
     found = log.read()
     assert {built.name for built in found.done} == {"times 2", "times 3"}
-    assert found.total == 2
     assert all(built.seconds > 0 for built in found.done)
     x = jax.device_put(np.ones((4, 8), np.float32), by_row(MESH))
-    assert {factor: float(program(x)[0, 0]) for factor, program in made.items()} == {2: 3.0, 3: 4.0}
+    values = {name: float(program(x)[0, 0]) for name, program in made.items()}
+    assert values == {"times 2": 3.0, "times 3": 4.0}
 
 
 def test_a_compiled_program_is_read_from_the_cache():
@@ -46,25 +44,40 @@ def test_a_compiled_program_is_read_from_the_cache():
     assert (first.cached, second.cached) == (False, True)
 
 
-def test_a_compiler_error_is_raised():
-    with Builder(MESH) as builder:
-        good = builder.build("good", traced(5.0))
-        bad = builder._pool.submit(lambda: 1 // 0)
+def test_a_compiler_error_is_raised(monkeypatch: pytest.MonkeyPatch):
+    def bad(self: Builder, name: str, program: jax.stages.Lowered) -> jax.stages.Compiled:
+        if name == "bad":
+            raise ZeroDivisionError
+        return program.compile()
+
+    monkeypatch.setattr(Builder, "_compile", bad)
     with pytest.raises(ZeroDivisionError):
-        results({"good": good, "bad": bad})  # type: ignore[arg-type]
+        build_all({name: partial(traced, 5.0) for name in ("good", "bad")}, MESH)
 
 
 def test_compiled_programs_as_log_lines_and_journal_entries():
     built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
     building = Building(built, 9)
-    assert building.line(0) == "gradient 8: 12.3 s, 1 of 9 so far"
-    assert building.line(1) == "score 8: 0.5 s from the cache, 2 of 9 so far"
+    assert building.line(0) == "gradient 8: 12.3 s, 1 of 9"
+    assert building.line(1) == "score 8: 0.5 s from the cache, 2 of 9"
     assert built_facts(built) == {
         "programs": {"gradient 8": 12.34, "score 8": 0.5},
         "program_seconds": 12.84,
         "from_cache": 1,
     }
-    assert BuildLog().read() == Building((), 0)
+
+
+def test_each_compilation_counts_from_1_to_a_total_that_is_known_before():
+    log, (first, second, third) = BuildLog(), (Built(name, 1.0, cached=False) for name in "abc")
+    assert log.read() == Building()
+    log.begin(2)
+    assert log.read() == Building((), 2)
+    log.done(first)
+    log.done(second)
+    log.begin(1)
+    log.done(third)
+    assert log.read() == Building((first, second, third), 1, earlier=2)
+    assert log.read().line(2) == "c: 1.0 s, 1 of 1"
 
 
 def test_bytes_are_per_device():

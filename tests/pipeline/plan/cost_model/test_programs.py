@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import pytest
 
 from configs.schema import Config
-from pipeline.compute.decode.engine import Engine
-from pipeline.compute.learner.learner import Learner
-from pipeline.compute.model.building import Builder
-from pipeline.contracts.builds import BuildLog, Built
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.hub.hf_config import FULL, SLIDING
 from pipeline.inputs.hub.model_shape import read_model_shape
@@ -31,20 +28,13 @@ WARM: dict[str, Any] = {
 FEW: dict[str, Any] = {"plan": {"slot_buckets": (1,)}}
 
 
-def logged(config: Config, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names from the build logs of a real sampler and a real learner, which only trace."""
-
-    def log_only(self: Builder, name: str, _: jax.stages.Lowered) -> None:
-        self._log.done(Built(name, 0.0, cached=False))
-
-    monkeypatch.setattr(Builder, "_compile", log_only)
+def compiled(config: Config, layers: tuple[str, ...]) -> list[str]:
+    """Names of the programs that a sampler and a learner compile."""
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
     policy = tiny.make_policy(**hf)
-    base = tiny.make_base(policy)
-    drawing, learning = BuildLog(), BuildLog()
-    Engine(policy, base, config, tiny.VOCABULARY, log=drawing)
-    Learner(policy, base, config, tiny.VOCABULARY, log=learning)
-    return [built.name for log in (drawing, learning) for built in log.read().done]
+    sampler = DecodePrograms(policy, config, tiny.VOCABULARY).programs
+    learner = LearnerPrograms(policy, config, tiny.VOCABULARY).programs
+    return [*sampler, *learner]
 
 
 @pytest.mark.parametrize(
@@ -53,12 +43,12 @@ def logged(config: Config, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPa
     ids=["rings of two kinds and a warm start", "windows only", "no windows"],
 )
 def test_a_plan_counts_the_compiled_programs(
-    tables: dict[str, Any], layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    tables: dict[str, Any], layers: tuple[str, ...]
 ) -> None:
     config = tiny.make_config(**tables)
     hf: dict[str, Any] = {"layer_types": list(layers), "num_hidden_layers": len(layers)}
     shape = read_model_shape(tiny.hf_config(**hf))
-    found = logged(config, layers, monkeypatch)
+    found = compiled(config, layers)
     assert sorted(built_programs(config, shape)) == sorted(found)
     case = PlanCase(config, shape, topology_of(config, None), Lengths.expected(config))
     assert forecast(case, estimate_plan(case, "", config)).programs == len(found)
