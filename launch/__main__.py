@@ -17,6 +17,7 @@ COMMANDS = {
     "evaluate": "compare base and tuned policy on the test prompts",
     "export": "write the merged model and the adapter of a run",
     "chat": "ask base and tuned policy the same questions",
+    "report": "write a run's report, or a comparison of runs, as one HTML page",
     "bench": "measure the project's claims",
 }
 HELP = "gemma-grpo COMMAND --help describes a command; it is python -m launch.COMMAND."

@@ -160,22 +160,44 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         DamagedFileError: if a line does not match its checksum.
     """
-    if not path.is_file():
-        return
-    # Not `splitlines`, which also splits at U+2028 and other characters that strings may contain.
-    *lines, _ = path.read_bytes().split(b"\n")
-    crc = 0
-    for number, line in enumerate(lines, start=1):
-        match = _CHECKED_LINE.fullmatch(line)
-        row = None if match is None else match["row"] + b"}"
-        if match is None or row is None or zlib.crc32(row, crc) != int(match["crc32"], 16):
+    for number, row in enumerate(_checked_rows(path), start=1):
+        if row is None:
             raise DamagedFileError(
                 f"{path}, line {number}: checksum mismatch: the line is damaged, earlier lines are "
                 "missing, or an earlier version wrote it; restore the file from a copy, or start "
                 "another run with --run.name"
             )
-        crc = int(match["crc32"], 16)
-        yield json.loads(row)
+        yield row
+
+
+def readable_rows(path: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The objects that `append_row` wrote, without damaged lines; for uses without decisions.
+
+    Returns:
+        The rows, and the numbers of the lines whose checksum does not match.
+    """
+    rows = list(_checked_rows(path))
+    damaged = [number for number, row in enumerate(rows, start=1) if row is None]
+    return [row for row in rows if row is not None], damaged
+
+
+def _checked_rows(path: Path) -> Iterator[dict[str, Any] | None]:
+    """Each line's object; None if it does not match its checksum. Ends before an incomplete line.
+
+    A line is checked with the checksum that the line before it states.
+    """
+    if not path.is_file():
+        return
+    # Not `splitlines`, which also splits at U+2028 and other characters that strings may contain.
+    *lines, _ = path.read_bytes().split(b"\n")
+    crc = 0
+    for line in lines:
+        match = _CHECKED_LINE.fullmatch(line)
+        row = None if match is None else match["row"] + b"}"
+        stated = 0 if match is None else int(match["crc32"], 16)
+        intact = row is not None and zlib.crc32(row, crc) == stated
+        yield json.loads(row) if row is not None and intact else None
+        crc = stated
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> FileDigest:

@@ -91,7 +91,7 @@ class RunFolder:
             DamagedFileError: if a file that decisions depend on is damaged or missing.
         """
         self._refuse_file()
-        if self._is_locked():
+        if self.is_locked:
             raise ValueError(f"another process is using {self.path}")
         if not self.holds_run:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
@@ -304,7 +304,9 @@ class RunFolder:
             ) from None
         return found
 
-    def _is_locked(self) -> bool:
+    @property
+    def is_locked(self) -> bool:
+        """Whether a process holds the folder."""
         try:
             lock = (self.path / _LOCK).open()
         except FileNotFoundError:

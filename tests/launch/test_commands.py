@@ -36,6 +36,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("export", ["RUN_DIR [--table.key VALUE ...] [options]", "--no-verify"]),
         ("chat", ["RUN_DIR [--table.key VALUE ...] [options]", "--question"]),
         ("data", ["CONFIG.toml [--table.key VALUE ...]", "--show"]),
+        ("report", ["RUN_DIR [RUN_DIR ...]", "--out FILE"]),
         ("reward", ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"]),
     ],
 )

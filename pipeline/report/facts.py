@@ -1,0 +1,212 @@
+"""The tables of a run's report: key figures, tokens, plan against reality, events, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+
+from configs.resume import diff_configs
+from configs.settings import find_setting
+from configs.toml_text import show_value
+from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
+from pipeline.control.budget import show_duration
+from pipeline.report.run_records import RunRecords
+from pipeline.report.time_use import ledger_seconds
+from pipeline.run.run_folder import ENDED, RESUMED
+
+Figure = tuple[str, str, str]
+"""Name, value and a remark."""
+
+FATES = (
+    "trained",
+    "no_signal",
+    "failed_reward",
+    "truncated",
+    "surplus",
+    "stale",
+    "repeated",
+    "evaluation",
+)
+"""Fates of generated tokens, in the order in which they are shown."""
+_EVENTS = frozenset(
+    {
+        "alarm", "parity_alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
+        "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "answers_damaged", "best_lost",
+        "best_recovered", "replan", "abandoned", "refused", "waited_for_devices", "overflow",
+        "rewards_changed", "extended", "budget", "truncated_rollouts", "control", "set", "profile",
+        RESUMED, ENDED,
+    }
+)  # fmt: skip
+_SIZE_OF_TEXT = 300
+
+
+def state(run: RunRecords) -> tuple[str, str]:
+    """A word for the state of the run, and a sentence."""
+    if run.running:
+        phase = run.status.get("phase")
+        return "running", f"A process holds the folder{f'; phase: {phase}' if phase else ''}."
+    if run.summary:
+        word = str(run.summary["ended"])
+        return word, "The run ended by itself." if word == "finished" else f"The run was {word}."
+    if run.failure is not None:
+        return "failed", "The same command continues from the last checkpoint."
+    return (
+        "not ended",
+        (
+            "No process holds the folder, and no end is recorded: it was killed. The same command "
+            "continues from the last checkpoint."
+        ),
+    )
+
+
+def key_figures(run: RunRecords) -> Iterator[Figure]:
+    """What to look at first; what is not known is left out."""
+    planned = run.setting("budget.steps") or run.status.get("steps_planned")
+    yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
+    yield from _results(run)
+    summary, last = run.summary, run.metrics[-1] if run.metrics else {}
+    generated = sum(value for _, value in run.values("tokens/generated"))
+    usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
+    known = (
+        ("time", wall_s, show_duration, "device waits not counted"),
+        ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
+        ("tokens generated", summary.get("tokens_generated", generated), "{:,.0f}".format, ""),
+        ("goodput", summary.get("goodput", {}).get("total"), "{:.0%}".format, "of all time"),
+        ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
+        ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
+        ("cost", usd, "${:,.2f}".format, ""),
+    )
+    for name, value, shown, remark in known:
+        if value:
+            yield name, shown(value), remark
+
+
+def _results(run: RunRecords) -> Iterator[Figure]:
+    for name, when in (("test before", "test_before"), ("test after", "test_after")):
+        for found in run.evaluations(when)[-1:]:
+            yield name, show_mean(found), show_interval(found)
+    validations = run.evaluations("validation")
+    if validations:
+        best = max(validations, key=lambda one: mean_of(one) or 0.0)
+        yield "best validation", show_mean(best), f"after step {best['step']}"
+
+
+def _median(run: RunRecords, metric: str) -> float | None:
+    """Median over the steps; None if no step has the metric."""
+    values = [value for _, value in run.values(metric)]
+    return median(values) if values else None
+
+
+def cost(run: RunRecords) -> Mapping[str, float]:
+    """Dollars of the run, as far as a price is known: the summary's, else the last step's."""
+    recorded: Mapping[str, float] = run.summary.get("cost", {})
+    if recorded:
+        return recorded
+    last = run.metrics[-1] if run.metrics else {}
+    prefix = "cost/"
+    return {
+        name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)
+    }
+
+
+def cost_figures(run: RunRecords) -> Iterator[Figure]:
+    """Dollars and tokens for a dollar."""
+    known = cost(run)
+    titles = {
+        "usd": ("dollars", "${:,.2f}"),
+        "usd_per_mtoken_generated": ("dollars per million generated tokens", "${:,.4g}"),
+        "usd_per_mtoken_trained": ("dollars per million trained tokens", "${:,.4g}"),
+        "tokens_per_usd": ("trained tokens per dollar", "{:,.0f}"),
+    }
+    for key, (title, form) in titles.items():
+        if key in known:
+            yield title, form.format(known[key]), ""
+
+
+def token_fates(run: RunRecords) -> dict[str, float]:
+    """Generated tokens by what became of them; empty if it is not recorded."""
+    recorded = run.summary.get("ledger", {}).get("tokens", {})
+    if not recorded:
+        rows = [row.get("tokens", {}) for row in run.ledger]
+        recorded = {fate: sum(row.get(fate, 0) for row in rows) for fate in FATES}
+    return {fate: recorded[fate] for fate in FATES if recorded.get(fate)}
+
+
+def seconds_by_kind(run: RunRecords) -> dict[str, dict[str, float]]:
+    """Seconds of the whole run by row, by kind of process; empty without a ledger."""
+    if run.ledger:
+        return ledger_seconds(run.ledger)
+    recorded: dict[str, dict[str, float]] = run.summary.get("ledger", {}).get("seconds", {})
+    return recorded
+
+
+def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
+    """Planned beside measured: name, planned, measured, remark."""
+    durations = [value for _, value in run.values("time/step_s")]
+    planned = run.entries("planned")
+    if durations and planned:
+        first, last = planned[0]["step_s"], planned[-1]["step_s"]
+        yield "seconds a step", f"{first:.3g}", f"{median(durations):.3g}", f"last plan {last:.3g}"
+        total, steps = f"{planned[0]['total_steps']:,}", f"{run.steps:,}"
+        yield "steps", total, steps, f"last plan {planned[-1]['total_steps']:,}"
+    for entry in run.entries("calibrated")[-1:]:
+        rate = _median(run, "speed/trained_tokens_per_s")
+        if rate:
+            expected = f"{entry['tokens_per_s']:,.0f}"
+            yield "trained tokens/s", expected, f"{rate:,.0f}", "calibrated at the start"
+    last_row = run.metrics[-1] if run.metrics else {}
+    suffix = "/planned_gib"
+    for name in last_row:
+        if name.startswith("hbm/") and name.endswith(suffix):
+            process = name.removesuffix(suffix)
+            peak = last_row.get(f"{process}/peak_gib")
+            compiled = last_row.get(f"{process}/compiled_gib")
+            yield (
+                f"GiB of {process.removeprefix('hbm/').replace('_', ' ')}",
+                f"{last_row[name]:.3g}",
+                "not known" if peak is None else f"{peak:.3g}",
+                "" if compiled is None else f"compiled {compiled:.3g}",
+            )
+    for key, size in run.plan.get("in_force", {}).items():
+        given = run.setting(f"plan.{key}")
+        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "in force"
+
+
+def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
+    """Alarms, faults, resumes and changed decisions: time, step, event, facts."""
+    found = []
+    for entry in run.journal:
+        if entry["event"] in _EVENTS:
+            left_out = {"time", "event", "step", "summary"}
+            facts = {key: value for key, value in entry.items() if key not in left_out}
+            if entry["event"] == ENDED:
+                facts = {"as": entry["summary"].get("ended")}
+            text = ", ".join(f"{key} {_plain(value)}" for key, value in facts.items())
+            step = entry.get("step", entry.get("after_step", ""))
+            found.append((_readable(entry.get("time")), str(step), entry["event"], text))
+    return found
+
+
+def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """The settings that differ from their defaults, with these, and the others."""
+    changed, others = [], []
+    for key, _, value in diff_configs({}, run.config):
+        setting = find_setting(key.split("."))
+        shown = show_value(value)
+        if setting is not None and not setting.required and setting.default == value:
+            others.append((key, shown))
+        else:
+            default = None if setting is None else setting.default
+            known = setting is not None and (default is not None or setting.optional)
+            changed.append((key, shown, show_value(default) if known else ""))
+    return changed, others
+
+
+def _readable(stamp: object) -> str:
+    """A time stamp that breaks between date and time; UTC."""
+    return str(stamp or "").replace("T", " ").removesuffix("Z")
+
+
+def _plain(value: object) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."

@@ -1,0 +1,256 @@
+"""Problems of a run: each a fact of its records, with evidence and advice.
+
+What a rule of `pipeline/control/alarms.py` watches is taken from the alarms in the journal and not
+judged again. The other problems show in the ledger, or over many steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+from pipeline.control.alarms import RULES
+from pipeline.report.run_records import Row, RunRecords
+from pipeline.report.time_use import COMPILING, DRIVER, training_seconds
+from pipeline.run.run_folder import RESUMED
+
+Level = Literal["good", "note", "warning", "bad"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A judgement about a run.
+
+    Attributes:
+        kind: one word or several with underscores.
+        level: how it is to be taken.
+        sentence: the judgement.
+        evidence: the figures that it rests on.
+        advice: what to do; "" where nothing is to be done.
+    """
+
+    kind: str
+    level: Level
+    sentence: str
+    evidence: str
+    advice: str = ""
+
+
+LEAST_STEPS = 3
+"""Steps that a judgement about all steps of a run needs."""
+SMALL_BATCH = 32
+"""Rollouts of a step below which its gradient is mostly noise."""
+SLOW_REWARD = 0.2
+"""Share of the steps' time spent waiting for rewards from which on they are slow."""
+STALLED_S = 2.0
+"""Seconds that processes did not react from which on it is a problem."""
+_NO_GRADIENT = 1e-10
+
+_TITLES: Mapping[str, tuple[str, str]] = {
+    "length_correlation": ("length_hack", "The reward measures little but the length."),
+}
+"""Kind and sentence of alarms whose finding is about more than the rule's own fact."""
+_ADVICE = {rule.name: (rule.what, rule.advice) for rule in RULES}
+
+
+def problems(run: RunRecords) -> list[Finding]:
+    """All problems of a run, the worst first."""
+    judges: tuple[Callable[[RunRecords], Iterator[Finding]], ...] = (
+        _failed,
+        _constant_reward,
+        _no_gradient,
+        _small_batch,
+        _slow_reward,
+        _stalled,
+        _recompilation,
+        _disagreement,
+        _faults,
+        _alarms,
+    )
+    found = [finding for judge in judges for finding in judge(run)]
+    if any(finding.kind == "constant_reward" for finding in found):
+        found = [one for one in found if one.kind not in {"all_equal", "variance_gone"}]
+    return sorted(found, key=lambda one: one.level != "bad")
+
+
+def _failed(run: RunRecords) -> Iterator[Finding]:
+    if run.failure is not None:
+        yield Finding(
+            "failed",
+            "bad",
+            "The run failed.",
+            run.failure,
+            "the same command continues from the last checkpoint; correct the cause first",
+        )
+
+
+def _constant_reward(run: RunRecords) -> Iterator[Finding]:
+    spreads = run.values("reward/std")
+    if len(spreads) >= LEAST_STEPS and not any(spread for _, spread in spreads):
+        mean = median(value for _, value in run.values("reward/mean"))
+        yield Finding(
+            "constant_reward",
+            "bad",
+            "The reward is constant: no rollout is better than another, so nothing is learned.",
+            f"in each of {len(spreads)} steps every rollout has the same reward, {mean:.4g}",
+            "try the reward on right and wrong answers: python -m launch.reward CONFIG.toml",
+        )
+
+
+def _no_gradient(run: RunRecords) -> Iterator[Finding]:
+    signal = dict(run.values("groups/mixed"))
+    steps = [(step, norm) for step, norm in run.values("learner/grad_norm") if signal.get(step)]
+    without = [step for step, norm in steps if norm < _NO_GRADIENT]
+    if len(without) >= LEAST_STEPS and 2 * len(without) >= len(steps):
+        yield Finding(
+            "no_gradient",
+            "bad",
+            "The adapter gets no gradient: rewards differ within groups, but nothing is learned.",
+            f"the gradient's norm is 0 in {len(without)} of {len(steps)} steps with mixed groups",
+            "check that lora.targets names modules that the model uses and whose weights are not 0",
+        )
+
+
+def _small_batch(run: RunRecords) -> Iterator[Finding]:
+    size = run.setting("rollout.group_size")
+    kinds = ("mixed", "all_equal", "short")
+    groups = [
+        sum(row.get(f"groups/{kind}", 0.0) for kind in kinds)
+        for row in run.metrics
+        if "groups/mixed" in row
+    ]
+    if size is None or len(groups) < LEAST_STEPS:
+        return
+    rollouts = median(groups) * size
+    if rollouts < SMALL_BATCH:
+        yield Finding(
+            "small_batch",
+            "warning",
+            "The batch is tiny: each update follows the noise of a few rollouts.",
+            f"{median(groups):g} groups of {size}, {rollouts:g} rollouts in a step "
+            f"(fewer than {SMALL_BATCH})",
+            "raise rollout.prompts_per_step, and rollout.group_size to at least 4",
+        )
+
+
+def _slow_reward(run: RunRecords) -> Iterator[Finding]:
+    seconds = training_seconds(run).get(DRIVER, {})
+    total, waited = sum(seconds.values()), seconds.get("waiting_rewards", 0.0)
+    if total and waited > SLOW_REWARD * total:
+        yield Finding(
+            "slow_reward",
+            "warning",
+            "The rewards are slow: the devices wait for them.",
+            f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
+            f"{waited:.1f} s in {run.steps} steps",
+            "raise rewards.workers or the part's `workers`, make the function async, or let it do "
+            "less; python -m launch.reward shows its time",
+        )
+
+
+def _stalled(run: RunRecords) -> Iterator[Finding]:
+    by_process: dict[str, float] = {}
+    for row in run.ledger:
+        for process, seconds in row["seconds"].items():
+            by_process[process] = by_process.get(process, 0.0) + seconds.get("stalled", 0.0)
+    stalled = {name: value for name, value in by_process.items() if value >= STALLED_S}
+    if stalled:
+        worst = max(stalled, key=lambda name: stalled[name])
+        yield Finding(
+            "stalled_process",
+            "bad",
+            f"Processes stalled: {worst} did nothing for {stalled[worst]:.0f} s.",
+            ", ".join(f"{name}: {value:.1f} s" for name, value in stalled.items()),
+            "look for a process that is stopped, swaps, or shares its cores or chips with others",
+        )
+
+
+def _recompilation(run: RunRecords) -> Iterator[Finding]:
+    starts = {entry["step"] + 1 for entry in run.journal if entry["event"] == RESUMED}
+    totals, seconds = run.values("compile/programs"), dict(run.values("compile/seconds"))
+    grown = {
+        step: (int(after - before), seconds.get(step, 0.0) - seconds.get(earlier, 0.0))
+        for (earlier, before), (step, after) in pairwise(totals)
+        if after > before and step not in starts
+    }
+    replans = [entry for entry in run.entries("replan") if "again" not in entry]
+    if not grown and not (replans and not totals):
+        return
+    reasons = "; ".join(f"step {entry['step']}: {entry['reason']}" for entry in replans)
+    steps = ", ".join(f"step {step}: {programs}" for step, (programs, _) in grown.items())
+    spent = sum(seconds for _, seconds in grown.values()) or _compile_s(run)
+    yield Finding(
+        "recompilation",
+        "warning",
+        f"Programs were compiled during the run, {spent:.1f} s after its start.",
+        "; ".join(
+            filter(None, [f"programs by step: {steps}" if steps else "", f"sizes: {reasons}"])
+        )
+        if reasons
+        else f"programs by step: {steps}",
+        "set plan.slots and plan.micro_batch_tokens to the sizes in plan.json, with plan.fixed = "
+        "true where they fit",
+    )
+
+
+def _compile_s(run: RunRecords) -> float:
+    kinds = training_seconds(run).values()
+    return sum(seconds.get(row, 0.0) for seconds in kinds for row in COMPILING)
+
+
+def _faults(run: RunRecords) -> Iterator[Finding]:
+    skipped = run.entries("update_skipped")
+    if skipped:
+        yield Finding(
+            "skipped_updates",
+            "bad",
+            f"{len(skipped)} updates were skipped.",
+            f"step {skipped[0]['step']}: {skipped[0]['why']}",
+            f"read the batch in {skipped[0]['batch']}; a lower learner.lr may help",
+        )
+    errors = run.entries("reward_errors")
+    if errors:
+        parts: dict[str, int] = {}
+        for entry in errors:
+            parts[entry["name"]] = parts.get(entry["name"], 0) + entry["count"]
+        yield Finding(
+            "reward_errors",
+            "warning",
+            f"Rewards failed {sum(parts.values())} times; these rollouts are excluded.",
+            ", ".join(f"{name}: {count}" for name, count in parts.items())
+            + f"; the first: {errors[0]['first']}",
+            "rewards.log has the tracebacks",
+        )
+
+
+def _disagreement(run: RunRecords) -> Iterator[Finding]:
+    alarms = run.entries("parity_alarm")
+    if alarms:
+        worst = max((value for _, value in run.values("learner/parity_p999")), default=0.0)
+        yield Finding(
+            "disagreement",
+            "bad",
+            "Sampler and learner disagree: the policy that is sampled is not the one that learns.",
+            f"parity alarms at steps {', '.join(str(entry['step']) for entry in alarms)}; the "
+            f"99.9th percentile of the log-probs' difference reaches {worst:.2g}",
+            "compare plan.rollout_weights and model.dtype of both sides; importance weights "
+            "(learner.importance_cap) correct for small differences only",
+        )
+
+
+def _alarms(run: RunRecords) -> Iterator[Finding]:
+    """A finding for each rule that raised alarms."""
+    by_rule: dict[str, list[Row]] = {}
+    for entry in run.entries("alarm"):
+        by_rule.setdefault(entry["rule"], []).append(entry)
+    for rule, alarms in by_rule.items():
+        last, steps = alarms[-1], ", ".join(str(entry["step"]) for entry in alarms)
+        what, advice = _ADVICE.get(rule, ("", ""))
+        fact = what.format(part=last.get("part", ""), value=last.get("value", 0.0))
+        kind, sentence = _TITLES.get(rule, (rule, f"{fact[:1].upper()}{fact[1:]}."))
+        raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
+        level: Level = "bad" if last.get("action") == "stop" else "warning"
+        yield Finding(kind, level, sentence, f"{raised}: {fact}", advice)

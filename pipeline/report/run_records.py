@@ -1,0 +1,188 @@
+"""What a run folder records, read for a report: all that can be read, and what cannot.
+
+Folders of unfinished, failed and killed runs have fewer files; those of earlier versions too. A
+damaged file costs its damaged lines, each named in `RunRecords.problems`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pipeline.contracts.evaluations import mean_of
+from pipeline.contracts.record_files import (
+    DamagedFileError,
+    parse_rows,
+    read_json,
+    readable_rows,
+)
+from pipeline.run.run_folder import ENDED, RESUMED, RunFolder
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of a run, oldest first.
+
+    Attributes:
+        path: the run folder.
+        config: content of `config.json`.
+        journal: all entries.
+        metrics: one row for each step, with its number from 1 under `step`.
+        ledger: rows of `ledger.jsonl`; none in folders of earlier versions.
+        status: content of `status.json`.
+        plan: content of `plan.json`.
+        running: whether a process holds the folder.
+        problems: files that are damaged, one line each.
+    """
+
+    path: Path
+    config: Row = field(default_factory=dict)
+    journal: Sequence[Row] = ()
+    metrics: Sequence[Row] = ()
+    ledger: Sequence[Row] = ()
+    status: Row = field(default_factory=dict)
+    plan: Row = field(default_factory=dict)
+    running: bool = False
+    problems: Sequence[str] = ()
+
+    @property
+    def name(self) -> str:
+        """`run.name`, or the folder's."""
+        return str(self.setting("run.name") or self.path.name)
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key of the configuration; None if it is not recorded."""
+        found: Any = self.config
+        for part in key.split("."):
+            found = found.get(part) if isinstance(found, Mapping) else None
+        return found
+
+    def entries(self, *events: str) -> list[Row]:
+        """Journal entries of these events that no later resume rolled back, oldest first."""
+        found: list[Row] = []
+        for entry in self.journal:
+            if entry["event"] == RESUMED:
+                found = [one for one in found if one.get("step", 0) <= entry["step"]]
+            if entry["event"] in events:
+                found.append(entry)
+        return found
+
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """Step and value of each row that has the metric."""
+        return [(row["step"], row[metric]) for row in self.metrics if metric in row]
+
+    @cached_property
+    def summary(self) -> Row:
+        """The summary of the run's clean end; empty if it has not ended, or was resumed since."""
+        found: Row = {}
+        for entry in self.journal:
+            if entry["event"] in {ENDED, RESUMED}:
+                found = entry.get("summary", {})
+        return found
+
+    @property
+    def steps(self) -> int:
+        """Training steps done."""
+        return int(max((row["step"] for row in self.metrics), default=0))
+
+    @property
+    def failure(self) -> str | None:
+        """The error that ended the last process; None if there was none."""
+        last = next(
+            (one for one in reversed(self.journal) if one["event"] in {"started", "failed", ENDED}),
+            {},
+        )
+        return str(last["error"]) if last.get("event") == "failed" else None
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the parts of the reward."""
+        functions = self.setting("rewards.functions") or []
+        return [part["name"] for part in functions]
+
+    def evaluations(self, name: str) -> list[Row]:
+        """Results of an evaluation with a value, oldest first; the last one of each step."""
+        found = [one for one in self.entries("evaluated") if one["name"] == name]
+        by_step = {one["step"]: one for one in found if mean_of(one) is not None}
+        return list(by_step.values())
+
+    def rollouts(self, name: str) -> list[dict[str, Any]]:
+        """The rows of `rollouts/NAME.jsonl`.
+
+        Raises:
+            DamagedFileError: if it is missing or damaged.
+        """
+        return parse_rows(self.path / "rollouts" / f"{name}.jsonl")
+
+    def rollout_steps(self) -> list[int]:
+        """Steps with recorded rollouts, ascending."""
+        files = (self.path / "rollouts").glob("step_*.jsonl")
+        numbers = (path.stem.removeprefix("step_") for path in files)
+        return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def read_run(path: Path) -> RunRecords:
+    """Reads a run folder.
+
+    Raises:
+        ValueError: if the folder is not one of a run.
+    """
+    folder = RunFolder(path)
+    files = ("config.json", "journal.jsonl", "metrics.jsonl")
+    if not any((path / name).is_file() for name in files):
+        raise ValueError(f"{path}: not a run folder: it has none of {', '.join(files)}")
+    problems: list[str] = []
+    rows = {
+        name: _rows(path / f"{name}.jsonl", problems) for name in ("journal", "metrics", "ledger")
+    }
+    return RunRecords(
+        path=path,
+        config=_plain_json(path / "config.json", problems),
+        status=_plain_json(path / "status.json", problems),
+        plan=_checked_json(path / "plan.json", problems),
+        running=folder.is_locked,
+        problems=problems,
+        journal=[row for row in rows["journal"] if isinstance(row.get("event"), str)],
+        metrics=sorted(
+            {row["step"]: row for row in rows["metrics"] if "step" in row}.values(),
+            key=lambda row: row["step"],
+        ),
+        ledger=[row for row in rows["ledger"] if "seconds" in row],
+    )
+
+
+def _rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
+    rows, damaged = readable_rows(path)
+    if damaged:
+        lines = f"line {damaged[0]}" + (f" and {len(damaged) - 1} more" if damaged[1:] else "")
+        problems.append(
+            f"{path.name}: {lines} damaged (checksum mismatch), left out; {len(rows)} are shown"
+        )
+    return rows
+
+
+def _plain_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError:
+        found = None
+    if isinstance(found, dict):
+        return found
+    problems.append(f"{path.name}: damaged (not a JSON object), left out")
+    return {}
+
+
+def _checked_json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return read_json(path) or {}
+    except DamagedFileError:
+        problems.append(f"{path.name}: damaged (its content does not match its sha256), left out")
+        return {}

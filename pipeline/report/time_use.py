@@ -1,0 +1,76 @@
+"""Where the seconds of a run went: sums over its ledger, by kind of process and by group of rows.
+
+Folders without a ledger have the phases of their steps in `time/..._s` only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from pipeline.report.run_records import Row, RunRecords
+
+Seconds = Mapping[str, Mapping[str, float]]
+"""Seconds by row, by kind of process: driver, learner, samplers, rewards."""
+
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "rollouts": ("prefill", "decode", "waiting_samplers"),
+    "update": ("update", "waiting_learner"),
+    "rewards": ("scoring", "waiting_rewards"),
+    "idle slots, padding": ("decode_idle", "update_padding"),
+    "evaluation, records": ("sync", "checkpoint", "evaluation", "export", "coordination"),
+    "start": ("ray_start", "device_wait", "loading", "compile", "compile_cached", "calibration"),
+    "lost": ("stalled", "restart", "repeated", "unexplained"),
+}
+"""Rows of the ledger by what they are for. A process other than the driver that waits does not
+contribute: `grouped` counts its waiting rows as `WAITING`."""
+WAITING = "waiting"
+DRIVER = "driver"
+COMPILING = ("compile", "compile_cached")
+_GROUP_OF = {row: group for group, rows in GROUPS.items() for row in rows}
+_PHASES = {
+    "time/sample_s": "waiting_samplers",
+    "time/reward_s": "waiting_rewards",
+    "time/learn_s": "waiting_learner",
+    "time/sync_s": "sync",
+}
+"""Rows of the driver that these metrics of a step correspond to."""
+
+
+def kind_of(process: str) -> str:
+    """The kind of a process of the ledger: `sampler 0` is one of the samplers."""
+    kind = process.partition(" ")[0]
+    return {"sampler": "samplers", "reward": "rewards"}.get(kind, kind)
+
+
+def ledger_seconds(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
+    """Sums ledger rows: seconds by row, by kind of process."""
+    found: dict[str, Counter[str]] = {}
+    for row in rows:
+        for process, seconds in row["seconds"].items():
+            found.setdefault(kind_of(process), Counter()).update(seconds)
+    return {kind: dict(seconds) for kind, seconds in found.items()}
+
+
+def training_seconds(run: RunRecords) -> dict[str, dict[str, float]]:
+    """The seconds of the steps, without those before the first one.
+
+    Without a ledger these are the driver's, from the metrics of the steps; empty without steps.
+    """
+    if run.ledger:
+        return ledger_seconds(row for row in run.ledger if row["step"] >= 1)
+    found: Counter[str] = Counter()
+    for row in run.metrics:
+        known = {name: row[metric] for metric, name in _PHASES.items() if metric in row}
+        found.update(known)
+        found["coordination"] += max(0.0, row.get("time/step_s", 0.0) - sum(known.values()))
+    return {DRIVER: dict(found)} if found.total() else {}
+
+
+def grouped(kind: str, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by group, in the order of `GROUPS`, `WAITING` last; groups without time left out."""
+    found = dict.fromkeys([*GROUPS, WAITING], 0.0)
+    for row, value in seconds.items():
+        waits = row.startswith(WAITING) and (kind != DRIVER or row not in _GROUP_OF)
+        found[WAITING if waits else _GROUP_OF.get(row, "lost")] += value
+    return {group: value for group, value in found.items() if value > 0}

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import pytest
+
+from pipeline.report.findings import problems
+from pipeline.report.run_records import RunRecords
+from pipeline.report.time_use import grouped, training_seconds
+from pipeline.report.verdict import learning, verdict
+from tests.pipeline.report.planted import STEPS, alarm, run
+
+PLANTED = {
+    "constant_reward": run(
+        change=lambda _: {"reward/std": 0.0, "groups/mixed": 0.0, "groups/all_equal": 24.0},
+        journal=[alarm("all_equal", value=1.0)],
+    ),
+    "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
+    "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
+    "slow_reward": run(seconds={"driver": {"waiting_rewards": 3.0, "waiting_learner": 1.0}}),
+    "recompilation": run(change=lambda step: {"compile/programs": 21.0 + 2 * (step >= 5)}),
+    "stalled_process": run(seconds={"sampler 0": {"stalled": 1.0, "decode": 3.0}}),
+    "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
+    "disagreement": run(
+        change=lambda _: {"learner/parity_p999": 0.5},
+        journal=[{"event": "parity_alarm", "step": 4}],
+    ),
+}
+
+
+def kinds(records: RunRecords) -> list[str]:
+    return [finding.kind for finding in problems(records)]
+
+
+def test_a_healthy_run_has_no_problem():
+    found = verdict(run())
+    assert (found.problems, found.health.level) == ([], "good")
+    assert found.learning.level == "good"
+    assert found.bound.sentence == "Bound by the update."
+    assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
+    assert "20% of the decode time is idle slots" not in found.bound.evidence
+    assert "22% of the decode time is idle slots" in found.bound.evidence
+    assert "17% of the update is padding" in found.bound.evidence
+
+
+@pytest.mark.parametrize("kind", list(PLANTED))
+def test_a_planted_problem_is_named_and_no_other(kind: str):
+    assert kinds(PLANTED[kind]) == [kind]
+    found = verdict(PLANTED[kind])
+    assert found.problems[0].sentence in found.health.sentence
+    assert found.next[0] == found.problems[0].advice
+
+
+def test_evidence_has_the_figures():
+    (constant,) = problems(PLANTED["constant_reward"])
+    assert constant.evidence.startswith("in each of 12 steps every rollout has the same reward")
+    (slow,) = problems(PLANTED["slow_reward"])
+    assert (
+        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
+    )
+    (batch,) = problems(PLANTED["small_batch"])
+    assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
+    (stalled,) = problems(PLANTED["stalled_process"])
+    assert stalled.evidence == "sampler 0: 12.0 s"
+    (compiled,) = problems(PLANTED["recompilation"])
+    assert compiled.evidence == "programs by step: step 5: 2"
+
+
+def test_programs_of_a_resumed_process_are_no_recompilation():
+    resumed = {"event": "resumed", "step": 4}
+    found = run(
+        change=lambda step: {"compile/programs": 21.0 * (1 + (step >= 5))}, journal=[resumed]
+    )
+    assert kinds(found) == []
+
+
+def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
+    entries = [alarm("excluded", step=8), {"event": "resumed", "step": 4}]
+    assert kinds(run(journal=entries)) == []
+    assert kinds(run(journal=entries[:1])) == ["excluded"]
+
+
+def test_the_last_error_is_a_problem_until_the_run_goes_on():
+    failed = {"event": "failed", "error": "OutOfMemory: gradient 32"}
+    assert kinds(run(journal=[failed])) == ["failed"]
+    assert kinds(run(journal=[failed, {"event": "started"}])) == []
+
+
+@pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
+def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level: str):
+    noise = [0.01, -0.02, 0.0, 0.02, -0.01, 0.01, -0.02, 0.015, -0.01, 0.0, 0.02, -0.005]
+    found = learning(run(change=lambda step: {"reward/mean": 0.3 + slope * step + noise[step - 1]}))
+    assert found.level == level
+    shown = found.evidence.partition(" in 100 steps")[0]
+    assert float(shown.split()[2]) == pytest.approx(100 * slope, abs=0.3)
+
+
+def test_nothing_is_said_of_a_run_without_steps():
+    found = verdict(run(steps=0))
+    assert found.learning.sentence == "Not known yet: too few steps."
+    assert found.bound.sentence == "Not known: no step has ended."
+    assert (found.problems, found.learning.level) == ([], "note")
+
+
+def test_the_best_evidence_is_the_paired_test():
+    evaluated = {
+        "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
+        "after": {"metric": "exact_answer", "accuracy": 0.3, "n": 500},
+        "paired_difference": -0.1,
+        "paired_ci95": [-0.15, -0.05],
+        "paired_p": 0.001,
+    }
+    ended = {"event": "ended", "summary": {"ended": "finished", "eval": evaluated}}
+    found = learning(run(journal=[ended]))
+    assert (found.level, found.sentence) == ("bad", "No: the test accuracy fell.")
+    assert (
+        found.evidence
+        == "40.0% -> 30.0%: -10.0 points [-15.0, -5.0] on 500 prompts, paired p = 1.0e-03"
+    )
+
+
+def test_old_folders_have_the_time_of_steps_in_their_metrics():
+    phases = {"time/sample_s": 1.0, "time/reward_s": 0.5, "time/learn_s": 2.0, "time/sync_s": 0.1}
+    found = training_seconds(run(ledger=False, change=lambda _: phases))
+    assert found["driver"]["waiting_learner"] == 2.0 * STEPS
+    assert sum(found["driver"].values()) == pytest.approx(4.0 * STEPS)
+
+
+def test_only_the_driver_waits_for_a_use():
+    rows = {"waiting_learner": 3.0, "decode": 1.0}
+    assert grouped("samplers", rows) == {"rollouts": 1.0, "waiting": 3.0}
+    assert grouped("driver", rows) == {"rollouts": 1.0, "update": 3.0}
