@@ -52,17 +52,19 @@ class LearnerActor(ModelActor):
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
-            self.learner = catch_out_of_memory(
-                "update",
-                lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
-            )
+            with self.compiling():
+                self.learner = catch_out_of_memory(
+                    "update",
+                    lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
+                )
             self._set_base(catch_out_of_memory("load", model.wait))
             self.checkpoints = Checkpoints(
                 RunFolder.of(config).checkpoints, keep=config.checkpoint.keep
             )
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
-            catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
+            with self.compiling():
+                catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
             catch_out_of_memory("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
 
@@ -88,7 +90,10 @@ class LearnerActor(ModelActor):
             OutOfMemory: if a checkpoint does not fit into memory.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
-        found = catch_out_of_memory("load", lambda: self.checkpoints.restore(self.learner.state))
+        with self.phases.during("checkpoint"):
+            found = catch_out_of_memory(
+                "load", lambda: self.checkpoints.restore(self.learner.state)
+            )
         if found is None:
             return Restored(None, where=where)
         self.learner.state, meta, damaged = found
@@ -166,7 +171,10 @@ class LearnerActor(ModelActor):
             return work()
 
         try:
-            return catch_out_of_memory("update", check_and_update)
+            with self.phases.during("update"):
+                metrics = catch_out_of_memory("update", check_and_update)
+                self.phases.set_spare(metrics["padded_share"])
+                return metrics
         except OutOfMemory as error:
             if host_state is not None:
                 learner.restore_state(host_state)
@@ -190,16 +198,18 @@ class LearnerActor(ModelActor):
 
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""
-        self.checkpoints.save(
-            self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
-        )
+        with self.phases.during("checkpoint"):
+            self.checkpoints.save(
+                self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
+            )
 
     def keep_best(self) -> None:
         """Saves the current adapter as the best so far, beside the checkpoints."""
         from pipeline.compute.model.adapter_file import write_adapter_file
 
         state = self.learner.state
-        write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
+        with self.phases.during("checkpoint"):
+            write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
 
     def recover_best(self, version: int, sha256: str) -> BestFile:
         """See `pipeline.contracts.workers.Learner`; recovers from checkpoints or the export."""

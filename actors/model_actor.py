@@ -6,17 +6,20 @@ JAX is imported in `prepare` and later, so that the driver can import these clas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial, wraps
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
 from pipeline.compute.program_cache import share_programs
-from pipeline.contracts.builds import Building, BuildLog, Ready
+from pipeline.contracts.builds import Building, BuildLog, Ready, cached_share
 from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
+from pipeline.contracts.workers import ProcessUse
 from pipeline.evaluate.recorded import comparable_since
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
@@ -29,15 +32,21 @@ Role = Literal["learner", "sampler"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+A = TypeVar("A", bound="ModelActor")
+Method = Callable[Concatenate[A, P], T]
+
+_LEDGER_PHASES: dict[WorkerPhase, str] = {"generate": "decode", "publish": "sync"}
+"""Names of phases in the goodput ledger, where they differ."""
 
 
-def during(phase: WorkerPhase) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes a method raise `OutOfMemory` with this phase if it runs out of memory."""
+def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
+    """Makes a method a phase of its process; out of memory, it raises `OutOfMemory`."""
 
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+    def decorate(method: Method[A, P, T]) -> Method[A, P, T]:
         @wraps(method)
-        def run(*args: P.args, **kwargs: P.kwargs) -> T:
-            return catch_out_of_memory(phase, lambda: method(*args, **kwargs))
+        def run(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            with self.phases.during(_LEDGER_PHASES.get(phase, phase)):
+                return catch_out_of_memory(phase, lambda: method(self, *args, **kwargs))
 
         return run
 
@@ -52,6 +61,7 @@ class ModelActor(ABC):
         requested: the configuration of the run.
         config: the same with the sizes in force.
         opening: the model; None: not opened yet.
+        phases: what the process does.
     """
 
     role: Role
@@ -60,6 +70,7 @@ class ModelActor(ABC):
         self.requested = self.config = config
         self.log = BuildLog()
         self.opening: LoadingModel | None = None
+        self.phases = PhaseClock()
 
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model and compiles; a later call compiles for other sizes.
@@ -72,12 +83,22 @@ class ModelActor(ABC):
             OutOfMemory: if these sizes need too much memory.
         """
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
-        if self.opening is None:
-            self.opening = start_loading(self.config, role=self.role)
-        self.log.begin(len(self.programs(self.opening)))
-        self.open(self.opening)
-        share_programs()
-        return Ready(self.opening.wait().load_s, self.log.read().done[known:])
+        with self.phases.during("loading"):
+            if self.opening is None:
+                self.phases.watch_for_stalls()
+                self.opening = start_loading(self.config, role=self.role)
+            self.log.begin(len(self.programs(self.opening)))
+            self.open(self.opening)
+            share_programs()
+            return Ready(self.opening.wait().load_s, self.log.read().done[known:])
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Makes the body the phase of compilation."""
+        known = len(self.log.read().done)
+        with self.phases.during("compile"):
+            yield
+            self.phases.set_spare(cached_share(self.log.read().done[known:]))
 
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""
@@ -86,6 +107,13 @@ class ModelActor(ABC):
     def memory(self) -> MemoryUse:
         """Returns the memory of this process, as needed and as measured."""
         return memory_use(self.needs())
+
+    def use(self) -> ProcessUse:
+        """Returns what the process does with its time and memory; can be called at any time."""
+        built = self.log.read().done
+        memory = None if self.opening is None else memory_use(self.needs())
+        seconds = sum(one.seconds for one in built)
+        return ProcessUse(self.phases.take(), memory, len(built), seconds)
 
     @abstractmethod
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:

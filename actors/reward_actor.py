@@ -38,6 +38,10 @@ class RewardActor:
         """See `RewardLog.notices`."""
         return self._log.notices()
 
+    async def busy(self) -> dict[str, list[tuple[float, float]]]:
+        """See `RewardHost.busy`."""
+        return {} if self._host is None else self._host.busy()
+
     async def close(self) -> None:
         """Ends the reward processes."""
         if self._host is not None:

@@ -48,24 +48,27 @@ class SamplerActor(ModelActor):
         config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
-            self.engine = catch_out_of_memory(
-                "generate",
-                lambda: Engine(
-                    rollout_policy(model.policy, config),
-                    None,
-                    config,
-                    model.vocabulary,
-                    text_of=model.tokenizer.decode,
-                    log=self.log,
-                ),
-            )
+            with self.compiling():
+                self.engine = catch_out_of_memory(
+                    "generate",
+                    lambda: Engine(
+                        rollout_policy(model.policy, config),
+                        None,
+                        config,
+                        model.vocabulary,
+                        text_of=model.tokenizer.decode,
+                        log=self.log,
+                        phases=self.phases,
+                    ),
+                )
             opened = catch_out_of_memory("load", model.wait)
             self.weights = catch_out_of_memory(
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
             )
         elif slots != self._slots:
             self._slots = None  # no programs exist unless resizing succeeds
-            catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
+            with self.compiling():
+                catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
 
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
@@ -141,7 +144,7 @@ class SamplerActor(ModelActor):
             for completion in completions:
                 self._finished.put(completion)
 
-        return self.engine.generate(
+        completions = self.engine.generate(
             requests,
             base=self.weights.base,
             adapter=self.weights.adapter,
@@ -151,6 +154,8 @@ class SamplerActor(ModelActor):
             min_finished=min_finished,
             report=report,
         )
+        self.phases.set_spare(1 - self.engine.work.useful)
+        return completions
 
     def finished(self) -> list[Completion]:
         """Returns what `generate` has finished since the last call; can be called while it runs."""

@@ -9,7 +9,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 
 from actors.handles import RunActors
@@ -22,14 +23,19 @@ from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import EXIT, EXPORT
 from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.phases import PhaseClock, Span
 from pipeline.contracts.progress import Progress
+from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
 from pipeline.control.budget import Budget, replaces_budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
+from pipeline.report.goodput import Hardware
+from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import TrainingStopped, Workers
+from pipeline.run.ledger import Ledger
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -42,6 +48,32 @@ _NOTABLE_WAIT_S = 1.0
 """Shorter waits for devices are not journaled: free devices are reserved sooner."""
 _EXIT_S = 4.0
 """Actors and Ray end after the last record is written; the upload to W&B follows."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What the functions of this module share.
+
+    Attributes:
+        prepared: the run.
+        stop: set by a signal.
+        clock: of the budget.
+        meter: of seconds and tokens.
+        tracker: W&B.
+        rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
+    """
+
+    prepared: Prepared
+    stop: Stop
+    clock: Clock
+    meter: RunMeter
+    tracker: Tracker
+    rehearse: Callable[[RunActors], RunActors] | None = None
+
+    @property
+    def during(self) -> Callable[[str], AbstractContextManager[None]]:
+        """Makes a block a phase of this process."""
+        return self.meter.ledger.phases.during
 
 
 async def run_session(
@@ -67,6 +99,7 @@ async def run_session(
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
+        meter = _meter(prepared, clock, started=started)
         if clock.used_before_s and not prepared.folder.holds_run:
             print(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
@@ -74,17 +107,40 @@ async def run_session(
                 flush=True,
             )
         with closing(_tracker(prepared)) as tracker:
+            session = _Session(prepared, stop, clock, meter, tracker, rehearse)
             with _recording_time(prepared.folder, clock):
                 try:
-                    status = await _run(prepared, beginning, stop, clock, tracker, rehearse)
+                    with session.during("end"):
+                        status = await _run(session, beginning)
                 except Failure as failure:
                     if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
                     raise
             # The devices are free, and the budget's clock has stopped.
+            meter.close()
             stop.notice = "the run has ended; Ctrl-C again does not wait for the upload to W&B"
             await tracker.finish(exit_status=status)
             return status
+
+
+def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
+    """The meter of the run; the ledger begins with this process."""
+    phases, folder = PhaseClock(), prepared.folder
+    now_s = phases.now()
+    start_s = now_s - (time.monotonic() - started)
+    phases.add(Span("loading", start_s, now_s))  # configuration, data, check of the rewards
+    try:
+        ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
+    except DamagedFileError as error:
+        move_to_superseded(folder.path, [folder.ledger])
+        print(f"{error}; a new ledger begins, the old one is in superseded/", flush=True)
+        ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
+    uncounted = (
+        entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
+    )
+    ledger.lost(clock.used_before_s + sum(uncounted))
+    phases.watch_for_stalls()
+    return RunMeter(ledger, Hardware.of(prepared.config))
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
@@ -113,32 +169,20 @@ def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-async def _run(
-    prepared: Prepared,
-    beginning: CalibrationStart,
-    stop: Stop,
-    clock: Clock,
-    tracker: Tracker,
-    rehearse: Callable[[RunActors], RunActors] | None,
-) -> int:
-    with cluster(prepared.config.plan):
-        stop.listen()
-        actors = RunActors.spawn(prepared.config)
-        if rehearse is not None:
-            actors = rehearse(actors)
-        workers = _workers(prepared, actors, beginning, clock, stop)
+async def _run(session: _Session, beginning: CalibrationStart) -> int:
+    prepared, stop = session.prepared, session.stop
+    with ExitStack() as stack:
+        with session.during("ray_start"):
+            stack.enter_context(cluster(prepared.config.plan))
+            stop.listen()
+            actors = RunActors.spawn(prepared.config)
+        if session.rehearse is not None:
+            actors = session.rehearse(actors)
+        workers = _workers(prepared, actors, beginning, session.clock, stop)
         try:
-            started = await unless(stop, _start(actors, workers, beginning, prepared, clock))
-            return await _coordinate(
-                prepared,
-                actors,
-                workers,
-                stop,
-                clock,
-                tracker,
-                started=started,
-                is_kept=rehearse is None,
-            )
+            with session.during("loading"):
+                load_s = await unless(stop, _start(session, actors, workers, beginning))
+                return await _coordinate(session, actors, workers, load_s=load_s)
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
@@ -165,59 +209,51 @@ def _workers(
 
 
 async def _start(
-    actors: RunActors,
-    workers: Workers,
-    beginning: CalibrationStart,
-    prepared: Prepared,
-    clock: Clock,
+    session: _Session, actors: RunActors, workers: Workers, beginning: CalibrationStart
 ) -> float:
     """Acquires the devices, loads, compiles and measures sizes; returns the seconds of loading.
 
     Raises:
         Failure: if the code of a reward has changed since it was checked.
     """
-    config = prepared.config
-    with clock.waiting(used=config.budget.from_submission):
+    config, during = session.prepared.config, session.during
+    with session.clock.waiting(used=config.budget.from_submission), during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     print("Devices acquired; loading weights and compiling.", flush=True)
     load_s, rewards = await asyncio.gather(workers.start(), actors.scorer.start())
-    if reward_code(rewards) != prepared.reward_code:
+    if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "
             "command again",
             EXIT_FAILED,
         )
-    await calibrate(
-        workers.sizes,
-        beginning,
-        sampler=(workers.sampler_processes[0], actors.samplers[0]),
-        learner=(workers.learner_process, actors.learner),
-    )
+    with during("calibration"):
+        await calibrate(
+            workers.sizes,
+            beginning,
+            sampler=(workers.sampler_processes[0], actors.samplers[0]),
+            learner=(workers.learner_process, actors.learner),
+        )
     return load_s
 
 
 async def _coordinate(
-    prepared: Prepared,
-    actors: RunActors,
-    workers: Workers,
-    stop: Stop,
-    clock: Clock,
-    tracker: Tracker,
-    *,
-    started: float,
-    is_kept: bool = True,
+    session: _Session, actors: RunActors, workers: Workers, *, load_s: float
 ) -> int:
+    prepared, clock = session.prepared, session.clock
     config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
     _check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
     changes = _record_start(prepared, clock, step=at)
     progress, resumed_from = _resume(restored, folder, workers.sizes)
+    if resumed_from is not None:
+        session.meter.ledger.resumed()
     budget = Budget.of(config, folder)
-    deadline = _deadline(prepared, clock, budget, load_s=started)
+    deadline = _deadline(prepared, clock, budget, load_s=load_s)
     console = Console(total=budget.steps, done=progress.step)
-    records = Records(folder, tracker, console)
+    records = Records(folder, session.tracker, console)
     await _track(prepared, clock, records, step=progress.step)
     records.rewards_changed(progress.step, changes)
     workers.sizes.record(records)
@@ -227,6 +263,7 @@ async def _coordinate(
         tokenizer=prepared.tokenizer,
         workers=workers,
         records=records,
+        meter=session.meter,
         deadline=deadline,
         clock=clock,
         progress=progress,
@@ -243,7 +280,7 @@ async def _coordinate(
             print(error, file=sys.stderr)
         else:
             traceback.print_exception(error)
-        if is_kept:
+        if session.rehearse is None:
             accept = isinstance(error, TrainingStopped)
             remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
             print(
@@ -253,9 +290,9 @@ async def _coordinate(
         return EXIT_FAILED
     finally:
         console.close()
-    if is_kept:
+    if session.rehearse is None:
         print(f"{ended}: {folder.path}", flush=True)
-    return 0 if ended == "finished" else stop.exit_status
+    return 0 if ended == "finished" else session.stop.exit_status
 
 
 def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]:

@@ -15,6 +15,7 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -33,12 +34,14 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
-from pipeline.control.duties import BestVersion, Duty, DutyKind, Exported, RunStatus
+from pipeline.control.duties import PHASES, BestVersion, Duty, DutyKind, Exported, RunStatus
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.report.goodput import Work
+from pipeline.report.meter import RunMeter
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
@@ -60,6 +63,7 @@ class Coordinator:
         tokenizer: decodes completions.
         workers: sample, score and learn.
         records: where the run is recorded.
+        meter: of its seconds and tokens.
         deadline: arithmetic of the budget, with earlier measurements.
         clock: the run's.
         progress: where to continue.
@@ -74,6 +78,7 @@ class Coordinator:
         tokenizer: Tokenizer,
         workers: Workers,
         records: Records,
+        meter: RunMeter,
         deadline: Deadline,
         clock: Clock,
         progress: Progress,
@@ -83,6 +88,8 @@ class Coordinator:
         self.data = data
         self.workers = workers
         self.records = records
+        self.meter = meter
+        self.phases = meter.ledger.phases
         self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
@@ -135,6 +142,10 @@ class Coordinator:
                 were skipped; a checkpoint is written first.
             BudgetTooSmallError: if not one step fits into a time budget.
         """
+        with self.phases.during("coordination"):
+            return await self._run()
+
+    async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
         try:
             await self._perform_duties()
@@ -147,7 +158,7 @@ class Coordinator:
             await self._perform_duties()
         except Interrupted:
             await self._save()
-            self._summarize(ended="interrupted")
+            await self._summarize(ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
             # A step that was trained and not counted would be trained twice after a resume.
@@ -158,25 +169,30 @@ class Coordinator:
 
     async def _train(self, step: TrainStep) -> None:
         """Data -> update -> publish -> records."""
-        watch = Stopwatch(self.clock.now)
+        watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, watch)
         metrics = data.metrics(self.config)
         self._check_rewards(data, step, metrics, watch)
         update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
         if update is None:
             raise OutOfTime
-        async with self.producer.ahead(update.ahead, data.next_state):
-            updating = Stopwatch(self.clock.now)
-            learned = await self.workers.update(data, step, update.left)
-            self._is_uncounted = True
-            self.controller.observe_update(step, updating.total_s)
-            watch.lap("learn")
+        with during("sample"):  # after the update the learner waits for rollouts sampled ahead
+            async with self.producer.ahead(update.ahead, data.next_state):
+                updating = Stopwatch(self.clock.now)
+                with during("learn"):
+                    learned = await self.workers.update(data, step, update.left)
+                self._is_uncounted = True
+                self.controller.observe_update(step, updating.total_s)
+                watch.lap("learn")
         if self.config.rollout.ahead != "off" and step.phase == "grpo":
             watch.lap("wait")
         self._check_parity_of(learned)
-        await self.workers.publish()
+        with during("sync"):
+            await self.workers.publish()
         watch.lap("sync")
         self._measured(SYNC, watch.lap_s("sync"))
+        tokens = data.token_fates(int(learned["tokens_trained"]))
+        await self._account(step=step.number + 1, tokens=tokens)
         self._count(data, step, learned, metrics, watch)
 
     async def _perform_duties(self) -> None:
@@ -197,9 +213,11 @@ class Coordinator:
         }
         while duty := self._decide(self.controller.due(self._status, self._now_s)):
             try:
-                await duties[duty.kind](duty)
+                with self.phases.during(PHASES[duty.kind]):
+                    await duties[duty.kind](duty)
             except OutOfTime:
                 self._abandon()
+            await self._account()
 
     # --- decisions
 
@@ -274,18 +292,45 @@ class Coordinator:
         result = self.schedule.result
         assert result is not None
         best = {} if result.best is None else {"best": result.best}
-        self._summarize(ended="finished", eval=result.compared, **best)
+        await self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
         watch, step = Stopwatch(self.clock.now), self.progress.step
         self.progress = replace(self.progress, wall_s=self._now_s)
-        meta = {**self.progress.to_meta(), "journal_lines": self.records.folder.sync()}
-        await self.workers.save(meta)
+        with self.phases.during("checkpoint"):
+            meta = {**self.progress.to_meta(), "journal_lines": self.records.folder.sync()}
+            await self.workers.save(meta)
         seconds = watch.total_s
         if step != self._saved:
             self._measured(CHECKPOINT, seconds)
         self._saved = step
         self.records.journal("checkpoint", step=step, wall_s=self.progress.wall_s, seconds=seconds)
+
+    # --- ledger
+
+    async def _account(
+        self, *, step: int | None = None, tokens: Counter[str] | None = None
+    ) -> None:
+        """Closes an interval of the ledger.
+
+        Args:
+            step: number, from 1, of the training step that fills the interval; None: no step.
+            tokens: generated tokens by fate, without those of evaluations.
+        """
+        tokens = Counter() if tokens is None else tokens
+        tokens["evaluation"], self.workers.evaluation_tokens = self.workers.evaluation_tokens, 0
+        self.meter.account(
+            self.progress.step if step is None else step,
+            await self.workers.uses(),
+            tokens={fate: count for fate, count in tokens.items() if count},
+            repeated=step is not None and self.meter.ledger.is_repeated(step),
+        )
+
+    def _work(self, data: TrainingStep, learned: Mapping[str, float]) -> Work:
+        passes = self.config.learner.updates_per_batch if isinstance(data, RolloutStep) else 1
+        amounts = [int(learned[key]) for key in ("tokens_trained", "positions", "tokens_padded")]
+        trained, positions, padded = amounts
+        return Work(data.decode_work, trained, passes * positions, passes * padded)
 
     # --- records of a step
 
@@ -356,7 +401,16 @@ class Coordinator:
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
         updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
-        metrics = {**sampled, **updated, **self._time_metrics(step, watch)}
+        work = self._work(data, learned)
+        metrics = {
+            **sampled,
+            **updated,
+            **self._time_metrics(step, watch),
+            **self.meter.step_metrics(work, self.workers.sizes.in_force),
+            **self.controller.outlook(self._now_s),
+            "faults/reward_errors": float(progress.reward_errors),
+            "faults/skipped_updates": float(progress.skipped_updates),
+        }
         data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
         overflow = f"rewards are so large that the advantages of {data.overflow} groups overflow"
         if skipped:
@@ -395,12 +449,17 @@ class Coordinator:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
-    def _summarize(self, *, ended: str, **more: Any) -> None:
+    async def _summarize(self, *, ended: str, **more: Any) -> None:
         progress, deadline = self.progress, self.controller.deadline
-        untaken = self.producer.untaken if ended == "finished" else None
-        lost = len(progress.sampling.partial) if ended == "finished" else 0
+        untaken, lost, fates = self.producer.untaken, 0, Counter[str]()
+        if ended == "finished":
+            lost = len(progress.sampling.partial)
+            lost += 0 if untaken is None else len(untaken.all_rollouts)
+            fates["truncated"] = progress.sampling.partial.tokens
         if untaken is not None:
-            lost += len(untaken.all_rollouts)
+            fates["stale" if ended == "finished" else "repeated"] = untaken.tokens
+            untaken = untaken if ended == "finished" else None
+        await self._account(tokens=fates)
         dynamic = self.config.rollout.dynamic_sampling != "off"
         summary = {
             "ended": ended,
@@ -420,6 +479,7 @@ class Coordinator:
             **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
             **more,
             "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
+            **self.meter.summary(),
             "resumed_from": self.resumed_from,
             "faults": {
                 "reward_errors": progress.reward_errors,

@@ -20,6 +20,7 @@ from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Publ
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import (
     Completion,
@@ -30,6 +31,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.workers import ProcessUse
 from pipeline.control.budget import used_s
 from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator
@@ -38,7 +40,10 @@ from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
+from pipeline.report.goodput import Hardware
+from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import Workers
+from pipeline.run.ledger import Ledger
 from pipeline.run.records import Console, Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -47,6 +52,8 @@ from rewards.forms import recognise
 from rewards.resolve import resolve
 
 EOS = 1
+TIMINGS = frozenset({"time", "ledger", "goodput", "speed", "budget", "tokens"})
+"""Groups of metrics that differ between a run and the same run with a resume."""
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()
@@ -199,6 +206,9 @@ class Prepares:
 
     async def building(self) -> Building:
         return Building()
+
+    async def use(self) -> ProcessUse:
+        return ProcessUse()
 
 
 class FakeSampler(Prepares):
@@ -435,7 +445,11 @@ def _write_export(folder: Path, text: str) -> None:
 
 def _tokens(learned: int) -> dict[str, float]:
     """Token metrics with as many padding positions as trained tokens."""
-    return {"tokens_trained": float(learned), "tokens_padded": float(learned)}
+    return {
+        "tokens_trained": float(learned),
+        "tokens_padded": float(learned),
+        "positions": 2.0 * learned,
+    }
 
 
 class FakeScorer:
@@ -463,6 +477,16 @@ class FakeScorer:
 
     async def notices(self) -> list[str]:
         return []
+
+    async def busy(self) -> dict[str, list[tuple[float, float]]]:
+        return {f"{name} 0": [] for name in self.forms}
+
+
+def make_meter(folder: RunFolder, now: Callable[[], float]) -> RunMeter:
+    """A meter on an injected clock."""
+    phases = PhaseClock(now)
+    ledger = Ledger(folder.ledger, phases=phases, start_s=now())
+    return RunMeter(ledger, Hardware({"learner": 1, "samplers": 1}, 2))
 
 
 class FakeTracker(Tracker):
@@ -538,6 +562,9 @@ class Process:
             validates=config.eval.validates,
         )
         self.folder.rewind_to(progress.step)
+        self.meter = make_meter(self.folder, self.script.clock)
+        if restored:
+            self.meter.ledger.resumed()
         self.sizes.record(self.records)
         self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.resumed_from = progress.step if restored else None
@@ -561,6 +588,7 @@ class Process:
             tokenizer=CharTokenizer(),
             workers=self.workers,
             records=self.records,
+            meter=self.meter,
             deadline=self.deadline,
             clock=self.clock,
             progress=self.progress,
@@ -593,10 +621,10 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
     summary = {
         key: value
         for key, value in (folder.summary or {}).items()
-        if key not in {"wall_s", "resumed_from"}
+        if key not in {"wall_s", "resumed_from", "ledger", "goodput", "cost"}
     }
     metrics = [
-        {key: value for key, value in row.items() if not key.startswith("time/")}
+        {key: value for key, value in row.items() if key.partition("/")[0] not in TIMINGS}
         for row in folder.metrics
     ]
     rollouts = {path.name: path.read_bytes() for path in folder.rollouts.iterdir()}

@@ -110,9 +110,11 @@ def memory_use(needs: Mapping[str, int]) -> MemoryUse:
     programs = {name: resident + size for name, size in needs.items()}
     measured = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
     if not measured:
-        return MemoryUse(programs)
+        return MemoryUse(programs, arrays=resident)
     fullest = max(measured, key=lambda stats: stats["peak_bytes_in_use"])
-    return MemoryUse(programs, fullest["peak_bytes_in_use"], fullest.get("bytes_limit"))
+    return MemoryUse(
+        programs, fullest["peak_bytes_in_use"], fullest.get("bytes_limit"), arrays=resident
+    )
 
 
 def catch_out_of_memory(phase: WorkerPhase, work: Callable[[], T]) -> T:

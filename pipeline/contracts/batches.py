@@ -98,10 +98,14 @@ class PackedBatch:
 
 
 def padding_metrics(batches: Sequence[PackedBatch]) -> dict[str, float]:
-    """Number of padding tokens and their share of all positions."""
+    """Number of positions, of padding tokens, and the share of these."""
     padded = sum(batch.num_padded for batch in batches)
     positions = sum(batch.tokens.size for batch in batches)
-    return {"tokens_padded": float(padded), "padded_share": padded / max(positions, 1)}
+    return {
+        "positions": float(positions),
+        "tokens_padded": float(padded),
+        "padded_share": padded / max(positions, 1),
+    }
 
 
 @dataclass(frozen=True)

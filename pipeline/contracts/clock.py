@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from pipeline.contracts.phases import PhaseClock
+
 
 @dataclass
 class Clock:
@@ -56,9 +58,14 @@ class Stopwatch:
 
     Args:
         now: reads the clock, in seconds.
+        phases: receives the phases of the parts; None: what is measured goes on beside others.
+
+    Attributes:
+        phases: the same.
     """
 
-    def __init__(self, now: Callable[[], float]) -> None:
+    def __init__(self, now: Callable[[], float], *, phases: PhaseClock | None = None) -> None:
+        self.phases = PhaseClock() if phases is None else phases
         self._now = now
         self._started = self._last = now()
         self._laps: dict[str, float] = {}

@@ -43,8 +43,10 @@ class MemoryUse:
             temporaries as reported by the compiler.
         peak: peak bytes in use, as reported by the device; None: it reports none, such as a CPU.
         limit: bytes that may be used, as reported by the device; None: it reports none.
+        arrays: bytes of all current arrays.
     """
 
     programs: Mapping[str, int]
     peak: int | None = None
     limit: int | None = None
+    arrays: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,10 +19,28 @@ from pipeline.contracts.adapters import (
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from rewards.base import Outcome, RewardFacts, RewardInput
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """What a process does with its time and memory.
+
+    Attributes:
+        spans: its phases since the last report.
+        memory: of its fullest device; None: unknown.
+        programs: programs that it has compiled or read from the cache.
+        programs_s: seconds of them.
+    """
+
+    spans: Sequence[Span] = ()
+    memory: MemoryUse | None = None
+    programs: int = 0
+    programs_s: float = 0.0
 
 
 class Sampler(Protocol):
@@ -134,7 +153,17 @@ class Scorer(Protocol):
         """Returns a line for each function that has printed something for the first time."""
 
 
-class ScorerWorker(Scorer, Protocol):
+class MeasuredScorer(Scorer, Protocol):
+    """A scorer that reports when its processes score."""
+
+    async def busy(self) -> dict[str, list[tuple[float, float]]]:
+        """Returns when each reward process has scored since the last call: unix seconds, by name.
+
+        A name is that of the function and the number of the process.
+        """
+
+
+class ScorerWorker(MeasuredScorer, Protocol):
     """All methods of the host of the reward processes."""
 
     async def start(self) -> list[RewardFacts]:
@@ -162,11 +191,18 @@ class Resizable(Protocol):
         """Returns the progress of compilation; can be called while `prepare` runs."""
 
 
-class ResizableSampler(Sampler, Resizable, Protocol):
+class ReportsUse(Protocol):
+    """A process that reports what it does with its time and memory."""
+
+    async def use(self) -> ProcessUse:
+        """Returns its phases since the last call, and its memory; can be called at any time."""
+
+
+class ResizableSampler(Sampler, Resizable, ReportsUse, Protocol):
     """A sampler whose number of slots can be reduced."""
 
 
-class ResizableLearner(Learner, Resizable, Protocol):
+class ResizableLearner(Learner, Resizable, ReportsUse, Protocol):
     """A learner whose micro-batches can be reduced."""
 
 

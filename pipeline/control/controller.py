@@ -200,6 +200,29 @@ class RunController:
             self._checkpoint_requested = True
         return alarms
 
+    def outlook(self, now_s: float) -> dict[str, float]:
+        """Metrics of a trained step: time used and left, planned steps, seconds to the end.
+
+        The end of a run of steps is an estimate without validations.
+        """
+        deadline, step, used = self.deadline, self._current, {"budget/used_s": now_s}
+        assert step is not None
+        if deadline.steps is None:
+            left_s = max(0.0, deadline.left_s(now_s))
+            steps = self._planner.plan.total_steps
+            return used | {
+                "budget/left_s": left_s,
+                "budget/steps_planned": float(steps),
+                "budget/expected_end_s": left_s,
+            }
+        # This step is the first one, or is not observed yet.
+        step_s = deadline.step_time.expected_s(phase=step.phase) or now_s - self._step_began_s
+        steps_s = (deadline.steps - step.number - 1) * (step_s + deadline.step_time.between_s)
+        return used | {
+            "budget/steps_planned": float(deadline.steps),
+            "budget/expected_end_s": steps_s + deadline.shutdown_s,
+        }
+
     # --- reports of the coordinator
 
     def observe(self, part: str, seconds: float) -> None:

@@ -24,6 +24,22 @@ DutyKind = Literal[
 ]
 
 
+PHASES: dict[DutyKind, str] = {
+    "check_parity": "calibration",
+    "evaluate_before": "evaluation",
+    "validate": "evaluation",
+    "recover_best": "checkpoint",
+    "repair_answers": "evaluation",
+    "export": "export",
+    "checkpoint": "checkpoint",
+    "load_best": "sync",
+    "test": "evaluation",
+    "refuse": "coordination",
+    "summarize": "coordination",
+}
+"""Phase of the run during each duty, for the ledger."""
+
+
 @dataclass(frozen=True)
 class Duty:
     """A decision: work other than a training step.

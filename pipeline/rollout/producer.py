@@ -232,21 +232,24 @@ class RolloutProducer:
         ]
         early = EarlyScoring(workers.scorer, self._inputs_of)
         try:
-            sampled, work = await workers.generate(
-                [*state.partial.requests(), *new],
-                temperature=config.rollout.temperature,
-                cut_off=config.rollout.cut_off,
-                deadline=step.deadline,
-                report=early.add,
-            )
-            split = split_partial(sampled, state.partial, mode=config.rollout.partial)
+            with watch.phases.during("sample"):
+                sampled, work = await workers.generate(
+                    [*state.partial.requests(), *new],
+                    temperature=config.rollout.temperature,
+                    cut_off=config.rollout.cut_off,
+                    deadline=step.deadline,
+                    report=early.add,
+                )
+                split = split_partial(sampled, state.partial, mode=config.rollout.partial)
+                completions = split.finished
+                inputs = self._inputs_of(completions)
             watch.lap("sample")
-            completions = split.finished
-            inputs = self._inputs_of(completions)
-            outcomes = await workers.score(inputs, deadline=step.deadline, early=early)
+            with watch.phases.during("reward"):
+                outcomes = await workers.score(inputs, deadline=step.deadline, early=early)
+                notices = await workers.scorer.notices()
         finally:
             early.cancel()
-        for notice in await workers.scorer.notices():
+        for notice in notices:
             self._log.say(f"{notice} (all output is in rewards.log)")
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -97,6 +98,40 @@ class RolloutStep:
         prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
         return SamplingState(self.split.partial, prompts, self.signal)
 
+    @property
+    def decode_work(self) -> DecodeWork:
+        """Work of the samplers."""
+        work = DecodeWork()
+        for part in self.rounds:
+            work.add(part.work)
+        return work
+
+    def token_fates(self, trained: int) -> Counter[str]:
+        """Generated tokens of the rollouts that this step finished or discarded, by fate.
+
+        Fates are those of `run.ledger.FATES`. Tokens of partial rollouts count in the step that
+        finishes or discards them.
+
+        Args:
+            trained: tokens in the loss.
+        """
+        rollouts = self.all_rollouts
+        kept = {rollout.completion.name for rollout in self.rollouts}
+        signal = {rollout.completion.name.group for rollout in rollouts if rollout.advantage}
+        # Tokens of kept rollouts are trained, but for those without a signal.
+        fates = Counter[str](trained=trained, no_signal=-trained)
+        for rollout in rollouts:
+            name, fate = rollout.completion.name, "no_signal"
+            if rollout.reward is None:
+                fate = "failed_reward"
+            elif name not in kept and name.group in signal:
+                fate = "surplus"
+            fates[fate] += len(rollout.completion.tokens)
+        waiting = [state.partial.tokens for state in (self.state, self.next_state)]
+        finished = sum(len(rollout.completion.tokens) for rollout in rollouts)
+        fates["truncated"] = self.tokens + waiting[0] - waiting[1] - finished
+        return fates
+
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
         rollouts = self.all_rollouts
@@ -136,11 +171,9 @@ class RolloutStep:
 
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
-        work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
-        for part in self.rounds:
-            work.add(part.work)
+        counts = [vars(part.stats) for part in self.rounds]
         stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.all_rollouts, stats, config) | work.metrics
+        metrics = step_metrics(self.all_rollouts, stats, config) | self.decode_work.metrics
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":
@@ -196,6 +229,7 @@ class DemonstrationStep:
     seconds = 0.0
     overflow = 0
     learner_prefix = "sft"
+    decode_work = DecodeWork()
 
     @property
     def name(self) -> str:
@@ -206,6 +240,10 @@ class DemonstrationStep:
     def next_state(self) -> SamplingState:
         """The sampling state after the step."""
         return self.state
+
+    def token_fates(self, trained: int) -> Counter[str]:  # noqa: ARG002
+        """Nothing: an SFT step generates no tokens."""
+        return Counter()
 
     def counted(self, progress: Progress) -> Progress:
         """The counters: all counters of an SFT step come from its update."""

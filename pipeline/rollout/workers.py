@@ -17,8 +17,17 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
+from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
-from pipeline.contracts.workers import Learner, ResizableLearner, ResizableSampler, Sampler, Scorer
+from pipeline.contracts.workers import (
+    Learner,
+    MeasuredScorer,
+    ProcessUse,
+    ReportsUse,
+    ResizableLearner,
+    ResizableSampler,
+    Sampler,
+)
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -27,6 +36,8 @@ from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
+ANSWER_S = 5.0
+"""Maximum seconds to wait for a process that reports its use; one that is stuck reports nothing."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
 _ANY_SIZE = frozenset({"abort", "resume", "work", "finished", "save", "keep_best", "recover_best"})
@@ -92,6 +103,7 @@ class Workers:
 
     Attributes:
         learner_process, sampler_processes: the processes; the same one in a colocated run.
+        evaluation_tokens: tokens generated for evaluations.
         learner: its methods, repeated with smaller sizes when out of memory.
         scorer: the reward workers.
         published: the adapter that the samplers hold; None: none yet.
@@ -102,7 +114,7 @@ class Workers:
         *,
         samplers: Sequence[ResizableSampler],
         learner: ResizableLearner,
-        scorer: Scorer,
+        scorer: MeasuredScorer,
         sizes: SizeController,
         config: Config,
         clock: Clock,
@@ -115,9 +127,13 @@ class Workers:
             self.learner_process if one_process else Worker(f"sampler {number}", sampler)
             for number, sampler in enumerate(samplers)
         ]
+        self._reporting: dict[str, ReportsUse] = {"learner": learner}
+        if not one_process:
+            self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self.sizes = sizes
         self.bounds = parity.Bounds.of(config)
         self.published: Published | None = None
+        self.evaluation_tokens = 0
         pairs = zip(samplers, self.sampler_processes, strict=True)
         self._samplers = [cast("Sampler", RetryingWorker(*pair, sizes)) for pair in pairs]
         self.learner = cast("Learner", RetryingWorker(learner, self.learner_process, sizes))
@@ -197,6 +213,8 @@ class Workers:
         completions, done = await self._within(deadline, work, aborts=self._samplers)
         assert self.published is not None
         parity.check_labels(completions, self.published)
+        if requests and requests[0].name.phase != "train":
+            self.evaluation_tokens += done.tokens
         return completions, done
 
     # --- rewards
@@ -240,6 +258,34 @@ class Workers:
         """Writes a checkpoint with `meta` and the sizes in force."""
         await self.learner.save({**meta, **self.sizes.meta})
         self.sizes.checkpointed()
+
+    # --- use of time and memory
+
+    async def uses(self) -> dict[str, ProcessUse]:
+        """What each process does with its time and memory, by name: learner, `sampler 0`, ...
+
+        The reward processes are `reward NAME 0`, ...; they report their time only.
+        """
+
+        async def of(process: ReportsUse) -> ProcessUse:
+            try:
+                return await asyncio.wait_for(process.use(), ANSWER_S)
+            except (TimeoutError, RuntimeError):  # stuck or dead: its next call raises
+                return ProcessUse()
+
+        async def of_rewards() -> dict[str, list[tuple[float, float]]]:
+            try:
+                return await asyncio.wait_for(self.scorer.busy(), ANSWER_S)
+            except (TimeoutError, RuntimeError):
+                return {}
+
+        found, busy = await asyncio.gather(
+            asyncio.gather(*map(of, self._reporting.values())), of_rewards()
+        )
+        uses = dict(zip(self._reporting, found, strict=True))
+        for name, times in busy.items():
+            uses[f"reward {name}"] = ProcessUse([Span("scoring", *time) for time in times])
+        return uses
 
     # --- stop signal and time limit
 

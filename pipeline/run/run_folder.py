@@ -52,6 +52,10 @@ _LOCK = ".lock"
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
 
+def _stamp() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
 class RunFolder:
     """Paths and files of one run.
 
@@ -65,6 +69,7 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
         self.rewards_log = path / "rewards.log"
+        self.ledger = path / "ledger.jsonl"
         self._config = path / "config.json"
         self._plan = path / "plan.json"
         self._journal = path / "journal.jsonl"
@@ -369,8 +374,7 @@ class RunFolder:
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends a decision or an event to the journal."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        append_row(self._journal, {"time": stamp, "event": event, **facts})
+        append_row(self._journal, {"time": _stamp(), "event": event, **facts})
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """All entries of the journal, oldest first.
@@ -428,16 +432,19 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all steps, oldest first.
+        """The metrics of all steps, oldest first, without time stamps.
 
         Raises:
             DamagedFileError: if a line is damaged; with the remedy.
         """
-        return list(read_rows(self._metrics))
+        return [
+            {name: value for name, value in row.items() if name != "time"}
+            for row in read_rows(self._metrics)
+        ]
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""
-        append_row(self._metrics, metrics)
+        append_row(self._metrics, {"time": _stamp(), **metrics})
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> FileDigest:
         """Writes `rollouts/NAME.jsonl`; returns its digest."""
@@ -476,7 +483,7 @@ class RunFolder:
         """
         if not self._journal.is_file():
             return None
-        rows = self.metrics
+        rows = list(read_rows(self._metrics))
         later = [row for row in rows if row["step"] > step]
         files = [
             path

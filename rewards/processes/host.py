@@ -13,6 +13,7 @@ a score. Independent of Ray; needs a running event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,6 +96,13 @@ class RewardHost:
         names = [part.name for part in self._parts]
         return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
 
+    def busy(self) -> dict[str, list[tuple[float, float]]]:
+        """When each process has scored since the last call, in unix seconds.
+
+        The name of a process is that of its function and its number.
+        """
+        return {name: times for part in self._parts for name, times in part.busy().items()}
+
     async def close(self) -> None:
         """Ends all processes."""
         await asyncio.gather(*(part.close() for part in self._parts))
@@ -143,6 +151,19 @@ class _Part:
         self._processes: list[RewardProcess | None] = [None] * count
         self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
+        self._busy: list[list[tuple[float, float]]] = [[] for _ in range(count)]
+        self._busy_since: list[float | None] = [None] * count
+
+    def busy(self) -> dict[str, list[tuple[float, float]]]:
+        """See `RewardHost.busy`."""
+        now = time.time()
+        for index, since in enumerate(self._busy_since):
+            if since is not None:
+                self._busy[index].append((since, now))
+                self._busy_since[index] = now
+        found = {f"{self.name} {index}": times for index, times in enumerate(self._busy)}
+        self._busy = [[] for _ in self._busy]
+        return found
 
     async def start(self) -> RewardFacts:
         """Starts the processes.
@@ -199,6 +220,7 @@ class _Part:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            self._busy_since[index] = time.time()
             try:
                 await self._score(index, jobs, alone=alone)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
@@ -206,6 +228,10 @@ class _Part:
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
+            finally:
+                since, self._busy_since[index] = self._busy_since[index], None
+                assert since is not None
+                self._busy[index].append((since, time.time()))
 
     def _top_up(self) -> None:
         """Sends waiting inputs to the processes of an async function that score and have room."""

@@ -21,7 +21,9 @@ from launch.preparation import Prepared
 from launch.session import (
     _clock,
     _coordinate,
+    _meter,
     _recording_time,
+    _Session,
     _start,
     _tracker,
     _workers,
@@ -95,15 +97,7 @@ class Session:
         async def run() -> int:
             if waited_s is not None:
                 await self._get_devices(workers, beginning, clock, waited_s)
-            return await _coordinate(
-                self.prepared,
-                actors,
-                workers,
-                self.stop,
-                clock,
-                _tracker(self.prepared),
-                started=load_s,
-            )
+            return await _coordinate(self._session(clock), actors, workers, load_s=load_s)
 
         with closing(self.folder):
             return asyncio.run(run())
@@ -134,7 +128,12 @@ class Session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
             patch.setattr("launch.session.calibrate", nothing)
-            await _start(cast("RunActors", crew), workers, beginning, self.prepared, clock)
+            session = self._session(clock)
+            await _start(session, cast("RunActors", crew), workers, beginning)
+
+    def _session(self, clock: Clock) -> _Session:
+        meter = _meter(self.prepared, clock, started=0.0)
+        return _Session(self.prepared, self.stop, clock, meter, _tracker(self.prepared))
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))

@@ -126,7 +126,12 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     summary = run.folder.summary
     assert summary is not None
     rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
-    evaluation = summary.pop("eval")
+    evaluation, ledger = summary.pop("eval"), summary.pop("ledger")
+    assert (ledger["tokens"]["trained"], summary.pop("goodput"), summary.pop("cost")) == (
+        sum(row["num_tokens"] for row in rows),
+        {},
+        {},
+    )
     tokens = sum(row["num_tokens"] for row in rows)
     assert summary == {
         "ended": "finished",
@@ -150,7 +155,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         low, high = evaluation[name]["ci95"]
         assert 0 <= low <= evaluation[name]["accuracy"] <= high <= 1
     assert {"paired_p", "paired_difference", "paired_ci95"} <= evaluation.keys()
-    assert run.tracker.summary == {**summary, "eval": run.tracker.summary["eval"]}
+    assert run.tracker.summary == run.folder.summary
 
 
 # --- invariant 1: the sampled policy is the learned policy

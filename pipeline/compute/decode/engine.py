@@ -34,6 +34,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.builds import BuildLog
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.rollouts import (
     Completion,
     DecodeWork,
@@ -126,6 +127,7 @@ class Engine:
         vocabulary: special token ids.
         text_of: decodes tokens; required with `rollout.stop_strings`.
         log: receives an entry for each compiled program.
+        phases: of the process: receives the phase `prefill`.
 
     Attributes:
         work: counters of the last `generate`.
@@ -140,8 +142,10 @@ class Engine:
         *,
         text_of: TextOf | None = None,
         log: BuildLog | None = None,
+        phases: PhaseClock | None = None,
     ) -> None:
         self._policy = policy
+        self._phases = PhaseClock() if phases is None else phases
         self._base = base
         self._vocabulary = vocabulary
         self._stop_strings: StopStrings | None = None
@@ -313,7 +317,8 @@ class Engine:
             if min_finished is not None and len(found) >= min_finished:
                 found |= self._truncate_rest(call, state)
                 break
-            state = self._admit(call, state, weights)
+            with self._phases.during("prefill"):
+                state = self._admit(call, state, weights)
             if not slots.busy.any():
                 break
             while slots.drained and sizes:
@@ -412,7 +417,7 @@ class Engine:
         """Fills free slots; prefills prompts for them, up to `plan.prefill_tokens` positions.
 
         The bound does not apply while less than half of the slots are busy, because few rollouts
-        wait for the prefill then.
+        wait for the prefill then. Waits for the prefills, whose seconds the ledger tells apart.
         """
         config, slots, spent = self._config, call.slots, 0
         while True:
@@ -421,12 +426,12 @@ class Engine:
                 state = self._programs.fill[bucket](state, caches, admissions)
             prompt = slots.next_prompt()
             if prompt is None or not slots.needs_prefill():
-                return state
+                return jax.block_until_ready(state) if spent else state
             bucket = config.prompt_bucket(len(prompt))
             cost = bucket * config.prefill_rows(bucket)
             over = spent + cost > config.plan.prefill_tokens
             if spent and over and slots.busy.mean() >= _UNBOUNDED_PREFILL_BELOW:
-                return state
+                return jax.block_until_ready(state)
             spent += cost
             _, groups = slots.next_prefill(config.prompt_bucket, config.prefill_rows)
             slots.add_prefilled((bucket, self._prefill(bucket, groups, weights)), groups)

@@ -46,6 +46,9 @@ class StyleScorer:
     async def notices(self) -> list[str]:
         return []
 
+    async def busy(self) -> dict[str, list[tuple[float, float]]]:
+        return {}
+
     def _style(self, one: RewardInput) -> Outcome:
         assert one.answer is None
         right = f"<answer>{2 * one.prompt_id}</answer>" in one.completion

@@ -1,0 +1,117 @@
+"""Figures of a run while it goes on: ledger, goodput, speed, memory, cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.topology import GIB
+from pipeline.contracts.workers import ProcessUse
+from pipeline.report.goodput import Hardware, Work, cost, goodput, speeds
+from pipeline.run.ledger import DRIVER, Ledger, kind_of
+
+Figures = dict[str, float]
+
+
+class RunMeter:
+    """Measures a run.
+
+    Args:
+        ledger: of the run.
+        hardware: of the run.
+    """
+
+    def __init__(self, ledger: Ledger, hardware: Hardware) -> None:
+        self.ledger = ledger
+        self._hardware = hardware
+        self._uses: Mapping[str, ProcessUse] = {}
+
+    def account(
+        self,
+        step: int,
+        uses: Mapping[str, ProcessUse],
+        *,
+        tokens: Mapping[str, int],
+        repeated: bool = False,
+    ) -> None:
+        """Closes the interval since the last account.
+
+        Args:
+            step: training steps done.
+            uses: of all workers.
+            tokens: generated tokens of the interval, by fate.
+            repeated: whether an earlier process had done this work.
+        """
+        self._uses = uses
+        spans = {process: use.spans for process, use in uses.items()}
+        self.ledger.account(step, spans, tokens=tokens, repeated=repeated)
+
+    def step_metrics(self, work: Work, sizes: Sizes) -> Figures:
+        """Metrics of the accounts since the last call: seconds, tokens, goodput, speed, memory.
+
+        Args:
+            work: of the step.
+            sizes: in force.
+        """
+        recent = self.ledger.take()
+        found = {
+            f"ledger/{kind}/{row}_s": value
+            for kind, rows in recent.seconds.items()
+            for row, value in rows.items()
+        }
+        generated = {"generated": sum(recent.tokens.values()), **recent.tokens}
+        parts: dict[str, Mapping[str, float]] = {
+            "tokens": {fate: float(count) for fate, count in generated.items()},
+            "goodput": goodput(recent.seconds, self._hardware),
+            "speed": speeds(recent.seconds, work, self._hardware),
+            "cost": cost(self.ledger.wall_s, self.ledger.total.tokens, self._hardware),
+            "hbm": self._memory(sizes),
+            "compile": {
+                "programs": float(sum(use.programs for use in self._uses.values())),
+                "seconds": sum(use.programs_s for use in self._uses.values()),
+            },
+        }
+        for part, figures in parts.items():
+            found |= {f"{part}/{name}": value for name, value in figures.items()}
+        return found
+
+    def close(self) -> None:
+        """Accounts for the time since the last account, if there is one: the workers have ended."""
+        if not self._uses:
+            return
+        workers = [name for name in self.ledger.processes if name != DRIVER]
+        self.account(self.ledger.step, dict.fromkeys(workers, ProcessUse()), tokens={})
+
+    def summary(self) -> dict[str, Any]:
+        """The ledger of the whole run, goodput and cost, for `summary.json`."""
+        ledger = self.ledger
+        return {
+            "ledger": {
+                "wall_s": ledger.wall_s,
+                "processes": len(ledger.processes),
+                "seconds": {kind: dict(rows) for kind, rows in ledger.total.seconds.items()},
+                "tokens": dict(ledger.total.tokens),
+            },
+            "goodput": goodput(ledger.total.seconds, self._hardware),
+            "cost": cost(ledger.wall_s, ledger.total.tokens, self._hardware),
+        }
+
+    def _memory(self, sizes: Sizes) -> Figures:
+        """GiB of a chip: planned, compiled (the largest program with all arrays), in use, peak."""
+        planned, found = self._hardware.planned_bytes(sizes), Figures()
+        for process, use in self._uses.items():
+            if use.memory is None:
+                continue
+            memory = use.memory
+            known = {
+                "planned": planned.get(kind_of(process)),
+                "compiled": max(memory.programs.values(), default=None),
+                "in_use": memory.arrays,
+                "peak": memory.peak,
+            }
+            name = process.replace(" ", "_")
+            found |= {
+                f"{name}/{key}_gib": size / GIB for key, size in known.items() if size is not None
+            }
+        return found

@@ -1,0 +1,351 @@
+"""The goodput ledger: every second of every process in exactly one row, every token in one fate.
+
+    driver's phases  ----------------------.
+    phases of learner, samplers, rewards --+-> account -> ledger.jsonl -> metrics, summary, report
+
+A worker's second belongs to what it does (`decode`, `update`, ...); while it does nothing, to what
+the driver waits for then (`waiting_learner`, ...), or to the phase that all processes are in
+(`checkpoint`, `evaluation`, ...). So each process has as many seconds as the wall clock, from the
+start of the driver on. A second of the driver outside of all phases is `unexplained`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from pipeline.contracts.phases import PhaseClock, Span
+from pipeline.contracts.record_files import append_row, read_rows
+
+DRIVER = "driver"
+LEARNER, SAMPLERS, REWARDS = "learner", "samplers", "rewards"
+"""Kinds of processes, besides the driver."""
+WORK_ROWS = ("prefill", "decode", "update")
+"""Rows of useful work on devices."""
+STEP_ROWS = (
+    *WORK_ROWS,
+    "decode_idle",
+    "update_padding",
+    "scoring",
+    "sync",
+    "coordination",
+    "waiting_samplers",
+    "waiting_rewards",
+    "waiting_learner",
+    "waiting_driver",
+)
+"""Rows of training steps."""
+SCHEDULING_ROWS = ("ray_start", "device_wait")
+"""Rows before the devices are there."""
+START_ROWS = ("ray_start", "loading", "compile", "compile_cached", "calibration")
+"""Rows of a start, which are `restart` in a process that resumes a run."""
+ROWS = (
+    *SCHEDULING_ROWS,
+    "loading",
+    "compile",
+    "compile_cached",
+    "calibration",
+    *STEP_ROWS,
+    "checkpoint",
+    "evaluation",
+    "export",
+    "stalled",
+    "restart",
+    "repeated",
+    "end",
+    "unexplained",
+)
+"""All rows."""
+FATES = (
+    "trained",
+    "no_signal",
+    "failed_reward",
+    "truncated",
+    "surplus",
+    "stale",
+    "repeated",
+    "evaluation",
+)
+"""Fates of generated tokens: in the loss; in groups with equal rewards, or in a skipped update;
+without a reward; discarded at a cut-off; not needed by dynamic sampling; sampled ahead and never
+trained; of steps that were done again after a resume; of evaluations."""
+
+_WAITING = {
+    "sample": "waiting_samplers",
+    "reward": "waiting_rewards",
+    "learn": "waiting_learner",
+}
+"""Row of a process that waits, by the driver's phase."""
+_SHARED = frozenset({"calibration", "evaluation", "export", "checkpoint", "sync"})
+"""Phases of the driver that all processes are in, whatever they compute for them."""
+_OWN = frozenset({"compile", "loading", "stalled"})
+"""Phases of a worker that count in any phase of the driver."""
+_SPARE = {"decode": "decode_idle", "update": "update_padding", "compile": "compile_cached"}
+"""Row of the spare share of a phase."""
+
+Seconds = dict[str, dict[str, float]]
+"""Seconds by process, or kind of process, and row."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """The seconds and tokens of an interval.
+
+    Attributes:
+        step: training steps done at its end.
+        start_s: seconds since the start of the run, device waits and earlier processes included.
+        end_s: the same of its end.
+        seconds: by process and row; the rows of a process sum to `end_s - start_s`.
+        tokens: generated tokens by fate.
+    """
+
+    step: int
+    start_s: float
+    end_s: float
+    seconds: Seconds
+    tokens: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """A line of `ledger.jsonl`."""
+        seconds = {
+            process: {row: round(value, 6) for row, value in rows.items()}
+            for process, rows in self.seconds.items()
+        }
+        facts = {"step": self.step, "start": self.start_s, "end": self.end_s}
+        return {**facts, "seconds": seconds, "tokens": dict(self.tokens)}
+
+    @staticmethod
+    def of_json(row: Mapping[str, Any]) -> Account:
+        """Reads a line of `ledger.jsonl`."""
+        return Account(row["step"], row["start"], row["end"], row["seconds"], row["tokens"])
+
+
+def read_ledger(path: Path) -> list[Account]:
+    """The accounts of a run, oldest first; none if there is no file.
+
+    Raises:
+        DamagedFileError: if a line is damaged.
+    """
+    return [Account.of_json(row) for row in read_rows(path)]
+
+
+@dataclass
+class Sums:
+    """Sums of accounts.
+
+    Attributes:
+        seconds: by kind of process and row.
+        tokens: generated tokens by fate.
+    """
+
+    seconds: Seconds = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def add(self, account: Account) -> None:
+        """Adds an account."""
+        for process, rows in account.seconds.items():
+            sums = self.seconds.setdefault(kind_of(process), {})
+            for row, seconds in rows.items():
+                sums[row] = sums.get(row, 0.0) + seconds
+        self.tokens.update(account.tokens)
+
+
+def kind_of(process: str) -> str:
+    """The kind of a process: driver, learner, samplers or rewards."""
+    kinds = {"sampler": SAMPLERS, "reward": REWARDS}
+    return kinds.get(process.partition(" ")[0], process)
+
+
+def account_seconds(
+    start_s: float,
+    end_s: float,
+    driver: Sequence[Span],
+    workers: Mapping[str, Sequence[Span]],
+    *,
+    renamed: Mapping[str, str],
+) -> Seconds:
+    """The seconds of each process in an interval, by row.
+
+    Args:
+        start_s: start of the interval, unix seconds.
+        end_s: its end.
+        driver: phases of the driver.
+        workers: phases of each worker.
+        renamed: rows that count as another one, such as `restart`.
+    """
+    timeline = list(_pieces(driver, start_s, end_s))
+    found: Seconds = {DRIVER: _sums(((piece, piece) for piece in timeline), renamed)}
+    for name, spans in workers.items():
+        own = _pieces(spans, start_s, end_s)
+        found[name] = _sums(_overlaid(list(own), timeline), renamed, is_worker=True)
+    return found
+
+
+_Piece = Span | None
+_Placed = tuple[float, float, _Piece]
+
+
+def _pieces(spans: Sequence[Span], start_s: float, end_s: float) -> Iterator[_Placed]:
+    """Start, end and span of each part of an interval, without gaps; a stall replaces all else."""
+    edges = {start_s, end_s}
+    for span in spans:
+        edges |= {min(max(edge, start_s), end_s) for edge in (span.start_s, span.end_s)}
+    ordered, active, index = sorted(edges), list[Span](), 0
+    spans = sorted(spans, key=lambda span: span.start_s)
+    for left, right in pairwise(ordered):
+        while index < len(spans) and spans[index].start_s <= left:
+            active.append(spans[index])
+            index += 1
+        active = [span for span in active if span.end_s > left]
+        first = [span for span in active if span.phase == "stalled"] or active
+        yield left, right, first[-1] if first else None
+
+
+def _overlaid(
+    own: Sequence[_Placed], driver: Sequence[_Placed]
+) -> Iterator[tuple[_Placed, _Placed]]:
+    """The pieces of a worker, each with the driver's piece at that time."""
+    index = 0
+    for start, right, piece in own:
+        left = start
+        while left < right:
+            _, until, phase = driver[index]
+            end = min(right, until)
+            yield (left, end, piece), (left, end, phase)
+            left = end
+            if end == until and index + 1 < len(driver):
+                index += 1
+
+
+def _sums(
+    pieces: Iterable[tuple[_Placed, _Placed]],
+    renamed: Mapping[str, str],
+    *,
+    is_worker: bool = False,
+) -> dict[str, float]:
+    sums: dict[str, float] = defaultdict(float)
+    for (left, right, span), (_, _, leading) in pieces:
+        row, spare = _row(span, None if leading is None else leading.phase, is_worker=is_worker)
+        seconds = right - left
+        if span is not None and spare is not None and span.spare:
+            sums[renamed.get(spare, spare)] += span.spare * seconds
+            seconds *= 1 - span.spare
+        sums[renamed.get(row, row)] += seconds
+    return dict(sums)
+
+
+def _row(span: Span | None, leading: str | None, *, is_worker: bool) -> tuple[str, str | None]:
+    """The row of a piece, and the row of its spare share, if any."""
+    if is_worker and span is not None and (leading not in _SHARED or span.phase in _OWN):
+        return span.phase, _SPARE.get(span.phase)
+    if leading is None:
+        return "unexplained", None
+    if is_worker and leading == "coordination":
+        return "waiting_driver", None
+    return _WAITING.get(leading, leading), None
+
+
+class Ledger:
+    """The ledger of a run, appended to `ledger.jsonl`.
+
+    Args:
+        path: of `ledger.jsonl`.
+        phases: of the driver.
+        start_s: start of this process, unix seconds.
+
+    Attributes:
+        phases: of the driver.
+        total: of the run so far.
+        processes: of the last account.
+        step: training steps done at the last account.
+    """
+
+    def __init__(self, path: Path, *, phases: PhaseClock, start_s: float) -> None:
+        self._path = path
+        self.phases = phases
+        earlier = read_ledger(path)
+        self._at_s = start_s
+        self._origin_s = start_s - max((one.end_s for one in earlier), default=0.0)
+        self._done_before = max((one.step for one in earlier), default=0)
+        self.step = 0
+        self._starting = dict[str, str]()
+        self._lost: Account | None = None
+        self.total, self._recent = Sums(), Sums()
+        self.processes: list[str] = []
+        for one in earlier:
+            self.total.add(one)
+            self.processes = list(one.seconds)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of the run up to the last account, all waits and earlier processes included."""
+        return self._at_s - self._origin_s
+
+    def resumed(self) -> None:
+        """Counts the start of this process as `restart`: it resumes a run."""
+        self._starting = dict.fromkeys(START_ROWS, "restart")
+
+    def is_repeated(self, step: int) -> bool:
+        """Whether an earlier process had done training step `step`, counted from 1."""
+        return step <= self._done_before
+
+    def lost(self, used_s: float) -> None:
+        """Adds, with the next account, a killed process's seconds after its last one: lost work.
+
+        Args:
+            used_s: seconds that earlier processes used.
+        """
+        missing_s = used_s - self.wall_s
+        if self.processes and missing_s > 0:
+            self._origin_s -= missing_s
+            end_s = self.wall_s
+            rows = {"repeated": missing_s}
+            seconds = {process: dict(rows) for process in self.processes}
+            self._lost = Account(self._done_before, end_s - missing_s, end_s, seconds)
+
+    def account(
+        self,
+        step: int,
+        workers: Mapping[str, Sequence[Span]],
+        *,
+        tokens: Mapping[str, int] | None = None,
+        repeated: bool = False,
+    ) -> None:
+        """Closes the interval since the last account.
+
+        Args:
+            step: training steps done.
+            workers: phases of all workers since the last account.
+            tokens: generated tokens by fate.
+            repeated: whether an earlier process had done this work.
+        """
+        fates, now_s = dict(tokens or {}), self.phases.now()
+        renamed = self._starting
+        if repeated:
+            renamed = renamed | dict.fromkeys(STEP_ROWS, "repeated")
+            fates = {"repeated": sum(fates.values())}
+        if self._lost is not None:
+            self._write(self._lost)
+            self._lost = None
+        start_s = self._at_s
+        seconds = account_seconds(start_s, now_s, self.phases.take(), workers, renamed=renamed)
+        self._at_s, self._starting = now_s, {}
+        origin = self._origin_s
+        self._write(Account(step, start_s - origin, now_s - origin, seconds, fates))
+
+    def take(self) -> Sums:
+        """Returns the sums of the accounts since the last call."""
+        found, self._recent = self._recent, Sums()
+        return found
+
+    def _write(self, account: Account) -> None:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        append_row(self._path, {"time": stamp, **account.to_json()})
+        self.processes, self.step = list(account.seconds), account.step
+        self.total.add(account)
+        self._recent.add(account)
