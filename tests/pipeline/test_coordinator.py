@@ -127,12 +127,20 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     assert summary is not None
     rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
     evaluation, ledger = summary.pop("eval"), summary.pop("ledger")
-    assert (ledger["tokens"]["trained"], summary.pop("goodput"), summary.pop("cost")) == (
-        sum(row["num_tokens"] for row in rows),
-        {},
-        {},
-    )
     tokens = sum(row["num_tokens"] for row in rows)
+    waiting = {"waiting_samplers": 6.0, "waiting_learner": 9.0}
+    kinds = ("driver", "learner", "samplers", "rewards")
+    assert ledger["seconds"] == {
+        kind: {row: seconds * (2 if kind == "rewards" else 1) for row, seconds in waiting.items()}
+        for kind in kinds
+    }
+    assert (ledger["wall_s"], ledger["processes"]) == (15.0, 5)
+    assert ledger["tokens"]["trained"] == tokens
+    # The fake workers report no work.
+    assert summary.pop("goodput") == pytest.approx(
+        {"scheduling": 1.0, "runtime": 1.0, "program": 0.0, "total": 0.0}
+    )
+    assert summary.pop("cost") == {}
     assert summary == {
         "ended": "finished",
         "steps": 3,
