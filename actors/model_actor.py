@@ -71,6 +71,7 @@ class ModelActor(ABC):
         self.log = BuildLog()
         self.opening: LoadingModel | None = None
         self.phases = PhaseClock()
+        self._needs: Mapping[str, int] | None = None
 
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model and compiles; a later call compiles for other sizes.
@@ -83,14 +84,19 @@ class ModelActor(ABC):
             OutOfMemory: if these sizes need too much memory.
         """
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
+        self._needs = None
         with self.phases.during("loading"):
+            is_first = self.opening is None
             if self.opening is None:
-                self.phases.watch_for_stalls()
                 self.opening = start_loading(self.config, role=self.role)
             self.log.begin(len(self.programs(self.opening)))
             self.open(self.opening)
             share_programs()
-            return Ready(self.opening.wait().load_s, self.log.read().done[known:])
+            load_s = self.opening.wait().load_s
+            self._needs = self.needs()
+            if is_first:
+                self.phases.watch_for_stalls()
+            return Ready(load_s, self.log.read().done[known:])
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -111,7 +117,7 @@ class ModelActor(ABC):
     def use(self) -> ProcessUse:
         """Returns what the process does with its time and memory; can be called at any time."""
         built = self.log.read().done
-        memory = None if self.opening is None else memory_use(self.needs())
+        memory = None if self._needs is None else memory_use(self._needs)
         seconds = sum(one.seconds for one in built)
         return ProcessUse(self.phases.take(), memory, len(built), seconds)
 

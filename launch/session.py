@@ -139,7 +139,6 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
     )
     ledger.lost(clock.used_before_s + sum(uncounted))
-    phases.watch_for_stalls()
     return RunMeter(ledger, Hardware.of(prepared.config))
 
 
@@ -257,6 +256,7 @@ async def _coordinate(
     await _track(prepared, clock, records, step=progress.step)
     records.rewards_changed(progress.step, changes)
     workers.sizes.record(records)
+    session.meter.ledger.phases.watch_for_stalls()
     coordinator = Coordinator(
         config,
         data=prepared.data,

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-STALL_S = 3.0
-"""A process that does not run for as long, because it was stopped or its machine slept, stalled."""
+STALL_S, STALL_CPU = 3.0, 0.05
+"""A process stalled if it did not run for so many seconds: it was stopped, or its machine slept. One
+that used more than this share of a processor meanwhile was busy."""
 _TICK_S = 0.5
 
 _UNIX_S = time.time() - time.monotonic()
@@ -115,20 +116,29 @@ class PhaseClock:
         return sorted(found, key=lambda span: span.start_s)
 
     def watch_for_stalls(self) -> None:
-        """Records from now on, in a thread, when this process does not run (`STALL_S`)."""
+        """Records from now on, in a thread, when this process does not run (`STALL_S`).
+
+        Not while it starts: imports and Ray's start block all threads of Python as well.
+        """
         threading.Thread(target=self._watch, name="stalls", daemon=True).start()
 
     def _watch(self) -> None:
-        last_s = self.now()
+        last_s, last_cpu_s = self.now(), time.process_time()
         while True:
             time.sleep(_TICK_S)
-            now_s = self.now()
-            self.note_tick(last_s, now_s)
-            last_s = now_s
+            now_s, cpu_s = self.now(), time.process_time()
+            self.tick(last_s, now_s, cpu_s=cpu_s - last_cpu_s)
+            last_s, last_cpu_s = now_s, cpu_s
 
-    def note_tick(self, last_s: float, now_s: float) -> None:
-        """Records a stall if two ticks of the watching thread are far apart."""
-        if now_s - last_s >= STALL_S:
+    def tick(self, last_s: float, now_s: float, *, cpu_s: float) -> None:
+        """Records a stall if two ticks of the watching thread are far apart.
+
+        Args:
+            last_s: the former tick, unix seconds.
+            now_s: this tick.
+            cpu_s: processor seconds that the process used in between.
+        """
+        if now_s - last_s >= STALL_S and cpu_s < STALL_CPU * (now_s - last_s):
             self.add(Span("stalled", last_s, now_s))
 
     def _cut(self) -> None:

@@ -236,7 +236,7 @@ def _sums(
             sums[renamed.get(spare, spare)] += span.spare * seconds
             seconds *= 1 - span.spare
         sums[renamed.get(row, row)] += seconds
-    return dict(sums)
+    return {row: seconds for row, seconds in sums.items() if seconds}
 
 
 def _row(span: Span | None, leading: str | None, *, is_worker: bool) -> tuple[str, str | None]:
