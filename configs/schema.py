@@ -19,7 +19,6 @@ from configs.base import (
     Problem,
     Slug,
     Table,
-    Text,
     nearest_multiples,
     parse_duration_s,
 )
@@ -44,6 +43,7 @@ from configs.task import (
     Source,
     repeated_names,
 )
+from configs.wandb import Wandb
 
 __all__ = [
     "Alarms",
@@ -189,25 +189,6 @@ class Parity(Table):
         description="a step's 99.9th percentile above this is journaled as an alarm; default: 1e-3 "
         "(float32), 0.5 (bf16)",
     )
-
-
-class Wandb(Table):
-    """Weights & Biases."""
-
-    mode: Literal["auto", "online", "offline", "disabled"] = Field(
-        "auto",
-        description="auto: online if logged in, else offline; online: refuse to start if not "
-        "logged in",
-    )
-    project: str = Field("gemma-grpo", min_length=1, description="W&B project")
-    entity: Text | None = Field(
-        None, description="W&B entity (team or user); default: the default entity of the login"
-    )
-
-    def conflicts(self) -> Iterator[Problem]:
-        """Every setting has an effect."""
-        if self.mode == "disabled":
-            yield from self.unused("project", "entity", why='with wandb.mode = "disabled"')
 
 
 class Records(Table):

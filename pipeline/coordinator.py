@@ -148,6 +148,7 @@ class Coordinator:
     async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
         try:
+            self.records.best(self.schedule.best)
             await self._perform_duties()
             while step := self._decide(self.controller.next(self._status, self._now_s)):
                 try:
@@ -217,6 +218,7 @@ class Coordinator:
                     await duties[duty.kind](duty)
             except OutOfTime:
                 self._abandon()
+            self.records.best(self.schedule.best)
             await self._account()
 
     # --- decisions

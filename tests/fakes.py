@@ -494,19 +494,23 @@ class FakeTracker(Tracker):
 
     def __init__(self, run_id: str | None = None) -> None:
         super().__init__("disabled", run_id=run_id)
-        self.before: list[tuple[int, Mapping[str, Any]]] = []
+        self.before: list[Mapping[str, Any]] = []
         self.logged: list[tuple[int, dict[str, Any]]] = []
         self.alerts: list[tuple[str, str]] = []
         self.summary: dict[str, Any] = {}
         self.exit_status: int | None = None
 
-    async def start(
-        self, *_: Any, rows: Sequence[tuple[int, Mapping[str, Any]]], **__: Any
-    ) -> None:
+    async def start(self, *_: Any, rows: Sequence[Mapping[str, Any]], **__: Any) -> None:
         self.before = list(rows)
 
-    def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
+    def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:  # noqa: ARG002
         self.logged.append((step, dict(metrics)))
+
+    def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:  # noqa: ARG002
+        self.logged.append((at["step"], dict(metrics)))
+
+    def mark(self, metric: str, *, step: int) -> None:
+        self.logged.append((step, {metric: 1.0}))
 
     def alert(self, title: str, text: str, *, level: str) -> None:  # noqa: ARG002
         self.alerts.append((level, title))

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
@@ -26,7 +27,13 @@ from pipeline.contracts.evaluations import (
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.tracking import Tracker
+from pipeline.run.tracking import (
+    Message,
+    Tracker,
+    evaluation_message,
+    mark_message,
+    step_message,
+)
 from rewards.base import RewardError
 
 CHANGED = "reward/changed"
@@ -124,6 +131,7 @@ class Records:
         self.tracker = tracker
         self.console = console
         self._shown_errors: set[tuple[str, ...]] = set()
+        self._best: Mapping[str, Any] | None = None
 
     def step(
         self,
@@ -143,8 +151,9 @@ class Records:
             rollouts: of the step.
             tokens: whether to write token ids and log-probs.
         """
-        self._metrics(step, metrics)
+        # First, because W&B's process reads the file of a step that it is told of.
         self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
+        self._metrics(step, metrics, rollouts=name)
         found = "no group has finished"
         if rollouts:
             share = metrics["reward/excluded_share"]
@@ -171,10 +180,12 @@ class Records:
             f"{metrics['time/step_s']:.1f} s",
         )
 
-    def _metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def _metrics(
+        self, step: int, metrics: Mapping[str, float], *, rollouts: str | None = None
+    ) -> None:
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
-        self.tracker.log(metrics, step=step)
+        self.tracker.log(metrics, step=step, rollouts=rollouts)
 
     def truncation(self, config: Config) -> None:
         """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
@@ -267,18 +278,46 @@ class Records:
         }
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {evaluation_line(summary)}")
-        self.tracker.log(_evaluation_metrics(name, summary), step=step)
+        metrics = _evaluation_metrics(name, summary)
+        self.tracker.log_evaluation(name, metrics, version=entry["step"], step=step)
         return entry
 
-    def logged(self, *, until: int) -> list[tuple[int, dict[str, Any]]]:
-        """The recorded metrics and evaluations up to step `until`, as `Tracker.log` takes them."""
-        rows = [(row.pop("step"), row) for row in self.folder.metrics]
+    def best(self, entry: Mapping[str, Any] | None) -> None:
+        """Makes the best validation the one in W&B's summary.
+
+        Args:
+            entry: its journal entry; None: there is none.
+        """
+        if entry is not None and entry != self._best:
+            self._best = entry
+            metrics = _evaluation_metrics(entry["name"], entry)
+            self.tracker.summarize({"best/step": entry["step"], **metrics})
+
+    def logged(self, *, until: int) -> list[Message]:
+        """The recorded steps and evaluations up to step `until`, as `Tracker.start` takes them."""
+        rows = [self._logged_step(row["step"], row) for row in self.folder.metrics]
         rows += [
-            (entry["step"], _evaluation_metrics(entry["name"], entry))
+            evaluation_message(
+                entry["name"],
+                _evaluation_metrics(entry["name"], entry),
+                version=entry["step"],
+                step=entry["step"],
+            )
             for entry in self.folder.valid_entries("evaluated")
         ]
-        rows += [(step + 1, {CHANGED: 1.0}) for step in self.folder.reward_changes]
-        return sorted((row for row in rows if row[0] <= until), key=lambda row: row[0])
+        rows += [mark_message(CHANGED, step=step + 1) for step in self.folder.reward_changes]
+        return sorted((row for row in rows if row["step"] <= until), key=lambda row: row["step"])
+
+    def _logged_step(self, step: int, row: Mapping[str, Any]) -> Message:
+        """The message of a recorded step, without its time stamp."""
+        metrics = {
+            name: value
+            for name, value in row.items()
+            if name != "step" and isinstance(value, int | float)
+        }
+        rollouts = f"step_{step:06d}"
+        is_file = (self.folder.rollouts / f"{rollouts}.jsonl").is_file()
+        return step_message(metrics, step=step, rollouts=rollouts if is_file else None)
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
@@ -295,7 +334,7 @@ class Records:
             self.console.say(
                 f"the rewards have changed after step {step}:\n{change_lines(changes)}"
             )
-            self.tracker.log({CHANGED: 1.0}, step=step + 1)
+            self.tracker.mark(CHANGED, step=step + 1)
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
@@ -306,6 +345,10 @@ class Records:
         )
         of = f"{facts['folder']}, version {facts['version']}"
         self.event("exported", f"export: {of}, {equal}", **facts)
+        if facts["reason"] != "rehearsal":  # of the untrained policy
+            self.tracker.summarize({"export/version": facts["version"]})
+            metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
+            self.tracker.log_artifact("export", Path(facts["folder"]), metadata=metadata)
 
     # --- the decision log (contracts.decisions.DecisionLog)
 
@@ -329,3 +372,4 @@ class Records:
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
         self.folder.write_plan(plan)
+        self.tracker.log_artifact("plan", self.folder.plan_file, metadata={})

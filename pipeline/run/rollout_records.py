@@ -35,6 +35,7 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
             "row": _plain(given.row),
             "text": given.completion,
             "num_tokens": len(completion.tokens),
+            "logprob_mean": _mean(completion.logprobs),
             "stop_reason": completion.stop_reason,
             "rewards": dict(rollout.rewards),
             "errors": {name: asdict(error) for name, error in rollout.errors.items()},
@@ -54,6 +55,11 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
                 row["processed_logprobs"] = completion.processed_logprobs.tolist()
         rows.append(row)
     return rows
+
+
+def _mean(logprobs: np.ndarray) -> float | None:
+    """Mean log-prob of the tokens; None without tokens."""
+    return float(np.mean(logprobs, dtype=np.float64)) if len(logprobs) else None
 
 
 def recorded_input(record: Mapping[str, Any], *, tags: Tags) -> RewardInput:

@@ -71,7 +71,7 @@ class RunFolder:
         self.rewards_log = path / "rewards.log"
         self.ledger = path / "ledger.jsonl"
         self._config = path / "config.json"
-        self._plan = path / "plan.json"
+        self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
         self._summary = path / "summary.json"
@@ -362,7 +362,7 @@ class RunFolder:
             DamagedFileError: if `plan.json` is damaged; with the remedy.
         """
         try:
-            return read_json(self._plan)
+            return read_json(self.plan_file)
         except DamagedFileError as error:
             raise DamagedFileError(
                 f"{error}; restore the file from a copy, or delete it to plan the sizes again"
@@ -370,7 +370,7 @@ class RunFolder:
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
-        write_json(self._plan, plan)
+        write_json(self.plan_file, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends a decision or an event to the journal."""

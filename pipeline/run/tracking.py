@@ -19,6 +19,9 @@ Mode = Literal["online", "offline", "disabled"]
 LogEvent = Callable[..., None]
 """Takes the kind of an event, a message for the console, and facts for the journal."""
 
+Message = Mapping[str, Any]
+"""See `wandb_process`."""
+
 START_S = 20.0
 """Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
 FINISH_S = 20.0
@@ -41,11 +44,10 @@ def choose_mode(config: Config) -> tuple[Mode, str]:
     if wanted == "disabled":
         return "disabled", "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only"
     if wanted == "offline":
-        return "offline", "W&B: offline by wandb.mode; `wandb sync` uploads the run later"
+        return "offline", "W&B: offline by wandb.mode"
     if not logged_in:
         return "offline", (
-            "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs, "
-            "`wandb sync` uploads this run later"
+            "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs"
         )
     return "online", "W&B: online"
 
@@ -60,6 +62,34 @@ def _logged_in() -> bool:
     except (OSError, RuntimeError, netrc.NetrcParseError):  # RuntimeError: no home folder
         return False
     return logins.authenticators(server) is not None
+
+
+def step_message(metrics: Mapping[str, Any], *, step: int, rollouts: str | None) -> Message:
+    """The message of a training step; `rollouts` is the name of the file with its rollouts."""
+    return {"step": step, "metrics": metrics, "rollouts": rollouts}
+
+
+def evaluation_message(
+    name: str, metrics: Mapping[str, Any], *, version: int, step: int
+) -> Message:
+    """The message of an evaluation of a policy version, after `step` steps."""
+    return {"evaluation": name, "metrics": metrics, "version": version, "step": step}
+
+
+def mark_message(metric: str, *, step: int) -> Message:
+    """The message of a metric that is 1 at a step."""
+    return {"mark": metric, "step": step}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by slashes; without values that are None."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
 
 
 class Tracker(asyncio.SubprocessProtocol):
@@ -82,22 +112,23 @@ class Tracker(asyncio.SubprocessProtocol):
         self._ended = asyncio.Event()
         self._unread = b""
         self._sync: str | None = None
-        self._uploaded = self._finishing = False
+        self._finished = self._uploaded = self._finishing = False
 
     async def start(
         self,
         config: Config,
         *,
         folder: Path,
-        rows: Sequence[tuple[int, Mapping[str, Any]]],
+        rows: Sequence[Message],
         log_event: LogEvent,
     ) -> None:
         """Starts W&B in the background; `log_event` receives its success or failure.
 
         Args:
             config: becomes the config of the W&B run.
-            folder: folder of wandb's files.
-            rows: steps and metrics of the run's earlier processes; W&B may lack some of them.
+            folder: the run folder.
+            rows: steps, evaluations and marks of the run's earlier processes, as `step_message`,
+                `evaluation_message` and `mark_message` make them; W&B may lack some of them.
             log_event: writes an event to journal and console.
         """
         if self._mode == "disabled":
@@ -116,11 +147,16 @@ class Tracker(asyncio.SubprocessProtocol):
             mode=self._mode,
             resumed=self._resumed,
             rows=rows,
+            table_steps=(config.wandb.table_every, config.sft_steps + 1),
             start_s=START_S,
             finish_s=FINISH_S,
             init={
                 "project": config.wandb.project,
                 "entity": config.wandb.entity,
+                "group": config.wandb.group,
+                "tags": config.wandb.tags,
+                "job_type": config.wandb.job_type,
+                "notes": config.wandb.notes,
                 "name": config.run.name,
                 "id": self.run_id,
                 "dir": str(folder),
@@ -128,20 +164,41 @@ class Tracker(asyncio.SubprocessProtocol):
             },
         )
 
-    def log(self, metrics: Mapping[str, Any], *, step: int) -> None:
-        """Sends one step's metrics."""
-        self._send(step=step, metrics=metrics)
+    def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
+        """Sends the metrics of a step, and the name of its file of rollouts, if it has one."""
+        self._send(**step_message(metrics, step=step, rollouts=rollouts))
+
+    def log_evaluation(
+        self, name: str, metrics: Mapping[str, Any], *, version: int, step: int
+    ) -> None:
+        """Sends the metrics of an evaluation of a policy version after `step` steps.
+
+        They become part of the summary, too, except for validations: there `summarize` gives the
+        values of the best version.
+        """
+        self._send(**evaluation_message(name, metrics, version=version, step=step))
+
+    def mark(self, metric: str, *, step: int) -> None:
+        """Sends a metric that is 1 at a step, and has no value at others."""
+        self._send(**mark_message(metric, step=step))
+
+    def log_artifact(self, kind: str, path: Path, *, metadata: Mapping[str, Any]) -> None:
+        """Sends the path of a file or a folder to upload as the artifact `KIND-ID`.
+
+        Large files are referenced instead, except for the adapter of an export.
+        """
+        self._send(artifact=f"{kind}-{self.run_id}", type=kind, path=str(path), metadata=metadata)
 
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
         """Sends an alert, which W&B shows and mails to those who subscribe to alerts."""
         self._send(alert={"title": title, "text": text, "level": level})
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Sends the summary of the run."""
-        self._send(summary=summary)
+        """Sends values of the summary; those of nested tables get names like metrics, `eval/n`."""
+        self._send(summary=flat(summary))
 
     async def finish(self, *, exit_status: int) -> None:
-        """Waits up to `FINISH_S` for the upload; otherwise logs how to upload the run later.
+        """Waits up to `FINISH_S` for the upload; logs how to upload later what is not uploaded.
 
         W&B shows the run as failed if the status is not 0.
         """
@@ -158,13 +215,11 @@ class Tracker(asyncio.SubprocessProtocol):
         self.close()
         if self._uploaded:
             return
-        remedy = f"to upload it: {self._sync}" if self._sync else "metrics.jsonl is complete"
-        self._log_event(
-            "wandb",
-            f"W&B: the upload of this run is incomplete{after}; {remedy}",
-            uploaded=False,
-            sync=self._sync,
-        )
+        text = f"the upload of this run is incomplete{after}; "
+        text += f"to upload it: {self._sync}" if self._sync else "metrics.jsonl is complete"
+        if self._mode == "offline" and self._finished:
+            text = f"to upload this run: {self._sync}"
+        self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._sync)
 
     def close(self) -> None:
         """Disconnects from the process, which then exits by itself within `FINISH_S`."""
@@ -204,11 +259,21 @@ class Tracker(asyncio.SubprocessProtocol):
                 ended = "its process has ended"
                 self._log_event("wandb", f"W&B: {ended}", failed=ended)
 
-    def _receive(self, message: Mapping[str, Any]) -> None:
+    def _receive(self, message: Message) -> None:
         if "address" in message:
             self._sync = message["sync"]
             self._log_event("wandb", f"W&B: {message['address']}", **message)
+        elif "artifact" in message:
+            self._log_event("wandb", f"W&B: {_artifact_line(message)}", **message)
         elif "failed" in message:
             self._log_event("wandb", f"W&B: {message['failed']}", **message)
         else:
-            self._uploaded = message["uploaded"]
+            self._finished, self._uploaded = True, message["uploaded"]
+
+
+def _artifact_line(message: Message) -> str:
+    """What becomes of the files of an artifact."""
+    line = f"{message['artifact']}: {message['files']} files, {message['bytes'] / 2**20:.1f} MiB"
+    if message["referenced"]:
+        line += f"; not uploaded, only referenced: {', '.join(message['referenced'])}"
+    return line

@@ -2,10 +2,21 @@
 
     python -m pipeline.run.wandb_process
 
-Reads JSON objects from stdin, one per line: first a request (see `Reporter`), then
-`{"step": 3, "metrics": {...}}`, `{"alert": {...}}`, `{"summary": {...}}` and at the end
-`{"exit_status": 0}`. Writes JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder,
-"sync": COMMAND}` after each start of W&B; and at the end `{"uploaded": true or false}`.
+Reads JSON objects from stdin, one per line, first a request (see `Reporter`), then:
+
+    {"step": 3, "metrics": {...}, "rollouts": "step_000003" or null}   a training step
+    {"evaluation": NAME, "version": 3, "step": 3, "metrics": {...}}
+    {"mark": METRIC, "step": 4}                                        1 in the row of a step
+    {"summary": {...}}, {"alert": {...}}
+    {"artifact": NAME, "type": TYPE, "path": file or folder, "metadata": {...}}
+    {"exit_status": 0}                                                 at the end
+
+Writes JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}`
+after each start of W&B; `{"artifact": ...}` with what of an export is uploaded; and at the end
+`{"uploaded": true or false}`.
+
+Tables and histograms are made here, from the run folder's rollouts: the run spends no time on them,
+and a resumed run makes those that W&B lacks.
 
 The process detaches from the run's process tree: `ray job stop` sends SIGTERM to all descendants of
 a job, and W&B's service, a child of this process, would stop without the last step.
@@ -23,6 +34,7 @@ import json
 import select
 import shlex
 import signal
+import subprocess
 import tempfile
 import threading
 import time
@@ -33,15 +45,30 @@ from typing import Any, BinaryIO
 import psutil
 import wandb
 
+from pipeline.contracts.record_files import DamagedFileError, parse_rows
+from pipeline.run.rollout_samples import distributions, sample_table
+from pipeline.run.wandb_files import read_history, run_files
+from pipeline.run.wandb_rows import STEP, VERSION, WandbRows
+
 _RESTARTS = 3
 """Maximum number of restarts of W&B's service after its death."""
 _UPLOAD_FAILED = b"Fatal error while uploading data"
 """wandb's output when the server permanently refuses data; `finish` still returns normally."""
 
+_BINS = 32
+"""Bins of a histogram."""
+_LARGE_BYTES = 64 * 2**20
+"""Larger files of an export, which are merged weights, are referenced, not uploaded."""
+VALIDATION = "validation"
+"""The evaluation of which the summary has the best version's values."""
+_ADAPTER = "adapter"
+"""Folder in an export whose files are uploaded whatever their size."""
+
 _FAILURES = (Exception, SystemExit)
 """wandb's exceptions: errors without a common base, and SystemExit when its service dies."""
 
 Send = Callable[..., None]
+Message = Mapping[str, Any]
 
 
 class Reporter:
@@ -49,19 +76,25 @@ class Reporter:
 
     Args:
         request: `mode`, "online" or "offline"; `init`, arguments of `wandb.init`; `start_s`, time
-            limit of the start in seconds; `rows`, steps and metrics of the run's earlier
-            processes; `resumed`, whether these were logged to W&B.
+            limit of the start in seconds; `rows`, messages of the run's earlier processes;
+            `resumed`, whether these were logged to W&B; `table_steps`, the number of steps between
+            two tables, and the first step with one.
         send: sends an object to the run.
     """
 
     def __init__(self, request: Mapping[str, Any], send: Send) -> None:
         self._request = request
         self._send = send
-        self._rows: list[tuple[int, dict[str, Any]]] = [tuple(row) for row in request["rows"]]
-        self._before = len(self._rows) if request["resumed"] else 0
+        self._folder = Path(request["init"]["dir"])
+        self._messages: list[Message] = []
         self._summary: dict[str, Any] = {}
+        self._artifacts: dict[str, Message] = {}
         self._restarts = 0
         self._run: Any = None
+        self._rows: WandbRows
+        self._defined: set[str] = set()
+        for message in request["rows"]:
+            self._keep(message)
 
     def start(self) -> None:
         """Starts W&B, offline if the server does not answer, and logs the rows that it lacks."""
@@ -87,6 +120,8 @@ class Reporter:
         online = mode == "online"
         # W&B's own error reporting blocks for long if the server does not answer.
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # Files of artifacts wait for their upload here; a run folder that is copied has them.
+        os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
         run = wandb.init(
             mode=mode,  # type: ignore[arg-type]
             resume="allow" if online else None,
@@ -95,31 +130,154 @@ class Reporter:
         )
         self._run = run
         folder = Path(run.dir).parent
-        option = "--include-online " if online else ""
+        self._rows = self._known_rows(folder, first=None if run.offline else run.starting_step)
+        self._defined = set()
+        run_id = self._request["init"]["id"]
+        # Offline each process writes a folder; W&B's command uploads them in their order.
+        parts = shlex.quote(str(folder.parent)) + f"/offline-run-*-{run_id}"
         self._send(
             address=run.url if online else str(folder),
-            sync=f"wandb sync {option}{shlex.quote(str(folder))}",
+            sync=f"wandb sync {parts}"
+            if run.offline
+            else f"wandb sync --include-online {shlex.quote(str(folder))}",
         )
 
-    def _log_missing(self, run: Any) -> None:
-        """Logs the rows and the summary that the started run does not have."""
-        # Offline, the rows of earlier processes are in their own files.
-        for step, metrics in self._rows[self._before if run.offline else 0 :]:
-            if step >= run.starting_step:
-                run.log(metrics, step=step)
-        run.summary.update(self._summary)
+    def _known_rows(self, started: Path, *, first: int | None) -> WandbRows:
+        """The rows that W&B has, of its folders before `started`; on its server up to `first`."""
+        history: list[dict[str, Any]] = []
+        for file in run_files(self._folder, self._request["init"]["id"]):
+            try:
+                history += [] if file.parent == started else read_history(file)
+            except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+                self._send(failed=f"cannot read {file} ({_short(error)})")
+        if first is None and not history and self._request["resumed"]:
+            # `wandb clean` deletes files that are uploaded.
+            first = 1 + max((row["step"] for row in self._request["rows"]), default=-1)
+        evaluated = [
+            (row["evaluation"], row["version"])
+            for row in self._request["rows"]
+            if "evaluation" in row
+        ]
+        return WandbRows(history, first=first, evaluated=evaluated)
 
-    def take(self, message: Mapping[str, Any]) -> None:
-        """Logs metrics, an alert or the summary."""
-        if "metrics" in message:
-            step, metrics = message["step"], message["metrics"]
-            self._rows.append((step, metrics))
-            self._attempt(lambda run: run.log(metrics, step=step))
-        elif "alert" in message:
+    def _log_missing(self, run: Any) -> None:
+        """Logs the rows, the summary and the artifacts that the started run does not have."""
+        before = self._rows.step
+        for message in self._messages:
+            if "mark" not in message or message["step"] > before:
+                self._log_row(run, message)
+        run.summary.update(self._summary)
+        for message in self._artifacts.values():
+            self._log_artifact(run, message)
+
+    def take(self, message: Message) -> None:
+        """Logs what a message holds."""
+        self._keep(message)
+        if "alert" in message:
             self._attempt(lambda run: run.alert(**message["alert"]))
+        elif "artifact" in message:
+            self._attempt(lambda run: self._log_artifact(run, message))
         else:
-            self._summary |= message["summary"]
-            self._attempt(lambda run: run.summary.update(message["summary"]))
+            if "step" in message:
+                self._attempt(lambda run: self._log_row(run, message))
+            self._attempt(lambda run: run.summary.update(_summary_of(message)))
+
+    def _keep(self, message: Message) -> None:
+        """Keeps what a restarted service has to be given again."""
+        self._summary |= _summary_of(message)
+        if "step" in message:
+            self._messages.append(message)
+        elif "artifact" in message:
+            self._artifacts[message["artifact"]] = message
+
+    def _log_row(self, run: Any, message: Message) -> None:
+        step = message["step"]
+        row: int | None
+        values: dict[str, Any]
+        if "mark" in message:
+            row, values = self._rows.beside(step), {message["mark"]: 1.0}
+        elif "evaluation" in message:
+            name, version = message["evaluation"], message["version"]
+            row = self._rows.of_evaluation(name, version, step=step)
+            values = {f"eval/{name}/{VERSION}": version, **message["metrics"]}
+        else:
+            row = self._rows.of_step(step)
+            values = {STEP: step, **message["metrics"]}
+            if row is not None:
+                values |= self._media(step, message["rollouts"])
+        if row is not None:
+            for name in values:
+                self._define(run, name)
+            run.log(values, step=row)
+
+    def _define(self, run: Any, name: str) -> None:
+        """Defines the axis of a metric, and of evaluations that their summary is set explicitly.
+
+        W&B's own summaries are of the last row, or the best since the last start of its process,
+        which after a resume is neither the exported version's value nor the best one.
+        """
+        first, *_ = parts = name.split("/")
+        options: dict[str, Any] = {"hidden": True} if name == STEP else {}
+        if len(parts) == 1:
+            glob = name
+        elif first == "eval":
+            glob = f"eval/{parts[1]}/*"
+            options = {"step_metric": f"eval/{parts[1]}/{VERSION}", "summary": "none"}
+        else:
+            glob, options = f"{first}/*", {"step_metric": STEP}
+        if glob not in self._defined:
+            self._defined.add(glob)
+            run.define_metric(glob, **options)
+
+    def _media(self, step: int, rollouts: str | None) -> dict[str, Any]:
+        """The histograms of a step and, every few steps, its table."""
+        if rollouts is None:
+            return {}
+        try:
+            records = parse_rows(self._folder / "rollouts" / f"{rollouts}.jsonl")
+            values = distributions(records)
+            columns, rows = sample_table(records, step=step)
+        except (DamagedFileError, KeyError) as error:
+            self._send(failed=f"no table and histograms of step {step} ({_short(error)})")
+            return {}
+        media: dict[str, Any] = {
+            name: wandb.Histogram(found, num_bins=_BINS) for name, found in values.items()
+        }
+        every, first = self._request["table_steps"]
+        if rows and every and (step == first or step % every == 0):
+            media["rollouts"] = wandb.Table(columns, rows)
+        return media
+
+    def _log_artifact(self, run: Any, message: Message) -> None:
+        path = Path(message["path"])
+        artifact = wandb.Artifact(
+            message["artifact"], message["type"], metadata=message["metadata"]
+        )
+        files = (
+            [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
+        )
+        sizes: dict[str, int] = {}
+        referenced: list[str] = []
+        try:
+            for file in files:
+                name = file.name if file == path else str(file.relative_to(path))
+                size = file.stat().st_size
+                if size > _LARGE_BYTES and not name.startswith(f"{_ADAPTER}/"):
+                    artifact.add_reference(file.as_uri(), name=name, checksum=False)
+                    referenced.append(name)
+                else:
+                    artifact.add_file(str(file), name=name, skip_cache=True)
+                    sizes[name] = size
+        except (OSError, ValueError) as error:  # the next export has replaced the folder
+            self._send(failed=f"{message['artifact']} is not uploaded ({_short(error)})")
+            return
+        run.log_artifact(artifact)
+        self._send(
+            artifact=message["artifact"],
+            files=len(sizes),
+            bytes=sum(sizes.values()),
+            referenced=referenced,
+        )
 
     def finish(self, exit_status: int) -> None:
         """Blocks until everything is uploaded, or offline on disk; may never return."""
@@ -203,6 +361,14 @@ def _end(stdin: int, finish_s: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     os._exit(1)
+
+
+def _summary_of(message: Message) -> dict[str, Any]:
+    """What a message changes in the summary; the best validation is given explicitly."""
+    if message.get("evaluation", VALIDATION) != VALIDATION:
+        return dict(message["metrics"])
+    found: dict[str, Any] = message.get("summary", {})
+    return found
 
 
 def _upload_failed(printed: BinaryIO) -> bool:

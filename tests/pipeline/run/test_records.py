@@ -232,10 +232,10 @@ def test_changed_rewards_are_shown_and_marked_at_the_next_step(
     # A later process sends it again with the metrics of that step.
     records.folder.journal("rewards_changed", after_step=3, changes=[])
     assert records.logged(until=3) == []
-    assert records.logged(until=4) == [(4, {"reward/changed": 1.0})]
+    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 4}]
     # After a rollback the steps from 2 on have the new rewards.
     records.folder.journal("resumed", step=1)
-    assert records.logged(until=4) == [(2, {"reward/changed": 1.0})]
+    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 2}]
 
 
 def test_a_console_line_without_a_known_number_of_steps(capsys: pytest.CaptureFixture[str]):

@@ -15,7 +15,7 @@ from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest, Ve
 from pipeline.run.rollout_records import recorded_input, rollout_records
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardError, RewardInput, Tags
-from tests.fakes import FRESH, completion, make_config
+from tests.fakes import EOS, FRESH, completion, logprobs, make_config
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 GIVEN = RewardInput(
@@ -54,6 +54,7 @@ RECORD = {
     "row": GIVEN.row,
     "text": "abc",
     "num_tokens": 4,
+    "logprob_mean": float(np.mean(logprobs(np.array([97, 98, 99, EOS]), FRESH), dtype=float)),
     "stop_reason": "eos",
     "rewards": {"correct": 1.0, "format": 0.5, "format/steps": 0.5},
     "errors": {},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from pipeline.run import tracking
-from pipeline.run.tracking import Mode, Tracker, choose_mode
+from pipeline.run.tracking import Message, Mode, Tracker, choose_mode, step_message
 from tests.fakes import make_config
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
 
@@ -42,9 +42,7 @@ def mode(folder: Path, wanted: str) -> tuple[str, str]:
 def test_without_a_login_wandb_is_offline(tmp_path: Path):
     chosen, why = mode(tmp_path, "auto")
     assert chosen == "offline"
-    assert (
-        "there is no W&B login; `wandb login` logs in for later runs, `wandb sync` uploads" in why
-    )
+    assert why.endswith("there is no W&B login; `wandb login` logs in for later runs")
 
 
 @pytest.mark.parametrize("wanted", ["offline", "disabled"])
@@ -133,6 +131,11 @@ class Run:
             self.tracker.log({"loss": step / 2}, step=step)
 
 
+def earlier(*steps: int) -> list[Message]:
+    """The messages of steps of an earlier process."""
+    return [step_message({"loss": step / 2}, step=step, rollouts=None) for step in steps]
+
+
 @asynccontextmanager
 async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterator[Run]:
     """A run that W&B has started, online or offline."""
@@ -145,11 +148,16 @@ async def begun(folder: Path, mode: Mode = "online", **more: Any) -> AsyncIterat
 
 def sync(command: str) -> None:
     """Runs the command that the user is told to run later."""
-    program, *arguments = shlex.split(command)
-    path = Path(sys.executable).with_name(program)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     with tempfile.TemporaryDirectory() as folder:  # wandb writes logs to the working directory
         done = subprocess.run(
-            [path, *arguments], cwd=folder, capture_output=True, text=True, check=False
+            command,
+            shell=True,
+            cwd=folder,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
         )
     assert done.returncode == 0, done.stderr
 
@@ -158,7 +166,7 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
     async def work() -> None:
         async with begun(tmp_path) as run:
             run.log(1, 2)
-            run.tracker.log({"eval/test/accuracy": 0.5}, step=2)
+            run.tracker.log_evaluation("test", {"eval/test/accuracy": 0.5}, version=1, step=2)
             run.tracker.alert("alarm excluded", "step 2: no rewards", level="ERROR")
             run.tracker.alert("alarm all_equal", "step 2: no signal", level="WARN")
             run.log(3)
@@ -171,6 +179,7 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
     asyncio.run(work())
     assert [(row["_step"], row["loss"]) for row in server.rows()] == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert server.rows()[1]["eval/test/accuracy"] == 0.5
+    assert server.rows()[1]["eval/test/version"] == 1
     assert server.alerts == [
         ("ERROR", "alarm excluded", "step 2: no rewards"),
         ("WARN", "alarm all_equal", "step 2: no signal"),
@@ -225,7 +234,7 @@ def test_an_unresponsive_server_does_not_delay_the_start(
 
     async def work() -> Run:
         run = Run(tmp_path, "online")
-        await run.start(rows=[(1, {"loss": 0.5})])
+        await run.start(rows=earlier(1))
         run.log(2, 3)
         assert run.told == []  # the run continued before the start was known
         assert "cannot start online (" in await run.hear("failed")
@@ -235,8 +244,7 @@ def test_an_unresponsive_server_does_not_delay_the_start(
         return run
 
     facts = asyncio.run(work()).told[-1][1]
-    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
-    assert facts["sync"] == f"wandb sync {folder}"
+    assert facts["sync"].startswith(f"wandb sync {tmp_path}/wandb/offline-run-*-")
     server.fault = None
     sync(facts["sync"])
     assert server.steps() == [1, 2, 3, 4]
@@ -279,7 +287,7 @@ def test_a_dead_service_is_restarted_and_gets_the_missing_rows(
     tmp_path: Path, server: WandbServer, number: signal.Signals
 ):
     async def work() -> Run:
-        async with begun(tmp_path, rows=[(1, {"loss": 0.5})]) as run:
+        async with begun(tmp_path, rows=earlier(1)) as run:
             run.log(2, 3)
             for process in services(tmp_path):
                 process.send_signal(number)
@@ -297,7 +305,7 @@ def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, server: W
 
     async def work() -> None:
         run = Run(tmp_path, "online", run_id="old-id")
-        await run.start(rows=[(step, {"loss": step / 2}) for step in (1, 2, 3, 4)])
+        await run.start(rows=earlier(1, 2, 3, 4))
         run.log(5)
         await run.tracker.finish(exit_status=0)
         assert run.tracker.run_id == "old-id"
@@ -309,21 +317,37 @@ def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, server: W
     ]  # fmt: skip
 
 
-def test_offline_a_resumed_run_writes_only_new_rows(tmp_path: Path, server: WandbServer):
-    async def work(run_id: str | None, rows: Any, *steps: int) -> Run:
-        run = Run(tmp_path / str(steps[0]), "offline", run_id=run_id)
-        run.folder.mkdir()
-        await run.start(rows=rows)
-        run.log(*steps)
-        await run.tracker.finish(exit_status=0)
-        return run
+async def offline(folder: Path, run_id: str | None, rows: Any, *steps: int) -> Run:
+    """A process of a run that is offline."""
+    run = Run(folder, "offline", run_id=run_id)
+    await run.start(rows=rows)
+    run.log(*steps)
+    await run.tracker.finish(exit_status=0)
+    return run
 
-    first = asyncio.run(work(None, [], 1, 2))
-    rows = [(step, {"loss": step / 2}) for step in (1, 2)]
-    second = asyncio.run(work(first.tracker.run_id, rows, 3, 4))
-    for run in (first, second):
-        sync(run.told[-1][1]["sync"])
+
+def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, server: WandbServer):
+    first = asyncio.run(offline(tmp_path, None, [], 1, 2, 3))
+    # It was killed, and repeats step 3.
+    second = asyncio.run(offline(tmp_path, first.tracker.run_id, earlier(1, 2), 3, 4))
+    text, facts = second.told[-1]
+    folder = f"{tmp_path}/wandb/offline-run-*-{first.tracker.run_id}"
+    assert text == f"W&B: to upload this run: wandb sync {folder}"
+    assert facts == {"uploaded": False, "sync": f"wandb sync {folder}"}
+    sync(facts["sync"])
     assert server.steps() == [1, 2, 3, 4]
+
+
+def test_rows_whose_files_wandb_has_cleaned_are_not_logged_again(
+    tmp_path: Path, server: WandbServer
+):
+    first = asyncio.run(offline(tmp_path, None, [], 1, 2))
+    sync(first.told[-1][1]["sync"])
+    for folder in (tmp_path / "wandb").glob("offline-run-*"):
+        shutil.rmtree(folder)
+    second = asyncio.run(offline(tmp_path, first.tracker.run_id, earlier(1, 2), 3))
+    sync(second.told[-1][1]["sync"])
+    assert server.steps() == [1, 2, 3]
 
 
 PROGRAM = """

@@ -1,0 +1,43 @@
+"""Settings of Weights & Biases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.base import Problem, Table, Text
+
+Tag = Annotated[str, Field(min_length=1, max_length=64)]
+"""W&B accepts tags of 1 to 64 characters."""
+
+
+class Wandb(Table):
+    """Weights & Biases."""
+
+    mode: Literal["auto", "online", "offline", "disabled"] = Field(
+        "auto",
+        description="auto: online if logged in, else offline; online: refuse to start if not "
+        "logged in",
+    )
+    project: str = Field("gemma-grpo", min_length=1, description="W&B project")
+    entity: Text | None = Field(
+        None, description="W&B entity (team or user); default: the default entity of the login"
+    )
+    group: Text | None = Field(None, description="group of runs that W&B shows together")
+    tags: Annotated[tuple[Tag, ...], Field(strict=False)] = Field((), description="tags of the run")
+    job_type: Text | None = Field(None, description="kind of the run within its group")
+    notes: Text | None = Field(None, description="notes about the run, in Markdown")
+    table_every: int = Field(
+        10,
+        ge=0,
+        description="steps between two tables of rollouts; the first GRPO step has one, too; "
+        "0: no tables",
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        """Every setting has an effect."""
+        if self.mode == "disabled":
+            others = [key for key in type(self).model_fields if key != "mode"]
+            yield from self.unused(*others, why='with wandb.mode = "disabled"')

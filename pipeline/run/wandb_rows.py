@@ -1,0 +1,76 @@
+"""The numbers of the rows in the history of a W&B run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+STEP = "step"
+"""Training step of a row: the axis of all metrics but those of evaluations."""
+VERSION = "version"
+"""`eval/NAME/version`: the policy version of an evaluation, the axis of its metrics."""
+
+Evaluation = tuple[str, int]
+"""Name and policy version."""
+
+
+class WandbRows:
+    """Chooses the row, W&B's `_step`, of each step and evaluation.
+
+    W&B takes rows in ascending order only, and a row of an earlier process takes nothing more. The
+    row of a training step has its number, and holds the evaluations that follow the step. Where an
+    earlier process has ended in between, they are in the row of the next step. If that never came,
+    a later process finds the row taken, and its rows have higher numbers than their steps.
+
+    What W&B has already is not logged again: a step or an evaluation that a resumed run repeats
+    keeps its first values.
+
+    Args:
+        history: rows that W&B has, as far as known, by `_step`.
+        first: the first number that is free; None: the one after `history`.
+        evaluated: evaluations that W&B has if `history` is empty and `first` is not 0.
+    """
+
+    def __init__(
+        self,
+        history: Iterable[Mapping[str, Any]],
+        *,
+        first: int | None = None,
+        evaluated: Iterable[Evaluation] = (),
+    ) -> None:
+        known = [row for row in history if first is None or row["_step"] < first]
+        last = max((row["_step"] for row in known), default=-1)
+        self._row = last + 1 if first is None else first
+        steps = [row[STEP] for row in known if STEP in row]
+        self.step = int(max(steps, default=self._row - 1))
+        self._holds_step = False
+        self._evaluated = {found for row in known for found in _evaluations(row)}
+        if not known:
+            self._evaluated |= {one for one in evaluated if one[1] <= self.step}
+
+    def of_step(self, step: int) -> int | None:
+        """The row of a training step; None: W&B has the step."""
+        if step <= self.step:
+            return None
+        self._row = max(step, self._row + self._holds_step)
+        self.step, self._holds_step = step, True
+        return self._row
+
+    def of_evaluation(self, name: str, version: int, *, step: int) -> int | None:
+        """The row of an evaluation after `step` steps; None: W&B has it."""
+        if (name, version) in self._evaluated:
+            return None
+        self._evaluated.add((name, version))
+        return self.beside(step)
+
+    def beside(self, step: int) -> int:
+        """The row of something that belongs to a step, or to the next row that is free."""
+        if step > self._row:
+            self._row, self._holds_step = step, False
+        return self._row
+
+
+def _evaluations(row: Mapping[str, Any]) -> Iterable[Evaluation]:
+    for key, value in row.items():
+        if key.startswith("eval/") and key.endswith(f"/{VERSION}"):
+            yield key.split("/")[1], int(value)
