@@ -273,7 +273,8 @@ class Tracker(asyncio.SubprocessProtocol):
 
 def _artifact_line(message: Message) -> str:
     """What becomes of the files of an artifact."""
-    line = f"{message['artifact']}: {message['files']} files, {message['bytes'] / 2**20:.1f} MiB"
+    mib = message["bytes"] / 2**20
+    line = f"artifact {message['artifact']}: {message['files']} files, {mib:.1f} MiB"
     if message["referenced"]:
         line += f"; not uploaded, only referenced: {', '.join(message['referenced'])}"
     return line

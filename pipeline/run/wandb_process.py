@@ -12,7 +12,7 @@ Reads JSON objects from stdin, one per line, first a request (see `Reporter`), t
     {"exit_status": 0}                                                 at the end
 
 Writes JSON objects to stdout: `{"failed": TEXT}`; `{"address": URL or folder, "sync": COMMAND}`
-after each start of W&B; `{"artifact": ...}` with what of an export is uploaded; and at the end
+after each start of W&B; `{"artifact": ...}` with what of a folder is uploaded; and at the end
 `{"uploaded": true or false}`.
 
 Tables and histograms are made here, from the run folder's rollouts: the run spends no time on them,
@@ -93,6 +93,7 @@ class Reporter:
         self._run: Any = None
         self._rows: WandbRows
         self._defined: set[str] = set()
+        self._logged_artifacts: dict[str, str] = {}
         for message in request["rows"]:
             self._keep(message)
 
@@ -131,7 +132,7 @@ class Reporter:
         self._run = run
         folder = Path(run.dir).parent
         self._rows = self._known_rows(folder, first=None if run.offline else run.starting_step)
-        self._defined = set()
+        self._defined, self._logged_artifacts = set(), {}
         run_id = self._request["init"]["id"]
         # Offline each process writes a folder; W&B's command uploads them in their order.
         parts = shlex.quote(str(folder.parent)) + f"/offline-run-*-{run_id}"
@@ -271,13 +272,17 @@ class Reporter:
         except (OSError, ValueError) as error:  # the next export has replaced the folder
             self._send(failed=f"{message['artifact']} is not uploaded ({_short(error)})")
             return
+        if self._logged_artifacts.get(message["artifact"]) == artifact.digest:
+            return
+        self._logged_artifacts[message["artifact"]] = artifact.digest
         run.log_artifact(artifact)
-        self._send(
-            artifact=message["artifact"],
-            files=len(sizes),
-            bytes=sum(sizes.values()),
-            referenced=referenced,
-        )
+        if path.is_dir():
+            self._send(
+                artifact=message["artifact"],
+                files=len(sizes),
+                bytes=sum(sizes.values()),
+                referenced=referenced,
+            )
 
     def finish(self, exit_status: int) -> None:
         """Blocks until everything is uploaded, or offline on disk; may never return."""

@@ -19,8 +19,8 @@ class WandbRows:
 
     W&B takes rows in ascending order only, and a row of an earlier process takes nothing more. The
     row of a training step has its number, and holds the evaluations that follow the step. Where an
-    earlier process has ended in between, they are in the row of the next step. If that never came,
-    a later process finds the row taken, and its rows have higher numbers than their steps.
+    earlier process has ended in between, these are in the next row that is free; a row holds one
+    evaluation of a name. So a row can have a higher number than its step or version.
 
     What W&B has already is not logged again: a step or an evaluation that a resumed run repeats
     keeps its first values.
@@ -44,6 +44,7 @@ class WandbRows:
         steps = [row[STEP] for row in known if STEP in row]
         self.step = int(max(steps, default=self._row - 1))
         self._holds_step = False
+        self._names: set[str] = set()
         self._evaluated = {found for row in known for found in _evaluations(row)}
         if not known:
             self._evaluated |= {one for one in evaluated if one[1] <= self.step}
@@ -52,7 +53,7 @@ class WandbRows:
         """The row of a training step; None: W&B has the step."""
         if step <= self.step:
             return None
-        self._row = max(step, self._row + self._holds_step)
+        self._open(max(step, self._row + self._holds_step))
         self.step, self._holds_step = step, True
         return self._row
 
@@ -61,13 +62,18 @@ class WandbRows:
         if (name, version) in self._evaluated:
             return None
         self._evaluated.add((name, version))
-        return self.beside(step)
+        self._open(max(step, self._row + (name in self._names)))
+        self._names.add(name)
+        return self._row
 
     def beside(self, step: int) -> int:
-        """The row of something that belongs to a step, or to the next row that is free."""
-        if step > self._row:
-            self._row, self._holds_step = step, False
+        """The row of something that belongs to a step, or else the row that is not complete."""
+        self._open(max(step, self._row))
         return self._row
+
+    def _open(self, row: int) -> None:
+        if row > self._row:
+            self._row, self._holds_step, self._names = row, False, set()
 
 
 def _evaluations(row: Mapping[str, Any]) -> Iterable[Evaluation]:

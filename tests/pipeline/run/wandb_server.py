@@ -18,7 +18,9 @@ class WandbServer(ThreadingHTTPServer):
     Attributes:
         fault: how requests fail from now on; None: they succeed.
         history: lines of the run's history by their number.
+        summary: of the run.
         alerts: severity, title and text of each alert.
+        artifacts: type and name of each artifact.
         exit_status: of the run, once it has ended.
         complete: set when the run has ended.
     """
@@ -29,7 +31,9 @@ class WandbServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.fault: Fault | None = None
         self.history: dict[int, str] = {}
+        self.summary: dict[str, Any] = {}
         self.alerts: list[tuple[str, str, str]] = []
+        self.artifacts: list[tuple[str, str]] = []
         self.exit_status: int | None = None
         self.complete = threading.Event()
         self.healed = threading.Event()
@@ -62,7 +66,7 @@ class WandbServer(ThreadingHTTPServer):
             "logLineCount": 0,
             "historyTail": json.dumps([line for _, line in sorted(self.history.items())][-1:]),
             "eventsTail": "[]",
-            "summaryMetrics": "{}",
+            "summaryMetrics": json.dumps(self.summary),
             "config": "{}",
             "wandbConfig": '{"t": {}}',
             "tags": [],
@@ -75,6 +79,13 @@ class WandbServer(ThreadingHTTPServer):
         if operation == "NotifyScriptableRunAlert":
             self.alerts.append((given["severity"], given["title"], given["text"]))
             return {"notifyScriptableRunAlert": {"success": True}}
+        if operation == "CreateArtifact":
+            given = given["input"]
+            name, digest = given["artifactCollectionName"], given["digest"]
+            self.artifacts.append((given["artifactTypeName"], name))
+            # A committed artifact has all of its files.
+            artifact = {"id": digest, "state": "COMMITTED", "artifactSequence": {"id": name}}
+            return {"createArtifact": {"artifact": artifact}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in given["files"]]
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
@@ -85,6 +96,8 @@ class WandbServer(ThreadingHTTPServer):
         part = sent.get("files", {}).get("wandb-history.jsonl")
         for number, line in enumerate(part["content"] if part else ()):
             self.history[part["offset"] + number] = line
+        if summary := sent.get("files", {}).get("wandb-summary.json"):
+            self.summary = json.loads(summary["content"][-1])
         if sent.get("complete"):
             self.exit_status = sent["exitcode"]
             self.complete.set()

@@ -1,0 +1,179 @@
+"""What W&B's own reader finds in the files of a run that was stopped twice."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.run.run_folder import RunFolder
+from pipeline.run.wandb_files import read_records, run_files
+from tests.launch.cluster_fixtures import (
+    PATIENCE_S,
+    VALIDATED,
+    Head,
+    finish,
+    train_command,
+    wait_for_lines,
+    write_config,
+)
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(4 * PATIENCE_S)]
+
+STEPS = 5
+SETTINGS = [
+    *(f"--budget.steps={STEPS}", *VALIDATED, "--wandb.mode=offline", "--wandb.table_every=2"),
+    *("--wandb.group=arithmetic", '--wandb.tags=["short", "demo"]'),
+    *("--wandb.job_type=test", "--wandb.notes=stopped twice"),
+    *("--alarms.all_equal.above=0", "--alarms.all_equal.steps=1"),
+]
+
+
+class WandbFiles:
+    """The records of all files of a run's W&B run, in their order."""
+
+    def __init__(self, run: Path) -> None:
+        self.folder = RunFolder(run)
+        (self.id,) = {entry["wandb_id"] for entry in self.folder.events("started")}
+        self.files = run_files(run, self.id)
+        self.records = [record for file in self.files for record in read_records(file)]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [record[kind] for record in self.records if record["type"] == kind]
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return [record["item"] for record in self.of("history")]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The summary that the last process leaves."""
+        found: dict[str, Any] = {}
+        for record in read_records(self.files[-1]):
+            if record["type"] == "summary":
+                found |= record["summary"].get("update", {})
+        return found
+
+    def table(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The table in a row."""
+        (file,) = (self.folder.path / "wandb").glob(f"offline-run-*/files/{row['rollouts.path']}")
+        found: dict[str, Any] = json.loads(file.read_text())
+        return found
+
+
+def logged(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics of an entry of the journal about an evaluation."""
+    prefix = f"eval/{entry['name']}"
+    found = {f"{prefix}/{key}": value for key, value in entry.items() if isinstance(value, float)}
+    return {f"{prefix}/version": entry["step"], **found}
+
+
+@pytest.fixture(scope="module")
+def stopped(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that was stopped after its first and its third step."""
+    folder = tmp_path_factory.mktemp("stopped")
+    config, run = write_config(folder, name="stopped"), folder / "runs" / "stopped"
+    for steps in (1, 3, None):
+        process = head.start(*train_command(config, *SETTINGS))
+        if steps is not None:
+            wait_for_lines(run / "metrics.jsonl", steps, process)
+            process.send_signal(signal.SIGINT)
+        status, output = finish(process)
+        assert status == (0 if steps is None else 130), output
+        assert output.count("wandb sync") == 1
+        assert "incomplete" not in output
+    return run
+
+
+@pytest.fixture(scope="module")
+def found(stopped: Path) -> WandbFiles:
+    return WandbFiles(stopped)
+
+
+def test_wandb_has_every_metric_of_every_step_once(found: WandbFiles):
+    rows = [row["_step"] for row in found.rows]
+    assert rows == sorted(set(rows))
+    logged = {row["step"]: row for row in found.rows if "step" in row}
+    recorded = found.folder.metrics
+    assert list(logged) == [row["step"] for row in recorded] == list(range(1, STEPS + 1))
+    for row in recorded:
+        numbers = {key: value for key, value in row.items() if not isinstance(value, str)}
+        assert numbers == {key: logged[row["step"]][key] for key in numbers}
+
+
+def test_wandb_has_every_evaluation_once(found: WandbFiles):
+    evaluations = found.folder.valid_entries("evaluated")
+    versions = [entry["step"] for entry in evaluations if entry["name"] == "validation"]
+    assert versions == list(range(STEPS + 1))
+    for entry in evaluations:
+        key = f"eval/{entry['name']}/version"
+        (row,) = (row for row in found.rows if row.get(key) == entry["step"])
+        assert logged(entry).items() <= row.items()
+    defined = {
+        record["glob_name"]: record for record in found.of("metric") if "glob_name" in record
+    }
+    assert defined["reward/*"]["step_metric"] == "step"
+    validation = defined["eval/validation/*"]
+    assert validation["step_metric"] == "eval/validation/version"
+    assert validation["summary"] == {"none": True}
+
+
+def test_the_summary_has_the_exported_version(found: WandbFiles):
+    final, entries = found.folder.summary, found.folder.valid_entries("evaluated")
+    assert final is not None
+    best, summary = final["best"]["step"], found.summary
+    assert summary["best/step"] == summary["export/version"] == best
+    (validation,) = (e for e in entries if (e["name"], e["step"]) == ("validation", best))
+    expected = logged(validation)
+    for name in ("test_before", "test_after"):
+        (entry,) = (entry for entry in entries if entry["name"] == name)
+        expected |= logged(entry)
+    versions = {key for key in expected if key.endswith("/version")}
+    assert {key: summary[key] for key in expected.keys() - versions} == {
+        key: value for key, value in expected.items() if key not in versions
+    }
+    assert summary["reward/mean"] == found.folder.metrics[-1]["reward/mean"]
+    assert summary["ended"] == "finished"
+    assert summary["eval/paired_p"] == final["eval"]["paired_p"]
+
+
+def test_tables_and_histograms_are_of_the_steps_rollouts(found: WandbFiles):
+    rows = {row["step"]: row for row in found.rows if "step" in row}
+    assert [step for step, row in rows.items() if "rollouts.path" in row] == [1, 2, 4]
+    for step in (1, 2, 4):
+        recorded = {
+            (record["text"], record["advantage"])
+            for record in found.folder.read_rollouts(f"step_{step:06d}")
+        }
+        table = found.table(rows[step])
+        at = {name: number for number, name in enumerate(table["columns"])}
+        shown = {(line[at["text"]], line[at["advantage"]]) for line in table["data"]}
+        assert shown <= recorded
+        assert {line[at["pick"]] for line in table["data"]} == {
+            *("best", "worst", "surprising", "random")
+        }
+        assert {line[at["step"]] for line in table["data"]} == {step}
+        assert "reward/exact" in at
+    for row in rows.values():
+        for name in ("tokens", "reward", "advantage", "logprob_mean"):
+            assert row[f"histogram/{name}._type"] == "histogram"
+            assert sum(row[f"histogram/{name}.values"]) == 16
+
+
+def test_wandb_has_the_configuration_the_artifacts_and_the_alarms(found: WandbFiles):
+    for record in found.of("run"):
+        assert (record["run_group"], record["job_type"]) == ("arithmetic", "test")
+        assert (record["notes"], record["tags"]) == ("stopped twice", ["short", "demo"])
+        assert record["config"]["update"]["budget"]["steps"] == STEPS
+    artifacts = {record["name"]: record for record in found.of("artifact")}
+    plan = artifacts[f"plan-{found.id}"]["manifest"]["contents"]
+    assert [file["path"] for file in plan] == ["plan.json"]
+    export = [file["path"] for file in artifacts[f"export-{found.id}"]["manifest"]["contents"]]
+    assert {"README.md", "adapter/adapter_model.safetensors", "model.safetensors"} <= set(export)
+    alarms = list(found.folder.events("alarm"))
+    assert alarms
+    assert [alert["title"] for alert in found.of("alert")] == ["alarm all_equal"] * len(alarms)
