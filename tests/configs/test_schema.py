@@ -170,8 +170,9 @@ data.train.reasoning_gym=chain_sum; .size=5; .seed=1
     data.train.path: does not apply with reasoning_gym; remove it
 data.train.path=none; .reasoning_gym=chain_sum; .size=5
     data.train.seed: missing; reasoning_gym needs it, with another seed for each split
-wandb.mode=disabled; .entity=me; .table_every=0
+wandb.mode=disabled; .entity=me
     wandb.entity: has no effect with wandb.mode = "disabled"
+wandb.mode=disabled; .table_every=0
     wandb.table_every: has no effect with wandb.mode = "disabled"
 """
 """Settings in the notation of `overrides`; below each the refusal, or a part of it."""
