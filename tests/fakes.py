@@ -197,8 +197,10 @@ class Prepares:
         sizes: the recorded sizes, in order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, script: Script) -> None:
+        self.script = script
         self.sizes: list[Sizes] = []
+        self.phases = PhaseClock(script.clock)
 
     async def prepare(self, sizes: Sizes) -> Ready:
         self.sizes.append(sizes)
@@ -208,7 +210,12 @@ class Prepares:
         return Building()
 
     async def use(self) -> ProcessUse:
-        return ProcessUse()
+        return ProcessUse(self.phases.take())
+
+    def note(self, phase: str, name: str) -> None:
+        """Notes a call, which is a phase of the process."""
+        with self.phases.during(phase):
+            self.script.note(name)
 
 
 class FakeSampler(Prepares):
@@ -220,8 +227,7 @@ class FakeSampler(Prepares):
     """
 
     def __init__(self, script: Script, *, seed: int, number: int) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(script)
         self.name = f"sampler{number}"
         self.adapter, self.version = "", -2
         self.seed = seed
@@ -230,7 +236,7 @@ class FakeSampler(Prepares):
         self.skill: Callable[[int], float] | None = None
 
     async def load(self, published: Published) -> str:
-        self.script.note(f"{self.name}.load {published.version}")
+        self.note("sync", f"{self.name}.load {published.version}")
         self.adapter, self.version = str(published.payload), published.version
         return self.adapter
 
@@ -242,7 +248,7 @@ class FakeSampler(Prepares):
         min_finished: int | None = None,
     ) -> list[Completion]:
         first = requests[-1].name  # the oldest requests come first
-        self.script.note(f"{self.name}.generate:{first.phase} {first.step}")
+        self.note("decode", f"{self.name}.generate:{first.phase} {first.step}")
         if self.script.stop.is_set():
             await self.aborted.wait()
             raise RuntimeError("aborted")
@@ -340,8 +346,7 @@ class FakeLearner(Prepares):
     """
 
     def __init__(self, script: Script, *, disk: Disk) -> None:
-        super().__init__()
-        self.script = script
+        super().__init__(script)
         self.disk = disk
         self.version = max(disk, default=0)
         self.adapter = disk[self.version][0] if disk else FRESH
@@ -357,7 +362,7 @@ class FakeLearner(Prepares):
 
     async def publish(self, which: AdapterRef = "current") -> Published:
         version, adapter = self.named(which)
-        self.script.note(f"learner.publish {which if which == 'probe' else version}")
+        self.note("sync", f"learner.publish {which if which == 'probe' else version}")
         return Published(version, adapter, adapter)
 
     def named(self, which: AdapterRef) -> tuple[int, str]:
@@ -374,12 +379,12 @@ class FakeLearner(Prepares):
     async def score(
         self, completions: Sequence[Completion], *, which: AdapterRef
     ) -> list[np.ndarray]:
-        self.script.note("learner.score probe" if which == "probe" else "learner.score")
+        self.note("score", "learner.score probe" if which == "probe" else "learner.score")
         _, adapter = self.named(which)
         return [logprobs(drawn.tokens, adapter) + self.score_error for drawn in completions]
 
     async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        self.script.note(f"learner.sft_update {self.version}")
+        self.note("update", f"learner.sft_update {self.version}")
         digest = hashlib.sha256(self.adapter.encode())
         for example in (example for packed in sequences for example in packed):
             digest.update(f"{example.id}".encode())
@@ -388,7 +393,7 @@ class FakeLearner(Prepares):
         return {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, **_tokens(learned)}
 
     async def keep_best(self) -> None:
-        self.script.note(f"learner.keep_best {self.version}")
+        self.note("checkpoint", f"learner.keep_best {self.version}")
         self.disk.best = (self.version, self.adapter)
 
     async def recover_best(self, version: int, sha256: str) -> BestFile:
@@ -402,7 +407,7 @@ class FakeLearner(Prepares):
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        self.script.note(f"learner.update {self.version}")
+        self.note("update", f"learner.update {self.version}")
         await asyncio.sleep(0)  # concurrent tasks start
         shas = {
             (rollout.completion.version, rollout.completion.adapter_sha256) for rollout in rollouts
@@ -423,7 +428,7 @@ class FakeLearner(Prepares):
         return {**metrics, "parity_mean": 0.0, "parity_p999": 0.0, **self.metrics}
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        self.script.note(f"learner.save {self.version}")
+        self.note("checkpoint", f"learner.save {self.version}")
         self.disk.setdefault(self.version, (self.adapter, dict(meta)))
         self.disk.previous.setdefault(self.version, self.previous)
 
@@ -431,7 +436,7 @@ class FakeLearner(Prepares):
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
         version, adapter = self.named(which)
-        self.script.note(f"learner.export {version}")
+        self.note("export", f"learner.export {version}")
         self.exported = list(examples)
         _write_export(Path(folder), f"{version} {adapter}")
         tokens = sum(len(drawn.tokens) for drawn in examples)

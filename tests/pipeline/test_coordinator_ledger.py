@@ -1,0 +1,127 @@
+"""The ledger of runs with fake workers on an injected clock."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import pytest
+
+from pipeline.run.ledger import read_ledger
+from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
+from tests.pipeline.test_coordinator_faults import broken
+
+DELAY_S = 5.0
+SPLITS = {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("call", "process", "row"),
+    [
+        ("learner.score", "learner", "calibration"),
+        ("sampler0.generate:test", "sampler 0", "evaluation"),
+        ("sampler0.generate:validation", "sampler 0", "evaluation"),
+        ("sampler0.generate:train", "sampler 0", "decode"),
+        ("sampler0.generate:train", "learner", "waiting_samplers"),
+        ("scorer.score", "driver", "waiting_rewards"),
+        ("learner.update", "learner", "update"),
+        ("learner.update", "sampler 0", "waiting_learner"),
+        ("learner.publish", "learner", "sync"),
+        ("sampler0.load", "sampler 0", "sync"),
+        ("learner.save", "learner", "checkpoint"),
+        ("learner.save", "sampler 0", "checkpoint"),
+        ("learner.export", "learner", "export"),
+        ("learner.export", "reward correct 0", "export"),
+    ],
+)
+def test_invariant_8_a_planted_delay_is_in_its_row(tmp_path: Path, call, process, row):
+    config = make_config(
+        tmp_path,
+        data={**SPLITS, "validation": {"path": "validation.jsonl"}},
+        eval={"every_steps": 1},
+        budget={"steps": 2},
+    )
+    script = Script(durations={call: DELAY_S})
+    run = Process(config, disk=Disk(), data=make_data(validation=2), script=script)
+    run.run()
+    delay_s = DELAY_S * sum(name.split()[0] == call for name in script.calls)
+    # An adapter is also loaded within other duties.
+    assert rows_of(run, process)[row] > (0.5 if "sync" in row else 0.99) * delay_s
+
+
+def rows_of(run: Process, process: str) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for one in read_ledger(run.folder.ledger):
+        for row, seconds in one.seconds.get(process, {}).items():
+            found[row] += seconds
+    return found
+
+
+def fates(run: Process) -> dict[str, int]:
+    """Tokens of training by fate, of all processes of the run."""
+    found = sum((Counter(one.tokens) for one in read_ledger(run.folder.ledger)), Counter[str]())
+    del found["evaluation"]
+    return dict(found)
+
+
+MODES: list[dict[str, object]] = [
+    {},
+    {"cut_off": 0.5, "partial": "drop"},
+    {"cut_off": 0.5, "partial": "keep"},
+    {"dynamic_sampling": "capped", "max_prompts_per_step": 3},
+    {"ahead": "one"},
+]
+
+
+@pytest.mark.parametrize("rollout", MODES)
+def test_invariant_8_the_fates_of_tokens_add_up_to_what_was_generated(tmp_path: Path, rollout):
+    learner = {"importance_cap": 2.0} if rollout.keys() & {"partial", "ahead"} else {}
+    config = make_config(
+        tmp_path,
+        rollout={"group_size": 4, **rollout},
+        learner=learner,
+        budget={"steps": 5},
+    )
+    run = Process(config, disk=Disk())
+    run.run()
+    summary = run.folder.summary
+    assert summary is not None
+    found = fates(run)
+    assert sum(found.values()) == summary["tokens_generated"]
+    assert found["trained"] == summary["tokens_trained"]
+    evaluated = [run.folder.read_rollouts(f"test_{name}") for name in ("before", "after")]
+    count = sum(row["num_tokens"] for rows in evaluated for row in rows)
+    assert summary["ledger"]["tokens"] == {**found, "evaluation": count}
+    assert ("truncated" in found) == ("cut_off" in rollout)
+    assert min(found.values()) > 0
+
+
+def test_tokens_of_rewards_that_fail_are_counted_apart(tmp_path: Path):
+    run = broken(Process(make_config(tmp_path), disk=Disk()), {1: 2})
+    run.run()
+    rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}")]
+    excluded = sum(row["num_tokens"] for row in rows if row["reward"] is None)
+    assert fates(run)["failed_reward"] == excluded > 0
+
+
+def test_invariant_8_the_work_of_a_killed_process_is_repeated(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
+    script = Script(durations={"learner.update": 5.0})
+
+    def kill() -> None:
+        raise Killed
+
+    script.on["learner.update 3"] = kill
+    first = Process(config, disk=disk, script=script)
+    with pytest.raises(Killed):
+        first.run()
+    before = fates(first)
+    second = Process(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
+    second.run()
+    # The checkpoint is of step 2: step 3 is trained again, step 4 is new.
+    assert second.resumed_from == 2
+    again, new = rows_of(second, "learner"), fates(second)
+    assert (again["update"], again["repeated"]) == (4 * 5.0, 5.0)
+    done = [second.folder.read_rollouts(f"step_{step:06d}") for step in (1, 2)]
+    of_step_3 = before["trained"] - sum(row["num_tokens"] for rows in done for row in rows)
+    assert new["repeated"] == of_step_3
