@@ -12,10 +12,23 @@
         corr_length, corr_correct       as above; corr/OTHER with an earlier part
         none_share, error_share         returned None, failed; error_share/CAUSE by cause
         variance_share                  `part_statistics.Groups.variance_shares`
+    groups/mixed, all_equal             groups whose advantages differ from 0; with equal rewards
+    groups/short, overflow              with fewer than two rewards; with too large rewards
+    groups/excluded_rollouts            number of rollouts without a reward
+    groups/all_right, all_wrong         groups in which each rollout has the exact answer; has not
+    advantage/std, abs_mean, min, max   of the rollouts with a reward; 0 in groups without signal
+    rollout/tokens_mean, max            tokens of a completion, the stop token included
+    rollout/tokens_q05 .. q95           their quantiles at 5, 25, 50, 75 and 95%
+    rollout/tokens_right, tokens_wrong  mean tokens of the rollouts with and without the exact answer
     rollout/correct_share               rollouts with the exact answer, where there is a reference
+    rollout/truncated_share             rollouts that reached the token limit
+    rollout/stop/REASON                 share of eos, length, and stop_string if there are any
+    rollout/repetition                  `part_statistics.repetition`, mean over completions
 
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
-are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`.
+are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`,
+`rollout/SOURCE/count` and `rollout/SOURCE/tokens_mean`. `contracts/rollouts.py` adds the work of the
+samplers, `rollout_step.py` what partial rollouts, dynamic sampling and sampling ahead count.
 """
 
 from __future__ import annotations
@@ -29,9 +42,11 @@ import numpy as np
 from configs.schema import Config
 from pipeline.contracts.rollouts import Rollout
 from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.part_statistics import Groups, correlation, distribution
+from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
 from rewards.answers import is_correct
 from rewards.base import NAME_SEPARATOR
+
+_LENGTH_PERCENTILES = (5, 25, 50, 75, 95)
 
 
 def step_metrics(
@@ -53,8 +68,6 @@ def step_metrics(
     }
     if not rollouts:
         return groups
-    lengths = [len(rollout.completion.tokens) for rollout in rollouts]
-    reasons = [rollout.completion.stop_reason for rollout in rollouts]
     metrics = _reward_metrics(rollouts, "reward") | _statistics(rollouts, config)
     for source in sorted({rollout.source for rollout in rollouts if rollout.source is not None}):
         own = [rollout for rollout in rollouts if rollout.source == source]
@@ -63,14 +76,7 @@ def step_metrics(
             f"rollout/{source}/count": float(len(own)),
             f"rollout/{source}/tokens_mean": _mean([len(r.completion.tokens) for r in own]),
         }
-    metrics = {
-        **metrics,
-        **groups,
-        "rollout/tokens_mean": _mean(lengths),
-        "rollout/tokens_max": float(max(lengths)),
-        "rollout/ended_share": _mean([reason != "length" for reason in reasons]),
-        "rollout/stop_string_share": _mean([reason == "stop_string" for reason in reasons]),
-    }
+    metrics |= groups | _advantages(rollouts) | _completions(rollouts, config)
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
@@ -104,8 +110,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
         **_named_means(rollouts),
     }
-    if not np.isnan(correct).all():
-        found["rollout/correct_share"] = float(np.nanmean(correct))
+    found |= _answers(correct, lengths, groups)
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
         prefix, own = f"reward_parts/{part}", values[number]
@@ -117,6 +122,58 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         found |= _missing(rollouts, part)
     found |= _variance_shares(values, parts, reward, groups, config.reward_weights)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:
+    """Groups, shares and lengths by the exact answer; nothing without a reference answer."""
+    right, wrong = correct == 1, correct == 0
+    if not (right | wrong).any():
+        return {}
+    by_answer = {"right": right, "wrong": wrong}
+    return {
+        "rollout/correct_share": float(np.nanmean(correct)),
+        **{f"groups/all_{name}": float(groups.all(own)) for name, own in by_answer.items()},
+        **{
+            f"rollout/tokens_{name}": _mean(lengths[own])
+            for name, own in by_answer.items()
+            if own.any()
+        },
+    }
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Spread of the advantages of the rollouts with a reward."""
+    values = np.array([one.advantage for one in rollouts if one.reward is not None], float)
+    if not len(values):
+        return {}
+    return {
+        "advantage/std": float(values.std()),
+        "advantage/abs_mean": float(np.abs(values).mean()),
+        "advantage/min": float(values.min()),
+        "advantage/max": float(values.max()),
+    }
+
+
+def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
+    """Lengths, stop reasons and repetition."""
+    completions = [rollout.completion for rollout in rollouts]
+    lengths = [len(completion.tokens) for completion in completions]
+    reasons = [completion.stop_reason for completion in completions]
+    possible = ("eos", "length", *(["stop_string"] if config.rollout.stop_strings else []))
+    stops = {name: _mean([reason == name for reason in reasons]) for name in possible}
+    repeated = _numbers([repetition(completion.tokens) for completion in completions])
+    return {
+        "rollout/tokens_mean": _mean(lengths),
+        "rollout/tokens_max": float(max(lengths)),
+        **{
+            f"rollout/tokens_q{percent:02}": float(np.percentile(lengths, percent))
+            for percent in _LENGTH_PERCENTILES
+        },
+        "rollout/truncated_share": stops["length"],
+        **{f"rollout/stop/{name}": share for name, share in stops.items()},
+        **({"rollout/repetition": _mean(repeated)} if repeated else {}),
+    }
 
 
 def _part_names(rollouts: Sequence[Rollout]) -> list[str]:
@@ -210,5 +267,5 @@ def _numbers(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))

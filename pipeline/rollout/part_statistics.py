@@ -1,6 +1,6 @@
-"""Statistics of reward parts over the rollouts of a step.
+"""Statistics of reward parts and completions over the rollouts of a step.
 
-Values are float64 `parts rollouts`, NaN where a rollout has none. The rollouts of a group follow
+Values of parts are float64 `parts rollouts`, NaN where a rollout has none. The rollouts of a group follow
 each other. A statistic that is not defined, such as the correlation with a constant, is None or
 left out: it is not zero.
 """
@@ -12,6 +12,8 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 
 _QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
+_REPEATED = 4
+"""Tokens of the n-grams whose repetition is measured."""
 
 
 class Groups:
@@ -63,6 +65,10 @@ class Groups:
         centers = np.where(equal, lowest, means)
         return values - np.repeat(centers, self._sizes, axis=1)
 
+    def all(self, mask: np.ndarray) -> int:
+        """Number of groups in which the mask, bool `rollouts`, is true for each rollout."""
+        return int(np.logical_and.reduceat(mask, self._starts).sum())
+
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sums over each group: float64 `parts groups`."""
         return np.add.reduceat(values.astype(float), self._starts, axis=1)
@@ -91,3 +97,14 @@ def correlation(one: np.ndarray, other: np.ndarray) -> float | None:
         return None
     one, other = one - one.mean(), other - other.mean()
     return float((one @ other) / np.sqrt((one @ one) * (other @ other)))
+
+
+def repetition(tokens: np.ndarray) -> float | None:
+    """Share of a completion's 4-grams of tokens that repeat an earlier one: 0 without repetition.
+
+    seq-rep-4 = 1 - |distinct 4-grams| / |4-grams| (Welleck et al. 2020, "Neural text generation
+    with unlikelihood training", arXiv:1908.04319). None: fewer than four tokens.
+    """
+    listed = tokens.tolist()
+    grams = list(zip(*(listed[start:] for start in range(_REPEATED)), strict=False))
+    return 1 - len(set(grams)) / len(grams) if grams else None

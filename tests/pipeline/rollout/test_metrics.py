@@ -83,8 +83,21 @@ def test_a_steps_metrics(config: Config):
         "reward/format": 0.5,
         "rollout/tokens_mean": pytest.approx((4 + 2 + 1 + 7 + 6) / 5),
         "rollout/tokens_max": 7.0,
-        "rollout/ended_share": 0.8,
-        "rollout/stop_string_share": 0.0,
+        # Tokens 1, 2, 4, 6, 7.
+        "rollout/tokens_q05": pytest.approx(1.2),
+        "rollout/tokens_q25": 2.0,
+        "rollout/tokens_q50": 4.0,
+        "rollout/tokens_q75": 6.0,
+        "rollout/tokens_q95": pytest.approx(6.8),
+        "rollout/truncated_share": 0.2,
+        "rollout/stop/eos": 0.8,
+        "rollout/stop/length": 0.2,
+        "rollout/repetition": 0.0,
+        # Three rollouts have a reward.
+        "advantage/std": 0.0,
+        "advantage/abs_mean": 0.25,
+        "advantage/min": 0.25,
+        "advantage/max": 0.25,
         "groups/mixed": 1.0,
         "groups/all_equal": 2.0,
         "groups/short": 3.0,
@@ -184,14 +197,58 @@ def test_named_numbers_have_their_mean_only(config: Config):
     assert not any("steps" in name for name in metrics if name.startswith("reward_parts/"))
 
 
-def test_stop_string_endings_have_a_separate_share(config: Config):
+def test_groups_and_lengths_by_the_exact_answer(config: Config):
+    right, wrong = "<a>12</a>", "<a>134</a>"
+    several = [
+        *[rollout(1, right, 1.0, answer="12")] * 2,
+        *[rollout(2, wrong, 0.0, answer="12")] * 3,
+        rollout(3, right, 1.0, answer="12"),
+        rollout(3, "", 0.0, answer="12"),
+        # Groups without a reference answer are neither.
+        rollout(4, right, 1.0),
+    ]
+    metrics = step_metrics(several, STATS, config)
+    assert (metrics["groups/all_right"], metrics["groups/all_wrong"]) == (1.0, 1.0)
+    # 10 tokens with the stop token; 11, 11, 11 and 1.
+    assert metrics["rollout/tokens_right"] == 10.0
+    assert metrics["rollout/tokens_wrong"] == 8.5
+    assert metrics["rollout/correct_share"] == pytest.approx(3 / 7)
+    # Without one that is right there is no length of those; without references nothing.
+    metrics = step_metrics(several[2:5], STATS, config)
+    assert metrics["groups/all_wrong"] == 1.0
+    assert "rollout/tokens_right" not in metrics
+    assert not {"groups/all_wrong", "rollout/tokens_wrong"} & step_metrics(
+        several[-1:], STATS, config
+    ).keys()
+
+
+def test_the_spread_of_advantages_by_hand(config: Config):
+    values = [1.5, -0.5, 0.0, 9.0]
+    rewards = [1.0, 0.0, 0.5, None]
+    several = [
+        replace(rollout(1, "abc", reward), advantage=value)
+        for reward, value in zip(rewards, values, strict=True)
+    ]
+    metrics = step_metrics(several, STATS, config)
+    # The rollout without a reward does not count: mean 1/3, squares 2.5 / 3.
+    assert metrics["advantage/std"] == pytest.approx((2.5 / 3 - 1 / 9) ** 0.5)
+    assert metrics["advantage/abs_mean"] == pytest.approx(2 / 3)
+    assert (metrics["advantage/min"], metrics["advantage/max"]) == (-0.5, 1.5)
+
+
+def test_stop_reasons_have_shares(tmp_path: Path):
+    config = make_config(
+        tmp_path,
+        rollout={"max_prompt_tokens": 8, "max_new_tokens": 80, "stop_strings": ["</a>"]},
+    )
     by_text = [
         replace(one, completion=replace(one.completion, stop_reason="stop_string"))
         for one in ROLLOUTS[:2]
     ]
     metrics = step_metrics([*by_text, ROLLOUTS[2], CUT], STATS, config)
-    assert metrics["rollout/ended_share"] == 0.75
-    assert metrics["rollout/stop_string_share"] == 0.5
+    shares = {name: metrics[f"rollout/stop/{name}"] for name in ("eos", "length", "stop_string")}
+    assert shares == {"eos": 0.25, "length": 0.25, "stop_string": 0.5}
+    assert metrics["rollout/truncated_share"] == 0.25
 
 
 def test_in_a_mixture_each_source_has_its_own_metrics(config: Config):

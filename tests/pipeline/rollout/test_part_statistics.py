@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.rollout.part_statistics import Groups, correlation, distribution
+from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
 
 NAN = float("nan")
 GROUPS = Groups(["a", "a", "a", "b", "b", "c"])
@@ -57,3 +57,17 @@ def test_a_correlation_with_a_constant_or_without_pairs_is_not_defined():
     assert correlation(one, np.array([1.0, 3.0, 2.0, 0.0, NAN])) == pytest.approx(0.5)
     assert correlation(one, np.array([0.1, 0.1, 0.1, 5.0, NAN])) is None
     assert correlation(one, np.array([NAN, NAN, 2.0, 7.0, NAN])) is None
+
+
+def test_repetition_is_the_share_of_4_grams_that_occurred_before():
+    # 1 2 3 1 2 3 1: 1231, 2312, 3123, 1231.
+    assert repetition(np.array([1, 2, 3, 1, 2, 3, 1])) == pytest.approx(1 / 4)
+    assert repetition(np.array([7] * 8)) == pytest.approx(4 / 5)
+    assert repetition(np.arange(9)) == 0.0
+    assert repetition(np.arange(4)) == 0.0
+    assert repetition(np.arange(3)) is None
+
+
+def test_all_counts_groups_without_exception():
+    assert GROUPS.all(np.array([True, True, True, True, False, True])) == 2
+    assert GROUPS.all(np.array([True, False, True, False, False, False])) == 0
