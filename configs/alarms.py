@@ -15,7 +15,8 @@ from configs.base import Problem, Table
 Action = Literal["off", "log", "checkpoint", "stop"]
 
 START_STEPS = 10
-"""GRPO steps with which `variance_gone` compares."""
+"""GRPO steps with which rules compare that have no absolute threshold: the first ones for rules on
+a change since the start; at least as many earlier ones for rules on a sudden change."""
 
 _STEPS = "consecutive steps beyond the threshold that raise the alarm"
 _ACTION = (
@@ -129,6 +130,83 @@ class LengthCorrelation(AlarmRule):
     )
 
 
+class EntropyCollapse(AlarmRule):
+    """A policy that no longer explores."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.1,
+        gt=0,
+        description="mean entropy of the learned tokens, relative to the first "
+        f"{START_STEPS} steps",
+    )
+
+
+class LengthExplosion(AlarmRule):
+    """Completions that become much longer."""
+
+    above: float = Field(
+        3.0,
+        gt=0,
+        description=f"mean tokens of a completion, relative to the first {START_STEPS} steps",
+    )
+
+
+class Truncation(AlarmRule):
+    """Completions that reach the token limit."""
+
+    above: float = Field(
+        0.25, ge=0, le=1, description="share of the rollouts that end at max_new_tokens"
+    )
+
+
+class GradientSpike(AlarmRule):
+    """A gradient far larger than before."""
+
+    above: float = Field(
+        10.0,
+        gt=0,
+        description="norm of the gradient, before clipping, relative to the median of all earlier "
+        "steps",
+    )
+    steps: int = Field(1, ge=1, description=_STEPS)
+
+
+class Kl(AlarmRule):
+    """A policy far from its reference."""
+
+    above: float = Field(
+        1.0, gt=0, description="KL(policy || reference), mean over learned tokens, in nats"
+    )
+
+
+class Disagreement(AlarmRule):
+    """Log-probs of sampler and learner that differ."""
+
+    above: float | None = Field(
+        None,
+        gt=0,
+        description="99.9th percentile of |log-prob of the sampler - log-prob of the learner|; "
+        "default: 1e-3 (float32); 0.5 (bf16, 8-bit rollout weights or caches); 1.25 "
+        '(plan.rollout_weights = "int8_matmul")',
+    )
+    steps: int = Field(1, ge=1, description=_STEPS)
+
+
+class ThroughputDown(AlarmRule):
+    """Sampling that becomes slower."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.5,
+        gt=0,
+        description="tokens generated per second, relative to the median of all earlier steps",
+    )
+    steps: int = Field(5, ge=1, description=_STEPS)
+
+
 class Alarms(Table):
     """Rules that watch the run, each with a threshold and an action."""
 
@@ -144,6 +222,17 @@ class Alarms(Table):
     length_correlation: LengthCorrelation = Field(
         LengthCorrelation(), description=LengthCorrelation.__doc__
     )
+    entropy_collapse: EntropyCollapse = Field(
+        EntropyCollapse(), description=EntropyCollapse.__doc__
+    )
+    length_explosion: LengthExplosion = Field(
+        LengthExplosion(), description=LengthExplosion.__doc__
+    )
+    truncation: Truncation = Field(Truncation(), description=Truncation.__doc__)
+    gradient_spike: GradientSpike = Field(GradientSpike(), description=GradientSpike.__doc__)
+    kl: Kl = Field(Kl(), description=Kl.__doc__)
+    disagreement: Disagreement = Field(Disagreement(), description=Disagreement.__doc__)
+    throughput_down: ThroughputDown = Field(ThroughputDown(), description=ThroughputDown.__doc__)
 
     def rule(self, name: str) -> AlarmRule:
         """The settings of a rule."""

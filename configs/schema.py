@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from configs.alarms import AlarmRule, Alarms
+from configs.alarms import AlarmRule, Alarms, Disagreement
 from configs.base import (
     OutputPath,
     Problem,
@@ -25,6 +26,7 @@ from configs.base import (
 from configs.budget import Budget
 from configs.learner import Learner, Sft
 from configs.model import Export, Lora, Model
+from configs.parity import Parity, ParityBounds, measured_bounds
 from configs.plan import Plan, rollout_weights_problems
 from configs.rollout import (
     Rollout,
@@ -163,34 +165,6 @@ class Checkpoint(Table):
     keep: int = Field(2, ge=1, description="number of checkpoints to keep; older ones are deleted")
 
 
-class Parity(Table):
-    """Bounds on |log-prob of the sampler - log-prob of the learner| for the same token.
-
-    The bf16 defaults also apply to a float32 base with `model.quantization = "int8_matmul"` or
-    `plan.kv_cache = "int8"`. With `plan.rollout_weights` the defaults are, in the order below, 0.5,
-    0.05, 0.5 for merged with bf16; 0.75, 0.05, 0.5 for int8; and 1.0, 0.1, 1.25 for int8_matmul.
-    """
-
-    probe: float | None = Field(
-        None,
-        gt=0,
-        description="maximum difference of the probe at the start; default: 1e-4 (float32), 0.25 "
-        "(bf16)",
-    )
-    mean_stop: float | None = Field(
-        None,
-        gt=0,
-        description="a step's mean difference above this stops the run; default: 1e-4 (float32), "
-        "0.05 (bf16)",
-    )
-    p999_alarm: float | None = Field(
-        None,
-        gt=0,
-        description="a step's 99.9th percentile above this is journaled as an alarm; default: 1e-3 "
-        "(float32), 0.5 (bf16)",
-    )
-
-
 class Records(Table):
     """Additional records in the run folder."""
 
@@ -227,6 +201,19 @@ class Config(Table):
     def reward_weights(self) -> dict[str, float]:
         """The weight of each part of the reward, that of `rollout.overlong_tokens` included."""
         return reward_weights(self.rewards, self.rollout)
+
+    @property
+    def parity_bounds(self) -> ParityBounds:
+        """Bounds of the difference between sampler and learner: configured, else measured ones."""
+        given = self.parity.model_dump(exclude_none=True)
+        return replace(measured_bounds(self.model, self.plan), **given)
+
+    def alarm_rule(self, name: str) -> AlarmRule:
+        """The settings of a rule of `alarms`, with its threshold."""
+        rule = self.alarms.rule(name)
+        if isinstance(rule, Disagreement) and rule.above is None:
+            return rule.model_copy(update={"above": self.parity_bounds.p999})
+        return rule
 
     @property
     def sft_steps(self) -> int:
@@ -348,7 +335,7 @@ def reward_weights(rewards: Rewards, rollout: Rollout) -> dict[str, float]:
 
 
 def _alarm_problems(
-    alarms: Alarms, evaluation: Eval, rewards: Rewards, rollout: Rollout
+    alarms: Alarms, evaluation: Eval, learner: Learner, rewards: Rewards, rollout: Rollout
 ) -> Iterator[Problem]:
     weighted = [weight for weight in reward_weights(rewards, rollout).values() if weight]
     if not evaluation.validates:
@@ -360,6 +347,9 @@ def _alarm_problems(
     if len(weighted) < 2:
         why = "with less than two weighted rewards"
         yield from _unused_rule("dominating", alarms.dominating, why=why)
+    if learner.kl_coef == 0:
+        why = "with learner.kl_coef = 0, where there is no reference to compare with"
+        yield from _unused_rule("kl", alarms.kl, why=why)
 
 
 def _unused_rule(name: str, rule: AlarmRule, *, why: str) -> Iterator[Problem]:
@@ -412,7 +402,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("rollout", "learner", "plan"), ahead_problems),
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
-    (("alarms", "eval", "rewards", "rollout"), _alarm_problems),
+    (("alarms", "eval", "learner", "rewards", "rollout"), _alarm_problems),
     (("eval", "rewards", "rollout"), _metric_problems),
     (("run", "sft", "budget"), _sft_problems),
 )

@@ -42,6 +42,7 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.report.goodput import Work
 from pipeline.report.meter import RunMeter
+from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
@@ -187,7 +188,7 @@ class Coordinator:
                 watch.lap("learn")
         if self.config.rollout.ahead != "off" and step.phase == "grpo":
             watch.lap("wait")
-        self._check_parity_of(learned)
+        check_mean(learned, bound=self.config.parity_bounds.mean_stop)
         with during("sync"):
             await self.workers.publish()
         watch.lap("sync")
@@ -280,7 +281,7 @@ class Coordinator:
             "parity",
             f"parity: sampler and learner agree to {largest:.1e} under a random adapter",
             largest=largest,
-            bound=self.workers.bounds.probe,
+            bound=self.config.parity_bounds.probe,
         )
         watch = Stopwatch(self.clock.now)
         await self.workers.publish()
@@ -438,12 +439,6 @@ class Coordinator:
                 "adapter and optimizer are those before them; look at the rewards and log-probs in "
                 f"{self.records.folder.rollouts}"
             )
-
-    def _check_parity_of(self, learned: Mapping[str, float]) -> None:
-        """Raises `ParityError` or journals an alarm where sampler and learner differ too much."""
-        alarm = self.workers.bounds.alarm(learned)
-        if alarm:
-            self.records.event("parity_alarm", f"parity alarm: {alarm}", step=self.progress.step)
 
     def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
         found = watch.metrics() | {"time/elapsed_s": self._now_s}

@@ -2,7 +2,8 @@
 
 A rule is a function in `RULES` and a table in `configs/alarms.py`. The function returns the values
 that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
-are not known. It is evaluated once in a step, as soon as its metrics are there: before the update
+are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
+steps. It is evaluated once in a step, as soon as its metrics are there: before the update
 those of rollouts, so that bad rewards stop the run before they are learned; after it those of the
 learner.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from configs.alarms import START_STEPS, Action
@@ -112,6 +113,10 @@ class History:
         return {"": self.metrics[name]} if name in self.metrics else {}
 
 
+Values = Callable[[History], Mapping[str, float]]
+"""The values that a rule's threshold applies to, by part of the reward."""
+
+
 @dataclass(frozen=True)
 class Rule:
     """A rule of `alarms`.
@@ -124,7 +129,7 @@ class Rule:
     """
 
     name: str
-    values: Callable[[History], Mapping[str, float]]
+    values: Values
     what: str
     advice: str
 
@@ -134,13 +139,32 @@ def _all_equal(history: History) -> dict[str, float]:
     return {"": equal / (equal + mixed)} if equal + mixed else {}
 
 
-def _variance_gone(history: History) -> dict[str, float]:
-    """Spread within groups, relative to the first steps."""
-    known = (row["reward/group_std"] for row in history.rows if "reward/group_std" in row)
-    first = list(islice(known, START_STEPS))
-    if len(first) < START_STEPS or not any(first):
-        return {}
-    return {name: std / fmean(first) for name, std in history.of_run("reward/group_std").items()}
+def _to_start(name: str) -> Values:
+    """A metric relative to its mean in the first `START_STEPS` steps that have it."""
+
+    def values(history: History) -> dict[str, float]:
+        known = (row[name] for row in history.rows if name in row)
+        first = list(islice(known, START_STEPS))
+        if name not in history.metrics or len(first) < START_STEPS or not fmean(first):
+            return {}
+        return {"": history.metrics[name] / fmean(first)}
+
+    return values
+
+
+def _to_median(name: str) -> Values:
+    """A metric relative to its median in the earlier steps, of which `START_STEPS` have it."""
+
+    def values(history: History) -> dict[str, float]:
+        if name not in history.metrics:
+            return {}
+        now = history.metrics["step"]
+        known = [row[name] for row in history.rows if name in row and row["step"] < now]
+        if len(known) < START_STEPS or not median(known):
+            return {}
+        return {"": history.metrics[name] / median(known)}
+
+    return values
 
 
 def _rising_while_validation_falls(history: History) -> dict[str, float]:
@@ -186,8 +210,8 @@ RULES = (
         "all_equal",
         _all_equal,
         "the rewards of {value:.1%} of the groups are all equal, which gives no policy gradient",
-        "read some rollouts: the prompts are too hard or too easy, or the reward does not tell "
-        "answers apart",
+        "read some rollouts: the prompts are too easy (groups/all_right) or too hard "
+        "(groups/all_wrong), or the reward does not tell answers apart",
     ),
     Rule(
         "always_failing",
@@ -203,7 +227,7 @@ RULES = (
     ),
     Rule(
         "variance_gone",
-        _variance_gone,
+        _to_start("reward/group_std"),
         f"rewards differ within groups by {{value:.1%}} of what they did in the first "
         f"{START_STEPS} steps",
         "read some rollouts: the task is solved, or all answers exploit the reward in the same way",
@@ -230,7 +254,70 @@ RULES = (
         "-{value:.2f}",
         "see reward/corr_length and reward_parts/PART/corr_length",
     ),
+    Rule(
+        "entropy_collapse",
+        _to_start("learner/entropy"),
+        f"the entropy of the learned tokens is {{value:.1%}} of that in the first {START_STEPS} "
+        "steps",
+        "read some rollouts of one group: if they are alike, the policy no longer explores; lower "
+        "learner.lr, or raise learner.kl_coef or rollout.temperature",
+    ),
+    Rule(
+        "length_explosion",
+        _to_start("rollout/tokens_mean"),
+        f"completions have {{value:.1f}} times the tokens of the first {START_STEPS} steps",
+        "read long rollouts; compare rollout/tokens_right with rollout/tokens_wrong, and see "
+        "rollout/repetition; rollout.overlong_tokens penalizes length, and learner.loss = "
+        '"dr_grpo" does not favour long wrong answers',
+    ),
+    Rule(
+        "truncation",
+        lambda history: history.of_run("rollout/truncated_share"),
+        "{value:.1%} of the rollouts end at the token limit, and are scored without their end",
+        "read their last lines: raise rollout.max_new_tokens if the answer would follow; set "
+        "rollout.overlong_tokens if they repeat themselves (rollout/repetition)",
+    ),
+    Rule(
+        "gradient_spike",
+        _to_median("learner/grad_norm"),
+        "the norm of the gradient is {value:.1f} times its median in the earlier steps",
+        "read the step's rollouts, and see advantage/max, learner/ratio_max and "
+        "learner/tokens_trained; learner.max_grad_norm bounds the effect of one; if they recur, "
+        "lower learner.lr or raise rollout.prompts_per_step",
+    ),
+    Rule(
+        "kl",
+        lambda history: history.of_run("learner/kl"),
+        "the KL of policy and reference is {value:.2f} nats a token",
+        "compare rollouts with those of the first steps: the policy may exploit the reward, or no "
+        "longer write text; raise learner.kl_coef or lower learner.lr",
+    ),
+    Rule(
+        "disagreement",
+        lambda history: history.of_run("learner/parity_p999"),
+        "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
+        "{value:.3g}",
+        "see learner/parity_mean and learner/parity_max; choose plan.rollout_weights and "
+        "plan.kv_cache with less rounding, or correct for it with learner.importance_cap",
+    ),
+    Rule(
+        "throughput_down",
+        _to_median("speed/generated_tokens_per_s"),
+        "tokens generated per second are {value:.1%} of their median in the earlier steps",
+        "see which of time/*_s has grown, rollout/slots_useful and rollout/tokens_max, restarts "
+        "and smaller sizes in the journal, and other work on the host",
+    ),
 )
+
+
+_COMPARED = (
+    "reward/group_std",
+    "rollout/tokens_mean",
+    "learner/entropy",
+    "learner/grad_norm",
+    "speed/generated_tokens_per_s",
+)
+"""Metrics, besides those of parts, that rules compare over steps."""
 
 
 @dataclass
@@ -250,7 +337,7 @@ class AlarmWatch:
     def __post_init__(self) -> None:
         """Names the metrics that rules compare over steps."""
         parts = (f"reward/{part}" for part in self.config.reward_weights)
-        self._kept = ("step", "reward/group_std", *parts)
+        self._kept = ("step", *_COMPARED, *parts)
 
     def replay(
         self, rows: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, Any]]
@@ -274,7 +361,7 @@ class AlarmWatch:
         history = History(self.config, metrics, self._recorded(metrics), known)
         alarms = []
         for rule in self.rules:
-            settings = self.config.alarms.rule(rule.name)
+            settings = self.config.alarm_rule(rule.name)
             if settings.action == "off":
                 continue
             for part, value in rule.values(history).items():
@@ -288,15 +375,16 @@ class AlarmWatch:
         return tuple(alarms)
 
     def _recorded(self, metrics: Mapping[str, float]) -> list[dict[str, float]]:
-        """The kept metrics of all steps, with those of this step, which all precede its update."""
+        """The kept metrics of all steps, those of this step included, as far as they are known."""
         kept = {name: metrics[name] for name in self._kept if name in metrics}
-        is_new = not self._rows or self._rows[-1]["step"] != kept["step"]
-        if is_new and len(kept) > 1:
+        if self._rows and self._rows[-1]["step"] == kept["step"]:
+            self._rows[-1] |= kept
+        elif len(kept) > 1:
             self._rows.append(kept)
         return self._rows
 
     def _alarm(self, rule: Rule, part: str, value: float, *, step: int) -> Alarm:
-        settings = self.config.alarms.rule(rule.name)
+        settings = self.config.alarm_rule(rule.name)
         setting = f"alarms.{rule.name}.{settings.bound} = {settings.threshold:g}"
         lasted = f" in {settings.steps} steps in a row" if settings.steps > 1 else ""
         what = rule.what.format(part=part, value=value)

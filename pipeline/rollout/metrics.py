@@ -19,7 +19,7 @@
     advantage/std, abs_mean, min, max   of the rollouts with a reward; 0 in groups without signal
     rollout/tokens_mean, max            tokens of a completion, the stop token included
     rollout/tokens_q05 .. q95           their quantiles at 5, 25, 50, 75 and 95%
-    rollout/tokens_right, tokens_wrong  mean tokens of the rollouts with and without the exact answer
+    rollout/tokens_right, tokens_wrong  mean tokens of rollouts with and without the exact answer
     rollout/correct_share               rollouts with the exact answer, where there is a reference
     rollout/truncated_share             rollouts that reached the token limit
     rollout/stop/REASON                 share of eos, length, and stop_string if there are any
@@ -27,8 +27,9 @@
 
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
 are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`,
-`rollout/SOURCE/count` and `rollout/SOURCE/tokens_mean`. `contracts/rollouts.py` adds the work of the
-samplers, `rollout_step.py` what partial rollouts, dynamic sampling and sampling ahead count.
+`rollout/SOURCE/count` and `rollout/SOURCE/tokens_mean`. The samplers' work is in
+`contracts/rollouts.py`; the counts of partial rollouts, dynamic sampling and sampling ahead are in
+`rollout_step.py`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Statistics of reward parts and completions over the rollouts of a step.
 
-Values of parts are float64 `parts rollouts`, NaN where a rollout has none. The rollouts of a group follow
-each other. A statistic that is not defined, such as the correlation with a constant, is None or
-left out: it is not zero.
+Values of parts are float64 `parts rollouts`, NaN where a rollout has none. The rollouts of a group
+follow each other. A statistic that is not defined, such as the correlation with a constant, is None
+or left out: it is not zero.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Workers:
         if not one_process:
             self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self.sizes = sizes
-        self.bounds = parity.Bounds.of(config)
+        self._probe_bound = config.parity_bounds.probe
         self.published: Published | None = None
         self.evaluation_tokens = 0
         pairs = zip(samplers, self.sampler_processes, strict=True)
@@ -170,7 +170,7 @@ class Workers:
             self._samplers,
             self.learner,
             prompts,
-            bound=self.bounds.probe,
+            bound=self._probe_bound,
             temperature=self._temperature,
         )
         return await self._within(None, work, aborts=self._samplers)

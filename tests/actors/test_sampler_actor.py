@@ -22,7 +22,6 @@ from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import OpenedModel, open_model
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.rollout.parity import Bounds
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 
@@ -122,7 +121,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
     model = opened()
     SamplerActor.open(actor, model)
     pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
-    bounds, drawn = Bounds.of(actor.config), []
+    bounds, drawn = actor.config.parity_bounds, []
     learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])
     for which in ("probe", "current"):
         if which == "current":

@@ -19,7 +19,8 @@ def problems(folder: Path, **tables: Any) -> str:
 
 def test_a_rule_has_one_threshold_and_bounds():
     rules = [Alarms().rule(name) for name in Alarms.model_fields]
-    assert {type(rule).__name__ for rule in rules if rule.bound == "below"} == {"VarianceGone"}
+    below = {type(rule).__name__ for rule in rules if rule.bound == "below"}
+    assert below == {"VarianceGone", "EntropyCollapse", "ThroughputDown"}
     excluded, gone = Alarms().excluded, Alarms().variance_gone
     assert (excluded.threshold, excluded.steps, excluded.action) == (0.5, 1, "stop")
     assert [excluded.exceeds(value) for value in (0.4, 0.5, 0.6)] == [False, False, True]
@@ -40,6 +41,9 @@ def test_invariant_9_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Pa
     shown = problems(tmp_path, alarms=alarms, rewards=one)
     assert "alarms.dominating.action: has no effect with less than two weighted rewards" in shown
     assert "alarms.rising_while_validation_falls.steps: has no effect without eval" in shown
+    shown = problems(tmp_path, alarms={"kl": {"above": 0.5}})
+    assert "alarms.kl.above: has no effect with learner.kl_coef = 0" in shown
+    make_config(tmp_path, alarms={"kl": {"above": 0.5}}, learner={"kl_coef": 0.01})
     validates: dict[str, Any] = {
         "data": {"validation": {"path": "v.jsonl"}},
         "eval": {"every_steps": 2},

@@ -286,13 +286,13 @@ def test_invariant_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
     assert (run.folder.metrics, run.folder.summary) == ([], None)
 
 
-def test_invariant_1_a_percentile_above_its_bound_is_journaled(tmp_path: Path):
-    run = Process(
-        make_config(tmp_path, parity={"p999_alarm": 0.1}, budget={"steps": 1}), disk=Disk()
-    )
+def test_invariant_1_a_percentile_above_its_bound_raises_an_alarm(tmp_path: Path):
+    alarms = {"disagreement": {"above": 0.1}}
+    run = Process(make_config(tmp_path, alarms=alarms, budget={"steps": 1}), disk=Disk())
     run.learner.metrics = {"parity_p999": 0.2}
     assert run.run() == "finished"
-    assert run.events("parity_alarm") == [{"step": 0}]
+    ((alarm),) = run.events("alarm")
+    assert (alarm["rule"], alarm["step"], alarm["value"]) == ("disagreement", 1, 0.2)
 
 
 # --- invariant 6: an error is not a zero

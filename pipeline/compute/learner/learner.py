@@ -19,10 +19,10 @@ from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, place_inputs
 from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
 from pipeline.compute.learner.programs import (
-    PER_UPDATE_METRICS,
     BySize,
     CompiledLearner,
     LearnerPrograms,
+    combined,
 )
 from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
@@ -174,8 +174,9 @@ class Learner:
                 (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
 
         Returns:
-            Metrics: means over learned tokens, and the parity between sampler and learner;
-            `skipped_updates` (1) only if an update was skipped.
+            Metrics of the last update (`programs.combined`, norms of gradient and adapter), and the
+            parity between sampler and learner in the first; `skipped_updates` (1) only if an update
+            was skipped.
         """
         batches = self._pack(rollouts)
         # Copied before the first update donates the adapter. The copy must not be made later: the
@@ -191,19 +192,15 @@ class Learner:
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches) | parity_ahead
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            shares, logprobs = self._one_update(placed, rate)
+            found, logprobs = self._one_update(placed, rate, weight=weight)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
                 if self._programs.uses_old_logprobs:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
                     placed = [replace(batch, old_logprobs=scored) for batch, scored in pairs]
-            # The loss is a sum over the whole step; metrics of tokens are means.
-            metrics |= {
-                name: value if name in PER_UPDATE_METRICS else value / weight
-                for name, value in shares.items()
-            }
-            if "skipped_updates" in shares:
+            metrics |= found
+            if "skipped_updates" in found:
                 if number == 0:
                     metrics["tokens_trained"] = 0.0
                 break
@@ -219,7 +216,7 @@ class Learner:
         An update whose loss or gradient is not finite is skipped.
 
         Returns:
-            Metrics: the loss in nats per token, the gradient's norm, the learning rate;
+            Metrics: the loss in nats per token, norms of gradient and adapter, the learning rate;
             `skipped_updates` (1) only if the update was skipped.
         """
         apply = self._compiled.apply_sft
@@ -234,14 +231,14 @@ class Learner:
             program = self._compiled.sft_gradient[len(batch.tokens)]
             total, share = program(self.base, state.adapter, total, placed)
             shares.append(share)
-        sums = self._apply(apply, total, jax.device_get(shares))
+        found = self._apply(apply, total, combined(jax.device_get(shares), weight=1.0))
         version = state.version + 1
         self.state = replace(self.state, version=version)
         if version == self._config.sft_steps:
             self.state = self._begin_phase(self.state.adapter, version=version)
-        trained = 0 if "skipped_updates" in sums else sum(batch.num_tokens for batch in batches)
+        trained = 0 if "skipped_updates" in found else sum(batch.num_tokens for batch in batches)
         return {
-            **sums,
+            **found,
             "lr": float(self._rates["sft"](state.updates)),
             "tokens_trained": float(trained),
             **padding_metrics(batches),
@@ -330,9 +327,9 @@ class Learner:
         return programs[len(inputs.tokens)](self.base, adapter, inputs)
 
     def _one_update(
-        self, batches: Iterable[DeviceBatch], rate: float | None
+        self, batches: Iterable[DeviceBatch], rate: float | None, *, weight: float
     ) -> tuple[dict[str, float], list[np.ndarray]]:
-        """One pass over the step's batches and one optimizer update."""
+        """One pass over the step's batches, whose weights sum to `weight`, and one update."""
         state = self.state
         assert (rate is not None) == self._config.plans_decay, rate
         total = jax.tree.map(jnp.zeros_like, state.adapter)
@@ -345,15 +342,15 @@ class Learner:
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
         planned = () if rate is None else (rate,)
-        sums = self._apply(self._compiled.apply, total, shares, *planned)
+        found = self._apply(self._compiled.apply, total, combined(shares, weight=weight), *planned)
         lr = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
-        return sums | {"lr": lr}, logprobs
+        return found | {"lr": lr}, logprobs
 
     def _apply(
         self,
         program: jax.stages.Compiled,
         total: Params,
-        shares: Sequence[Mapping[str, Any]],
+        metrics: Mapping[str, float],
         *planned: float,
     ) -> dict[str, float]:
         """Applies a gradient, or skips it if loss or norm is not finite; keeps the version.
@@ -361,24 +358,23 @@ class Learner:
         Args:
             program: `apply` or `apply_sft`.
             total: the gradient.
-            shares: each micro-batch's contribution to the metrics.
+            metrics: of the micro-batches; `loss` is their sum.
             planned: the learning rate, if the program takes it.
 
         Returns:
-            The sums of the shares, the gradient's norm, and `skipped_updates` if it was skipped.
+            The metrics, the norms of gradient and adapter, and `skipped_updates` if it was skipped.
         """
         state = self.state
-        sums = {name: float(sum(share[name] for share in shares)) for name in shares[0]}
         with np.errstate(over="ignore"):
-            given = [np.float32(value) for value in (sums["loss"], *planned)]
+            given = [np.float32(value) for value in (metrics["loss"], *planned)]
         scalars = jax.device_put(given, self._whole)
-        adapter, optimizer, norm = program(state.adapter, state.optimizer, total, *scalars)
-        sums["grad_norm"] = float(norm)
-        finite = bool(np.isfinite(given[0]) & np.isfinite(sums["grad_norm"]))  # as in the program
+        adapter, optimizer, norms = program(state.adapter, state.optimizer, total, *scalars)
+        found = {**metrics, **{name: float(norm) for name, norm in norms.items()}}
+        finite = bool(np.isfinite(given[0]) & np.isfinite(found["grad_norm"]))  # as in the program
         self.state = replace(
             state, adapter=adapter, optimizer=optimizer, updates=state.updates + finite
         )
-        return sums if finite else sums | {"skipped_updates": 1.0}
+        return found if finite else found | {"skipped_updates": 1.0}
 
 
 def _open_teacher(path: str | None, policy: Policy) -> Params | None:

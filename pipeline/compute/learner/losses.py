@@ -123,3 +123,8 @@ ignored, as in GRPO.
 def weighted_sum(values: PerToken, weights: PerToken) -> Float[Array, ""]:
     """Sum over the tokens with positive weight; values elsewhere, even NaN, have no effect."""
     return jnp.sum(jax.lax.select(weights > 0, values * weights, jnp.zeros_like(values)))
+
+
+def learned_max(values: PerToken, weights: PerToken) -> Float[Array, ""]:
+    """The largest of the values >= 0 of the tokens with positive weight; 0 without any."""
+    return jnp.max(jnp.where(weights > 0, values, 0.0))

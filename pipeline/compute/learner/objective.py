@@ -64,7 +64,11 @@ def objective(
 def _policy_loss(
     logprobs: PerToken, old_logprobs: PerToken, batch: DeviceBatch, *, settings: Learner
 ) -> tuple[PerToken, dict[str, PerToken]]:
-    """The loss of the configured variant, and its metrics."""
+    """The loss of the configured variant, and its metrics.
+
+    A position that is clipped, which the losses define, is clipped low where its ratio is below 1,
+    and else high.
+    """
     variant = settings.variant
     assert variant.clip_high is not None
     clip = {"low": variant.clip_low, "high": variant.clip_high}
@@ -75,7 +79,13 @@ def _policy_loss(
         loss, clipped = clipped_weight(log_ratio, logprobs, batch.advantages, **clip)
     else:
         loss, clipped = clipped_surrogate(log_ratio, batch.advantages, **clip)
-    metrics = {"clip_fraction": clipped}
+    metrics = {
+        "ratio_mean": jnp.exp(log_ratio),
+        "ratio_max": jnp.exp(log_ratio),
+        "clip_fraction": clipped,
+        "clip_low": clipped * (log_ratio < 0),
+        "clip_high": clipped * (log_ratio > 0),
+    }
     if batch.processed_logprobs is not None:
         difference = scale(old_logprobs - _learned(batch.processed_logprobs, batch), batch)
         weight = importance_weight(difference, cap=settings.importance_cap)

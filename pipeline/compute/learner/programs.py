@@ -8,23 +8,25 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
 from pipeline.compute.device_memory import program_bytes
 from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, TopKLogprobs
-from pipeline.compute.learner.losses import weighted_sum
+from pipeline.compute.learner.losses import learned_max, weighted_sum
 from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
 from pipeline.compute.learner.topk import top_k_logprobs
+from pipeline.compute.model import lora
 from pipeline.compute.model.attention import FlashAttention, PackedAttention
 from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.head import Head, Scores, score
@@ -43,8 +45,27 @@ BySize = dict[int, jax.stages.Compiled]
 SFT_TEMPERATURE = 1.0
 """Temperature of the demonstrations' log-probs, independent of the rollout temperature."""
 
-PER_UPDATE_METRICS = ("loss", "policy_loss", "grad_norm", "lr", "skipped_updates")
-"""Metrics of an update as a whole; all others are means over tokens."""
+_SUMS = ("loss", "policy_loss")
+_MAXIMA = ("ratio_max",)
+
+
+def combined(shares: Sequence[Mapping[str, float]], *, weight: float) -> dict[str, float]:
+    """The metrics of an update from those of its micro-batches.
+
+    The losses are sums over the whole step and `ratio_max` is a maximum; all others are means over
+    learned tokens.
+
+    Args:
+        shares: contribution of each micro-batch, from `gradient`.
+        weight: sum of the loss weights of all tokens.
+    """
+    found = {}
+    for name in shares[0]:
+        values = [float(share[name]) for share in shares]
+        # NumPy's maximum, not Python's, which may pass over a NaN.
+        total = float(np.max(values)) if name in _MAXIMA else sum(values)
+        found[name] = total if name in (*_SUMS, *_MAXIMA) else total / weight
+    return found
 
 
 @dataclass(frozen=True)
@@ -152,7 +173,10 @@ class LearnerPrograms:
             further = gather_tokens(batch)
             scores = self._scores(base, adapter, batch.inputs, further=further, remat=True)
             values, metrics = objective(scores, batch, settings=self.config.learner)
-            shares = {name: weighted_sum(value, batch.weights) for name, value in metrics.items()}
+            shares = {
+                name: (learned_max if name in _MAXIMA else weighted_sum)(value, batch.weights)
+                for name, value in metrics.items()
+            }
             return weighted_sum(values, batch.weights), (shares, scores.logprobs)
 
         (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
@@ -297,7 +321,8 @@ class LearnerPrograms:
         """Traces one update; the learning rate is an argument if there is no schedule.
 
         It changes nothing if the loss or the gradient's norm is infinite or NaN. Its results are
-        adapter, optimizer state and the gradient's norm before clipping.
+        adapter, optimizer state, and the norms of the gradient before clipping (`grad_norm`) and
+        of the resulting adapter (`lora.norms`).
         """
         whole = replicated(self.policy.mesh)
         _, adapter = self.policy.abstract_params()
@@ -309,7 +334,10 @@ class LearnerPrograms:
 
         def apply(adapter: Params, state: Any, grads: Params, loss: Any, *rate: Any) -> Any:
             optimizer = make_optimizer(self.config, schedule or (lambda _: rate[0]))
-            return _apply(optimizer, adapter, state, grads, loss)
+            adapter, state, norm = _apply(optimizer, adapter, state, grads, loss)
+            layers = self.policy.architecture.shape.layers
+            norms = lora.norms(adapter, lora=self.config.lora, layers=layers)
+            return adapter, state, {"grad_norm": norm, **norms}
 
         given = [scalar] if schedule else [scalar, scalar]
         program = jax.jit(apply, donate_argnums=(0, 1), out_shardings=whole)

@@ -37,6 +37,8 @@ _MERGE = {
     "up_proj.kernel": "dr,rf->df",
     "down_proj.kernel": "fr,rd->fd",
 }
+_THIRDS = ("early", "middle", "late")
+_MODULES = {"attn": "attention", "mlp": "mlp"}
 
 
 def attach(
@@ -138,6 +140,42 @@ def delta(name: str, adapter: Mapping[str, jax.Array], *, lora: Lora) -> jax.Arr
     equation = _MERGE[".".join(name.split(".")[-2:])]
     a, b = adapter[f"{name}_lora_a"], adapter[f"{name}_lora_b"]
     return jnp.einsum(equation, a, b, precision="highest") * lora.scale
+
+
+def norms(adapter: Mapping[str, jax.Array], *, lora: Lora, layers: int) -> dict[str, jax.Array]:
+    """Frobenius norm of the adapter's change of the base, float32, in total and by group.
+
+    The change of a matrix is `delta`, scale x A B with A `in rank` and B `rank out`. Its squared
+    norm is scale^2 x sum over i, j of (A^T A)_ij (B B^T)_ij, which needs no array of the matrix's
+    size. A fresh adapter has norm 0.
+
+    Args:
+        adapter: pairs of A and B.
+        lora: its scale.
+        layers: of the model.
+
+    Returns:
+        `adapter_norm`, and `adapter_norm/GROUP` for the adapted groups: `early`, `middle`, `late`
+        (the third of the layers, number 3 i // layers of layer i), `_attention` or `_mlp`.
+    """
+    squares: dict[str, list[jax.Array]] = {"adapter_norm": []}
+    for name in sorted(adapter):
+        if not name.endswith("_lora_a"):
+            continue
+        b = adapter[f"{name.removesuffix('a')}b"]
+        a, b = adapter[name].reshape(-1, len(b)), b.reshape(len(b), -1)
+        square = jnp.sum(
+            jnp.matmul(a.T, a, precision="highest") * jnp.matmul(b, b.T, precision="highest")
+        )
+        _, layer, module, *_ = name.split(".")
+        group = f"adapter_norm/{_THIRDS[3 * int(layer) // layers]}_{_MODULES[module]}"
+        for key in ("adapter_norm", group):
+            squares.setdefault(key, []).append(square)
+    # Rounding may make a sum near 0 negative.
+    return {
+        name: lora.scale * jnp.sqrt(jnp.maximum(jnp.sum(jnp.stack(values)), 0.0))
+        for name, values in squares.items()
+    }
 
 
 def merge(

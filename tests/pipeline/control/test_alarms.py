@@ -19,7 +19,10 @@ Row = Mapping[str, float]
 
 def settings(**alarms: Mapping[str, Any]) -> Config:
     checkpoint = {"every_steps": 100}
-    return make_config(Path("runs"), **VALIDATED, alarms=alarms, checkpoint=checkpoint)
+    learner = {"kl_coef": 0.1}
+    return make_config(
+        Path("runs"), **VALIDATED, alarms=alarms, checkpoint=checkpoint, learner=learner
+    )
 
 
 def numbered(rows: Sequence[Row]) -> list[Row]:
@@ -66,7 +69,8 @@ def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_clea
     assert entry.text == (
         "alarm all_equal: step 5: the rewards of 75.0% of the groups are all equal, which gives no "
         "policy gradient, above alarms.all_equal.above = 0.5 in 2 steps in a row; read some "
-        "rollouts: the prompts are too hard or too easy, or the reward does not tell answers apart"
+        "rollouts: the prompts are too easy (groups/all_right) or too hard (groups/all_wrong), or "
+        "the reward does not tell answers apart"
     )
     assert raised(settings(all_equal={"action": "off"}), rows) == []
 
@@ -77,6 +81,8 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
         all_equal={"above": 0.5, "steps": 2},
         length_correlation={"above": 0.5, "steps": 3},
         rising_while_validation_falls={"above": 0.5, "steps": 2},
+        entropy_collapse={"steps": 2},
+        throughput_down={"steps": 2},
     )
     rows = numbered(
         [
@@ -86,22 +92,38 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
                 "reward/corr_length": 0.6 if number % 7 else 0.1,
                 "reward/group_std": 1.0 if number < 12 else 0.01,
                 "reward/correct": float(number),
+                "learner/entropy": 0.5 if number < 17 else 0.01,
+                "learner/grad_norm": 1.0 if number % 11 else 20.0,
+                "speed/generated_tokens_per_s": 900.0 if number % 9 < 7 else 100.0,
             }
             for number in range(30)
         ]
     )
+    rollouts = [
+        {name: row[name] for name in row if not name.startswith(("learner", "speed"))}
+        for row in rows
+    ]
     validations = [validation(step, 0.5 if step < 16 else 0.3) for step in range(0, 30, 4)]
     whole, resumed = AlarmWatch(config), AlarmWatch(config)
-    alarms = [alarm for row in rows for alarm in whole.judge(row, validations)]
-    rules = {alarm.rule for alarm in alarms}
-    assert rules == {"all_equal", "length_correlation", "variance_gone", *RISING}
+
+    def judged(watch: AlarmWatch, first: int) -> list[Alarm]:
+        """Alarms of steps that are judged before their update and after it."""
+        both = (pair for step in range(first, 30) for pair in (rollouts[step], rows[step]))
+        return [alarm for row in both for alarm in watch.judge(row, validations)]
+
+    alarms = judged(whole, 0)
+    assert {alarm.rule for alarm in alarms} == {
+        "all_equal",
+        "length_correlation",
+        "variance_gone",
+        "rising_while_validation_falls",
+        "entropy_collapse",
+        "gradient_spike",
+        "throughput_down",
+    }
     start = 3 * cut
     resumed.replay(rows[:start], validations)
-    later = [alarm for row in rows[start:] for alarm in resumed.judge(row, validations)]
-    assert later == [alarm for alarm in alarms if alarm.step > start]
-
-
-RISING = ("rising_while_validation_falls",)
+    assert judged(resumed, start) == [alarm for alarm in alarms if alarm.step > start]
 
 
 def test_a_rule_is_judged_once_in_a_step_when_its_metrics_are_there():
@@ -156,6 +178,97 @@ def test_variance_is_compared_with_the_first_steps():
     assert raised(config, [{"reward/group_std": 0.0}] * 20) == []
     # After fewer steps there is nothing to compare with.
     assert raised(config, [*first[:-3], *[{"reward/group_std": 0.001}] * 2]) == []
+
+
+RELATIVE = [
+    ("entropy_collapse", "learner/entropy", 0.09, 0.11, 10),
+    ("length_explosion", "rollout/tokens_mean", 3.1, 2.9, 10),
+    ("gradient_spike", "learner/grad_norm", 10.1, 9.9, 1),
+    ("throughput_down", "speed/generated_tokens_per_s", 0.49, 0.51, 5),
+]
+"""Rule, metric, a value beyond the threshold and one that is not, where the start is 1; steps."""
+
+
+@pytest.mark.parametrize(("rule", "name", "beyond", "within", "steps"), RELATIVE)
+def test_rules_that_compare_with_the_run_itself(
+    rule: str, name: str, beyond: float, within: float, steps: int
+):
+    rows = [{name: 1.0}] * 10 + [{name: beyond}] * steps
+    (alarm,) = raised(settings(), rows)
+    assert (alarm.rule, alarm.part, alarm.step) == (rule, "", 10 + steps)
+    assert alarm.value == pytest.approx(beyond)
+    assert alarm.action == "log"
+    assert raised(settings(), rows[:-1]) == []
+    assert raised(settings(), rows[:10] + [{name: within}] * steps) == []
+    # Another unit changes nothing; without ten steps there is nothing to compare with.
+    assert len(raised(settings(), [{name: 1000 * row[name]} for row in rows])) == 1
+    assert raised(settings(), rows[1 + steps :]) == []
+    assert raised(settings(), [{name: 0.0} for _ in rows]) == []
+
+
+def test_a_sudden_change_is_one_from_the_median_of_all_earlier_steps():
+    norms = [0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 0.9, 1.1, 1.1, 15.0, 15.0, 1.1, 30.0]
+    alarms = raised(settings(), [{"learner/grad_norm": norm} for norm in norms])
+    found: list[Any] = [(alarm.step, alarm.value) for alarm in alarms]
+    # The median of the eleven earlier steps, then of fourteen, two of which are spikes.
+    assert found == [(12, pytest.approx(15 / 1.1)), (15, pytest.approx(30 / 1.1))]
+
+
+ABSOLUTE = [
+    ("truncation", "rollout/truncated_share", 0.26, 0.25, 10),
+    ("kl", "learner/kl", 1.1, 1.0, 10),
+    ("disagreement", "learner/parity_p999", 1.1e-3, 1e-3, 1),
+]
+
+
+@pytest.mark.parametrize(("rule", "name", "beyond", "within", "steps"), ABSOLUTE)
+def test_rules_with_a_threshold_that_has_a_meaning_by_itself(
+    rule: str, name: str, beyond: float, within: float, steps: int
+):
+    assert raised(settings(), [{name: within}] * 30) == []
+    (alarm,) = raised(settings(), [{name: beyond}] * 30)
+    assert (alarm.rule, alarm.step, alarm.value) == (rule, steps, beyond)
+
+
+def test_the_threshold_of_a_disagreement_depends_on_the_number_format():
+    rows = [{"learner/parity_p999": value} for value in (0.4, 0.6)]
+    rounded = make_config(Path("runs"), model={"dtype": "bfloat16"})
+    (alarm,) = raised(rounded, rows)
+    assert (alarm.step, alarm.threshold) == (2, 0.5)
+    assert alarm.text == (
+        "alarm disagreement: step 2: the 99.9th percentile of the difference of sampler's and "
+        "learner's log-probs is 0.6, above alarms.disagreement.above = 0.5; see "
+        "learner/parity_mean and learner/parity_max; choose plan.rollout_weights and plan.kv_cache "
+        "with less rounding, or correct for it with learner.importance_cap"
+    )
+    own = {"disagreement": {"above": 0.3}}
+    given = make_config(Path("runs"), model={"dtype": "bfloat16"}, alarms=own)
+    assert [alarm.threshold for alarm in raised(given, rows)] == [0.3]
+
+
+def test_a_healthy_run_raises_no_alarm():
+    """Values that move as those of demo runs of 80 to 100 steps do, with their largest changes."""
+    rows = [
+        {
+            "reward/excluded_share": 0.0,
+            "reward/group_std": 0.4 - 0.002 * step,
+            "reward/corr_length": 0.3,
+            "reward/correct": 0.5 + 0.004 * step,
+            "groups/all_equal": 2.0 + step // 14,
+            "groups/mixed": 22.0 - step // 14,
+            "rollout/tokens_mean": 27.0 + (step % 5),
+            "rollout/truncated_share": 0.02 * (step % 2),
+            "learner/entropy": 0.09 * (1 - 0.0056 * step),
+            "learner/grad_norm": 0.2 if step % 20 else 0.46,
+            "learner/kl": 0.0003 * step,
+            "learner/parity_p999": 2e-5,
+            # Other work on the host takes half of it for a step, now and then.
+            "speed/generated_tokens_per_s": 20_000.0 if step % 7 else 8_500.0,
+        }
+        for step in range(100)
+    ]
+    validations = [validation(step, 0.5 + 0.004 * step) for step in range(0, 100, 20)]
+    assert raised(settings(), rows, validations) == []
 
 
 def rising(parts: Sequence[tuple[float, float]], *accuracies: float) -> list[tuple[str, int, Any]]:

@@ -217,9 +217,10 @@ def test_groups_and_lengths_by_the_exact_answer(config: Config):
     metrics = step_metrics(several[2:5], STATS, config)
     assert metrics["groups/all_wrong"] == 1.0
     assert "rollout/tokens_right" not in metrics
-    assert not {"groups/all_wrong", "rollout/tokens_wrong"} & step_metrics(
-        several[-1:], STATS, config
-    ).keys()
+    assert (
+        not {"groups/all_wrong", "rollout/tokens_wrong"}
+        & step_metrics(several[-1:], STATS, config).keys()
+    )
 
 
 def test_the_spread_of_advantages_by_hand(config: Config):

@@ -14,6 +14,7 @@ import pytest
 
 from launch.bench.counting import compilations
 from pipeline.compute.learner.learner import Learner, parity
+from pipeline.compute.learner.programs import combined
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params
 from pipeline.contracts.batches import TokenBatch
@@ -89,6 +90,56 @@ def test_the_gradient_equals_that_of_the_reference_loss():
         new for (_, new), advantage in zip(LENGTHS, ADVANTAGES, strict=True) if advantage
     )
     assert metrics["lr"] == pytest.approx(1e-2)
+    assert metrics["ratio_max"] == 1
+    assert metrics["ratio_mean"] == pytest.approx(1)
+
+
+def test_metrics_of_micro_batches_are_combined_by_hand():
+    shares = [
+        {"loss": 0.5, "policy_loss": 0.25, "entropy": 3.0, "ratio_max": 1.5},
+        {"loss": -1.5, "policy_loss": 0.5, "entropy": 1.0, "ratio_max": 1.25},
+    ]
+    assert combined(shares, weight=8.0) == {
+        "loss": -1.0,
+        "policy_loss": 0.75,
+        "entropy": 0.5,
+        "ratio_max": 1.5,
+    }
+    shares[1]["ratio_max"] = float("nan")
+    assert np.isnan(combined(shares, weight=8.0)["ratio_max"])
+
+
+def test_an_update_reports_the_norm_of_the_resulting_adapter():
+    learner = start(usual())
+    metrics = learner.update(ROLLOUTS)
+    changes = {
+        name.removesuffix("_lora_a"): lora.delta(
+            name.removesuffix("_lora_a"), learner.state.adapter, lora=tiny.LORA
+        )
+        for name in learner.state.adapter
+        if name.endswith("_lora_a")
+    }
+    # Two layers: the first and the second third.
+    groups = {
+        "": "",
+        "/early_attention": "layers.0.attn.",
+        "/early_mlp": "layers.0.mlp.",
+        "/middle_attention": "layers.1.attn.",
+        "/middle_mlp": "layers.1.mlp.",
+    }
+    expected = {
+        f"adapter_norm{group}": np.sqrt(
+            sum(
+                np.sum(np.square(np.asarray(change, np.float64)))
+                for name, change in changes.items()
+                if name.startswith(prefix) and change is not None
+            )
+        )
+        for group, prefix in groups.items()
+    }
+    assert min(expected.values()) > 0.01
+    found = {name: value for name, value in metrics.items() if name.startswith("adapter_norm")}
+    assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_sequence_weights_and_kl_equal_those_of_the_reference_loss():
@@ -199,6 +250,13 @@ def test_a_second_update_on_a_batch_uses_the_old_log_probs():
     assert clipped.sum() > 0
     share = np.sum(clipped) / metrics["tokens_trained"]
     assert metrics["clip_fraction"] == pytest.approx(share, rel=1e-4)
+    low = np.sum(clipped & (ratio < 1)) / metrics["tokens_trained"]
+    assert 0 < low < share
+    assert metrics["clip_low"] == pytest.approx(low, rel=1e-4)
+    assert metrics["clip_high"] == pytest.approx(share - low, rel=1e-4)
+    # Over several micro-batches, without the rollouts that have no advantage.
+    assert metrics["ratio_mean"] == pytest.approx(ratio[sign != 0].mean(), rel=1e-4)
+    assert metrics["ratio_max"] == pytest.approx(ratio[sign != 0].max(), rel=1e-4)
     assert any((twice.state.adapter[name] != moved[name]).any() for name in moved)
 
 

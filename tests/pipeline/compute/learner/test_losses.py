@@ -19,6 +19,7 @@ from pipeline.compute.learner.losses import (
     kl_k1,
     kl_k2,
     kl_k3,
+    learned_max,
     rollout_mean,
     weighted_sum,
 )
@@ -288,3 +289,10 @@ def test_values_and_gradients_equal_those_of_tunix(
     x = jnp.asarray(logprobs)
     np.testing.assert_allclose(ours(x), theirs(x), rtol=1e-5)
     np.testing.assert_allclose(jax.grad(ours)(x), jax.grad(theirs)(x), rtol=1e-5, atol=1e-7)
+
+
+def test_the_largest_value_is_that_of_a_learned_token():
+    values = jnp.array([[9.0, 2.0, 0.5], [1.5, jnp.inf, jnp.nan]])
+    weights = jnp.array([[0.0, 0.1, 2.0], [0.3, 0.0, 0.0]])
+    assert learned_max(values, weights) == 2.0
+    assert learned_max(values, jnp.zeros_like(weights)) == 0.0

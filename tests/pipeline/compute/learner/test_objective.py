@@ -45,14 +45,14 @@ def at_learned(
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected", "clipped"),
+    ("settings", "expected", "clipped"),  # clipped: -1 low, 1 high
     [
-        ({"loss": "grpo"}, [-2.4, -2.4, 0.8], [1, 1, 1]),
-        ({"loss": "dr_grpo"}, [-2.4, -2.4, 0.8], [1, 1, 1]),
-        ({"loss": "dapo"}, [-2.5, -2.56, 0.8], [0, 1, 1]),
+        ({"loss": "grpo"}, [-2.4, -2.4, 0.8], [1, 1, -1]),
+        ({"loss": "dr_grpo"}, [-2.4, -2.4, 0.8], [1, 1, -1]),
+        ({"loss": "dapo"}, [-2.5, -2.56, 0.8], [0, 1, -1]),
         ({"loss": "grpo", "clip_epsilon": 0.8}, [-2.5, -3.6, 0.25], [0, 1, 0]),
         # One ratio for the first rollout, sqrt(1.25 x 4); the other has one token.
-        ({"loss": "gspo"}, [-2 * 1.0004, -2 * 1.0004, 1 - 3e-4], [1, 1, 1]),
+        ({"loss": "gspo"}, [-2 * 1.0004, -2 * 1.0004, 1 - 3e-4], [1, 1, -1]),
         (
             {"loss": "gspo", "clip_epsilon": 1.0, "clip_epsilon_high": 9.0},
             [-2 * np.sqrt(5), -2 * np.sqrt(5), 0.25],
@@ -70,15 +70,30 @@ def test_variants_by_hand(settings: dict[str, Any], expected: list[float], clipp
     loss, about = at_learned(batch(), **settings)
     np.testing.assert_allclose(loss, expected, rtol=1e-5)
     np.testing.assert_allclose(about["policy_loss"], expected, rtol=1e-5)
-    np.testing.assert_array_equal(about["clip_fraction"], clipped)
+    np.testing.assert_array_equal(about["clip_fraction"], np.abs(clipped))
+    np.testing.assert_array_equal(about["clip_low"], [side < 0 for side in clipped])
+    np.testing.assert_array_equal(about["clip_high"], [side > 0 for side in clipped])
     np.testing.assert_array_equal(about["entropy"], [0.5] * 3)
+    root = np.sqrt(1.25 * 4)
+    ratios = [root, root, 0.25] if settings["loss"] == "gspo" else [1.25, 4, 0.25]
+    for name in ("ratio_mean", "ratio_max"):
+        np.testing.assert_allclose(about[name], ratios, rtol=1e-5)
+
+
+def test_without_a_lower_bound_nothing_is_clipped_low():
+    """CISPO bounds weights whatever the advantage's sign."""
+    _, about = at_learned(batch(), loss="cispo", clip_epsilon=0.5, clip_epsilon_high=2.0)
+    np.testing.assert_array_equal(about["clip_low"], [0, 0, 1])
+    _, about = at_learned(batch(), loss="cispo", clip_epsilon_high=2.0)
+    np.testing.assert_array_equal(about["clip_low"], [0, 0, 0])
 
 
 @pytest.mark.parametrize("unknown", [None, jnp.full_like(OLD, jnp.nan)])
 def test_without_old_log_probs_the_ratio_is_one(unknown: Any):
     loss, about = at_learned(batch(old_logprobs=unknown))
     np.testing.assert_allclose(loss, [-2, -2, 1])
-    assert not about["clip_fraction"].any()
+    assert not any(about[name].any() for name in ("clip_fraction", "clip_low", "clip_high"))
+    np.testing.assert_array_equal(about["ratio_max"], [1, 1, 1])
 
 
 SAMPLED = OLD - jnp.log(jnp.array([[9.0, 0.5, 3.0, 9.0, 1.1, 9.0]]))

@@ -237,3 +237,28 @@ def test_seeds_give_different_adapters():
     probe = policy.probe_adapter(0)
     assert all(np.all(value) for value in probe.values())
     assert lora.sha256(probe) != first
+
+
+def test_norms_of_a_change_by_hand():
+    # A B = [[2, 0, 4], [0, 3, 0]] / [[1, 1, 1]]; scale 2.
+    adapter = {
+        "layers.0.attn.q_einsum.w_lora_a": jnp.array([[2.0, 0.0], [0.0, 1.0]]),
+        "layers.0.attn.q_einsum.w_lora_b": jnp.array(
+            [[[1.0], [0.0], [2.0]], [[0.0], [3.0], [0.0]]]
+        ),
+        "layers.5.mlp.down_proj.kernel_lora_a": jnp.array([[1.0, 0.0]]),
+        "layers.5.mlp.down_proj.kernel_lora_b": jnp.array([[1.0, 1.0, 1.0], [9.0, 9.0, 9.0]]),
+    }
+    settings = Lora(rank=2, alpha=4.0)
+    found = lora.norms(adapter, lora=settings, layers=6)
+    assert {name: float(value) for name, value in found.items()} == pytest.approx(
+        {
+            "adapter_norm": 2 * np.sqrt(29 + 3),
+            "adapter_norm/early_attention": 2 * np.sqrt(29),
+            "adapter_norm/late_mlp": 2 * np.sqrt(3),
+        }
+    )
+    policy = tiny.policy(layers=2)
+    fresh = lora.norms(policy.fresh_adapter(3), lora=tiny.LORA, layers=2)
+    assert set(map(float, fresh.values())) == {0.0}
+    assert {value.dtype for value in fresh.values()} == {jnp.dtype("float32")}
