@@ -174,9 +174,10 @@ class Learner:
                 (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
 
         Returns:
-            Metrics of the last update (`programs.combined`, norms of gradient and adapter), and the
-            parity between sampler and learner in the first; `skipped_updates` (1) only if an update
-            was skipped.
+            Metrics of the last update: those of `objective`, `loss`, `grad_norm` before clipping,
+            `adapter_norm` after it (`lora.norms`), `lr`; of the first one `parity`; of the batches
+            `tokens_trained` and `padding_metrics`; `skipped_updates` (1) only if an update was
+            skipped.
         """
         batches = self._pack(rollouts)
         # Copied before the first update donates the adapter. The copy must not be made later: the
