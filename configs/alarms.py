@@ -195,14 +195,15 @@ class Disagreement(AlarmRule):
 
 
 class ThroughputDown(AlarmRule):
-    """Sampling that becomes slower."""
+    """A run that becomes slower."""
 
     bound = "below"
 
     below: float = Field(
         0.5,
         gt=0,
-        description="tokens generated per second, relative to the median of all earlier steps",
+        description="tokens generated per second of the steps, relative to the median of all "
+        "earlier steps",
     )
     steps: int = Field(5, ge=1, description=_STEPS)
 

@@ -30,7 +30,7 @@ FATES = (
 """Fates of generated tokens, in the order in which they are shown."""
 _EVENTS = frozenset(
     {
-        "alarm", "parity_alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
+        "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
         "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "answers_damaged", "best_lost",
         "best_recovered", "replan", "abandoned", "refused", "waited_for_devices", "overflow",
         "rewards_changed", "extended", "budget", "truncated_rollouts", "control", "set", "profile",

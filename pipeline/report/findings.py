@@ -51,6 +51,10 @@ _NO_GRADIENT = 1e-10
 
 _TITLES: Mapping[str, tuple[str, str]] = {
     "length_correlation": ("length_hack", "The reward measures little but the length."),
+    "disagreement": (
+        "disagreement",
+        "Sampler and learner disagree: the policy that is sampled is not the one that learns.",
+    ),
 }
 """Kind and sentence of alarms whose finding is about more than the rule's own fact."""
 _ADVICE = {rule.name: (rule.what, rule.advice) for rule in RULES}
@@ -66,7 +70,6 @@ def problems(run: RunRecords) -> list[Finding]:
         _slow_reward,
         _stalled,
         _recompilation,
-        _disagreement,
         _faults,
         _alarms,
     )
@@ -223,21 +226,6 @@ def _faults(run: RunRecords) -> Iterator[Finding]:
             ", ".join(f"{name}: {count}" for name, count in parts.items())
             + f"; the first: {errors[0]['first']}",
             "rewards.log has the tracebacks",
-        )
-
-
-def _disagreement(run: RunRecords) -> Iterator[Finding]:
-    alarms = run.entries("parity_alarm")
-    if alarms:
-        worst = max((value for _, value in run.values("learner/parity_p999")), default=0.0)
-        yield Finding(
-            "disagreement",
-            "bad",
-            "Sampler and learner disagree: the policy that is sampled is not the one that learns.",
-            f"parity alarms at steps {', '.join(str(entry['step']) for entry in alarms)}; the "
-            f"99.9th percentile of the log-probs' difference reaches {worst:.2g}",
-            "compare plan.rollout_weights and model.dtype of both sides; importance weights "
-            "(learner.importance_cap) correct for small differences only",
         )
 
 

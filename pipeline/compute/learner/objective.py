@@ -2,18 +2,19 @@
 
 Its metrics, weighted means over learned tokens if nothing else is said (`programs.combined`):
 
-    policy_loss                             sum of the policy loss
-    entropy                                 of the next token's distribution, in nats
-    ratio_mean, ratio_max                   probability of current to old policy, of a token or (gspo)
-                                            of a rollout; 1 if each batch is used once
-    clip_fraction                           clipped positions, as the losses define them
-    clip_low, clip_high                     those with a ratio below and above 1
-    importance_weight, importance_capped    with importance_cap: the weight, the share at the cap
-    kl                                      with kl_coef > 0; otherwise no reference is computed, and
-                                            KL is not known
-    top_mass_reference, top_mass_policy,    with kl = "topk": mass of the reference's top k tokens
-    sampled_rank, sampled_outside           under both; rank of the sampled token, share outside
-    distillation                            with a teacher
+    policy_loss                     sum of the policy loss
+    entropy                         of the next token's distribution, in nats
+    ratio_mean, ratio_max           probability of current to old policy, of a token or (gspo) of a
+                                    rollout; 1 if each batch is used once
+    clip_fraction                   clipped positions, as the losses define them
+    clip_low, clip_high             those with a ratio below and above 1
+    importance_weight               with importance_cap: the weight
+    importance_capped               share of the weights at the cap
+    kl                              with kl_coef > 0; otherwise no reference is computed, and KL is
+                                    not known
+    top_mass_reference, _policy     with kl = "topk": mass of the reference's top k tokens
+    sampled_rank, sampled_outside   rank of the sampled token among them, share outside
+    distillation                    with a teacher
 """
 
 from __future__ import annotations

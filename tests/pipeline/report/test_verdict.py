@@ -19,10 +19,7 @@ PLANTED = {
     "recompilation": run(change=lambda step: {"compile/programs": 21.0 + 2 * (step >= 5)}),
     "stalled_process": run(seconds={"sampler 0": {"stalled": 1.0, "decode": 3.0}}),
     "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
-    "disagreement": run(
-        change=lambda _: {"learner/parity_p999": 0.5},
-        journal=[{"event": "parity_alarm", "step": 4}],
-    ),
+    "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
 }
 
 
