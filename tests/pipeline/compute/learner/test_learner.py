@@ -28,7 +28,7 @@ LENGTHS = [(3, 9), (14, 28), (1, 2), (8, 5), (6, 1), (10, 10), (5, 12)]
 ADVANTAGES = [1.0, -0.5, 2.0, 0.0, -1.5, 0.7, 0.0]
 ROLLOUTS = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES)
 ALL = tiny.make_rollouts(LENGTHS, advantages=[advantage or 0.3 for advantage in ADVANTAGES])
-PADDING = {"tokens_padded", "padded_share"}
+PADDING = {"positions", "tokens_padded", "padded_share"}
 """Metrics that depend on how rollouts are packed."""
 TEMPERATURE = tiny.make_config().rollout.temperature
 EIGHT = {"learner_devices": 8, "slots": 8}
@@ -167,8 +167,7 @@ def test_without_a_signal_only_the_version_changes():
     still = [dataclasses.replace(rollout, advantage=0.0) for rollout in ROLLOUTS]
     lost = [dataclasses.replace(rollout, reward=None) for rollout in ROLLOUTS]
     for rollouts in (still, lost, []):
-        nothing = {"tokens_trained": 0.0, "tokens_padded": 0.0, "padded_share": 0.0}
-        assert learner.update(rollouts) == nothing
+        assert learner.update(rollouts) == dict.fromkeys({"tokens_trained", *PADDING}, 0.0)
     assert (learner.state.version, learner.state.updates) == (3, 0)
     for name, value in learner.state.adapter.items():
         np.testing.assert_array_equal(value, before[name])
