@@ -11,7 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from actors.handles import RunActors
 from configs.resume import Change
@@ -35,8 +34,9 @@ from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import TrainingStopped, Workers
+from pipeline.run.console import Console
 from pipeline.run.ledger import Ledger
-from pipeline.run.records import Console, Records
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 
@@ -46,6 +46,8 @@ _NOTE_EVERY_S = 5.0
 """A killed process loses at most this much of its used time."""
 _NOTABLE_WAIT_S = 1.0
 """Shorter waits for devices are not journaled: free devices are reserved sooner."""
+_ENDED = {0: "finished", EXIT_FAILED: "failed", EXIT_MISTAKE: "refused"}
+"""How a run ended, by exit status."""
 _EXIT_S = 4.0
 """Actors and Ray end after the last record is written; the upload to W&B follows."""
 
@@ -60,6 +62,7 @@ class _Session:
         clock: of the budget.
         meter: of seconds and tokens.
         tracker: W&B.
+        console: what the user sees.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
     """
 
@@ -68,6 +71,7 @@ class _Session:
     clock: Clock
     meter: RunMeter
     tracker: Tracker
+    console: Console
     rehearse: Callable[[RunActors], RunActors] | None = None
 
     @property
@@ -106,8 +110,11 @@ async def run_session(
                 f"run began; to begin anew delete {prepared.folder.path}",
                 flush=True,
             )
-        with closing(_tracker(prepared)) as tracker:
-            session = _Session(prepared, stop, clock, meter, tracker, rehearse)
+        with (
+            _console(prepared, clock, meter) as console,
+            closing(_tracker(prepared)) as tracker,
+        ):
+            session = _Session(prepared, stop, clock, meter, tracker, console, rehearse)
             with _recording_time(prepared.folder, clock):
                 try:
                     with session.during("end"):
@@ -120,6 +127,7 @@ async def run_session(
             meter.close()
             stop.notice = "the run has ended; Ctrl-C again does not wait for the upload to W&B"
             await tracker.finish(exit_status=status)
+            console.end(_ENDED.get(status, "interrupted"))
             return status
 
 
@@ -140,6 +148,17 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
     )
     ledger.lost(clock.used_before_s + sum(uncounted))
     return RunMeter(ledger, Hardware.of(prepared.config))
+
+
+def _console(prepared: Prepared, clock: Clock, meter: RunMeter) -> Console:
+    """What the user sees, from before Ray starts until W&B has ended."""
+    phases = meter.ledger.phases
+    return Console(
+        prepared.config.run.name,
+        clock=clock,
+        phase=lambda: phases.current or "end",
+        status_file=prepared.folder.status,
+    )
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
@@ -177,7 +196,7 @@ async def _run(session: _Session, beginning: CalibrationStart) -> int:
             actors = RunActors.spawn(prepared.config)
         if session.rehearse is not None:
             actors = session.rehearse(actors)
-        workers = _workers(prepared, actors, beginning, session.clock, stop)
+        workers = _workers(session, actors, beginning)
         try:
             with session.during("loading"):
                 load_s = await unless(stop, _start(session, actors, workers, beginning))
@@ -191,18 +210,17 @@ async def _run(session: _Session, beginning: CalibrationStart) -> int:
             actors.kill()
 
 
-def _workers(
-    prepared: Prepared, actors: RunActors, beginning: CalibrationStart, clock: Clock, stop: Stop
-) -> Workers:
+def _workers(session: _Session, actors: RunActors, beginning: CalibrationStart) -> Workers:
     """The workers of the run; none is prepared yet."""
+    config = session.prepared.config
     return Workers(
         samplers=actors.samplers,
         learner=actors.learner,
         scorer=actors.scorer,
-        sizes=SizeController(prepared.config, beginning.sizes, partial(print, flush=True)),
-        config=prepared.config,
-        clock=clock,
-        stop=stop.event,
+        sizes=SizeController(config, beginning.sizes, session.console),
+        config=config,
+        clock=session.clock,
+        stop=session.stop.event,
         one_process=actors.one_process,
     )
 
@@ -251,8 +269,13 @@ async def _coordinate(
         session.meter.ledger.resumed()
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
-    console = Console(total=budget.steps, done=progress.step)
-    records = Records(folder, session.tracker, console)
+    records = Records(folder, session.tracker, session.console)
+    session.console.update(
+        step=progress.step,
+        steps_planned=budget.steps,
+        deadline_s=deadline.time_s,
+        last_alarm=records.last_alarm,
+    )
     await _track(prepared, clock, records, step=progress.step)
     records.rewards_changed(progress.step, changes)
     workers.sizes.record(records)
@@ -288,8 +311,6 @@ async def _coordinate(
                 flush=True,
             )
         return EXIT_FAILED
-    finally:
-        console.close()
     if session.rehearse is None:
         print(f"{ended}: {folder.path}", flush=True)
     return 0 if ended == "finished" else session.stop.exit_status

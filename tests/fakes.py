@@ -43,8 +43,9 @@ from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import Workers
+from pipeline.run.console import Console
 from pipeline.run.ledger import Ledger
-from pipeline.run.records import Console, Records
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from rewards.base import Outcome, RewardFacts, RewardInput
@@ -554,8 +555,8 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
-        self.sizes = SizeController(config, first_sizes(config, self.folder.plan), print)
-        self.records = Records(self.folder, self.tracker, Console(total=None, done=0))
+        self.sizes = SizeController(config, first_sizes(config, self.folder.plan), Console())
+        self.records = Records(self.folder, self.tracker, Console())
         restored = disk[self.learner.version][1] if disk else None
         progress = Progress.of_meta(restored) if restored else Progress()
         if restored:

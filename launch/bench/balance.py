@@ -54,6 +54,7 @@ from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.run.console import Console
 
 FIXED = (2, 8, 32, 64)
 """Fixed numbers of slots."""
@@ -216,7 +217,7 @@ class Process:
 async def calibrated(process: Process) -> Sizes:
     """Calibrates as at the start of a run and prepares the process for the sizes found."""
     start = CalibrationStart.of(process.config, None)
-    controller = SizeController(process.config, start.sizes, list[str]().append)
+    controller = SizeController(process.config, start.sizes, Console(write=lambda _: None))
     worker = Worker("process", process)
     await controller.start([worker])
     await calibrate(controller, start, sampler=(worker, process), learner=(worker, process))

@@ -5,7 +5,8 @@ The controller decides (`control.controller`); the coordinator journals each dec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -122,7 +123,26 @@ class Measure(Protocol):
         """Records a measurement."""
 
 
-class DecisionLog(Protocol):
+ShowProgress = Callable[[int, int], None]
+"""Takes how much is done, and of how much."""
+
+
+class Display(Protocol):
+    """The console of a run."""
+
+    def say(self, text: str) -> None:
+        """Shows a line."""
+
+    def activity(self, what: str, unit: str) -> AbstractContextManager[ShowProgress]:
+        """Shows the progress of its block.
+
+        Args:
+            what: is being done, or the process that does it.
+            unit: of the amount, in the plural.
+        """
+
+
+class DecisionLog(Display, Protocol):
     """Journal and console of a run."""
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
@@ -133,9 +153,6 @@ class DecisionLog(Protocol):
 
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Appends an entry to the journal and shows `text` on the console."""
-
-    def say(self, text: str) -> None:
-        """Shows a line on the console."""
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""

@@ -33,6 +33,7 @@ from pipeline.evaluate.recorded import (
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.records import Records
 
@@ -428,11 +429,14 @@ class EvaluationSchedule:
     async def _sample(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> list[Completion]:
-        completions, _ = await self._workers.generate(
-            evaluation.requests(prompts, phase=name, samples=self._config.eval.samples),
-            temperature=self._config.eval.temperature,
-            deadline=deadline,
-        )
+        requests = evaluation.requests(prompts, phase=name, samples=self._config.eval.samples)
+        with self._records.activity(name, "answers") as show:
+            completions, _ = await self._workers.generate(
+                requests,
+                temperature=self._config.eval.temperature,
+                deadline=deadline,
+                report=counting(show, len(requests)),
+            )
         return completions
 
     async def _evaluate_share(

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.builds import Built, Ready, built_facts
-from pipeline.contracts.decisions import DecisionLog, RemainingTime
+from pipeline.contracts.decisions import DecisionLog, Display, RemainingTime, ShowProgress
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.sizes import Sizes, WorkerPhase, smaller
@@ -73,7 +73,7 @@ class SizeController:
     Attributes:
         config: of the run; says whether sizes may change.
         in_force: the sizes in force.
-        show: shows a line, until there is a log.
+        display: the console.
         step: training steps done.
         compile_s: the longest compilation of a process so far, in seconds, without loading.
         room: sizes that remained in this process after out-of-memory errors, by setting.
@@ -81,7 +81,7 @@ class SizeController:
 
     config: Config
     in_force: Sizes
-    show: Callable[[str], None]
+    display: Display
     step: int = 0
     compile_s: float = 0.0
     room: dict[str, int] = field(default_factory=dict)
@@ -203,22 +203,29 @@ class SizeController:
         worker.sizes = None
         task, started = asyncio.ensure_future(worker.process.prepare(sizes)), time.monotonic()
         try:
-            while True:
-                await asyncio.wait({task}, timeout=POLL_S)
-                ready = task.result() if task.done() else None
-                building = await worker.process.building()
-                for number in range(max(worker.logged, building.earlier), len(building.done)):
-                    self.say(f"{worker.name}: {building.line(number)}")
-                worker.logged = len(building.done)
-                if ready is not None:
-                    # Programs are compiled in parallel, the first time during loading.
-                    built_s = sum(built.seconds for built in ready.built)
-                    took_s = min(built_s, time.monotonic() - started)
-                    self.compile_s = max(self.compile_s, took_s)
-                    worker.sizes = sizes
-                    return ready
+            with self.display.activity(worker.name, "programs") as show:
+                ready = await self._watch(worker, task, show)
         finally:
             task.cancel()
+        # Programs are compiled in parallel, the first time during loading.
+        built_s = sum(built.seconds for built in ready.built)
+        self.compile_s = max(self.compile_s, min(built_s, time.monotonic() - started))
+        worker.sizes = sizes
+        return ready
+
+    async def _watch(self, worker: Worker, task: asyncio.Task[Ready], show: ShowProgress) -> Ready:
+        """Waits for a process that prepares; shows each program when it is compiled."""
+        while True:
+            await asyncio.wait({task}, timeout=POLL_S)
+            ready = task.result() if task.done() else None
+            building = await worker.process.building()
+            for number in range(max(worker.logged, building.earlier), len(building.done)):
+                self.say(f"{worker.name}: {building.line(number)}")
+            worker.logged = len(building.done)
+            if building.total:
+                show(len(building.done) - building.earlier, building.total)
+            if ready is not None:
+                return ready
 
     # --- decisions
 
@@ -322,7 +329,7 @@ class SizeController:
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""
-        (self.show if self._log is None else self._log.say)(text)
+        self.display.say(text)
 
     def _sentence(self, error: OutOfMemory, used: Sizes, less: Sizes | None) -> str:
         what = f"out of memory while {_DOING[error.phase]}: {error.what}"
@@ -355,7 +362,7 @@ class SizeController:
     def _event(self, event: str, text: str, **facts: Any) -> None:
         if self._log is None:
             self._pending.append((event, facts))
-            self.show(text)
+            self.say(text)
         else:
             self._log.event(event, text, **facts)
 

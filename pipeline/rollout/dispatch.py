@@ -8,7 +8,14 @@ from itertools import groupby
 from typing import Any
 
 from configs.rollout import min_finished
-from pipeline.contracts.rollouts import Completion, DecodeWork, Report, RolloutRequest
+from pipeline.contracts.decisions import ShowProgress
+from pipeline.contracts.rollouts import (
+    Completion,
+    DecodeWork,
+    Report,
+    RolloutName,
+    RolloutRequest,
+)
 from pipeline.contracts.workers import Sampler
 
 REPORT_S = 0.1
@@ -26,6 +33,21 @@ def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[Ro
     for number, (_, members) in enumerate(groups):
         dealt[number % samplers] += members
     return dealt
+
+
+def counting(show: ShowProgress, total: int) -> Report:
+    """A report that shows how many of `total` rollouts have ended.
+
+    A repeated call reports rollouts again: each is counted once.
+    """
+    ended = set[RolloutName]()
+    show(0, total)
+
+    def report(completions: Sequence[Completion]) -> None:
+        ended.update(completion.name for completion in completions)
+        show(len(ended), total)
+
+    return report
 
 
 async def _reporting(

@@ -43,6 +43,7 @@ from pipeline.inputs.dataset.packing import sequences_for_step
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout import dynamic_sampling
+from pipeline.rollout.dispatch import counting
 from pipeline.rollout.partial import split_partial
 from pipeline.rollout.rollout_step import (
     DemonstrationStep,
@@ -230,15 +231,25 @@ class RolloutProducer:
             for prompt in prompts
             for sample in range(config.rollout.group_size)
         ]
+        requests = [*state.partial.requests(), *new]
         early = EarlyScoring(workers.scorer, self._inputs_of)
+
+        def report(completions: Sequence[Completion]) -> None:
+            early.add(completions)
+            count(completions)
+
         try:
-            with watch.phases.during("sample"):
+            with (
+                watch.phases.during("sample"),
+                self._log.activity(f"step {step.number + 1}", "rollouts") as show,
+            ):
+                count = counting(show, len(requests))
                 sampled, work = await workers.generate(
-                    [*state.partial.requests(), *new],
+                    requests,
                     temperature=config.rollout.temperature,
                     cut_off=config.rollout.cut_off,
                     deadline=step.deadline,
-                    report=early.add,
+                    report=report,
                 )
                 split = split_partial(sampled, state.partial, mode=config.rollout.partial)
                 completions = split.finished

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from configs.resume import Change, change_lines
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
+from pipeline.contracts.decisions import ShowProgress
 from pipeline.contracts.evaluations import (
     NO_VALUE,
     mean_of,
@@ -25,8 +24,10 @@ from pipeline.contracts.evaluations import (
     show_number,
 )
 from pipeline.contracts.rollouts import Rollout
+from pipeline.run.console import Console
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
+from pipeline.run.status import BestValidation, LastAlarm
 from pipeline.run.tracking import (
     Message,
     Tracker,
@@ -36,6 +37,8 @@ from pipeline.run.tracking import (
 )
 from rewards.base import RewardError
 
+ALARM = "alarm"
+"""Journal event."""
 CHANGED = "reward/changed"
 """Metric in W&B: 1 at the first step with changed rewards."""
 _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
@@ -89,40 +92,6 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     }
 
 
-class Console:
-    """Shows progress: a bar on a terminal, plain lines elsewhere.
-
-    Args:
-        total: steps of the run; None: unknown.
-        done: steps done before.
-    """
-
-    def __init__(self, *, total: int | None, done: int) -> None:
-        terminal = sys.stderr.isatty()
-        self._total = total
-        self._bar = tqdm(total=total, initial=done, unit="step") if terminal else None
-
-    def say(self, text: str) -> None:
-        """Shows a line."""
-        if self._bar is None:
-            print(text, flush=True)
-        else:
-            self._bar.write(text)
-
-    def step(self, step: int, shown: str) -> None:
-        """Shows a finished step."""
-        if self._bar is None:
-            print(f"step {step}/{self._total or '?'}  {shown}", flush=True)
-        else:
-            self._bar.set_postfix_str(shown)
-            self._bar.update()
-
-    def close(self) -> None:
-        """Restores the terminal."""
-        if self._bar is not None:
-            self._bar.close()
-
-
 class Records:
     """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
 
@@ -154,18 +123,6 @@ class Records:
         # First, because W&B's process reads the file of a step that it is told of.
         self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
         self._metrics(step, metrics, rollouts=name)
-        found = "no group has finished"
-        if rollouts:
-            share = metrics["reward/excluded_share"]
-            excluded = f" ({share:.1%} excluded)" if share else ""
-            mean = show_number(metrics["reward/mean"]) if "reward/mean" in metrics else "none"
-            failed = metrics.get("reward/errors")
-            errors = f"errors {failed:.0f}  " if failed else ""
-            found = (
-                f"reward {mean}{excluded}  {errors}"
-                f"tokens {metrics['rollout/tokens_mean']:.1f}  mixed {metrics['groups/mixed']:.0f}"
-            )
-        self.console.step(step, f"{found}  {metrics['time/step_s']:.1f} s")
 
     def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
         """Writes the packed demonstrations of an SFT step."""
@@ -174,11 +131,6 @@ class Records:
     def sft_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an SFT step, counted from 1; leaves out metrics that are not finite."""
         self._metrics(step, metrics)
-        self.console.step(
-            step,
-            f"sft loss {metrics['sft/loss']:.4f}  tokens {metrics['sft/tokens_trained']:.0f}  "
-            f"{metrics['time/step_s']:.1f} s",
-        )
 
     def _metrics(
         self, step: int, metrics: Mapping[str, float], *, rollouts: str | None = None
@@ -186,6 +138,7 @@ class Records:
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
         self.tracker.log(metrics, step=step, rollouts=rollouts)
+        self.console.step(step, metrics)
 
     def truncation(self, config: Config) -> None:
         """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
@@ -283,11 +236,12 @@ class Records:
         return entry
 
     def best(self, entry: Mapping[str, Any] | None) -> None:
-        """Makes the best validation the one in W&B's summary.
+        """Makes the best validation the one on the console and in W&B's summary.
 
         Args:
             entry: its journal entry; None: there is none.
         """
+        self.console.update(best_validation=None if entry is None else BestValidation.of(entry))
         if entry is not None and entry != self._best:
             self._best = entry
             metrics = _evaluation_metrics(entry["name"], entry)
@@ -318,6 +272,15 @@ class Records:
         rollouts = f"step_{step:06d}"
         is_file = (self.folder.rollouts / f"{rollouts}.jsonl").is_file()
         return step_message(metrics, step=step, rollouts=rollouts if is_file else None)
+
+    @property
+    def last_alarm(self) -> LastAlarm | None:
+        """The last alarm of earlier processes."""
+        alarms = self.folder.valid_entries(ALARM)
+        if not alarms:
+            return None
+        step, rule, part = (alarms[-1][key] for key in ("step", "rule", "part"))
+        return LastAlarm(step, rule, f"{rule} {part}".strip())
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
@@ -363,11 +326,17 @@ class Records:
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Appends an entry to the journal and shows `text` on the console."""
         self.folder.journal(event, **facts)
+        if event == ALARM:
+            self.console.update(last_alarm=LastAlarm(facts["step"], facts["rule"], text))
         self.console.say(text)
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""
         self.console.say(text)
+
+    def activity(self, what: str, unit: str) -> AbstractContextManager[ShowProgress]:
+        """Shows the progress of its block on the console."""
+        return self.console.activity(what, unit)
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""

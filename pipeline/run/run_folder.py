@@ -70,6 +70,7 @@ class RunFolder:
         self.export = path / "export"
         self.rewards_log = path / "rewards.log"
         self.ledger = path / "ledger.jsonl"
+        self.status = path / "status.json"
         self._config = path / "config.json"
         self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
@@ -223,6 +224,7 @@ class RunFolder:
             self.close()
             if not self.holds_run:
                 (self.path / _LOCK).unlink()
+                self.status.unlink(missing_ok=True)
                 # A parent may contain another run by now.
                 with suppress(OSError):
                     for path in made:

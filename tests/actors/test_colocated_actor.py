@@ -28,6 +28,7 @@ from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.search.fitting import PlanCase, with_plan
 from pipeline.plan.size_choice import StepTimes
 from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.run.console import Console
 from tests import tiny
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
@@ -86,7 +87,7 @@ def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor
     topology, lengths = topology_of(actor.config, None), Lengths.expected(actor.config)
     case = PlanCase(actor.config, shape_of(demo), topology, lengths)
     process, beginning = InProcess(actor), CalibrationStart(Sizes(4, 2 * ROW), case)
-    controller = SizeController(actor.config, beginning.sizes, print)
+    controller = SizeController(actor.config, beginning.sizes, Console())
     worker = Worker("sampler and learner", process)
 
     async def start() -> tuple[Any, StepTimes | None]:

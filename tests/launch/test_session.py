@@ -36,6 +36,7 @@ from pipeline.control.budget import Budget, used_s
 from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
+from pipeline.run.console import Console
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.forms import recognise
@@ -92,20 +93,22 @@ class Session:
         clock = _clock(self.prepared, started=started)
         beginning = CalibrationStart.of(self.prepared.config, self.folder.plan)
         actors = cast("RunActors", self)
-        workers = _workers(self.prepared, actors, beginning, clock, self.stop)
+        session = self._session(clock)
+        workers = _workers(session, actors, beginning)
 
         async def run() -> int:
             if waited_s is not None:
-                await self._get_devices(workers, beginning, clock, waited_s)
-            return await _coordinate(self._session(clock), actors, workers, load_s=load_s)
+                await self._get_devices(session, workers, beginning, waited_s)
+            return await _coordinate(session, actors, workers, load_s=load_s)
 
         with closing(self.folder):
             return asyncio.run(run())
 
     async def _get_devices(
-        self, workers: Workers, beginning: CalibrationStart, clock: Clock, waited_s: float
+        self, session: _Session, workers: Workers, beginning: CalibrationStart, waited_s: float
     ) -> None:
         """The start of a process whose devices are free after `waited_s` seconds."""
+        clock = session.clock
         now = cast("FakeClock", clock.now)
 
         async def wait_for_devices(*_: object) -> None:
@@ -128,12 +131,12 @@ class Session:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
             patch.setattr("launch.session.calibrate", nothing)
-            session = self._session(clock)
             await _start(session, cast("RunActors", crew), workers, beginning)
 
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, clock, started=0.0)
-        return _Session(self.prepared, self.stop, clock, meter, _tracker(self.prepared))
+        console, tracker = Console(clock=clock), _tracker(self.prepared)
+        return _Session(self.prepared, self.stop, clock, meter, tracker, console)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -156,11 +159,8 @@ def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert session.run() == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"finished: {tmp_path}/run"
-    assert [line.split("  ")[0] for line in said if line.startswith("step")] == [
-        "step 1/3",
-        "step 2/3",
-        "step 3/3",
-    ]
+    steps = [line.split(" ", 1)[1].split("  ")[0] for line in said if " step " in line]
+    assert steps == ["step 1/3", "step 2/3", "step 3/3"]
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

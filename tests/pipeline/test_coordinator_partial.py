@@ -175,7 +175,7 @@ def test_a_step_without_finished_groups_has_no_trained_tokens(
     assert not any(name.startswith("reward/") for name in first)
     assert watched.run.learner.version == 2
     assert watched.run.folder.read_rollouts("step_000001") == []
-    assert "step 1/?  no group has finished  0.0 s" in capsys.readouterr().out
+    assert "step 1/2  reward no group has finished  " in capsys.readouterr().out
 
 
 def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):

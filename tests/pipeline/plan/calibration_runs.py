@@ -21,7 +21,8 @@ from pipeline.contracts.speeds import Speeds
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_choice import StepTimes
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.run.records import Console, Records
+from pipeline.run.console import Console
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeClock, FakeTracker
 
@@ -116,7 +117,9 @@ class Start:
         self.beginning = CalibrationStart.of(self.config, self.folder.plan)
         if self.begins is not None:
             self.beginning = CalibrationStart(self.begins, self.beginning.case)
-        self.controller = SizeController(self.config, self.beginning.sizes, self.said.append)
+        self.controller = SizeController(
+            self.config, self.beginning.sizes, Console(write=self.said.append)
+        )
 
     def run(self) -> StepTimes | None:
         worker = Worker("both", self.device)
@@ -142,7 +145,7 @@ class Start:
 
     def journal(self) -> list[dict[str, Any]]:
         self.folder.create(self.config)
-        self.controller.record(Records(self.folder, FakeTracker(), Console(total=None, done=0)))
+        self.controller.record(Records(self.folder, FakeTracker(), Console()))
         self.folder.close()
         return list(self.folder.entries())
 

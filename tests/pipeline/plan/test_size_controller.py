@@ -18,7 +18,8 @@ from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController, Worker
-from pipeline.run.records import Console, Records
+from pipeline.run.console import Console
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, FakeTracker, Killed, Process, left_behind, make_config, make_data
 
@@ -64,7 +65,7 @@ def controller(
 ) -> SizeController:
     """The controller of a run's first process, with the sizes of its configuration."""
     made = config(folder, fixed=fixed)
-    return SizeController(made, first_sizes(made, None), show)
+    return SizeController(made, first_sizes(made, None), Console(write=show))
 
 
 def plan_of(folder: RunFolder) -> dict[str, Any]:
@@ -276,8 +277,8 @@ def test_alternating_decisions_are_repeated_once_per_resume(tmp_path: Path):
         sizes = {"from": before.to_json(), "to": after.to_json()}
         folder.journal("replan", step=3, reason="any", **sizes)
     for number in range(1, 4):
-        again = SizeController(made, WHOLE, print, step=3)
-        again.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+        again = SizeController(made, WHOLE, Console(), step=3)
+        again.record(Records(folder, FakeTracker(), Console()))
         assert again.in_force == FEWER_SLOTS
         assert len(list(folder.events("replan"))) == 3 + 3 * number
     folder.close()
@@ -289,7 +290,7 @@ def test_sizes_that_did_not_fit_a_process_are_not_tried_again(tmp_path: Path):
     first.script.on["learner.update 3"] = die
     with pytest.raises(Killed):
         first.run()
-    second = SizeController(made, FEWER_ROWS, print)
+    second = SizeController(made, FEWER_ROWS, Console())
     worker = Worker("sampler", Compiling(most=6))
     asyncio.run(second.start([worker]))
     assert worker.sizes == Sizes(6, FEWER_ROWS.micro_batch_tokens)
@@ -315,7 +316,7 @@ def test_sizes_of_the_checkpoint_precede_later_sizes_of_the_plan(tmp_path: Path)
     folder = RunFolder.of(made)
     folder.create(made)
     folder.write_plan({"in_force": FEWER_ROWS.to_json(), "at_checkpoint": FEWER_SLOTS.to_json()})
-    again = SizeController(made, first_sizes(made, folder.plan), print)
+    again = SizeController(made, first_sizes(made, folder.plan), Console())
     assert again.in_force == FEWER_SLOTS
     # An older checkpoint was restored because the newest is damaged.
     again.resume({"step": 2, "sizes": WHOLE.to_json()})
@@ -334,7 +335,7 @@ def test_a_fixed_plan_ignores_sizes_in_the_run_folder(tmp_path: Path):
         "at_checkpoint": WHOLE.to_json(),
     }
     run.folder.write_plan(plan_of(run.folder) | {"at_checkpoint": FEWER_ROWS.to_json()})
-    assert SizeController(fixed, first_sizes(fixed, run.folder.plan), print).in_force == WHOLE
+    assert SizeController(fixed, first_sizes(fixed, run.folder.plan), Console()).in_force == WHOLE
 
 
 # --- preparing processes
@@ -351,7 +352,7 @@ def test_reductions_at_the_start_are_journaled_later(tmp_path: Path):
     folder = RunFolder.of(made.config)
     assert not folder.path.exists()
     folder.create(made.config)
-    made.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+    made.record(Records(folder, FakeTracker(), Console()))
     first, second, compiled = folder.entries()
     assert (first["event"], first["to"]["slots"]) == ("replan", 6)
     assert (second["reason"], second["to"]["slots"]) == ("segment 6 does not fit", 4)

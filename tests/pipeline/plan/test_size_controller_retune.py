@@ -18,7 +18,8 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from pipeline.plan.search.fitting import PlanCase, first_sizes
 from pipeline.plan.size_controller import RETUNE_STEPS, SizeController, Worker
-from pipeline.run.records import Console, Records
+from pipeline.run.console import Console
+from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeTracker
 from tests.pipeline.plan.calibration_runs import ROW, config
@@ -60,8 +61,8 @@ def case(tmp_path: Path) -> PlanCase:
 def controller(case: PlanCase) -> Iterator[SizeController]:
     folder = RunFolder.of(case.config)
     folder.create(case.config)
-    controller = SizeController(case.config, BEGUN, print)
-    controller.record(Records(folder, FakeTracker(), Console(total=None, done=0)))
+    controller = SizeController(case.config, BEGUN, Console())
+    controller.record(Records(folder, FakeTracker(), Console()))
     controller.use(case, SPEEDS)
     yield controller
     folder.close()
@@ -128,9 +129,9 @@ def test_a_resumed_run_repeats_the_retune_at_the_same_step(
 ):
     train(controller, 2, steps=RETUNE_STEPS + 1)
     decided = controller.in_force
-    records = Records(RunFolder.of(case.config), FakeTracker(), Console(total=None, done=0))
+    records = Records(RunFolder.of(case.config), FakeTracker(), Console())
     # Without a checkpoint it starts with the sizes of the first step.
-    again = SizeController(case.config, first_sizes(case.config, records.folder.plan), print)
+    again = SizeController(case.config, first_sizes(case.config, records.folder.plan), Console())
     assert again.in_force == BEGUN
     again.step = checkpoint
     again.record(records)
@@ -156,7 +157,7 @@ def test_retune_requires_that_the_remaining_steps_gain_the_compile_time(
         remaining = RemainingTime(round(left * steps), float("inf"))
     else:
         remaining = RemainingTime(None, left * steps * seconds["from"])
-    again = SizeController(case.config, BEGUN, print)
+    again = SizeController(case.config, BEGUN, Console())
     again.compile_s = steps * (seconds["from"] - seconds["to"])
     again.use(case, SPEEDS)
     for _ in range(RETUNE_STEPS):
@@ -177,7 +178,7 @@ def test_compile_time_excludes_loading(tmp_path: Path):
         async def building(self) -> Building:
             return Building(self.built)
 
-    controller, process = SizeController(made, Sizes(8, 512), print), Loading()
+    controller, process = SizeController(made, Sizes(8, 512), Console()), Loading()
     asyncio.run(controller.start([Worker("process", process)]))
     assert controller.compile_s == 0
     process.built = (Built("segment 8", 0.01, cached=True), Built("fill 8", 1e-3, cached=True))

@@ -16,6 +16,7 @@ from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
+from pipeline.run.console import Console
 from tests.fakes import (
     Disk,
     FakeLearner,
@@ -62,7 +63,7 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
         samplers=[sampler],
         learner=learner,
         scorer=FakeScorer(script, config),
-        sizes=SizeController(config, first_sizes(config, None), print),
+        sizes=SizeController(config, first_sizes(config, None), Console()),
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import Answer, Evaluation
-from pipeline.run.records import Console, Records, evaluation_line
+from pipeline.run.console import Console
+from pipeline.run.records import Records, evaluation_line
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
+from pipeline.run.status import BestValidation, LastAlarm
 from rewards.base import RewardError
 from tests.fakes import FakeTracker, completion, make_config
 
@@ -25,11 +28,14 @@ def rollout(text: str) -> Rollout:
 
 
 ROLLOUTS = [rollout("abc"), rollout("a")]
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+STEP = "2026-11-23T12:00:00Z step 7/?"
 METRICS = {
     "reward/mean": 0.12345,
     "reward/excluded_share": 0.0,
     "rollout/tokens_mean": 20.04,
     "groups/mixed": 3.0,
+    "groups/all_equal": 5.0,
     "time/step_s": 1.26,
 }
 
@@ -40,7 +46,7 @@ def records(tmp_path: Path) -> Records:
     folder = RunFolder.of(config)
     folder.create(config)
     folder.close()
-    return Records(folder, FakeTracker(), Console(total=9, done=0))
+    return Records(folder, FakeTracker(), Console(now=lambda: NOON))
 
 
 def test_a_step_goes_to_folder_tracker_and_console(
@@ -51,7 +57,8 @@ def test_a_step_goes_to_folder_tracker_and_console(
     assert records.folder.read_rollouts("step_000007") == rollout_records(ROLLOUTS, tokens=False)
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS)]
-    assert capsys.readouterr().out == "step 7/9  reward 0.123  tokens 20.0  mixed 3  1.3 s\n"
+    line = f"{STEP}  reward 0.123  groups 3 mixed, 5 equal  length 20.0 tokens  time 1.3 s\n"
+    assert capsys.readouterr().out == line
 
 
 def test_a_mean_is_never_shown_without_the_excluded_share(
@@ -60,16 +67,14 @@ def test_a_mean_is_never_shown_without_the_excluded_share(
     records.step(
         7, "step_000007", {**METRICS, "reward/excluded_share": 185 / 192}, ROLLOUTS, tokens=False
     )
-    shown = capsys.readouterr().out
-    assert shown == "step 7/9  reward 0.123 (96.4% excluded)  tokens 20.0  mixed 3  1.3 s\n"
+    assert f"{STEP}  reward 0.123 (96.4% excluded)  groups" in capsys.readouterr().out
 
 
 def test_scores_that_failed_are_counted_in_the_line_of_the_step(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
     records.step(7, "step_000007", {**METRICS, "reward/errors": 12.0}, ROLLOUTS, tokens=False)
-    shown = capsys.readouterr().out
-    assert shown == "step 7/9  reward 0.123  errors 12  tokens 20.0  mixed 3  1.3 s\n"
+    assert f"{STEP}  reward 0.123, errors 12  groups" in capsys.readouterr().out
 
 
 def test_metrics_that_are_not_finite_are_left_out(records: Records):
@@ -238,21 +243,24 @@ def test_changed_rewards_are_shown_and_marked_at_the_next_step(
     assert records.logged(until=4) == [{"mark": "reward/changed", "step": 2}]
 
 
-def test_a_console_line_without_a_known_number_of_steps(capsys: pytest.CaptureFixture[str]):
-    Console(total=None, done=0).step(3, "")
-    assert capsys.readouterr().out.startswith("step 3/?  ")
+def test_an_alarm_is_the_last_one_until_another_and_after_a_resume(records: Records):
+    def facts() -> list[LastAlarm | None]:
+        return [records.console.status.last_alarm, records.last_alarm]
+
+    assert facts() == [None, None]
+    records.event("alarm", "step 4: equal rewards", rule="all_equal", part="", step=4)
+    later = LastAlarm(4, "all_equal", "all_equal")
+    assert facts() == [LastAlarm(4, "all_equal", "step 4: equal rewards"), later]
+    # A resume after step 2 has not seen it.
+    records.folder.journal("resumed", step=2)
+    assert facts()[1] is None
 
 
-def test_the_progress_bar_starts_at_the_resumed_step(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    console = Console(total=9, done=6)
-    console.say("hello")
-    console.step(7, "reward 0.123")
-    console.close()
-    shown = capsys.readouterr()
-    assert shown.out == "hello\n"
-    assert "6/9" in shown.err
-    assert "7/9" in shown.err
-    assert "reward 0.123" in shown.err
+def test_the_best_validation_is_shown(records: Records):
+    def shown(entry: dict[str, Any] | None) -> BestValidation | None:
+        records.best(entry)
+        return records.console.status.best_validation
+
+    entry = {"name": "validation", "step": 5, "accuracy": 0.25, "metric": "exact_answer"}
+    assert shown(entry) == BestValidation(5, "accuracy", 0.25)
+    assert shown(None) is None

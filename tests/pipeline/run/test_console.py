@@ -1,0 +1,268 @@
+"""The console: lines without a terminal, a view on one, and `status.json`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from pipeline.contracts.clock import Clock
+from pipeline.run import console as console_module
+from pipeline.run.console import Console
+from pipeline.run.status import Activity
+from tests.fakes import FakeClock
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock(started=0.0, now=FakeClock())
+
+
+def lines(said: list[str]) -> Console:
+    return Console("demo", write=said.append, now=lambda: NOON)
+
+
+def test_a_step_is_a_line_with_a_time_stamp(said: list[str]):
+    console = lines(said)
+    console.update(steps_planned=80)
+    console.step(3, {"time/step_s": 1.26})
+    assert said == ["2026-11-23T12:00:00Z step 3/80  time 1.3 s"]
+
+
+def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
+    console = Console("demo", clock=clock, write=said.append, now=lambda: NOON)
+    console.update(steps_planned=80, deadline_s=50.0)
+    clock.started = -100.0
+    plans = {"budget/steps_planned": 70.0, "budget/left_s": 90.0, "budget/expected_end_s": 60.0}
+    console.step(3, plans)
+    assert said == ["2026-11-23T12:00:00Z step 3/70  left 1:30  end 12:01Z"]
+    clock.started = -110.0
+    assert console.status.left_s == 80.0
+
+
+def test_activities_are_shown_while_they_last(said: list[str]):
+    console = lines(said)
+    with (
+        console.activity("sampler 0", "programs") as first,
+        console.activity("learner", "programs") as second,
+    ):
+        first(0, 16)
+        second(0, 5)
+        first(1, 16)
+        shown = (
+            Activity("sampler 0", "programs", 1, 16),
+            Activity("learner", "programs", 0, 5),
+        )
+        assert console.status.activities == shown
+    assert not console.status.activities
+
+
+def test_an_activity_that_fails_is_shown_no_longer(said: list[str]):
+    console = lines(said)
+    with suppress(ValueError), console.activity("test", "answers") as show:
+        show(1, 2)
+        raise ValueError
+    assert console.status.activities == ()
+
+
+def test_after_a_silence_a_line_says_what_the_run_does(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(console_module, "_TICK_S", 0.001)
+    said, spoken = list[str](), Event()
+
+    def write(text: str) -> None:
+        said.append(text)
+        spoken.set()
+
+    console = Console("demo", phase=lambda: "evaluation", write=write, now=lambda: NOON)
+    with console, console.activity("validation", "answers") as show:
+        show(120, 500)
+        spoken.clear()
+        assert spoken.wait(60)
+    assert said[-1] == "2026-11-23T12:00:00Z evaluating  validation 120 of 500 answers"
+
+
+def test_waiting_for_devices_has_lines_of_its_own(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console_module, "QUIET_S", 0.0)
+    monkeypatch.setattr(console_module, "_TICK_S", 0.001)
+    asked, said = Event(), list[str]()
+    count = 0
+
+    def phase() -> str:
+        nonlocal count
+        count += 1
+        if count > 5:
+            asked.set()
+        return "device_wait"
+
+    with Console("demo", phase=phase, write=said.append):
+        assert asked.wait(60)
+    assert said == []
+
+
+# --- status.json
+
+
+def test_the_file_follows_the_run_and_says_how_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(console_module, "_TICK_S", 0.001)
+    file, seen = tmp_path / "status.json", list[tuple[str, int]]()
+    phases = iter(["ray_start"] * 3)
+    with Console("demo", phase=lambda: next(phases, "sample"), status_file=file) as console:
+        console.update(step=7)
+        while not seen or seen[-1] != ("sample", 7):
+            with suppress(FileNotFoundError):  # not written yet; never torn
+                found = json.loads(file.read_bytes())
+                seen.append((found["phase"], found["step"]))
+        assert found["pid"] == os.getpid()
+        console.end("finished")
+    assert json.loads(file.read_bytes())["phase"] == "finished"
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"),
+    [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted")],
+)
+def test_an_error_is_the_end_of_the_run(tmp_path: Path, error: BaseException, ended: str):
+    file = tmp_path / "status.json"
+    with pytest.raises(type(error)), Console(status_file=file):
+        raise error
+    assert json.loads(file.read_bytes())["phase"] == ended
+
+
+def test_a_disk_without_room_does_not_end_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(console_module, "write_atomically", full)
+    with Console(status_file=tmp_path / "status.json") as console:
+        console.step(1, {})
+    assert not (tmp_path / "status.json").exists()
+
+
+# --- on a terminal
+
+SCRIPT = """
+import logging, sys
+handler = logging.StreamHandler()  # as Ray's: made before the view
+logging.getLogger("ray").addHandler(handler)
+from pipeline.run.console import Console
+from pipeline.run.status import BestValidation, LastAlarm
+
+with Console("demo", phase=lambda: "sample") as console:
+    console.update(
+        steps_planned=80,
+        best_validation=BestValidation(30, "accuracy", 0.59),
+        last_alarm=LastAlarm(12, "all_equal", "groups have [equal] rewards"),
+    )
+    console.step(42, {"groups/mixed": 3.0, "groups/all_equal": 5.0, "learner/entropy": 0.25})
+    with console.activity("step 43", "rollouts") as show:
+        show(130, 256)
+        console.say("a line with [brackets] and " + 80 * "a long end ")
+        print("printed")
+        print("to stderr", file=sys.stderr)
+        logging.getLogger("ray").warning("logged")
+        END
+"""
+
+
+def on_a_terminal(end: str) -> tuple[str, int]:
+    """What a script shows on a terminal of 100 x 40, and its exit status."""
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT.replace("END", end)],
+        stdin=follower,
+        stdout=follower,
+        stderr=follower,
+        cwd=PROJECT,
+        env=environment,
+    )
+    os.close(follower)
+    shown = b""
+    with suppress(OSError):  # the other side is closed
+        while select.select([leader], [], [], 60)[0]:
+            part = os.read(leader, 65536)
+            if not part:
+                break
+            shown += part
+    os.close(leader)
+    return shown.decode(), process.wait()
+
+
+def screen(shown: str) -> list[str]:
+    """The lines that are on the screen in the end; knows what a view writes, and no more."""
+    rows, row, column = [""], 0, 0
+    for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", shown):
+        if part == "\r":
+            column = 0
+        elif part == "\n":
+            row += 1
+            rows += [""] * (row + 1 - len(rows))
+        elif part == "\x1b[2K":
+            rows[row] = ""
+        elif part == "\x1b[1A":
+            row -= 1
+        elif not part.startswith("\x1b"):
+            rows[row] = rows[row][:column].ljust(column) + part
+            column += len(part)
+    return [text.rstrip() for text in rows]
+
+
+def test_on_a_terminal_one_view_is_drawn_below_the_lines():
+    shown, status = on_a_terminal("console._live.refresh()")
+    assert status == 0
+    rows = screen(shown)
+    assert rows[:4] == [
+        "a line with [brackets] and " + (80 * "a long end ").strip(),
+        "printed",
+        "to stderr",
+        "logged",
+    ]
+    view = "\n".join(rows[4:])
+    assert view.count("step 42/80  sampling") == 1
+    assert re.search(r"^groups +3 mixed, 5 equal$", view, re.MULTILINE)
+    assert re.search(r"^best validation +59.0% at step 30$", view, re.MULTILINE)
+    assert re.search(r"^entropy +0.250$", view, re.MULTILINE)
+    assert re.search(r"^last alarm +step 12: groups have \[equal\] rewards$", view, re.MULTILINE)
+    # Drawn once more at the end, when nothing is under way.
+    assert "130 of 256 rollouts" in shown
+    assert "rollouts" not in view
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        ("raise KeyboardInterrupt", -2),
+        ("raise SystemExit(143)", 143),
+        ("1 / 0", 1),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_the_terminal_is_as_before_however_the_process_ends(end: str, status: int):
+    shown, found = on_a_terminal(end)
+    assert found == status
+    assert shown.rfind("\x1b[?25h") > shown.rfind("\x1b[?25l")
+    assert "\x1b[?1049h" not in shown  # no other screen
+    if found == 1:
+        assert "ZeroDivisionError" in screen(shown)[-2]

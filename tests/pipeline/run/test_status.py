@@ -1,0 +1,139 @@
+"""Figures of a run: the same in the line of a step, in the view and in `status.json`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from pipeline.run.status import (
+    Activity,
+    BestValidation,
+    LastAlarm,
+    Status,
+    figures,
+    show_seconds,
+    step_line,
+)
+
+NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
+METRICS = {
+    "reward/mean": 0.5,
+    "reward/std": 0.25,
+    "reward/excluded_share": 0.125,
+    "reward/errors": 2.0,
+    "reward/correct": 0.375,
+    "reward/format": 1.0,
+    "reward_parts/correct/none_share": 0.0,
+    "reward_parts/format/none_share": 0.0,
+    "reward_parts/unscored/none_share": 1.0,
+    "groups/mixed": 21.0,
+    "groups/all_equal": 3.0,
+    "learner/entropy": 0.25,
+    "rollout/tokens_mean": 27.04,
+    "speed/generated_tokens_per_s": 3120.4,
+    "hbm/learner/peak_gib": 1.25,
+    "hbm/learner/in_use_gib": 9.0,
+    "hbm/sampler_0/peak_gib": 1.5,
+    "time/step_s": 2.67,
+}
+SHOWN = {
+    "reward": "0.500 (12.5% excluded), correct 0.375, format 1.000, errors 2",
+    "groups": "21 mixed, 3 equal",
+    "best validation": "59.0% at step 30",
+    "entropy": "0.250",
+    "length": "27.0 tokens",
+    "speed": "3,120 tokens/s",
+    "time": "2.7 s",
+    "HBM": "1.50 GiB",
+    "left": "1:02:03",
+    "end": "13:30Z",
+}
+STATUS = Status(
+    "demo",
+    "sample",
+    step=42,
+    steps_planned=80,
+    best_validation=BestValidation(30, "accuracy", 0.59),
+    last_alarm=LastAlarm(12, "all_equal", "groups have equal rewards"),
+    metrics=METRICS,
+    activities=(Activity("step 43", "rollouts", 130, 256),),
+    elapsed_s=1000.0,
+    deadline_s=4723.0,
+    expected_end=datetime(2026, 11, 23, 13, 30, tzinfo=UTC),
+)
+
+
+def test_figures_are_those_of_the_last_step_and_of_the_run():
+    assert dict(figures(STATUS)) == SHOWN
+
+
+def test_the_line_of_a_step_has_all_figures_and_the_last_alarm():
+    line = step_line(STATUS)
+    assert line.startswith("step 42/80  reward 0.500 (12.5% excluded), correct 0.375")
+    assert all(f"  {label} {text}" in line for label, text in SHOWN.items())
+    assert line.endswith("  alarm all_equal at step 12")
+
+
+def test_what_is_not_known_is_left_out():
+    assert step_line(Status("demo", "ray_start")) == "step 0/?"
+    unscored = {"reward/excluded_share": 1.0, "groups/mixed": 0.0, "groups/all_equal": 0.0}
+    assert dict(figures(Status(metrics=unscored)))["reward"] == "none (100.0% excluded)"
+    unfinished = {"groups/mixed": 0.0, "groups/all_equal": 0.0}
+    assert dict(figures(Status(metrics=unfinished)))["reward"] == "no group has finished"
+
+
+def test_a_best_validation_by_a_reward_is_a_number():
+    status = Status(best_validation=BestValidation(3, "reward", 0.71234))
+    assert dict(figures(status)) == {"best validation": "0.712 at step 3"}
+
+
+def test_an_sft_step_has_loss_and_tokens():
+    metrics = {"sft/loss": 1.23456, "sft/tokens_trained": 512.0, "time/step_s": 1.0}
+    line = step_line(Status(step=2, steps_planned=9, metrics=metrics))
+    assert line == "step 2/9  sft loss 1.2346  tokens 512  time 1.0 s"
+
+
+def test_the_phase_and_the_work_under_way_are_words():
+    assert STATUS.doing == "sampling  step 43 130 of 256 rollouts"
+    assert Status(phase="device_wait").doing == "waiting for devices"
+    assert Status(phase="never_heard_of").doing == "never heard of"
+
+
+def test_the_time_that_is_left_is_never_negative():
+    assert replace(STATUS, elapsed_s=5000.0).left_s == 0.0
+    assert replace(STATUS, deadline_s=None).left_s is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(0.9, "0:00"), (61.0, "1:01"), (3599.0, "59:59"), (36061.0, "10:01:01")]
+)
+def test_seconds(seconds: float, shown: str):
+    assert show_seconds(seconds) == shown
+
+
+def test_the_content_of_the_file():
+    assert STATUS.to_json(NOON) == {
+        "time": "2026-11-23T12:00:00Z",
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "run": "demo",
+        "phase": "sample",
+        "activities": [{"what": "step 43", "unit": "rollouts", "done": 130, "total": 256}],
+        "step": 42,
+        "steps_planned": 80,
+        "best_validation": {"step": 30, "metric": "accuracy", "value": 0.59},
+        "elapsed_s": 1000.0,
+        "left_s": 3723.0,
+        "expected_end": "2026-11-23T13:30:00Z",
+        "last_alarm": {"step": 12, "rule": "all_equal", "text": "groups have equal rewards"},
+        "metrics": {
+            name: value
+            for name, value in METRICS.items()
+            if name not in {"reward/std", "hbm/learner/in_use_gib"}
+            and not name.startswith("reward_parts/")
+        },
+    }
