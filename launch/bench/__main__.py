@@ -35,6 +35,8 @@ BENCHMARKS = {
     "a v5e chip by the TPU compiler; half an hour",
     "sweep": "rollout speed and memory by number of slots, estimated for a v5e chip and measured "
     "on this machine, with a plot; an hour or more",
+    "verdicts": "problems planted in small runs, and what the report's verdict names, on this "
+    "machine's CPU; twenty minutes",
 }
 DESCRIPTION = """\
 Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its

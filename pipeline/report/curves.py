@@ -19,19 +19,13 @@ from matplotlib.axes import Axes
 
 # Without pyplot a figure uses Agg, which needs no display.
 from matplotlib.figure import Figure
-from matplotlib.ticker import (
-    LogLocator,
-    MaxNLocator,
-    NullLocator,
-    PercentFormatter,
-    StrMethodFormatter,
-)
+from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
 from scipy.stats import t
 
 from pipeline.evaluate.significance import LEVEL
 
 Points = Sequence[tuple[float, float]]
-Scale = Literal["linear", "log", "percent"]
+Scale = Literal["linear", "percent"]
 
 COLOURS = 8
 MOST_POINTS = 240
@@ -40,6 +34,9 @@ _SMOOTHED_FROM = 12
 """Points from which on a line is smoothed."""
 _WIDTH, _HEIGHT = 5.0, 2.7
 """Inches; the page scales a chart to its column."""
+_TIME_WIDTH = 6.2
+"""Inches of a chart over time, whose column is wider."""
+_PLAIN = StrMethodFormatter("{x:.4g}")
 _MUTED, _GRID = "#010101", "#020202"
 _SERIES = tuple(f"#03030{number}" for number in range(COLOURS))
 """Placeholders of the page's variables."""
@@ -163,8 +160,9 @@ def chart(panel: Panel, *, name: str) -> str:
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
-        if panel.scale == "percent":
-            axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
+        axes.yaxis.set_major_formatter(
+            PercentFormatter(1.0, decimals=None) if panel.scale == "percent" else _PLAIN
+        )
         if panel.stacked:
             _areas(axes, panel.series)
         else:
@@ -172,8 +170,6 @@ def chart(panel: Panel, *, name: str) -> str:
                 _line(axes, series)
         for bound in panel.bounds:
             axes.axhline(bound, color=_MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        if panel.scale == "log" and axes.dataLim.minposy < float("inf"):
-            _logarithmic(axes)
         for event in panel.events:
             axes.axvline(event, color=_MUTED, linestyle=(0, (1, 2)), linewidth=1)
         _finish(axes, panel.x)
@@ -193,7 +189,7 @@ def time_chart(
         x: label of the time axis.
     """
     with mpl.rc_context(_STYLE | {"svg.hashsalt": name}):
-        figure = Figure(figsize=(2.2 * _WIDTH, _HEIGHT), layout="constrained")
+        figure = Figure(figsize=(_TIME_WIDTH, _HEIGHT), layout="constrained")
         axes = figure.subplots()
         edges = [span.start for span in spans]
         widths = [span.end - span.start for span in spans]
@@ -267,17 +263,9 @@ def _areas(axes: Axes, stacked: Sequence[Series]) -> None:
     axes.stackplot(xs, *rows, colors=colours, linewidth=0)
 
 
-def _logarithmic(axes: Axes) -> None:
-    axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:.0e}"))
-    axes.yaxis.set_minor_locator(NullLocator())
-
-
 def _finish(axes: Axes, x: str, *, whole: bool = True) -> None:
     axes.set_xlabel(x)
-    if axes.get_yscale() == "linear":
-        axes.yaxis.set_major_locator(MaxNLocator(4))
+    axes.yaxis.set_major_locator(MaxNLocator(4))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=whole))
     axes.grid(axis="y")
     axes.set_axisbelow(True)

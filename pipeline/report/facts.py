@@ -12,22 +12,12 @@ from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
 from pipeline.control.budget import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.report.time_use import ledger_seconds
+from pipeline.run.ledger import FATES
 from pipeline.run.run_folder import ENDED, RESUMED
 
 Figure = tuple[str, str, str]
 """Name, value and a remark."""
 
-FATES = (
-    "trained",
-    "no_signal",
-    "failed_reward",
-    "truncated",
-    "surplus",
-    "stale",
-    "repeated",
-    "evaluation",
-)
-"""Fates of generated tokens, in the order in which they are shown."""
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",

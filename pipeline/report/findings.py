@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Literal
 
 from pipeline.control.alarms import RULES
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import COMPILING, DRIVER, training_seconds
-from pipeline.run.run_folder import RESUMED
+from pipeline.report.time_use import COMPILING, ledger_seconds, training_seconds
+from pipeline.run.ledger import DRIVER, STEP_ROWS
 
 Level = Literal["good", "note", "warning", "bad"]
 
@@ -46,7 +45,9 @@ SMALL_BATCH = 32
 SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
 STALLED_S = 2.0
-"""Seconds that processes did not react from which on it is a problem."""
+"""Seconds that a process did not run during training from which on it is a problem."""
+COMPILED_S = 0.1
+"""Seconds of compilation in a step from which on it is a problem."""
 _NO_GRADIENT = 1e-10
 
 _TITLES: Mapping[str, tuple[str, str]] = {
@@ -141,7 +142,10 @@ def _small_batch(run: RunRecords) -> Iterator[Finding]:
 
 def _slow_reward(run: RunRecords) -> Iterator[Finding]:
     seconds = training_seconds(run).get(DRIVER, {})
-    total, waited = sum(seconds.values()), seconds.get("waiting_rewards", 0.0)
+    total, waited = (
+        sum(seconds.get(row, 0.0) for row in STEP_ROWS),
+        seconds.get("waiting_rewards", 0.0),
+    )
     if total and waited > SLOW_REWARD * total:
         yield Finding(
             "slow_reward",
@@ -157,6 +161,8 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
 def _stalled(run: RunRecords) -> Iterator[Finding]:
     by_process: dict[str, float] = {}
     for row in run.ledger:
+        if row["step"] < 1:
+            continue  # a host that is busy with loading holds processes up, too
         for process, seconds in row["seconds"].items():
             by_process[process] = by_process.get(process, 0.0) + seconds.get("stalled", 0.0)
     stalled = {name: value for name, value in by_process.items() if value >= STALLED_S}
@@ -172,36 +178,26 @@ def _stalled(run: RunRecords) -> Iterator[Finding]:
 
 
 def _recompilation(run: RunRecords) -> Iterator[Finding]:
-    starts = {entry["step"] + 1 for entry in run.journal if entry["event"] == RESUMED}
-    totals, seconds = run.values("compile/programs"), dict(run.values("compile/seconds"))
-    grown = {
-        step: (int(after - before), seconds.get(step, 0.0) - seconds.get(earlier, 0.0))
-        for (earlier, before), (step, after) in pairwise(totals)
-        if after > before and step not in starts
-    }
-    replans = [entry for entry in run.entries("replan") if "again" not in entry]
-    if not grown and not (replans and not totals):
+    """Compilation after the start; the start of a resumed process has rows of its own."""
+    seconds: dict[int, float] = {}
+    for row in run.ledger:
+        if row["step"] >= 1:
+            rows = ledger_seconds([row]).values()
+            spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
+            seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
+    compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}
+    decided = [entry for entry in run.entries("replan") if "again" not in entry]
+    if not compiled and not decided:
         return
-    reasons = "; ".join(f"step {entry['step']}: {entry['reason']}" for entry in replans)
-    steps = ", ".join(f"step {step}: {programs}" for step, (programs, _) in grown.items())
-    spent = sum(seconds for _, seconds in grown.values()) or _compile_s(run)
+    facts = [f"step {step}: {value:.1f} s" for step, value in compiled.items()]
+    facts += [f"sizes changed after step {one['step']}: {one['reason']}" for one in decided]
     yield Finding(
         "recompilation",
         "warning",
-        f"Programs were compiled during the run, {spent:.1f} s after its start.",
-        "; ".join(
-            filter(None, [f"programs by step: {steps}" if steps else "", f"sizes: {reasons}"])
-        )
-        if reasons
-        else f"programs by step: {steps}",
-        "set plan.slots and plan.micro_batch_tokens to the sizes in plan.json, with plan.fixed = "
-        "true where they fit",
+        f"Programs were compiled during the run, for {sum(compiled.values()):.1f} s.",
+        "; ".join(facts),
+        "put the sizes of plan.json into plan.slots and plan.micro_batch_tokens",
     )
-
-
-def _compile_s(run: RunRecords) -> float:
-    kinds = training_seconds(run).values()
-    return sum(seconds.get(row, 0.0) for seconds in kinds for row in COMPILING)
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:

@@ -64,7 +64,6 @@ _CHARTS = (
     Chart(
         "Sampler and learner: difference of log-probs",
         {"99.9th percentile": "learner/parity_p999", "mean": "learner/parity_mean"},
-        scale="log",
     ),
     Chart(
         "Clipped tokens",

@@ -14,8 +14,9 @@ from pipeline.report.curves import Panel, Span, chart, time_chart
 from pipeline.report.panels import panels
 from pipeline.report.run_records import RunRecords
 from pipeline.report.samples import Table, answer_table, rollout_table
-from pipeline.report.time_use import GROUPS, WAITING, grouped, kind_of
+from pipeline.report.time_use import GROUPS, WAITING, grouped, ledger_seconds
 from pipeline.report.verdict import verdict
+from pipeline.run.ledger import DRIVER, ROWS
 
 MOST_SPANS = 60
 """Spans of the chart of time; more rows of the ledger are added up."""
@@ -35,6 +36,8 @@ _TIME_COLOURS = {
 _FATE_COLOURS = {"trained": 2, "evaluation": 0, "no_signal": _GREY, "failed_reward": _RED}
 _OTHER_FATES = (3, 1, 4, 5, 6)
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
+_SHOWN_S = 0.05
+"""Fewer seconds are not shown."""
 _TITLES = {
     "problems": "Problems",
     "curves": "Curves",
@@ -121,55 +124,66 @@ def _time(run: RunRecords) -> dict[str, Any]:
     """The ledger over time, and as a table by kind of process."""
     by_kind = facts.seconds_by_kind(run)
     kinds = list(by_kind)
-    names = dict.fromkeys(row for seconds in by_kind.values() for row in seconds)
-    groups = [*GROUPS, WAITING]
-    spans = list(_spans(run, groups)) if run.ledger else []
-    used = [group for number, group in enumerate(groups) if any(s.values[number] for s in spans)]
-    colours = [_TIME_COLOURS[group] for group in groups]
+    used = {name for rows in by_kind.values() for name, value in rows.items() if value >= _SHOWN_S}
     totals = {kind: sum(seconds.values()) for kind, seconds in by_kind.items()}
     rows = [
         [name.replace("_", " "), *(_cell(by_kind[kind].get(name), totals[kind]) for kind in kinds)]
-        for name in names
+        for name in ROWS
+        if name in used
     ]
     rows.append(["all", *(f"{totals[kind]:,.1f} s" for kind in kinds)])
-    unit = "hours" if spans and spans[-1].end > 3 * _HOUR_S / _MINUTE_S else "minutes"
-    scaled = _in_hours(spans) if unit == "hours" else spans
-    svg = ""
-    if spans:
-        title = "Time by use"
-        svg = Markup(  # drawn here
-            time_chart(scaled, colours=colours, name="t", title=title, x=f"{unit} of the run")
-        )
     return {
-        "svg": svg,
-        "key": [(group, _TIME_COLOURS[group]) for group in used],
+        "charts": [
+            _time_chart(run, "All processes' time, by use", name="ta", kinds=kinds),
+            _time_chart(
+                run, "The driver's time: what the run waits for", name="td", kinds=[DRIVER]
+            ),
+        ]
+        if run.ledger and run.ledger[-1]["end"] > run.ledger[0]["start"]
+        else [],
         "titles": ["row", *kinds],
         "rows": rows if by_kind else [],
         "numbers": tuple(range(1, len(kinds) + 1)),
     }
 
 
+def _time_chart(run: RunRecords, title: str, *, name: str, kinds: Sequence[str]) -> dict[str, Any]:
+    groups = [*GROUPS, WAITING]
+    unit, divisor = "minutes", _MINUTE_S
+    if run.ledger[-1]["end"] > 3 * _HOUR_S:
+        unit, divisor = "hours", _HOUR_S
+    spans = list(_spans(run, groups, kinds=kinds, divisor=divisor))
+    used = [group for number, group in enumerate(groups) if any(s.values[number] for s in spans)]
+    colours = [_TIME_COLOURS[group] for group in groups]
+    svg = time_chart(spans, colours=colours, name=name, title=title, x=f"{unit} of the run")
+    return {
+        "title": title,
+        "svg": Markup(svg),  # drawn here
+        "key": [(group, _TIME_COLOURS[group]) for group in used],
+    }
+
+
 def _cell(seconds: float | None, total: float) -> str:
-    return "" if seconds is None else f"{seconds:,.1f} s, {seconds / (total or 1):.1%}"
+    return (
+        ""
+        if seconds is None or seconds < _SHOWN_S
+        else f"{seconds:,.1f} s, {seconds / (total or 1):.1%}"
+    )
 
 
-def _spans(run: RunRecords, groups: Sequence[str]) -> Iterator[Span]:
-    """The rows of the ledger, neighbours added up; minutes."""
+def _spans(
+    run: RunRecords, groups: Sequence[str], *, kinds: Sequence[str], divisor: float
+) -> Iterator[Span]:
+    """The rows of the ledger, neighbours added up; times are divided by `divisor`."""
     size = -(-len(run.ledger) // MOST_SPANS)
     for start in range(0, len(run.ledger), size):
         chunk = run.ledger[start : start + size]
         sums = dict.fromkeys(groups, 0.0)
-        for row in chunk:
-            for process, seconds in row["seconds"].items():
-                for group, value in grouped(kind_of(process), seconds).items():
+        for kind, seconds in ledger_seconds(chunk).items():
+            if kind in kinds:
+                for group, value in grouped(kind, seconds).items():
                     sums[group] += value
-        begin, end = chunk[0]["start"] / _MINUTE_S, chunk[-1]["end"] / _MINUTE_S
-        yield Span(begin, end, list(sums.values()))
-
-
-def _in_hours(spans: Sequence[Span]) -> list[Span]:
-    hour = _HOUR_S / _MINUTE_S
-    return [Span(span.start / hour, span.end / hour, span.values) for span in spans]
+        yield Span(chunk[0]["start"] / divisor, chunk[-1]["end"] / divisor, list(sums.values()))
 
 
 def _tokens(run: RunRecords) -> Mapping[str, Any]:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pipeline.report.run_records import Row, RunRecords
+from pipeline.run.ledger import DRIVER, kind_of
 
 Seconds = Mapping[str, Mapping[str, float]]
 """Seconds by row, by kind of process: driver, learner, samplers, rewards."""
@@ -18,15 +19,15 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "update": ("update", "waiting_learner"),
     "rewards": ("scoring", "waiting_rewards"),
     "idle slots, padding": ("decode_idle", "update_padding"),
-    "evaluation, records": ("sync", "checkpoint", "evaluation", "export", "coordination"),
+    "evaluation, records": ("sync", "checkpoint", "evaluation", "export", "end", "coordination"),
     "start": ("ray_start", "device_wait", "loading", "compile", "compile_cached", "calibration"),
     "lost": ("stalled", "restart", "repeated", "unexplained"),
 }
 """Rows of the ledger by what they are for. A process other than the driver that waits does not
 contribute: `grouped` counts its waiting rows as `WAITING`."""
 WAITING = "waiting"
-DRIVER = "driver"
 COMPILING = ("compile", "compile_cached")
+_AFTER_TRAINING = ("export", "end")
 _GROUP_OF = {row: group for group, rows in GROUPS.items() for row in rows}
 _PHASES = {
     "time/sample_s": "waiting_samplers",
@@ -35,12 +36,6 @@ _PHASES = {
     "time/sync_s": "sync",
 }
 """Rows of the driver that these metrics of a step correspond to."""
-
-
-def kind_of(process: str) -> str:
-    """The kind of a process of the ledger: `sampler 0` is one of the samplers."""
-    kind = process.partition(" ")[0]
-    return {"sampler": "samplers", "reward": "rewards"}.get(kind, kind)
 
 
 def ledger_seconds(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
@@ -53,18 +48,22 @@ def ledger_seconds(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 
 
 def training_seconds(run: RunRecords) -> dict[str, dict[str, float]]:
-    """The seconds of the steps, without those before the first one.
+    """The seconds from the first step on, without those of the run's end.
 
     Without a ledger these are the driver's, from the metrics of the steps; empty without steps.
     """
     if run.ledger:
-        return ledger_seconds(row for row in run.ledger if row["step"] >= 1)
-    found: Counter[str] = Counter()
+        found = ledger_seconds(row for row in run.ledger if row["step"] >= 1)
+        return {
+            kind: {row: value for row, value in rows.items() if row not in _AFTER_TRAINING}
+            for kind, rows in found.items()
+        }
+    phases: Counter[str] = Counter()
     for row in run.metrics:
         known = {name: row[metric] for metric, name in _PHASES.items() if metric in row}
-        found.update(known)
-        found["coordination"] += max(0.0, row.get("time/step_s", 0.0) - sum(known.values()))
-    return {DRIVER: dict(found)} if found.total() else {}
+        phases.update(known)
+        phases["coordination"] += max(0.0, row.get("time/step_s", 0.0) - sum(known.values()))
+    return {DRIVER: dict(phases)} if phases.total() else {}
 
 
 def grouped(kind: str, seconds: Mapping[str, float]) -> dict[str, float]:

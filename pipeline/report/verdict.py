@@ -14,7 +14,8 @@ from pipeline.evaluate.significance import LEVEL
 from pipeline.report.findings import LEAST_STEPS, Finding, Level, problems
 from pipeline.report.paired import paired_change
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import DRIVER, WAITING, grouped, training_seconds
+from pipeline.report.time_use import WAITING, grouped, training_seconds
+from pipeline.run.ledger import DRIVER
 
 _MOSTLY = 0.5
 """Share of the steps' time from which on one use of it bounds the run."""
@@ -40,7 +41,7 @@ _BOUND: Mapping[str, tuple[str, str]] = {
         "more rewards.workers, an async function, or one that does less",
     ),
     "evaluation, records": (
-        "evaluation, checkpoints and synchronization",
+        "evaluation, checkpoints and coordination",
         "larger eval.every_steps and checkpoint.every_steps, or a limit for data.validation",
     ),
     "start": (

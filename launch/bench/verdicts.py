@@ -1,0 +1,224 @@
+"""Problems planted in small runs: whether the verdict of the report names each.
+
+Each row is a run of the demo's model by `launch.train`, with the settings, reward function or model
+that cause the problem; a stalled sampler is stopped by a signal. Healthy runs raise no alarm.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from safetensors.numpy import load_file, save_file
+
+import configs
+from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from pipeline.report.run_records import RunRecords, read_run
+from pipeline.report.verdict import verdict
+
+STALL_S = 6.0
+"""Seconds for which the sampler is stopped."""
+_POLL_S = 0.2
+_REWARDS = """
+import time
+
+def constant(completion):
+    return 0.5
+
+def varied(completion):
+    return sum(map(ord, completion)) % 7 / 6
+
+def slow(completion):
+    time.sleep(0.15)
+    return varied(completion)
+
+def long(completion):
+    return len(completion) / 100
+
+def short(completion):
+    return 1 - len(completion) / 100
+"""
+_BASE: Mapping[str, Any] = {
+    "run.name": "run",
+    "rollout.prompts_per_step": 4,
+    "plan.slots": 32,
+    "plan.prefill_tokens": 208,
+    "plan.micro_batch_tokens": 1536,
+    "eval.every_steps": 1000,
+    "data.validation.limit": 1,
+    "data.test.limit": 1,
+    "checkpoint.every_steps": 1000,
+    "wandb.mode": "disabled",
+    "budget.steps": 5,
+}
+
+
+def _alarm_after(rule: str, steps: int = 2) -> dict[str, int]:
+    return {f"alarms.{rule}.steps": steps}
+
+
+@dataclass(frozen=True)
+class Plant:
+    """How a problem is planted.
+
+    Attributes:
+        settings: of the run, by dotted key.
+        reward: a function of the file with rewards; "": the demo's.
+        model: changes a copy of the demo's weights.
+        stall: whether a sampler is stopped for `STALL_S` after the second step.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reward: str = "varied"
+    model: Callable[[str, np.ndarray], np.ndarray] | None = None
+    stall: bool = False
+
+
+def _without_mlp(name: str, weights: np.ndarray) -> np.ndarray:
+    """Zeroes the feed-forward weights: an adapter of them gets no gradient."""
+    return np.zeros_like(weights) if ".mlp." in name else weights
+
+
+PLANTS: Mapping[str, Plant] = {
+    "constant_reward": Plant(reward="constant"),
+    "no_gradient": Plant({"lora.targets": "mlp"}, model=_without_mlp),
+    "slow_reward": Plant(reward="slow"),
+    "small_batch": Plant(
+        {
+            "rollout.prompts_per_step": 1,
+            "rollout.group_size": 2,
+            "plan.slots": 2,
+            "plan.micro_batch_tokens": 384,
+        }
+    ),
+    "truncation": Plant({"rollout.max_new_tokens": 12, **_alarm_after("truncation")}),
+    "recompilation": Plant(
+        {"rollout.max_new_tokens": 140, "plan.fixed": "false", "budget.steps": 400}
+    ),
+    "entropy_collapse": Plant(
+        {"learner.lr": 1e-2, "budget.steps": 20, **_alarm_after("entropy_collapse")},
+        reward="short",
+    ),
+    "length_hack": Plant(_alarm_after("length_correlation"), reward="long"),
+    "disagreement": Plant(
+        {
+            "plan.rollout_weights": "int8",
+            "learner.importance_cap": 2.0,
+            "alarms.disagreement.above": 0.01,
+        }
+    ),
+    "stalled_process": Plant(stall=True),
+}
+"""How each problem is planted, by the kind of its finding."""
+HEALTHY = Plant({"budget.steps": 12, "rollout.prompts_per_step": 8}, reward="")
+SEEDS = (0, 1, 2)
+
+
+def measure(*, problem: str, seed: int = 0) -> Figures:
+    """Runs with a planted problem, and judges the run.
+
+    Args:
+        problem: a key of `PLANTS`; "": a healthy run.
+        seed: of the run.
+    """
+    plant = PLANTS[problem] if problem else HEALTHY
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        run = _run(Path(scratch), plant, seed=seed)
+        found = verdict(run)
+    return {
+        "named": ", ".join(one.kind for one in found.problems) or "nothing",
+        "evidence": "; ".join(one.evidence for one in found.problems if one.kind == problem),
+        "bound": found.bound.sentence,
+        "alarms": len(run.entries("alarm", "parity_alarm")),
+        "steps": run.steps,
+        "seconds": time.perf_counter() - began,
+    }
+
+
+def _run(folder: Path, plant: Plant, *, seed: int) -> RunRecords:
+    """Trains with a planted problem; returns what the run recorded.
+
+    Raises:
+        RuntimeError: if the run fails, with the end of its output.
+    """
+    demo = Path(configs.__file__).parents[1] / "launch" / "demo" / "tiny_gemma3"
+    settings = {**_BASE, "run.dir": folder, "run.seed": seed, **plant.settings}
+    if plant.reward:
+        file = folder / "planted_rewards.py"
+        file.write_text(_REWARDS)
+        function = f"{{name = '{plant.reward}', function = '{file}:{plant.reward}'}}"
+        settings["rewards.functions"] = f"[{function}]"
+    if plant.model is not None:
+        model = folder / "model"
+        shutil.copytree(demo, model)
+        weights = load_file(demo / "model.safetensors")
+        changed = {name: plant.model(name, array) for name, array in weights.items()}
+        save_file(changed, model / "model.safetensors")
+        settings["model.path"] = model
+    arguments = [f"--{key}={value}" for key, value in settings.items()]
+    config = Path(configs.__file__).parent / "demo.toml"
+    command = [sys.executable, "-m", "launch.train", str(config), *arguments]
+    log = folder / "log"
+    with log.open("w") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            if plant.stall:
+                _stall_sampler(process, folder / "run" / "metrics.jsonl")
+            status = process.wait()
+        finally:
+            process.terminate()
+            process.wait()
+    if status:
+        raise RuntimeError(log.read_text()[-2000:])
+    return read_run(folder / "run")
+
+
+def _stall_sampler(process: subprocess.Popen[bytes], metrics: Path) -> None:
+    """Stops the sampler's process for `STALL_S` once two steps are done."""
+    while process.poll() is None:
+        if metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2:
+            break
+        time.sleep(_POLL_S)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "SamplerActor" in " ".join(child.cmdline()):
+            os.kill(child.pid, signal.SIGSTOP)
+            time.sleep(STALL_S)
+            os.kill(child.pid, signal.SIGCONT)
+
+
+def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    for name, figures in found.items():
+        kinds = figures["named"].split(", ")
+        if name in PLANTS:
+            yield Claim(f"{name}: the verdict names it ({figures['named']})", name in kinds)
+        else:
+            healthy = kinds == ["nothing"] and not figures["alarms"]
+            yield Claim(f"{name}: no problem and no alarm ({figures['named']})", healthy)
+
+
+BENCHMARK = Benchmark(
+    [
+        Section(
+            "verdicts",
+            "Small runs with a planted problem, and what the verdict of their report names",
+            [
+                *(Row(problem, measure, {"problem": problem}) for problem in PLANTS),
+                *(Row(f"healthy, seed {n}", measure, {"problem": "", "seed": n}) for n in SEEDS),
+            ],
+            [_claims],
+            environment={},
+        )
+    ]
+)
