@@ -141,7 +141,7 @@ def measure(*, problem: str, seed: int = 0) -> Figures:
         "named": ", ".join(one.kind for one in found.problems) or "nothing",
         "evidence": "; ".join(one.evidence for one in found.problems if one.kind == problem),
         "bound": found.bound.sentence,
-        "alarms": len(run.entries("alarm", "parity_alarm")),
+        "alarms": len(run.entries("alarm")),
         "steps": run.steps,
         "seconds": time.perf_counter() - began,
     }

@@ -52,6 +52,12 @@ _NO_GRADIENT = 1e-10
 
 _TITLES: Mapping[str, tuple[str, str]] = {
     "length_correlation": ("length_hack", "The reward measures little but the length."),
+    "entropy_collapse": (
+        "entropy_collapse",
+        "The entropy has collapsed: the policy no longer explores.",
+    ),
+    "truncation": ("truncation", "Many completions are cut off at the token limit."),
+    "length_explosion": ("length_explosion", "Completions become much longer."),
     "disagreement": (
         "disagreement",
         "Sampler and learner disagree: the policy that is sampled is not the one that learns.",

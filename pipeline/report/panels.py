@@ -39,12 +39,17 @@ _CHARTS = (
     Chart(
         "Groups by signal",
         {
-            "mixed": "groups/mixed",
-            "all right": "groups/all_right",
-            "all wrong": "groups/all_wrong",
+            "different rewards": "groups/mixed",
+            "equal rewards": "groups/all_equal",
+            "too few rewards": "groups/short",
         },
         stacked=True,
         note="Only groups with different rewards give a gradient.",
+    ),
+    Chart(
+        "Groups with one kind of answer",
+        {"all right": "groups/all_right", "all wrong": "groups/all_wrong"},
+        note="Prompts that are too easy, and too hard.",
     ),
     Chart(
         "How completions end",
@@ -93,13 +98,6 @@ _CHARTS = (
     Chart("Goodput", {"total": "goodput/total"}, scale="percent"),
     Chart("Slots in use", {"useful": "rollout/slots_useful"}, scale="percent"),
 )
-_OLD_GROUPS = Chart(
-    "Groups by signal",
-    {"mixed": "groups/mixed", "all equal": "groups/all_equal"},
-    stacked=True,
-    note="Only groups with different rewards give a gradient.",
-)
-"""For metrics of earlier versions."""
 
 
 def panels(run: RunRecords) -> Iterator[Panel]:
@@ -111,12 +109,9 @@ def panels(run: RunRecords) -> Iterator[Panel]:
     for one in (_reward(run), _parts(run), _lengths(run)):
         if one.series:
             yield _with_events(one, events)
-    charts = _CHARTS if run.values("groups/all_right") else (_OLD_GROUPS, *_CHARTS)
-    seen = set[str]()
-    for chart in charts:
+    for chart in _CHARTS:
         panel = of_metrics(run, chart)
-        if panel.series and panel.title not in seen:
-            seen.add(panel.title)
+        if panel.series:
             yield _with_events(panel, events)
     if (memory := _memory(run)).series:
         yield memory
@@ -127,7 +122,11 @@ def of_metrics(run: RunRecords, chart: Chart) -> Panel:
     known = {label: run.values(metric) for label, metric in chart.lines.items()}
     if chart.stacked:
         steps = sorted({step for points in known.values() for step, _ in points})
-        rows = {label: dict(points) for label, points in known.items() if points}
+        rows = {
+            label: dict(points)
+            for label, points in known.items()
+            if any(value for _, value in points)
+        }
         known = {
             label: [(step, row.get(step, 0.0)) for step in steps] for label, row in rows.items()
         }
