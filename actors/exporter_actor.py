@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actors.log import logs, open_log
 from actors.model_actor import make_exporter
 from configs.schema import Config
 from pipeline.compute.opening import open_model
@@ -26,12 +27,14 @@ class ExporterActor:
     """
 
     def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
+        open_log()
         self.config, self.described = config, described
         self.examples = examples
         self.exporter: Exporter
         self.tuned: Tuned
         self.unfinished: Path
 
+    @logs(lambda _, what: f"opened {what}")
     def start(self) -> str:
         """Opens devices, model and adapter, compiles; returns a description of the adapter.
 
@@ -61,6 +64,7 @@ class ExporterActor:
         """See `pipeline.compute.learner.export.Exporter.add`."""
         return self.exporter.add(self.unfinished, kind, self.tuned, examples=self.examples)
 
+    @logs(lambda actor, _: f"exported version {actor.tuned.version}")
     def finish(self, folder: str, formats: Sequence[Format]) -> None:
         """See `pipeline.compute.learner.export.Exporter.finish`."""
         self.exporter.finish(self.unfinished, Path(folder), self.tuned, formats=formats)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from actors.log import logs
 from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
@@ -81,6 +83,7 @@ class LearnerActor(ModelActor):
         self.learner.base = opened.base
         self.exporter = make_exporter(opened, self.config, score=self.learner.score)
 
+    @logs(lambda _, found: f"restored {'nothing' if found.meta is None else found.meta['step']}")
     def restore(self) -> Restored:
         """Restores the newest usable checkpoint, if there is one.
 
@@ -107,6 +110,7 @@ class LearnerActor(ModelActor):
             )
         return Restored(meta, tuple(damaged), where)
 
+    @logs(lambda _, found: f"published version {found[0][0]} of the adapter")
     @during("publish")
     def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Returns version and hash of an adapter, and the adapter as host arrays.
@@ -123,6 +127,7 @@ class LearnerActor(ModelActor):
         payload = jax.device_get(adapter)
         return (version, lora.sha256(payload)), payload
 
+    @logs(lambda _, scored: f"scored {len(scored)} rollouts")
     @during("score")
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Returns the log-probs of the completions' tokens.
@@ -150,6 +155,12 @@ class LearnerActor(ModelActor):
         """
         return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
+    @logs(
+        lambda actor, metrics: (
+            f"updated to version {actor.learner.state.version}: "
+            f"{metrics['tokens_trained']:,.0f} tokens, loss {metrics.get('loss', math.nan):.4g},"
+        )
+    )
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
         """Runs an update such that running out of memory neither loses nor changes the state.
 
@@ -182,6 +193,9 @@ class LearnerActor(ModelActor):
                 raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
             raise
 
+    @logs(
+        lambda actor, _: f"measured micro-batches of {actor.config.plan.micro_batch_tokens} tokens"
+    )
     @during("update")
     def learner_speed(self) -> Speeds:
         """See `pipeline.compute.learner.learner.Learner.speed`.
@@ -196,6 +210,7 @@ class LearnerActor(ModelActor):
         """See `ModelActor`; of scoring and training."""
         return {**self.learner.needs["score"], **self.learner.needs["update"]}
 
+    @logs(lambda actor, _: f"wrote the checkpoint of version {actor.learner.state.version}")
     def save(self, meta: Mapping[str, Any]) -> None:
         """Writes a checkpoint of the current version."""
         with self.phases.during("checkpoint"):
@@ -203,6 +218,7 @@ class LearnerActor(ModelActor):
                 self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
             )
 
+    @logs(lambda actor, _: f"kept version {actor.learner.state.version} as the best one")
     def keep_best(self) -> None:
         """Saves the current adapter as the best so far, beside the checkpoints."""
         from pipeline.compute.model.adapter_file import write_adapter_file
@@ -241,6 +257,7 @@ class LearnerActor(ModelActor):
                     return "recovered"
         return "lost"
 
+    @logs(lambda _, report: f"exported version {report.version} to {report.folder}")
     @during("export")
     def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef

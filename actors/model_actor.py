@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
+from actors.log import logs, open_log
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
@@ -67,12 +68,19 @@ class ModelActor(ABC):
     role: Role
 
     def __init__(self, config: Config) -> None:
+        open_log()
         self.requested = self.config = config
         self.log = BuildLog()
         self.opening: LoadingModel | None = None
         self.phases = PhaseClock()
         self._needs: Mapping[str, int] | None = None
 
+    @logs(
+        lambda actor, ready: (
+            f"prepared {actor.config.plan.slots} slots and micro-batches of "
+            f"{actor.config.plan.micro_batch_tokens} tokens: {len(ready.built)} programs compiled"
+        )
+    )
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model and compiles; a later call compiles for other sizes.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from actors.log import logged_work, open_log
 from configs.schema import Rewards
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.host import RewardHost
@@ -20,6 +21,7 @@ class RewardActor:
     """
 
     def __init__(self, rewards: Rewards, log: str) -> None:
+        open_log()
         self._rewards = rewards
         self._log = RewardLog(Path(log))
         self._host: RewardHost | None = None
@@ -27,12 +29,18 @@ class RewardActor:
     async def start(self) -> list[RewardFacts]:
         """See `RewardHost.start`."""
         self._host = RewardHost(self._rewards, log=self._log)
-        return await self._host.start()
+        with logged_work("start") as describe:
+            found = await self._host.start()
+            describe(f"started {', '.join(facts.name for facts in found)}")
+            return found
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """See `RewardHost.score`."""
         assert self._host is not None
-        return await self._host.score(inputs)
+        with logged_work("score") as describe:
+            scored = await self._host.score(inputs)
+            describe(f"scored {len(inputs)} completions")
+            return scored
 
     async def notices(self) -> list[str]:
         """See `RewardLog.notices`."""

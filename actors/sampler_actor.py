@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from actors.log import logs
 from actors.model_actor import ModelActor, Role, during
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
@@ -21,6 +22,11 @@ if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine
     from pipeline.compute.decode.rollout_weights import RolloutWeights
     from pipeline.compute.model.policy import Params, Policy
+
+
+def _generated(actor: SamplerActor, completions: Sequence[Completion]) -> str:
+    tokens = sum(len(one.tokens) for one in completions)
+    return f"generated {len(completions)} rollouts of version {actor.version}, {tokens:,} tokens,"
 
 
 class SamplerActor(ModelActor):
@@ -81,6 +87,7 @@ class SamplerActor(ModelActor):
         policy = rollout_policy(model.policy, self.config)
         return list(DecodePrograms(policy, self.config, model.vocabulary).programs)
 
+    @logs(lambda actor, _: f"loaded version {actor.version} of the adapter")
     @during("sync")
     def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
         """Loads an adapter; returns the hash of the adapter on the devices.
@@ -124,6 +131,7 @@ class SamplerActor(ModelActor):
             version, what = loaded.version, loaded.what
         return adapter, OpenedAdapter(version, lora.sha256(adapter), what)
 
+    @logs(_generated)
     @during("generate")
     def generate(
         self,
@@ -165,6 +173,7 @@ class SamplerActor(ModelActor):
                 found.append(self._finished.get_nowait())
         return found
 
+    @logs(lambda actor, _: f"measured the speed of {actor.config.plan.slots} slots")
     @during("generate")
     def sampler_speed(self) -> Speeds:
         """See `Engine.speed`; without a loaded adapter it measures with a zero one.
