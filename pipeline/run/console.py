@@ -217,14 +217,14 @@ def _drawn(render: Callable[[], RenderableType]) -> Iterator[Live]:
 
 
 def _handlers(stream: TextIO) -> list[logging.StreamHandler[TextIO]]:
-    """The log handlers that write to `stream`; such as Ray's, they keep the one they began with."""
+    """The log handlers that keep `stream`, which they began with, such as Ray's."""
     loggers = [logging.root, *logging.root.manager.loggerDict.values()]
     return [
         handler
         for logger in loggers
         if isinstance(logger, logging.Logger)
         for handler in logger.handlers
-        if isinstance(handler, logging.StreamHandler) and handler.stream is stream
+        if isinstance(handler, logging.StreamHandler) and vars(handler).get("stream") is stream
     ]
 
 

@@ -32,7 +32,8 @@ PHASES = {
 
 _PART, _OF_PART = "reward_parts/", "/none_share"
 """Each part of the reward has this metric; the mean of the part is `reward/PART`."""
-_HBM, _PEAK = "hbm/", "/peak_gib"
+_HBM, _IN_USE = "hbm/", ("/peak_gib", "/in_use_gib")
+"""Memory of each process: the peak where the device reports it."""
 _SHOWN = {
     *("reward/mean", "reward/excluded_share", "reward/errors"),
     *("groups/mixed", "groups/all_equal"),
@@ -189,7 +190,7 @@ def shown_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {
         name: value
         for name, value in metrics.items()
-        if name in _SHOWN | parts or (name.startswith(_HBM) and name.endswith(_PEAK))
+        if name in _SHOWN | parts or (name.startswith(_HBM) and name.endswith(_IN_USE))
     }
 
 
@@ -216,8 +217,8 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
     ):
         if name in metrics:
             yield label, form.format(metrics[name])
-    if peaks := [value for name, value in metrics.items() if name.endswith(_PEAK)]:
-        yield "HBM", f"{max(peaks):.2f} GiB"
+    if used := [value for name, value in metrics.items() if name.endswith(_IN_USE)]:
+        yield "HBM", f"{max(used):.2f} GiB"
     if status.left_s is not None:
         yield "left", show_seconds(status.left_s)
     if status.expected_end is not None:

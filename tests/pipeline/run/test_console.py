@@ -166,6 +166,7 @@ SCRIPT = """
 import logging, sys
 handler = logging.StreamHandler()  # as Ray's: made before the view
 logging.getLogger("ray").addHandler(handler)
+logging.getLogger("absl").addHandler(logging._StderrHandler())  # finds the view's by itself
 from pipeline.run.console import Console
 from pipeline.run.status import BestValidation, LastAlarm
 
@@ -182,6 +183,7 @@ with Console("demo", phase=lambda: "sample") as console:
         print("printed")
         print("to stderr", file=sys.stderr)
         logging.getLogger("ray").warning("logged")
+        logging.getLogger("absl").warning("logged, too")
         END
 """
 
@@ -231,15 +233,16 @@ def screen(shown: str) -> list[str]:
 
 def test_on_a_terminal_one_view_is_drawn_below_the_lines():
     shown, status = on_a_terminal("console._live.refresh()")
-    assert status == 0
+    assert status == 0, shown
     rows = screen(shown)
-    assert rows[:4] == [
+    assert rows[:5] == [
         "a line with [brackets] and " + (80 * "a long end ").strip(),
         "printed",
         "to stderr",
         "logged",
+        "logged, too",
     ]
-    view = "\n".join(rows[4:])
+    view = "\n".join(rows[5:])
     assert view.count("step 42/80  sampling") == 1
     assert re.search(r"^groups +3 mixed, 5 equal$", view, re.MULTILINE)
     assert re.search(r"^best validation +59.0% at step 30$", view, re.MULTILINE)
