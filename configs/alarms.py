@@ -177,7 +177,7 @@ class Kl(AlarmRule):
     """A policy far from its reference."""
 
     above: float = Field(
-        1.0, gt=0, description="KL(policy || reference), mean over learned tokens, in nats"
+        0.5, gt=0, description="KL(policy || reference), mean over learned tokens, in nats"
     )
 
 

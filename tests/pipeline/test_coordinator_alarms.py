@@ -132,3 +132,22 @@ def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_r
     free = alarmed(tmp_path, "log", disk=disk)
     assert free.run() == "finished"
     assert left_behind(free.folder) == left_behind(logged.folder)
+
+
+def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_on(tmp_path: Path):
+    rule = {"disagreement": {"above": 0.1, "action": "stop"}}
+    disk, config = Disk(), make_config(tmp_path, alarms=rule, budget={"steps": 3})
+
+    def disagreeing() -> Process:
+        run = Process(config, disk=disk)
+        run.learner.metrics = {"parity_p999": 0.2}
+        return run
+
+    first = disagreeing()
+    with pytest.raises(TrainingStopped, match=r"^alarm disagreement: step 1: .* the run stops"):
+        first.run()
+    # Learned, recorded and saved.
+    assert (max(disk), [row["step"] for row in first.folder.metrics]) == (1, [1])
+    resumed = disagreeing()
+    assert resumed.run() == "finished"
+    assert alarms(resumed) == [1]
