@@ -3,9 +3,9 @@
 A rule is a function in `RULES` and a table in `configs/alarms.py`. The function returns the values
 that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
 are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
-steps. It is evaluated once in a step, as soon as its metrics are there: before the update
-those of rollouts, so that bad rewards stop the run before they are learned; after it those of the
-learner.
+steps. It is evaluated once in a step, as soon as its metrics are there: before the update those of
+rollouts, so that bad rewards stop the run before they are learned; after it those of the learner
+and of the whole step.
 
 An alarm is raised in the last of `steps` consecutive steps beyond the threshold, and again only
 after a step that is not beyond it. Steps without a value neither count nor interrupt.
