@@ -41,9 +41,9 @@ def test_invariant_9_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Pa
     shown = problems(tmp_path, alarms=alarms, rewards=one)
     assert "alarms.dominating.action: has no effect with less than two weighted rewards" in shown
     assert "alarms.rising_while_validation_falls.steps: has no effect without eval" in shown
-    shown = problems(tmp_path, alarms={"kl": {"above": 0.5}})
+    shown = problems(tmp_path, alarms={"kl": {"above": 0.6}})
     assert "alarms.kl.above: has no effect with learner.kl_coef = 0" in shown
-    make_config(tmp_path, alarms={"kl": {"above": 0.5}}, learner={"kl_coef": 0.01})
+    make_config(tmp_path, alarms={"kl": {"above": 0.6}}, learner={"kl_coef": 0.01})
     validates: dict[str, Any] = {
         "data": {"validation": {"path": "v.jsonl"}},
         "eval": {"every_steps": 2},
