@@ -178,10 +178,10 @@ class Reporter:
             self._attempt(lambda run: run.alert(**message["alert"]))
         elif "artifact" in message:
             self._attempt(lambda run: self._log_artifact(run, message))
-        else:
-            if "step" in message:
-                self._attempt(lambda run: self._log_row(run, message))
-            self._attempt(lambda run: run.summary.update(_summary_of(message)))
+        elif "step" in message:
+            self._attempt(lambda run: self._log_row(run, message))
+        if changed := _summary_of(message):
+            self._attempt(lambda run: run.summary.update(changed))
 
     def _keep(self, message: Message) -> None:
         """Keeps what a restarted service has to be given again."""
@@ -260,6 +260,8 @@ class Reporter:
         sizes: dict[str, int] = {}
         referenced: list[str] = []
         try:
+            if not files:
+                raise FileNotFoundError(f"{path} is not on this host")
             for file in files:
                 name = file.name if file == path else str(file.relative_to(path))
                 size = file.stat().st_size
@@ -269,7 +271,7 @@ class Reporter:
                 else:
                     artifact.add_file(str(file), name=name, skip_cache=True)
                     sizes[name] = size
-        except (OSError, ValueError) as error:  # the next export has replaced the folder
+        except (OSError, ValueError) as error:  # or the next export replaces the folder
             self._send(failed=f"{message['artifact']} is not uploaded ({_short(error)})")
             return
         if self._logged_artifacts.get(message["artifact"]) == artifact.digest:
@@ -321,6 +323,12 @@ class Reporter:
         """Whether data are uploaded to W&B's server."""
         return self._run is not None and not self._run.offline
 
+    def skip_offline_parts(self) -> None:
+        """Makes `wandb sync` skip what earlier offline processes wrote: it is uploaded."""
+        for file in run_files(self._folder, self._request["init"]["id"]):
+            if file.parent.name.startswith("offline-"):
+                file.with_name(f"{file.name}.synced").touch()
+
 
 def main() -> None:
     """Serves one run until it finishes, or until `finish_s` after the end of its process."""
@@ -350,7 +358,10 @@ def main() -> None:
         else:
             reporter.take(message)
     reporter.finish(exit_status)
-    send(uploaded=reporter.online and not _upload_failed(printed))
+    uploaded = reporter.online and not _upload_failed(printed)
+    if uploaded:
+        reporter.skip_offline_parts()
+    send(uploaded=uploaded)
     out.close()
     # Skips wandb's exit handlers, which may never return.
     os._exit(0)

@@ -24,6 +24,7 @@ from tests.launch.cluster_fixtures import (
     wait_for_lines,
     write_config,
 )
+from tests.launch.wandb_reader import WandbFiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 TIMINGS = ("time/",)
@@ -87,6 +88,9 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
         assert metrics(run)[1]["rollout/partial"] > 0  # at the checkpoint that was resumed
         assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
+    rows = WandbFiles(run).rows
+    assert [row["step"] for row in rows if "step" in row] == [1, 2, 3, 4]
+    assert [row["_step"] for row in rows] == sorted({row["_step"] for row in rows})
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):
         path = f"rollouts/{name}.jsonl"
         assert (run / path).read_bytes() == (expected / path).read_bytes(), name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.run_folder import RunFolder
-from pipeline.run.wandb_files import read_records, run_files
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     VALIDATED,
@@ -21,6 +18,7 @@ from tests.launch.cluster_fixtures import (
     wait_for_lines,
     write_config,
 )
+from tests.launch.wandb_reader import WandbFiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(4 * PATIENCE_S)]
 
@@ -31,38 +29,6 @@ SETTINGS = [
     *("--wandb.job_type=test", "--wandb.notes=stopped twice"),
     *("--alarms.all_equal.above=0", "--alarms.all_equal.steps=1"),
 ]
-
-
-class WandbFiles:
-    """The records of all files of a run's W&B run, in their order."""
-
-    def __init__(self, run: Path) -> None:
-        self.folder = RunFolder(run)
-        (self.id,) = {entry["wandb_id"] for entry in self.folder.events("started")}
-        self.files = run_files(run, self.id)
-        self.records = [record for file in self.files for record in read_records(file)]
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [record[kind] for record in self.records if record["type"] == kind]
-
-    @property
-    def rows(self) -> list[dict[str, Any]]:
-        return [record["item"] for record in self.of("history")]
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """The summary that the last process leaves."""
-        found: dict[str, Any] = {}
-        for record in read_records(self.files[-1]):
-            if record["type"] == "summary":
-                found |= record["summary"].get("update", {})
-        return found
-
-    def table(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """The table in a row."""
-        (file,) = (self.folder.path / "wandb").glob(f"offline-run-*/files/{row['rollouts.path']}")
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
 
 
 def logged(entry: Mapping[str, Any]) -> dict[str, float]:

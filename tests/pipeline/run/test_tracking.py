@@ -19,6 +19,7 @@ import pytest
 
 from pipeline.run import tracking
 from pipeline.run.tracking import Message, Mode, Tracker, choose_mode, step_message
+from pipeline.run.wandb_files import read_records, run_files
 from tests.fakes import make_config
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
 
@@ -348,6 +349,79 @@ def test_rows_whose_files_wandb_has_cleaned_are_not_logged_again(
     second = asyncio.run(offline(tmp_path, first.tracker.run_id, earlier(1, 2), 3))
     sync(second.told[-1][1]["sync"])
     assert server.steps() == [1, 2, 3]
+
+
+def test_online_after_offline_parts_uploads_everything_once(tmp_path: Path, server: WandbServer):
+    first = asyncio.run(offline(tmp_path, None, [], 1, 2))
+
+    async def work() -> Run:
+        run = Run(tmp_path, "online", run_id=first.tracker.run_id)
+        await run.start(rows=earlier(1, 2))
+        run.log(3)
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    asyncio.run(work())
+    assert server.steps() == [1, 2, 3]
+    sync(first.told[-1][1]["sync"])
+    assert server.steps() == [1, 2, 3]
+
+
+def test_an_evaluation_after_a_resume_reaches_the_server(tmp_path: Path, server: WandbServer):
+    """The first process is stopped between the second step and its validation."""
+
+    async def work(run_id: str | None, rows: Any, evaluated: int, *steps: int) -> str:
+        run = Run(tmp_path, "online", run_id=run_id)
+        await run.start(rows=rows)
+        accuracy = {"eval/validation/accuracy": evaluated / 10}
+        run.tracker.log_evaluation("validation", accuracy, version=evaluated, step=evaluated)
+        run.tracker.summarize({"eval/validation/accuracy": 0.2, "best": {"step": 2}})
+        run.log(*steps)
+        await run.tracker.finish(exit_status=0)
+        assert run.tracker.run_id is not None
+        return run.tracker.run_id
+
+    run_id = asyncio.run(work(None, [], 0, 1, 2))
+    asyncio.run(work(run_id, earlier(1, 2), 2, 3))
+    rows = [
+        (row["_step"], row.get("step"), row.get("eval/validation/version")) for row in server.rows()
+    ]
+    assert rows == [(0, None, 0), (1, 1, None), (2, 2, None), (3, 3, 2)]
+    assert server.summary["eval/validation/accuracy"] == 0.2
+    assert server.summary["best/step"] == 2
+    assert server.summary["step"] == 3
+
+
+def test_of_an_export_all_but_merged_weights_is_uploaded(tmp_path: Path):
+    export = tmp_path / "export"
+    (export / "adapter").mkdir(parents=True)
+    for name, size in (("model.bin", 65), ("adapter/model.bin", 65), ("README.md", 1)):
+        with (export / name).open("wb") as opened:
+            opened.truncate(size * 2**20)
+
+    async def work() -> Run:
+        run = Run(tmp_path, "offline")
+        await run.start()
+        for folder in ("export", "export", "gone"):
+            run.tracker.log_artifact("export", tmp_path / folder, metadata={"version": 3})
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    run = asyncio.run(work())
+    run_id = run.tracker.run_id
+    assert run_id is not None
+    name = f"export-{run_id}"
+    assert [text for text, facts in run.told if "artifact" in facts or "failed" in facts] == [
+        f"W&B: artifact {name}: 2 files, 66.0 MiB; not uploaded, only referenced: model.bin",
+        f"W&B: {name} is not uploaded ({tmp_path}/gone is not on this host)",
+    ]
+    (file,) = run_files(tmp_path, run_id)
+    (logged,) = (one["artifact"] for one in read_records(file) if one["type"] == "artifact")
+    contents = {one["path"]: one for one in logged["manifest"]["contents"]}
+    assert contents["model.bin"]["ref"] == (export / "model.bin").as_uri()
+    kept = Path(contents["adapter/model.bin"]["local_path"])
+    assert kept.is_relative_to(tmp_path / "wandb")
+    assert kept.stat().st_size == 65 * 2**20
 
 
 PROGRAM = """
