@@ -1,24 +1,38 @@
-"""Takes the screenshots of the documentation, with headless Chromium.
+"""Takes the screenshots of the documentation.
 
     python -m launch.demo.screenshots RUN_DIR [--out docs]
 
-writes `report_desktop.png` (light) and `report_phone.png` (dark) of the run's report.
+writes `console.svg`, what a terminal showed after half of the run's steps, and with headless
+Chromium `report_desktop.png` (light) and `report_phone.png` (dark) of its report.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
+from rich.console import Console as Terminal
 
 from launch.exits import Failure, exit_status
 from launch.report import main as write_report
+from pipeline.contracts.evaluations import mean_of
+from pipeline.contracts.record_files import read_rows
+from pipeline.run.console import Console, view
+from pipeline.run.records import evaluation_line
+from pipeline.run.run_folder import RunFolder
+from pipeline.run.status import TIME_FORMAT, BestValidation
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (
@@ -35,6 +49,8 @@ _FLAGS = (
 _COLOURS = 64
 """Colours of a picture: enough for text and flat areas, and a third of the size."""
 _WAIT_S = 120
+_COLUMNS = 100
+"""Width of the terminal."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,6 +82,7 @@ def browser() -> str:
 
 def take(chromium: str, run_dir: str, out: Path) -> int:
     """Writes the screenshots; returns the exit status."""
+    draw_console(RunFolder(Path(run_dir)), out / "console.svg")
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "report.html"
         status = write_report([run_dir, "--out", str(page)])
@@ -74,6 +91,47 @@ def take(chromium: str, run_dir: str, out: Path) -> int:
         capture(chromium, page, out / "report_desktop.png", width=1280, height=1240)
         capture(chromium, page, out / "report_phone.png", width=390, height=1240, dark=True)
     return 0
+
+
+def draw_console(folder: RunFolder, picture: Path) -> None:
+    """Writes a picture of the console of a run after half of its steps, from its records.
+
+    Args:
+        folder: of the run.
+        picture: SVG to write; it loads nothing.
+
+    Raises:
+        ValueError: if the run has no step.
+    """
+    rows = list(read_rows(folder.path / "metrics.jsonl"))
+    if not rows:
+        raise ValueError(f"{folder.path} has no step; name the folder of a run")
+    row = rows[(len(rows) - 1) // 2]
+    step, then = row["step"], datetime.strptime(row["time"], TIME_FORMAT).replace(tzinfo=UTC)
+    evaluated = [entry for entry in folder.valid_entries("evaluated") if entry["step"] < step]
+    validations = [entry for entry in evaluated if entry["name"] == "validation"]
+    console = Console(folder.path.name, phase=lambda: "sample", write=_nowhere, now=lambda: then)
+    if validations:
+        console.update(best_validation=BestValidation.of(max(validations, key=_value)))
+    console.step(step, {name: value for name, value in row.items() if name != "time"})
+    terminal = Terminal(record=True, width=_COLUMNS, file=StringIO())
+    for entry in evaluated:
+        terminal.print(f"{entry['name']}: {evaluation_line(entry)}", markup=False, highlight=False)
+    terminal.print(view(replace(console.status, elapsed_s=row["time/elapsed_s"])))
+    drawn = terminal.export_svg(title="python -m launch.train configs/demo.toml")
+    # The reader's own fixed-width font, instead of one from the network.
+    drawn = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
+    picture.write_text(drawn, encoding="utf-8")
+    print(f"{picture}: {picture.stat().st_size / 1024:.0f} KiB")
+
+
+def _nowhere(_: str) -> None:
+    """The line of a step is not in the picture."""
+
+
+def _value(entry: Mapping[str, Any]) -> float:
+    value = mean_of(entry)
+    return -math.inf if value is None else value
 
 
 def capture(

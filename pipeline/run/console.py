@@ -236,17 +236,18 @@ def view(status: Status) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    def bar(done: int, total: int) -> ProgressBar:
+        return ProgressBar(total, done, width=_BAR, complete_style="cyan", finished_style="cyan")
+
     rows = Table.grid(padding=(0, 2))
     phase, elapsed = (status.phase_words, "cyan"), (show_seconds(status.elapsed_s), "dim")
     head = Text.assemble((status.place, "bold"), "  ", phase, "  ", elapsed)
     rows.add_row(Text(status.run, "bold"), head)
     if status.steps_planned is not None:
-        bar = ProgressBar(total=status.steps_planned, completed=status.step, width=_BAR)
-        rows.add_row("", bar)
+        rows.add_row("", bar(status.step, status.steps_planned))
     for activity in status.activities:
-        bar = ProgressBar(total=activity.total, completed=activity.done, width=_BAR)
         part = Table.grid(padding=(0, 2))
-        part.add_row(bar, Text(activity.amount))
+        part.add_row(bar(activity.done, activity.total), Text(activity.amount))
         rows.add_row(Text(activity.what, "cyan"), part)
     for label, text in figures(status):
         rows.add_row(Text(label, "dim"), Text(text))

@@ -213,16 +213,16 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
         ("entropy", "learner/entropy", "{:.3f}"),
         ("length", "rollout/tokens_mean", "{:.1f} tokens"),
         ("speed", "speed/generated_tokens_per_s", "{:,.0f} tokens/s"),
-        ("time", "time/step_s", "{:.1f} s"),
+        ("step time", "time/step_s", "{:.1f} s"),
     ):
         if name in metrics:
             yield label, form.format(metrics[name])
     if used := [value for name, value in metrics.items() if name.endswith(_IN_USE)]:
         yield "HBM", f"{max(used):.2f} GiB"
     if status.left_s is not None:
-        yield "left", show_seconds(status.left_s)
+        yield "budget left", show_seconds(status.left_s)
     if status.expected_end is not None:
-        yield "end", f"{status.expected_end:%H:%MZ}"
+        yield "expected end", f"{status.expected_end:%H:%MZ}"
 
 
 def _rewards(metrics: Mapping[str, float]) -> str:

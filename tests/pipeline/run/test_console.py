@@ -44,7 +44,7 @@ def test_a_step_is_a_line_with_a_time_stamp(said: list[str]):
     console = lines(said)
     console.update(steps_planned=80)
     console.step(3, {"time/step_s": 1.26})
-    assert said == ["2026-11-23T12:00:00Z step 3/80  time 1.3 s"]
+    assert said == ["2026-11-23T12:00:00Z step 3/80  step time 1.3 s"]
 
 
 def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
@@ -53,7 +53,7 @@ def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
     clock.started = -100.0
     plans = {"budget/steps_planned": 70.0, "budget/left_s": 90.0, "budget/expected_end_s": 60.0}
     console.step(3, plans)
-    assert said == ["2026-11-23T12:00:00Z step 3/70  left 1:30  end 12:01Z"]
+    assert said == ["2026-11-23T12:00:00Z step 3/70  budget left 1:30  expected end 12:01Z"]
     clock.started = -110.0
     assert console.status.left_s == 80.0
 

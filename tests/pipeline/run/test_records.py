@@ -57,7 +57,7 @@ def test_a_step_goes_to_folder_tracker_and_console(
     assert records.folder.read_rollouts("step_000007") == rollout_records(ROLLOUTS, tokens=False)
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS)]
-    line = f"{STEP}  reward 0.123  groups 3 mixed, 5 equal  length 20.0 tokens  time 1.3 s\n"
+    line = f"{STEP}  reward 0.123  groups 3 mixed, 5 equal  length 20.0 tokens  step time 1.3 s\n"
     assert capsys.readouterr().out == line
 
 

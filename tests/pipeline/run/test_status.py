@@ -48,10 +48,10 @@ SHOWN = {
     "entropy": "0.250",
     "length": "27.0 tokens",
     "speed": "3,120 tokens/s",
-    "time": "2.7 s",
+    "step time": "2.7 s",
     "HBM": "1.50 GiB",
-    "left": "1:02:03",
-    "end": "13:30Z",
+    "budget left": "1:02:03",
+    "expected end": "13:30Z",
 }
 STATUS = Status(
     "demo",
@@ -95,7 +95,7 @@ def test_a_best_validation_by_a_reward_is_a_number():
 def test_an_sft_step_has_loss_and_tokens():
     metrics = {"sft/loss": 1.23456, "sft/tokens_trained": 512.0, "time/step_s": 1.0}
     line = step_line(Status(step=2, steps_planned=9, metrics=metrics))
-    assert line == "step 2/9  sft loss 1.2346  tokens 512  time 1.0 s"
+    assert line == "step 2/9  sft loss 1.2346  tokens 512  step time 1.0 s"
 
 
 def test_the_phase_and_the_work_under_way_are_words():
