@@ -40,13 +40,14 @@ from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.report.goodput import Work
+from pipeline.report.ledger_lines import ledger_lines
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
 
 MAX_SKIPPED_IN_A_ROW = 3
@@ -194,7 +195,8 @@ class Coordinator:
         watch.lap("sync")
         self._measured(SYNC, watch.lap_s("sync"))
         tokens = data.token_fates(int(learned["tokens_trained"]))
-        await self._account(step=step.number + 1, tokens=tokens)
+        work = self._work(data, learned)
+        await self._account(step=step.number + 1, tokens=tokens, work=work)
         self._count(data, step, learned, metrics, watch)
 
     async def _perform_duties(self) -> None:
@@ -312,13 +314,18 @@ class Coordinator:
     # --- ledger
 
     async def _account(
-        self, *, step: int | None = None, tokens: Counter[str] | None = None
+        self,
+        *,
+        step: int | None = None,
+        tokens: Counter[str] | None = None,
+        work: Work | None = None,
     ) -> None:
         """Closes an interval of the ledger.
 
         Args:
             step: number, from 1, of the training step that fills the interval; None: no step.
             tokens: generated tokens by fate, without those of evaluations.
+            work: of this step.
         """
         tokens = Counter() if tokens is None else tokens
         tokens["evaluation"], self.workers.evaluation_tokens = self.workers.evaluation_tokens, 0
@@ -326,14 +333,21 @@ class Coordinator:
             self.progress.step if step is None else step,
             await self.workers.uses(),
             tokens={fate: count for fate, count in tokens.items() if count},
+            work=work,
             repeated=step is not None and self.meter.ledger.is_repeated(step),
         )
 
     def _work(self, data: TrainingStep, learned: Mapping[str, float]) -> Work:
         passes = self.config.learner.updates_per_batch if isinstance(data, RolloutStep) else 1
-        amounts = [int(learned[key]) for key in ("tokens_trained", "positions", "tokens_padded")]
-        trained, positions, padded = amounts
-        return Work(data.decode_work, trained, passes * positions, passes * padded)
+        decode = data.decode_work
+        return Work(
+            generated=decode.tokens,
+            prefilled=decode.prompt_tokens,
+            segments=decode.segments,
+            trained=int(learned["tokens_trained"]),
+            positions=passes * int(learned["positions"]),
+            padded=passes * int(learned["tokens_padded"]),
+        )
 
     # --- records of a step
 
@@ -404,12 +418,11 @@ class Coordinator:
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
         updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
-        work = self._work(data, learned)
         metrics = {
             **sampled,
             **updated,
             **self._time_metrics(step, watch),
-            **self.meter.step_metrics(work, self.workers.sizes.in_force),
+            **self.meter.step_metrics(self.workers.sizes.in_force),
             **self.controller.outlook(self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),
@@ -457,6 +470,9 @@ class Coordinator:
             fates["stale" if ended == "finished" else "repeated"] = untaken.tokens
             untaken = untaken if ended == "finished" else None
         await self._account(tokens=fates)
+        measured = self.meter.summary()
+        for line in ledger_lines(measured):
+            self.records.say(line)
         dynamic = self.config.rollout.dynamic_sampling != "off"
         summary = {
             "ended": ended,
@@ -476,7 +492,7 @@ class Coordinator:
             **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
             **more,
             "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
-            **self.meter.summary(),
+            **measured,
             "resumed_from": self.resumed_from,
             "faults": {
                 "reward_errors": progress.reward_errors,

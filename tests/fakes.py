@@ -631,7 +631,7 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
     summary = {
         key: value
         for key, value in (folder.summary or {}).items()
-        if key not in {"wall_s", "resumed_from", "ledger", "goodput", "cost"}
+        if key not in {"wall_s", "resumed_from", "ledger", "goodput", "speed", "cost"}
     }
     metrics = [
         {key: value for key, value in row.items() if key.partition("/")[0] not in TIMINGS}

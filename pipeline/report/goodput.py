@@ -25,7 +25,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import DecodeWork
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.plan.cost_model.hardware import device_count, topology_of
 from pipeline.plan.cost_model.memory import estimate_memory
@@ -37,6 +36,7 @@ from pipeline.run.ledger import (
     SCHEDULING_ROWS,
     STEP_ROWS,
     WORK_ROWS,
+    Work,
 )
 
 _USEFUL, _REMATERIALIZED = 4.0, 6.0
@@ -110,23 +110,6 @@ def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
     return {LEARNER: learning, SAMPLERS: sampling}
 
 
-@dataclass(frozen=True)
-class Work:
-    """The amounts of work of a training step.
-
-    Attributes:
-        decode: of the samplers for training.
-        trained: tokens in the loss.
-        positions: of all passes over the micro-batches, padding included.
-        padded: padding positions among them.
-    """
-
-    decode: DecodeWork
-    trained: int
-    positions: int
-    padded: int
-
-
 def goodput(seconds: Mapping[str, Mapping[str, float]], hardware: Hardware) -> dict[str, float]:
     """Scheduling, runtime and program goodput and their product; empty without device time."""
     rows = chip_seconds(seconds, hardware)
@@ -177,20 +160,20 @@ def speeds(
     learning = hardware.chips[LEARNER]
     sampling = chips - learning if SAMPLERS in hardware.chips else learning
     decode, update = rows["decode"] + rows["decode_idle"], rows["update"] + rows["update_padding"]
-    tokens, learned = work.decode.tokens, work.positions - work.padded
+    tokens, learned = work.generated, work.positions - work.padded
     parameters, flops = hardware.parameters, hardware.flops * update
     ratios = {
         "generated_tokens_per_s": (tokens, step_s),
         "trained_tokens_per_s": (work.trained, step_s),
         "useful_tokens_per_s_chip": (work.trained, step_s * chips),
-        "prefill_tokens_per_s": (work.decode.prompt_tokens, rows["prefill"] / sampling),
+        "prefill_tokens_per_s": (work.prefilled, rows["prefill"] / sampling),
         "decode_tokens_per_s": (tokens, decode / sampling),
         "update_tokens_per_s": (learned, update / learning),
         "mfu": (_USEFUL * parameters * learned, flops),
         "hfu": (hardware.operations * parameters * work.positions, flops),
         "mfu_int8": (_USEFUL * parameters * learned, (hardware.int8_flops or 0.0) * update),
     }
-    segments = work.decode.segments.items()
+    segments = work.segments.items()
     least_s = sum(count * hardware.segment_s(slots) for slots, count in segments)
     # Segments of several samplers run at the same time, each on the chips of a sampler.
     ratios["decode_bandwidth"] = (least_s * hardware.chips.get(SAMPLERS, learning), decode)

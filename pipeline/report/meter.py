@@ -8,8 +8,8 @@ from typing import Any
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.topology import GIB
 from pipeline.contracts.workers import ProcessUse
-from pipeline.report.goodput import Hardware, Work, cost, goodput, speeds
-from pipeline.run.ledger import DRIVER, Ledger, kind_of
+from pipeline.report.goodput import Hardware, cost, goodput, speeds
+from pipeline.run.ledger import DRIVER, Ledger, Work, kind_of
 
 Figures = dict[str, float]
 
@@ -33,6 +33,7 @@ class RunMeter:
         uses: Mapping[str, ProcessUse],
         *,
         tokens: Mapping[str, int],
+        work: Work | None = None,
         repeated: bool = False,
     ) -> None:
         """Closes the interval since the last account.
@@ -41,17 +42,17 @@ class RunMeter:
             step: training steps done.
             uses: of all workers.
             tokens: generated tokens of the interval, by fate.
+            work: of a training step.
             repeated: whether an earlier process had done this work.
         """
         self._uses = uses
         spans = {process: use.spans for process, use in uses.items()}
-        self.ledger.account(step, spans, tokens=tokens, repeated=repeated)
+        self.ledger.account(step, spans, tokens=tokens, work=work, repeated=repeated)
 
-    def step_metrics(self, work: Work, sizes: Sizes) -> Figures:
+    def step_metrics(self, sizes: Sizes) -> Figures:
         """Metrics of the accounts since the last call: seconds, tokens, goodput, speed, memory.
 
         Args:
-            work: of the step.
             sizes: in force.
         """
         recent = self.ledger.take()
@@ -64,7 +65,7 @@ class RunMeter:
         parts: dict[str, Mapping[str, float]] = {
             "tokens": {fate: float(count) for fate, count in generated.items()},
             "goodput": goodput(recent.seconds, self._hardware),
-            "speed": speeds(recent.seconds, work, self._hardware),
+            "speed": speeds(recent.seconds, recent.work, self._hardware),
             "cost": cost(self.ledger.wall_s, self.ledger.total.tokens, self._hardware),
             "hbm": self._memory(sizes),
             "compile": {
@@ -85,16 +86,17 @@ class RunMeter:
 
     def summary(self) -> dict[str, Any]:
         """The ledger of the whole run, goodput and cost, for `summary.json`."""
-        ledger = self.ledger
+        ledger, total = self.ledger, self.ledger.total
         return {
             "ledger": {
                 "wall_s": ledger.wall_s,
                 "processes": len(ledger.processes),
-                "seconds": {kind: dict(rows) for kind, rows in ledger.total.seconds.items()},
-                "tokens": dict(ledger.total.tokens),
+                "seconds": {kind: dict(rows) for kind, rows in total.seconds.items()},
+                "tokens": dict(total.tokens),
             },
-            "goodput": goodput(ledger.total.seconds, self._hardware),
-            "cost": cost(ledger.wall_s, ledger.total.tokens, self._hardware),
+            "goodput": goodput(total.seconds, self._hardware),
+            "speed": speeds(total.seconds, total.work, self._hardware),
+            "cost": cost(ledger.wall_s, total.tokens, self._hardware),
         }
 
     def _memory(self, sizes: Sizes) -> Figures:

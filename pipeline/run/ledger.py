@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -93,8 +93,42 @@ Seconds = dict[str, dict[str, float]]
 
 
 @dataclass(frozen=True)
+class Work:
+    """Amounts of work of training steps.
+
+    Attributes:
+        generated: tokens.
+        prefilled: prompt positions, padding included.
+        segments: decode segments, by slots of a sampler.
+        trained: tokens in the loss.
+        positions: of all passes over the learner's micro-batches, padding included.
+        padded: padding positions among them.
+    """
+
+    generated: int = 0
+    prefilled: int = 0
+    segments: Mapping[int, int] = field(default_factory=dict)
+    trained: int = 0
+    positions: int = 0
+    padded: int = 0
+
+    def __add__(self, other: Work) -> Work:
+        """The sum of both."""
+        segments = Counter(self.segments) + Counter(other.segments)
+        names = ("generated", "prefilled", "trained", "positions", "padded")
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return Work(segments=segments, **sums)
+
+    @staticmethod
+    def of_json(found: Mapping[str, Any]) -> Work:
+        """Reads what `dataclasses.asdict` and JSON made of it."""
+        segments = {int(slots): count for slots, count in found["segments"].items()}
+        return Work(**{**found, "segments": segments})
+
+
+@dataclass(frozen=True)
 class Account:
-    """The seconds and tokens of an interval.
+    """The seconds, tokens and work of an interval.
 
     Attributes:
         step: training steps done at its end.
@@ -102,6 +136,7 @@ class Account:
         end_s: the same of its end.
         seconds: by process and row; the rows of a process sum to `end_s - start_s`.
         tokens: generated tokens by fate.
+        work: of its training steps.
     """
 
     step: int
@@ -109,6 +144,7 @@ class Account:
     end_s: float
     seconds: Seconds
     tokens: Mapping[str, int] = field(default_factory=dict)
+    work: Work = field(default_factory=Work)
 
     def to_json(self) -> dict[str, Any]:
         """A line of `ledger.jsonl`."""
@@ -117,12 +153,20 @@ class Account:
             for process, rows in self.seconds.items()
         }
         facts = {"step": self.step, "start": self.start_s, "end": self.end_s}
-        return {**facts, "seconds": seconds, "tokens": dict(self.tokens)}
+        work = asdict(self.work)
+        return {**facts, "seconds": seconds, "tokens": dict(self.tokens), "work": work}
 
     @staticmethod
     def of_json(row: Mapping[str, Any]) -> Account:
         """Reads a line of `ledger.jsonl`."""
-        return Account(row["step"], row["start"], row["end"], row["seconds"], row["tokens"])
+        return Account(
+            row["step"],
+            row["start"],
+            row["end"],
+            row["seconds"],
+            row["tokens"],
+            Work.of_json(row["work"]),
+        )
 
 
 def read_ledger(path: Path) -> list[Account]:
@@ -141,10 +185,12 @@ class Sums:
     Attributes:
         seconds: by kind of process and row.
         tokens: generated tokens by fate.
+        work: of training steps.
     """
 
     seconds: Seconds = field(default_factory=dict)
     tokens: Counter[str] = field(default_factory=Counter)
+    work: Work = field(default_factory=Work)
 
     def add(self, account: Account) -> None:
         """Adds an account."""
@@ -153,6 +199,7 @@ class Sums:
             for row, seconds in rows.items():
                 sums[row] = sums.get(row, 0.0) + seconds
         self.tokens.update(account.tokens)
+        self.work += account.work
 
 
 def kind_of(process: str) -> str:
@@ -314,6 +361,7 @@ class Ledger:
         workers: Mapping[str, Sequence[Span]],
         *,
         tokens: Mapping[str, int] | None = None,
+        work: Work | None = None,
         repeated: bool = False,
     ) -> None:
         """Closes the interval since the last account.
@@ -322,6 +370,7 @@ class Ledger:
             step: training steps done.
             workers: phases of all workers since the last account.
             tokens: generated tokens by fate.
+            work: of a training step.
             repeated: whether an earlier process had done this work.
         """
         fates, now_s = dict(tokens or {}), self.phases.now()
@@ -336,7 +385,8 @@ class Ledger:
         seconds = account_seconds(start_s, now_s, self.phases.take(), workers, renamed=renamed)
         self._at_s, self._starting = now_s, {}
         origin = self._origin_s
-        self._write(Account(step, start_s - origin, now_s - origin, seconds, fates))
+        work = Work() if work is None or repeated else work
+        self._write(Account(step, start_s - origin, now_s - origin, seconds, fates, work))
 
     def take(self) -> Sums:
         """Returns the sums of the accounts since the last call."""

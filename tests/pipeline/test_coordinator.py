@@ -142,6 +142,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "program": 0.5,
         "total": 0.5,
     }
+    assert summary.pop("speed")["update_tokens_per_s"] == tokens / 9.0
     assert summary.pop("cost") == {}
     assert summary == {
         "ended": "finished",

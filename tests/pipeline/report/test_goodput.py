@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.contracts.rollouts import DecodeWork
-from pipeline.report.goodput import Hardware, Work, chip_seconds, cost, goodput, speeds
+from pipeline.report.goodput import Hardware, chip_seconds, cost, goodput, speeds
+from pipeline.run.ledger import Work
 from tests.fakes import make_config
 
 SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
@@ -14,7 +14,7 @@ SECONDS = {
     "samplers": {"device_wait": 20.0, "decode": 40, "decode_idle": 20.0, "waiting_learner": 40.0},
     "rewards": {"scoring": 7.0},
 }
-WORK = Work(DecodeWork({64: 10}, slot_steps=900, tokens=600), 540, positions=2000, padded=500)
+WORK = Work(600, segments={64: 10}, trained=540, positions=2000, padded=500)
 
 
 def test_goodput_is_by_chip_seconds():
