@@ -192,11 +192,11 @@ def _recompilation(run: RunRecords) -> Iterator[Finding]:
             spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
             seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
     compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}
-    decided = [entry for entry in run.entries("replan") if "again" not in entry]
+    decided = {entry["step"]: entry["reason"] for entry in run.entries("replan")}
     if not compiled and not decided:
         return
     facts = [f"step {step}: {value:.1f} s" for step, value in compiled.items()]
-    facts += [f"sizes changed after step {one['step']}: {one['reason']}" for one in decided]
+    facts += [f"sizes changed after step {step}: {why}" for step, why in decided.items()]
     yield Finding(
         "recompilation",
         "warning",

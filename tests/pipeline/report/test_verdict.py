@@ -70,7 +70,6 @@ def test_the_start_of_a_resumed_process_is_no_recompilation():
 def test_a_decision_to_change_sizes_is_named_without_a_ledger():
     replan = {"event": "replan", "step": 3, "reason": "lengths"}
     assert kinds(run(journal=[replan], ledger=False)) == ["recompilation"]
-    assert kinds(run(journal=[{**replan, "again": True}], ledger=False)) == []
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
