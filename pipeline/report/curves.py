@@ -10,7 +10,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite, sqrt
+from math import inf, isfinite, sqrt
 from statistics import fmean, stdev
 from typing import Literal
 
@@ -127,7 +127,10 @@ class Span:
 
 
 def smooth(points: Points) -> tuple[Points, Sequence[float], Sequence[float]]:
-    """Centred moving means over a tenth of the points, and the 95% t-intervals of these means."""
+    """Centred moving means over a tenth of the points, and the 95% t-intervals of these means.
+
+    Intervals of metrics that are never negative end at 0.
+    """
     ys = [y for _, y in points]
     half = max(2, len(ys) // 20)
     windows = [ys[max(0, at - half) : at + half + 1] for at in range(len(ys))]
@@ -137,7 +140,8 @@ def smooth(points: Points) -> tuple[Points, Sequence[float], Sequence[float]]:
         for window in windows
     ]
     line = [(x, mean) for (x, _), mean in zip(points, means, strict=True)]
-    low = [mean - own for mean, own in zip(means, reach, strict=True)]
+    least = 0.0 if min(ys) >= 0 else -inf
+    low = [max(least, mean - own) for mean, own in zip(means, reach, strict=True)]
     return line, low, [mean + own for mean, own in zip(means, reach, strict=True)]
 
 

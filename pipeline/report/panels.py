@@ -214,18 +214,16 @@ def _lengths(run: RunRecords) -> Panel:
 
 
 def _memory(run: RunRecords) -> Panel:
-    """Planned memory and its peak of each process with devices."""
-    names = dict.fromkeys(
-        name for row in run.metrics[-1:] for name in row if name.startswith("hbm/")
-    )
-    wanted = [name for name in names if name.rpartition("/")[2] in {"peak_gib", "planned_gib"}]
+    """Memory of each process with devices: planned, compiled, in use, its peak."""
+    names = [name for row in run.metrics[-1:] for name in row if name.startswith("hbm/")]
     series = [
         Series(
-            name.removeprefix("hbm/").removesuffix("_gib").replace("/", ", "),
+            name.removeprefix("hbm/").removesuffix("_gib").replace("/", ", ").replace("_", " "),
             run.values(name),
-            colour=number % COLOURS,
+            colour=number,
+            noisy=False,
         )
-        for number, name in enumerate(wanted[:COLOURS])
+        for number, name in enumerate(names[:COLOURS])
     ]
     return Panel("Device memory, GiB", series)
 

@@ -11,6 +11,7 @@ from scipy.stats import kendalltau, theilslopes
 from pipeline.contracts.evaluations import mean_of, metric_title, prompts_of, show_change
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.evaluate.significance import LEVEL
+from pipeline.report.curves import thin
 from pipeline.report.findings import LEAST_STEPS, Finding, Level, problems
 from pipeline.report.paired import paired_change
 from pipeline.report.run_records import Row, RunRecords
@@ -20,6 +21,7 @@ from pipeline.run.ledger import DRIVER
 _MOSTLY = 0.5
 """Share of the steps' time from which on one use of it bounds the run."""
 _NOTABLE = 0.15
+_MOST_COMPARED = 1000
 
 _BOUND: Mapping[str, tuple[str, str]] = {
     "rollouts": (
@@ -154,7 +156,8 @@ def _trend(run: RunRecords) -> Finding:
     if len(points) < LEAST_STEPS:
         known = f"{len(points)} steps with a {name}"
         return Finding("learning", "note", "Not known yet: too few steps.", known)
-    steps, values = zip(*points, strict=True)
+    # All pairs of points are compared: means of neighbours take their place in long runs.
+    steps, values = zip(*thin(points, most=_MOST_COMPARED), strict=True)
     slope, _, low, high = theilslopes(values, steps, alpha=LEVEL)
     p = kendalltau(steps, values).pvalue
     clear = p < 1 - LEVEL
@@ -208,7 +211,7 @@ def _next(
     run: RunRecords, learns: Finding, found: Sequence[Finding], bounding: Finding
 ) -> Iterator[str]:
     yield from dict.fromkeys(finding.advice for finding in found if finding.advice)
-    if not found and learns.level == "good" and _still_rising(run):
+    if not found and learns.level == "good" and run.summary and _still_rising(run):
         yield "validation was best at the end: continue with --extend"
     if not found and learns.level != "good" and run.steps >= LEAST_STEPS:
         yield "a higher learner.lr, more prompts_per_step, or more steps"

@@ -229,13 +229,15 @@ def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
 
 
 def test_smoothing_is_a_moving_mean_with_its_interval():
-    points = [(float(x), float(x % 2)) for x in range(40)]
+    points = [(float(x), float(x % 2) - 1) for x in range(40)]
     line, low, high = smooth(points)
     assert [x for x, _ in line] == [x for x, _ in points]
-    # Five points, three of them 1: the mean is 0.6, s = 0.5477, t(4) = 2.776.
-    assert line[21][1] == pytest.approx(0.6)
+    # Five points, three of them 0: the mean is -0.4, s = 0.5477, t(4) = 2.776.
+    assert line[21][1] == pytest.approx(-0.4)
     assert high[21] - line[21][1] == pytest.approx(2.776 * 0.5477 / 5**0.5, rel=1e-3)
     assert line[21][1] - low[21] == pytest.approx(high[21] - line[21][1])
+    shares = [(float(x), float(x % 2)) for x in range(40)]
+    assert min(smooth(shares)[1]) == 0.0
 
 
 def test_many_points_become_means_of_neighbours():
