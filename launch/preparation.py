@@ -11,6 +11,7 @@ from pathlib import Path
 
 from configs.base import is_handle, name_hint, nearest_hint
 from configs.errors import MistakeCollector
+from configs.resume import change_lines, diff_configs
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
 from launch.submission import VARIABLE
@@ -74,6 +75,19 @@ class Prepared:
     def reward_code(self) -> dict[str, str]:
         """SHA-256 of the file that defines each reward function, by name."""
         return reward_code(self.rewards)
+
+
+def in_force(config: Config) -> Config:
+    """Returns the configuration with what `launch.control` has set in this run; prints that.
+
+    Raises:
+        ValueError: if the values do not suit other settings, which have changed.
+    """
+    found = RunFolder.of(config).in_force(config)
+    if found is not config:
+        changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
+        print(f"as launch.control has set:\n{change_lines(changes)}", flush=True)
+    return found
 
 
 def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()) -> str | None:

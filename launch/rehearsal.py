@@ -254,7 +254,7 @@ class FullLengthWorker:
         return replace(request, partial=partial)
 
     async def update(
-        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+        self, rollouts: Sequence[Rollout], **scalars: float | None
     ) -> dict[str, float]:
         """See `pipeline.contracts.workers.Learner`."""
         new = self.config.rollout.max_new_tokens
@@ -262,7 +262,7 @@ class FullLengthWorker:
             _full_rollout(rollout, new, advantage=1.0 - 2.0 * (number % 2))
             for number, rollout in enumerate(rollouts)
         ]
-        metrics: dict[str, float] = await self.worker.update(full, rate=rate)
+        metrics: dict[str, float] = await self.worker.update(full, **scalars)
         await self._observe("update")
         return metrics
 

@@ -130,9 +130,11 @@ def _run(command: CommandLine) -> int:
         found.raise_if_any()
     assert config is not None
     # Imported late: `--help` needs none of it.
-    from launch.preparation import finished, prepare
+    from launch.preparation import finished, in_force, prepare
     from launch.submission import waited_s
 
+    if found.intact("run.dir", "run.name"):
+        config = found.attempt(in_force, config) or config
     if found.intact("run.dir", "run.name", "budget"):
         message = found.attempt(finished, config, extend=extend, accept=accept)
         if message:

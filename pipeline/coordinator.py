@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from configs.schema import Config
+from configs.steering import is_weight, value_of
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import (
     CHECKPOINT,
@@ -32,6 +33,7 @@ from pipeline.contracts.decisions import (
 )
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
+from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
 from pipeline.control.duties import PHASES, BestVersion, Duty, DutyKind, Exported, RunStatus
@@ -49,6 +51,7 @@ from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
+from pipeline.run.requests import Requests
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
@@ -86,7 +89,6 @@ class Coordinator:
         progress: Progress,
         resumed_from: int | None,
     ) -> None:
-        self.config = config
         self.data = data
         self.workers = workers
         self.records = records
@@ -95,15 +97,18 @@ class Coordinator:
         self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
+        entries = list(records.folder.entries())
+        self.requests = Requests(records.folder.path, entries)
         self.controller = RunController(
             config,
             deadline,
-            entries=list(records.folder.entries()),
+            entries=entries,
             step=progress.step,
             began_s=clock.elapsed_s,
             used_before_s=clock.used_before_s,
             test_prompts=len(data.test.prompts),
         )
+        self.config = config = self.controller.config
         self.producer = RolloutProducer(
             config,
             data=data,
@@ -214,8 +219,13 @@ class Coordinator:
             "test": lambda duty: self.schedule.test(step, duty.deadline, share=duty.share),
             "refuse": self._refuse,
             "summarize": lambda _: self._finish(),
+            "steer": self._steer,
+            "export_copy": lambda _: self.exports.copy(step),
+            "stop": self._stop,
         }
         while duty := self._decide(self.controller.due(self._status, self._now_s)):
+            if damage := self.requests.damage():
+                self.records.event("control_damaged", f"requests are ignored: {damage}")
             try:
                 with self.phases.during(PHASES[duty.kind]):
                     await duties[duty.kind](duty)
@@ -263,6 +273,7 @@ class Coordinator:
             ),
             loaded_sha256=None if loaded is None else loaded.sha256,
             tested=result is not None and result.tested,
+            requests=self.requests.pending,
         )
 
     def _has_time_for(self, step: int) -> bool:
@@ -292,6 +303,31 @@ class Coordinator:
     async def _refuse(self, duty: Duty) -> None:
         assert duty.error is not None
         raise duty.error
+
+    async def _steer(self, duty: Duty) -> None:
+        """Acts on a request that the controller has put into force, or has refused."""
+        request, step = duty.request, self.progress.step
+        assert request is not None
+        self.requests.taken(request)
+        if request.verb == "extend":
+            self.records.console.update(steps_planned=self.controller.deadline.steps)
+        before, self.config = self.config, self.controller.config
+        if self.config is before:
+            return
+        assert request.key is not None
+        self.producer.config = self.schedule.config = self.config
+        self.records.folder.write_config(self.config)
+        if is_weight(request.key):
+            old, new = (value_of(one.model_dump(), request.key) for one in (before, self.config))
+            changes = [(request.key, old, new)]
+            self.records.journal(
+                REWARDS_CHANGED, after_step=step, changes=changes, request=request.id
+            )
+            self.records.rewards_changed(step, changes)
+            self.schedule.restart()
+
+    async def _stop(self, _: Duty) -> None:
+        raise Interrupted
 
     async def _finish(self) -> None:
         result = self.schedule.result

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
+from configs.schema import Learner as LearnerSettings
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published, Restored
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
@@ -32,7 +33,7 @@ from pipeline.contracts.rollouts import (
 )
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import ProcessUse
-from pipeline.control.budget import used_s
+from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
@@ -58,6 +59,7 @@ TIMINGS = frozenset({"time", "ledger", "goodput", "speed", "budget", "tokens"})
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()
+_USUAL = LearnerSettings().lr, LearnerSettings().kl_coef
 PROBE = hashlib.sha256(b"probe").hexdigest()
 
 _CONFIG: dict[str, dict[str, Any]] = {
@@ -357,6 +359,7 @@ class FakeLearner(Prepares):
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
         self.rates: list[float | None] = []
+        self.settings: list[tuple[float | None, float | None]] = []
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
@@ -406,7 +409,12 @@ class FakeLearner(Prepares):
         return "recovered" if self.disk.best else "lost"
 
     async def update(
-        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        rate: float | None = None,
+        lr: float | None = None,
+        kl_coef: float | None = None,
     ) -> dict[str, float]:
         self.note("update", f"learner.update {self.version}")
         await asyncio.sleep(0)  # concurrent tasks start
@@ -416,7 +424,10 @@ class FakeLearner(Prepares):
         assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
         self.rates.append(rate)
+        self.settings.append((lr, kl_coef))
         digest = hashlib.sha256(f"{self.adapter}{rate or ''}".encode())
+        if (lr, kl_coef) != _USUAL:
+            digest.update(f"{lr} {kl_coef}".encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
@@ -548,6 +559,7 @@ class Process:
     ) -> None:
         self.script = script or Script()
         self.folder, self.disk = RunFolder.of(config), disk
+        config = self.folder.in_force(config)
         self.tracker = FakeTracker()
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [
@@ -565,9 +577,10 @@ class Process:
         self.clock = Clock(
             started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
         )
+        budget = Budget.of(config, self.folder)
         self.deadline = Deadline(
-            config.budget.steps,
-            config.budget.time_s,
+            budget.steps,
+            budget.time_s,
             prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
             validates=config.eval.validates,
         )

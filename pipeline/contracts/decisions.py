@@ -70,6 +70,8 @@ class TrainStep:
         phase: supervised or GRPO.
         prompts: prompts of this step; fewer than configured where time is short.
         rate: learning rate, where the schedule follows the clock; None: the learner's schedule.
+        lr: peak of the learner's schedule; None: `learner.lr`.
+        kl_coef: coefficient of the KL term; None: `learner.kl_coef`.
         deadline: when sampling and scoring are abandoned; None: never.
         journal: new journal entries.
     """
@@ -78,6 +80,8 @@ class TrainStep:
     phase: TrainingPhase = "grpo"
     prompts: int = 0
     rate: float | None = None
+    lr: float | None = None
+    kl_coef: float | None = None
     deadline: WorkDeadline | None = None
     journal: tuple[JournalEntry, ...] = ()
 

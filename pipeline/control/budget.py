@@ -192,12 +192,32 @@ def extension(text: str, config: Config, history: RunHistory) -> Budget:
             f"--extend: learner.schedule = {config.learner.schedule!r} ends with a learning rate "
             "of zero; only runs with schedule = 'constant' can be extended"
         )
+    return _amount(text, config, "--extend")
+
+
+def live_extension(text: str, config: Config) -> Budget:
+    """The budget that `launch.control RUN_DIR extend TEXT` adds to a running run.
+
+    Raises:
+        ValueError: if the amount is not of the budget's kind, or the end of the learning rate's
+            decay is fixed.
+    """
+    if config.learner.schedule != "constant" and not config.plans_decay:
+        raise ValueError(
+            f"learner.schedule = {config.learner.schedule!r} ends at step {config.decay_steps} "
+            "with a learning rate of zero; a decay can be extended only with a time budget and "
+            "without learner.decay_steps"
+        )
+    return _amount(text, config, "extend")
+
+
+def _amount(text: str, config: Config, name: str) -> Budget:
     if config.budget.steps is None:
         key = "budget.time" if config.budget.until is None else "budget.until"
         try:
             return Budget(None, parse_duration_s(text))
         except ValueError as error:
-            raise ValueError(f"--extend: this run has {key}; {error}") from None
+            raise ValueError(f"{name}: this run has {key}; {error}") from None
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"--extend {text}: this run has budget.steps; give a number of steps")
+        raise ValueError(f"{name} {text}: this run has budget.steps; give a number of steps")
     return Budget(int(text), None)

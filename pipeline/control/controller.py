@@ -31,10 +31,12 @@ from pipeline.contracts.decisions import (
     WorkDeadline,
     evaluation_part,
 )
+from pipeline.contracts.steering import Request
 from pipeline.control.alarms import Alarm, AlarmWatch
 from pipeline.control.budget import show_duration
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.duties import Duty, RunStatus
+from pipeline.control.steering import Steering
 from pipeline.control.step_planner import StepPlanner, plans_in_force
 
 VALIDATION_DUE = "validation_due"
@@ -58,7 +60,7 @@ class RunController:
     """Decisions of one process of a run.
 
     Attributes:
-        config: of the run.
+        config: of the run; with the values in force of what `launch.control` has set.
         deadline: arithmetic of the deadline, with the measurements so far.
         entries: the journal of earlier processes.
         step: where the run continues.
@@ -89,6 +91,8 @@ class RunController:
 
     def __post_init__(self) -> None:
         """Restores the state that earlier decisions left."""
+        self._steering = Steering(self.config, self.entries, step=self.step, deadline=self.deadline)
+        self.config = self._steering.config
         self.alarms = AlarmWatch(self.config)
         self._status = RunStatus(self.step)
         self._timed = self.deadline.time_s is not None
@@ -137,6 +141,8 @@ class RunController:
             phase,
             prompts=self._planner.prompts if self._timed else full,
             rate=self._planner.rate if self.config.plans_decay else None,
+            lr=self.config.learner.lr,
+            kl_coef=self.config.learner.kl_coef,
             deadline=self.deadline.reserving(self._reserved_during_step_s()),
             journal=journal,
         )
@@ -256,6 +262,12 @@ class RunController:
     # --- sequences of duties
 
     def _start(self) -> Iterator[Duty]:
+        """Parity, the rehearsal of the end, and requests that wait for the start."""
+        yield from self._begin()
+        yield from self._steer()
+        yield from self._perform_wanted()
+
+    def _begin(self) -> Iterator[Duty]:
         """Parity, evaluation before training; with a time budget a rehearsal of the end."""
         yield Duty("check_parity")
         if not self._timed:
@@ -309,7 +321,11 @@ class RunController:
         yield Duty("repair_answers", deadline)
 
     def _between(self) -> Iterator[Duty]:
-        """Validation, export of a better version, checkpoint; validates again if time runs out."""
+        """Requests, validation, export of a better version, checkpoint.
+
+        Validates again if time runs out.
+        """
+        yield from self._steer()
         began_s, self._validations_s = self._now_s, 0.0
         step = self._status.step
         if self._validation_is_due():
@@ -319,14 +335,55 @@ class RunController:
                 return
         if self._timed:
             yield from self._export_if_better()
-        if step % self.config.checkpoint.every_steps == 0 or self._checkpoint_requested:
+        requested = self._steering.take("checkpoint") or self._checkpoint_requested
+        if requested or step % self.config.checkpoint.every_steps == 0:
             self._checkpoint_requested = False
             yield Duty("checkpoint")
         self.deadline.step_time.observe_between(self._now_s - began_s - self._validations_s)
+        yield from self._perform_wanted()
         # Validating what seems to be the last version may leave time for one more step.
         phase = self._phase(step)
         if self._timed and not self.deadline.allows(step, self._now_s, phase=phase):
             yield from self._validate_last()
+
+    def _steer(self) -> Iterator[Duty]:
+        """Takes up the requests of `launch.control`, after those that are repeated here."""
+        step = self._status.step
+        for request in self._steering.earlier(step):
+            yield from self._put_into_force(request)
+        if not self._steering.accepts:
+            return
+        for request in self._status.requests:
+            journal = self._steering.decide(request, step=step, now_s=self._now_s)
+            if "refused" in journal[0].facts:
+                yield Duty("steer", request=request, journal=journal)
+            else:
+                yield from self._put_into_force(request, journal)
+
+    def _put_into_force(
+        self, request: Request, journal: tuple[JournalEntry, ...] = ()
+    ) -> Iterator[Duty]:
+        changes_rewards = self._steering.perform(request, step=self._status.step)
+        self.config = self._steering.config
+        self._planner.settings = self.config.learner
+        if changes_rewards:
+            self.alarms = AlarmWatch(self.config)
+        self.alarms.config = self.config
+        yield Duty("steer", request=request, journal=journal)
+        if changes_rewards and self.config.eval.uses_rewards:
+            yield Duty("evaluate_before", self._leaving_an_export())
+
+    def _perform_wanted(self) -> Iterator[Duty]:
+        """What was requested once; a validation is performed where those of the run are."""
+        wanted = self._steering
+        if self._status.step in wanted.evaluated_at and self._validation_is_due():
+            yield self._validate(self._leaving_an_export())
+        if wanted.take("checkpoint"):
+            yield Duty("checkpoint")
+        if wanted.take("export"):
+            yield Duty("export_copy")
+        if wanted.take("stop-after-step"):
+            yield Duty("stop")
 
     def _end(self) -> Iterator[Duty]:
         """Validates the last version, exports and evaluates the best one, as time permits.
@@ -387,7 +444,7 @@ class RunController:
         settings, step = self.config.eval, self._status.step
         if not settings.validates or step in self._status.validated:
             return False
-        if last or step == 0:
+        if last or step == 0 or step in self._steering.evaluated_at:
             return True
         if settings.every_minutes is None:
             return step % settings.every_steps == 0

@@ -76,6 +76,12 @@ class Deadline:
             if phase == "grpo":
                 self.update_time.observe(row["time/learn_s"], share=share)
 
+    def extend(self, *, steps: int | None, seconds: float | None) -> None:
+        """Adds to the budget, which is of steps or of seconds."""
+        self.steps = None if self.steps is None else self.steps + (steps or 0)
+        self.time_s = None if self.time_s is None else self.time_s + (seconds or 0.0)
+        self.until_s = None if self.until_s is None else self.until_s + (seconds or 0.0)
+
     # --- another step
 
     def allows(self, step: int, now_s: float, *, phase: str = "grpo") -> bool:
@@ -189,6 +195,10 @@ class Deadline:
             return None
         stopped_by_s = self.time_s - self.reserve_for_export_s(tests=False)
         return WorkDeadline(self.time_s - seconds, stopped_by_s)
+
+    def has_time_for(self, seconds: float, now_s: float) -> bool:
+        """Whether work of this duration leaves time for the whole end of the run."""
+        return SAFETY * seconds + self.shutdown_s < self.left_s(now_s)
 
     def has_time_to_validate(self, now_s: float) -> bool:
         """Whether a validation leaves time for an export; tests can be shortened."""

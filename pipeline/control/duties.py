@@ -7,6 +7,7 @@ from typing import Literal
 
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.decisions import JournalEntry, WorkDeadline
+from pipeline.contracts.steering import Request
 from pipeline.control.deadline import BudgetTooSmallError
 
 DutyKind = Literal[
@@ -21,6 +22,9 @@ DutyKind = Literal[
     "test",
     "refuse",
     "summarize",
+    "steer",
+    "export_copy",
+    "stop",
 ]
 
 
@@ -51,6 +55,7 @@ class Duty:
         reason: export: why, for the journal.
         share: test: share of the prompts to evaluate.
         error: refuse: the error to raise.
+        request: steer: the request that is in force now.
         journal: new journal entries.
     """
 
@@ -60,6 +65,7 @@ class Duty:
     reason: str = ""
     share: float = 1.0
     error: BudgetTooSmallError | None = None
+    request: Request | None = None
     journal: tuple[JournalEntry, ...] = ()
 
 
@@ -97,6 +103,7 @@ class RunStatus:
         exported: content of the export folder; None: it is empty.
         loaded_sha256: hash of the adapter that the samplers hold.
         tested: whether the final evaluation measured the version to export.
+        requests: of `launch.control`, not taken up yet, oldest first.
     """
 
     step: int
@@ -105,6 +112,7 @@ class RunStatus:
     exported: Exported | None = None
     loaded_sha256: str | None = None
     tested: bool = False
+    requests: tuple[Request, ...] = ()
 
     @property
     def export_is_behind(self) -> bool:

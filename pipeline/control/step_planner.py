@@ -55,10 +55,13 @@ class StepPlanner:
         config: of the run.
         entries: the result of `plans_in_force`.
         step: where the run continues.
+
+    Attributes:
+        settings: of the learner, whose `lr` may change.
     """
 
     def __init__(self, config: Config, *, entries: Iterable[Mapping[str, Any]], step: int) -> None:
-        self._settings = config.learner
+        self.settings = config.learner
         self._full = config.rollout.prompts_per_step
         self._decays_from = config.sft_steps + config.learner.warmup_steps
         self._begins = config.sft_steps
@@ -103,7 +106,7 @@ class StepPlanner:
         `learner.schedule` for a decay over the planned steps. After a change the decay continues
         from its current value, faster or slower, and ends at the new end.
         """
-        settings, step = self._settings, self.plan.step - self._begins
+        settings, step = self.settings, self.plan.step - self._begins
         if step < settings.warmup_steps:
             return settings.lr * (step + 1) / settings.warmup_steps
         if settings.schedule == "cosine":

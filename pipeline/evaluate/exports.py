@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.adapters import AdapterRef
+from pipeline.contracts.adapters import AdapterRef, ExportReport
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import EXPORT, Measure
 from pipeline.evaluate.schedule import EvaluationSchedule
@@ -61,9 +62,7 @@ class Exports:
             reason: for the journal.
         """
         watch = Stopwatch(self._now)
-        examples = await self._schedule.examples(COMPARED)
-        folder = str(self._records.folder.export)
-        report = await self._workers.learner.export(folder, examples, which=which)
+        report = await self._write(self._records.folder.export, which)
         best, published = self._schedule.best, self._workers.published
         assert published is not None
         exported = best["adapter_sha256"] if which == "best" and best else published.sha256
@@ -76,3 +75,29 @@ class Exports:
         self._journaled.append(facts)
         self._measure(EXPORT, watch.total_s)
         self._records.exported(facts)
+
+    async def copy(self, step: int) -> None:
+        """Writes the current version to `exports/step_NNNNNN`, beside `export/`.
+
+        Args:
+            step: training steps done.
+        """
+        watch = Stopwatch(self._now)
+        folder = self._records.folder.path / "exports" / f"step_{step:06d}"
+        folder.parent.mkdir(exist_ok=True)
+        report = await self._write(folder, "current")
+        self._measure(EXPORT, watch.total_s)
+        published = self._workers.published
+        assert published is not None
+        self._records.exported_copy(
+            {
+                **asdict(report),
+                "adapter_sha256": published.sha256,
+                "seconds": watch.total_s,
+                "step": step,
+            }
+        )
+
+    async def _write(self, folder: Path, which: AdapterRef) -> ExportReport:
+        examples = await self._schedule.examples(COMPARED)
+        return await self._workers.learner.export(str(folder), examples, which=which)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from configs.schema import Config
-from pipeline.run.run_folder import ENDED, REWARDS_CHANGED, RunFolder
+from pipeline.contracts.steering import REWARDS_CHANGED
+from pipeline.run.run_folder import ENDED, RunFolder
 
 
 def comparable_since(config: Config) -> str | None:

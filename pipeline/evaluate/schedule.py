@@ -77,6 +77,10 @@ class EvaluationSchedule:
         records: hold the results, those of earlier processes included.
         now: reads the clock, in seconds.
         measure: receives how long each evaluation takes.
+
+    Attributes:
+        config: of the run; may be replaced between two evaluations.
+        result: of the final evaluation; None: not there yet.
     """
 
     def __init__(
@@ -90,7 +94,7 @@ class EvaluationSchedule:
         now: Callable[[], float],
         measure: Measure,
     ) -> None:
-        self._config = config
+        self.config = config
         self._metric = config.eval.metric
         self._since = comparable_since(config)
         self._validation = data.validation.prompts if data.validation else ()
@@ -136,6 +140,16 @@ class EvaluationSchedule:
     def is_evaluated(self, adapter_sha256: str) -> bool:
         """Whether any split was evaluated with this adapter."""
         return adapter_sha256 in self._evaluated
+
+    def restart(self) -> None:
+        """Takes note that the rewards have changed, as the journal has it.
+
+        With a reward metric the search for the best version starts anew, and the evaluation before
+        training has to be repeated.
+        """
+        if self._since is not None:
+            self._validated, self._before = validations(self._folder, since=self._since), None
+            self._read.clear()
 
     async def examples(self, count: int) -> list[Completion]:
         """Answers of the last evaluation, to compare two ways of scoring."""
@@ -362,7 +376,7 @@ class EvaluationSchedule:
         if earlier is not None and known == len(prompts):
             return earlier
         found, sampled = await self._evaluate_share(name, prompts, share, deadline)
-        count = len(sampled) // self._config.eval.samples
+        count = len(sampled) // self.config.eval.samples
         if count < len(prompts):
             self._records.event(
                 "evaluation_shortened",
@@ -420,7 +434,7 @@ class EvaluationSchedule:
         found = await evaluation.evaluate(
             prompts,
             completions,
-            config=self._config,
+            config=self.config,
             maker=self._maker,
             score=partial(self._workers.score, deadline=deadline),
         )
@@ -429,11 +443,11 @@ class EvaluationSchedule:
     async def _sample(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> list[Completion]:
-        requests = evaluation.requests(prompts, phase=name, samples=self._config.eval.samples)
+        requests = evaluation.requests(prompts, phase=name, samples=self.config.eval.samples)
         with self._records.activity(name, "answers") as show:
             completions, _ = await self._workers.generate(
                 requests,
-                temperature=self._config.eval.temperature,
+                temperature=self.config.eval.temperature,
                 deadline=deadline,
                 report=counting(show, len(requests)),
             )

@@ -69,6 +69,9 @@ class RolloutProducer:
         log: journals the decisions on further rounds, and has those of earlier processes.
         has_time_for: called before a further round.
         now: reads the clock, in seconds.
+
+    Attributes:
+        config: of the run; may be replaced between two steps.
     """
 
     def __init__(
@@ -82,7 +85,7 @@ class RolloutProducer:
         has_time_for: StepGate,
         now: Callable[[], float],
     ) -> None:
-        self._config = config
+        self.config = config
         self._data = data
         self._prompts = {prompt.id: prompt for prompt in data.train.prompts}
         self._maker = maker
@@ -112,7 +115,7 @@ class RolloutProducer:
             found, self._ahead = self._ahead.result(), None
             assert found.number == step.number
             return found
-        if self._config.rollout.ahead == "off" or step.number == self._config.sft_steps:
+        if self.config.rollout.ahead == "off" or step.number == self.config.sft_steps:
             return await self._sample(step, state, watch)
         # A resumed run: the rollouts that the killed process sampled ahead.
         await self._workers.publish("previous")
@@ -158,7 +161,7 @@ class RolloutProducer:
         return self._ahead.result()
 
     def _demonstrations(self, step: TrainStep, state: SamplingState) -> DemonstrationStep:
-        config = self._config
+        config = self.config
         assert self._data.sft is not None
         sequences = sequences_for_step(
             self._data.sft.demonstrations,
@@ -171,7 +174,7 @@ class RolloutProducer:
 
     async def _sample(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> RolloutStep:
         """The rollouts of a step under the loaded adapter."""
-        settings = self._config.rollout
+        settings = self.config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, watch)
             return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
@@ -200,7 +203,7 @@ class RolloutProducer:
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
-        config = self._config
+        config = self.config
         prompts = prompts_for_step(
             self._data.train.prompts,
             seed=config.run.seed,
@@ -211,13 +214,13 @@ class RolloutProducer:
         return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
-        assert self._config.rollout.max_prompts_per_step is not None
+        assert self.config.rollout.max_prompts_per_step is not None
         return consecutive_prompts(
             self._data.train.prompts,
-            seed=self._config.run.seed,
+            seed=self.config.run.seed,
             start=sampled,
             count=size,
-            window=self._config.rollout.max_prompts_per_step,
+            window=self.config.rollout.max_prompts_per_step,
             weights=self._data.weights,
         )
 
@@ -225,7 +228,7 @@ class RolloutProducer:
         self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, watch: Stopwatch
     ) -> SamplingRound:
         """A group for each prompt, and the continuation of partial rollouts."""
-        config, workers, began_s = self._config, self._workers, self._now()
+        config, workers, began_s = self.config, self._workers, self._now()
         new = [
             RolloutRequest(RolloutName("train", step.number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
@@ -276,7 +279,7 @@ class RolloutProducer:
         self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
     ) -> int:
         """Prompts of a further round; 0: none."""
-        settings = self._config.rollout
+        settings = self.config.rollout
         assert settings.max_prompts_per_step is not None
         missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
         left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
@@ -289,7 +292,7 @@ class RolloutProducer:
         if not self._has_time_for(step):
             self._journal(step, rounds, prompts=0, why="deadline")
             return 0
-        if self._config.budget.steps is None:
+        if self.config.budget.steps is None:
             self._journal(step, rounds, prompts=size, why="time is left")
         return size
 

@@ -247,7 +247,9 @@ class Workers:
     ) -> dict[str, float]:
         """Updates the policy; returns the metrics of the update."""
         if isinstance(data, RolloutStep):
-            metrics = await self.learner.update(data.rollouts, rate=step.rate)
+            metrics = await self.learner.update(
+                data.rollouts, rate=step.rate, lr=step.lr, kl_coef=step.kl_coef
+            )
             self.sizes.step_done(data.rollouts, left)
         else:
             metrics = await self.learner.sft_update(data.sequences)

@@ -92,6 +92,18 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     }
 
 
+
+
+def _export_line(facts: Mapping[str, Any]) -> str:
+    """An export as a line."""
+    equal = (
+        "read back number by number; the devices have no room to score it"
+        if facts["max_difference"] is None
+        else f"log-probs differ by at most {facts['max_difference']:.1e}"
+    )
+    return f"export: {facts['folder']}, version {facts['version']}, {equal}"
+
+
 class Records:
     """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
 
@@ -301,17 +313,15 @@ class Records:
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
-        equal = (
-            "read back number by number; the devices have no room to score it"
-            if facts["max_difference"] is None
-            else f"log-probs differ by at most {facts['max_difference']:.1e}"
-        )
-        of = f"{facts['folder']}, version {facts['version']}"
-        self.event("exported", f"export: {of}, {equal}", **facts)
+        self.event("exported", _export_line(facts), **facts)
         if facts["reason"] != "rehearsal":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
             self.tracker.log_artifact("export", Path(facts["folder"]), metadata=metadata)
+
+    def exported_copy(self, facts: Mapping[str, Any]) -> None:
+        """Records an export beside that of the run: as `exported`, with its step."""
+        self.event("exported_copy", _export_line(facts), **facts)
 
     # --- the decision log (contracts.decisions.DecisionLog)
 

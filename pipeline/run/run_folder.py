@@ -27,6 +27,7 @@ from configs.resume import (
     reward_changes,
 )
 from configs.schema import Config
+from configs.steering import set_value
 from configs.toml_text import show_value
 from pipeline.contracts.record_files import (
     DamagedFileError,
@@ -43,11 +44,12 @@ from pipeline.contracts.record_files import (
     write_json,
     write_rows,
 )
+from pipeline.contracts.steering import REWARDS_CHANGED, sets_in_force, values_at, with_sets
 
 ENDED, RESUMED = "ended", "resumed"
 """Journal events: a clean end with its summary, and a start that resumes after a step."""
-REWARDS, REWARDS_CHANGED = "rewards", "rewards_changed"
-"""Journal events: the hashes of the reward functions' code, and an accepted change of rewards."""
+REWARDS = "rewards"
+"""Journal event: the hashes of the reward functions' code."""
 _LOCK = ".lock"
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
@@ -240,6 +242,10 @@ class RunFolder:
             self._take_lock()
         recover_folder(self.export)
         self.rollouts.mkdir(exist_ok=True)
+        self.write_config(config)
+
+    def write_config(self, config: Config) -> None:
+        """Replaces `config.json`."""
         write_atomically(self._config, config_to_json(config).encode())
 
     def _refuse_file(self) -> None:
@@ -296,11 +302,11 @@ class RunFolder:
 
     @property
     def saved_config(self) -> dict[str, Any]:
-        """The resolved configuration of the run's last start.
+        """The resolved configuration of the run's last start, with what was set since.
 
         Raises:
             FileNotFoundError: if there is no run.
-            DamagedFileError: if it is not JSON.
+            DamagedFileError: if it is not JSON, or the journal is damaged.
         """
         try:
             found: dict[str, Any] = json.loads(self._config.read_bytes())
@@ -309,7 +315,19 @@ class RunFolder:
                 f"{self._config} is damaged: {error}; restore it from a copy, or start another run "
                 "with --run.name"
             ) from None
+        for key, value in values_at(sets_in_force(self.entries())).items():
+            with suppress(KeyError):  # a process that is killed now has not replaced the file
+                set_value(found, key, value)
         return found
+
+    def in_force(self, config: Config) -> Config:
+        """The configuration of a start with what was set while the run ran; see `with_sets`.
+
+        Raises:
+            ConfigError: if the values do not suit other settings, which have changed.
+            DamagedFileError: if the journal is damaged.
+        """
+        return with_sets(config, self.entries()) if self.holds_run else config
 
     @property
     def is_locked(self) -> bool:
@@ -411,26 +429,27 @@ class RunFolder:
         found: list[dict[str, Any]] = []
         for entry in self.entries():
             if entry["event"] == RESUMED:
-                found = [earlier for earlier in found if earlier["step"] <= entry["step"]]
-            elif entry["event"] == since:
-                found = []
-            elif entry["event"] in events:
+                found = [earlier for earlier in found if _holds(earlier, entry["step"])]
+            elif entry["event"] in {*events, since}:
                 found.append(entry)
-        return found
+        last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
+        return found[last + 1 :]
 
     @property
     def reward_changes(self) -> list[int]:
         """Steps after which the rewards changed, ascending; raises as `entries`.
 
-        A resume after an earlier step does not undo a change: it then holds from that step on.
+        A resume after an earlier step does not undo a change by `--accept rewards`: it then holds
+        from that step on. It undoes one that was set while the run ran, until that step.
         """
-        found: set[int] = set()
+        found: list[dict[str, Any]] = []
         for entry in self.entries():
             if entry["event"] == REWARDS_CHANGED:
-                found.add(entry["after_step"])
+                found.append(entry)
             elif entry["event"] == RESUMED:
-                found = {min(step, entry["step"]) for step in found}
-        return sorted(found)
+                kept, step = (one for one in found if _holds(one, entry["step"])), entry["step"]
+                found = [one | {"after_step": min(step, one["after_step"])} for one in kept]
+        return sorted({one["after_step"] for one in found})
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -500,3 +519,10 @@ class RunFolder:
             replace_rows(self._metrics, rows[: len(rows) - len(later)])
         self.journal(RESUMED, step=step)
         return superseded
+
+
+def _holds(entry: Mapping[str, Any], step: int) -> bool:
+    """Whether a resume after `step` does not roll the entry back."""
+    if entry["event"] != REWARDS_CHANGED:
+        return entry["step"] <= step
+    return "request" not in entry or entry["after_step"] <= step

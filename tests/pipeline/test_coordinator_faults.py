@@ -148,11 +148,9 @@ def unstable(process: Process, versions: Sequence[int]) -> Process:
     skipped = {"skipped_updates": 1.0, "loss": math.nan, "grad_norm": math.nan}
     skipped |= {"tokens_trained": 0.0}
 
-    async def updating(
-        rollouts: Sequence[Rollout], *, rate: float | None = None
-    ) -> dict[str, float]:
+    async def updating(rollouts: Sequence[Rollout], **scalars: float | None) -> dict[str, float]:
         version, adapter = learner.version, learner.adapter
-        metrics = await update(rollouts, rate=rate)
+        metrics = await update(rollouts, **scalars)
         if version in versions:
             learner.adapter = adapter
             return metrics | skipped
@@ -210,11 +208,9 @@ def test_steps_whose_advantages_overflow_are_skipped_updates(tmp_path: Path):
 
     update = run.learner.update
 
-    async def nothing(
-        rollouts: Sequence[Rollout], *, rate: float | None = None
-    ) -> dict[str, float]:
+    async def nothing(rollouts: Sequence[Rollout], **scalars: float | None) -> dict[str, float]:
         assert not any(rollout.advantage for rollout in rollouts)
-        return {**await update(rollouts, rate=rate), "tokens_trained": 0.0}
+        return {**await update(rollouts, **scalars), "tokens_trained": 0.0}
 
     run.scorer.score = huge  # type: ignore[method-assign]
     run.learner.update = nothing  # type: ignore[method-assign]

@@ -47,9 +47,9 @@ class Watched:
         self.asked: list[tuple[str, int, int | None]] = []
         update = self.run.learner.update
 
-        async def watch(rollouts: Sequence[Any], *, rate: float | None = None) -> dict[str, float]:
+        async def watch(rollouts: Sequence[Any], **scalars: float | None) -> dict[str, float]:
             self.learned.append([rollout.completion for rollout in rollouts])
-            return await update(rollouts, rate=rate)
+            return await update(rollouts, **scalars)
 
         self.run.learner.update = watch  # type: ignore[method-assign]
         for sampler in self.run.samplers:

@@ -65,6 +65,8 @@ class DeviceBatch:
         reference_logprobs: under the reference; None unless `learner.kl` is a one-token estimator.
         reference: the reference's top k; None unless `learner.kl` is "topk".
         teacher: the teacher's top k; None without a teacher.
+        kl_coef: coefficient of the KL term; None without one. An argument of the program, so that
+            another value compiles nothing.
     """
 
     inputs: Inputs
@@ -75,6 +77,7 @@ class DeviceBatch:
     reference_logprobs: Float[Array, "rows seq"] | None = None
     reference: TopKLogprobs | None = None
     teacher: TopKLogprobs | None = None
+    kl_coef: Float[Array, ""] | None = None
 
 
 def place_inputs(batch: PackedBatch, mesh: Mesh) -> Inputs:

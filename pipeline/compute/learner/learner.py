@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -64,9 +65,9 @@ class Learner:
         self.policy = policy
         self.base = base
         self._vocabulary = vocabulary
-        self._rates = {"sft": sft_rate(config), "grpo": grpo_rate(config)}
-        for rate in self._rates.values():
-            rate(0)  # compiles the operations of the schedule
+        self._sft_rate = sft_rate(config)
+        for schedule in (self._sft_rate, grpo_rate(config)):
+            schedule(0)  # compiles the operations of the schedule
         self._teacher = _open_teacher(config.learner.teacher, policy)
         self._config: Config
         self._programs: LearnerPrograms
@@ -162,7 +163,14 @@ class Learner:
         """The current adapter in host memory, for sending it to samplers."""
         return jax.device_get(self.state.adapter)
 
-    def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
+    def update(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        rate: float | None = None,
+        lr: float | None = None,
+        kl_coef: float | None = None,
+    ) -> dict[str, float]:
         """Trains on one step's rollouts and increments the version.
 
         Adapter and optimizer do not change if no rollout carries a signal. An update whose loss or
@@ -172,6 +180,8 @@ class Learner:
             rollouts: the step's rollouts.
             rate: the learning rate of all updates of this step if the step planner plans the decay
                 (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
+            lr: peak of that schedule; None: `learner.lr`.
+            kl_coef: coefficient of the KL term, if there is one; None: `learner.kl_coef`.
 
         Returns:
             Metrics of the last update: those of `objective`, `loss`, `grad_norm` before clipping,
@@ -179,6 +189,7 @@ class Learner:
             `tokens_trained` and `padding_metrics`; `skipped_updates` (1) only if an update was
             skipped.
         """
+        assert (rate is not None) == self._config.plans_decay, rate
         batches = self._pack(rollouts)
         # Copied before the first update donates the adapter. The copy must not be made later: the
         # state must not change before an update has ended, and nothing may run out of memory after
@@ -186,14 +197,15 @@ class Learner:
         initial = self._copy(self.state.adapter) if self._samples_ahead else None
         parity_ahead = self._parity_ahead(batches)
         # Batches that are used once are placed lazily, so that only one exists at a time.
-        placed: Iterable[DeviceBatch] = map(self._place, batches)
+        placed: Iterable[DeviceBatch] = map(partial(self._place, kl_coef=kl_coef), batches)
         if self._programs.uses_old_logprobs:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches) | parity_ahead
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            found, logprobs = self._one_update(placed, rate, weight=weight)
+            now = self._rate(lr) if rate is None else rate
+            found, logprobs = self._one_update(placed, now, weight=weight)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
                 if self._programs.uses_old_logprobs:
@@ -240,7 +252,7 @@ class Learner:
         trained = 0 if "skipped_updates" in found else sum(batch.num_tokens for batch in batches)
         return {
             **found,
-            "lr": float(self._rates["sft"](state.updates)),
+            "lr": float(self._sft_rate(state.updates)),
             "tokens_trained": float(trained),
             **padding_metrics(batches),
         }
@@ -297,7 +309,11 @@ class Learner:
             keep_zero_advantage=self._programs.learns_without_advantage,
         )
 
-    def _place(self, batch: TokenBatch) -> DeviceBatch:
+    def _rate(self, lr: float | None) -> float:
+        """The learning rate of the next update by the schedule with this peak."""
+        return float(grpo_rate(self._config, peak=lr)(self.state.updates))
+
+    def _place(self, batch: TokenBatch, *, kl_coef: float | None = None) -> DeviceBatch:
         """The batch on the devices, with the log-probs of reference and teacher."""
         programs = self._programs
         weights, advantages, sampled = jax.device_put(
@@ -312,6 +328,8 @@ class Learner:
             old = jax.device_put(unknown, by_row(self.policy.mesh))
             placed = replace(placed, old_logprobs=old)
         if programs.uses_reference:
+            coef = np.float32(self._config.learner.kl_coef if kl_coef is None else kl_coef)
+            placed = replace(placed, kl_coef=jax.device_put(coef, self._whole))
             reference = self._zeros if self.state.reference is None else self.state.reference
             if self._config.learner.kl == "topk":
                 top = self._run(self._compiled.reference_top_k, reference, inputs)
@@ -328,11 +346,10 @@ class Learner:
         return programs[len(inputs.tokens)](self.base, adapter, inputs)
 
     def _one_update(
-        self, batches: Iterable[DeviceBatch], rate: float | None, *, weight: float
+        self, batches: Iterable[DeviceBatch], rate: float, *, weight: float
     ) -> tuple[dict[str, float], list[np.ndarray]]:
         """One pass over the step's batches, whose weights sum to `weight`, and one update."""
         state = self.state
-        assert (rate is not None) == self._config.plans_decay, rate
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
@@ -342,17 +359,15 @@ class Learner:
             # Summed on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
-        planned = () if rate is None else (rate,)
-        found = self._apply(self._compiled.apply, total, combined(shares, weight=weight), *planned)
-        lr = float(self._rates["grpo"](state.updates)) if rate is None else float(rate)
-        return found | {"lr": lr}, logprobs
+        found = self._apply(self._compiled.apply, total, combined(shares, weight=weight), rate)
+        return found | {"lr": rate}, logprobs
 
     def _apply(
         self,
         program: jax.stages.Compiled,
         total: Params,
         metrics: Mapping[str, float],
-        *planned: float,
+        *rate: float,
     ) -> dict[str, float]:
         """Applies a gradient, or skips it if loss or norm is not finite; keeps the version.
 
@@ -360,14 +375,14 @@ class Learner:
             program: `apply` or `apply_sft`.
             total: the gradient.
             metrics: of the micro-batches; `loss` is their sum.
-            planned: the learning rate, if the program takes it.
+            rate: the learning rate, if the program takes it.
 
         Returns:
             The metrics, the norms of gradient and adapter, and `skipped_updates` if it was skipped.
         """
         state = self.state
         with np.errstate(over="ignore"):
-            given = [np.float32(value) for value in (metrics["loss"], *planned)]
+            given = [np.float32(value) for value in (metrics["loss"], *rate)]
         scalars = jax.device_put(given, self._whole)
         adapter, optimizer, norms = program(state.adapter, state.optimizer, total, *scalars)
         found = {**metrics, **{name: float(norm) for name, norm in norms.items()}}

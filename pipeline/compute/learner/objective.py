@@ -68,7 +68,8 @@ def objective(
     if batch.reference is not None:
         metrics |= _top_k_kl(scores, batch.reference, batch)
     if "kl" in metrics:
-        loss += settings.kl_coef * metrics["kl"]
+        assert batch.kl_coef is not None
+        loss += batch.kl_coef * metrics["kl"]
     if batch.teacher is not None:
         assert scores.gathered is not None
         # The teacher's tokens are the last ones.

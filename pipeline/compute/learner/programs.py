@@ -76,8 +76,8 @@ class CompiledLearner:
         score: log-probs of targets.
         reference_top_k: top k of reference and teacher; empty if no setting uses it.
         gradient: accumulates the GRPO gradient.
-        apply: applies a GRPO update; takes adapter, optimizer state, gradient and loss, and the
-            learning rate if the step planner plans the decay.
+        apply: applies a GRPO update; takes adapter, optimizer state, gradient, loss and learning
+            rate.
         sft_gradient: accumulates the SFT gradient; empty without an SFT phase.
         apply_sft: applies an SFT update; None without an SFT phase.
     """
@@ -141,7 +141,7 @@ class LearnerPrograms:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        """The optimizer; its state has the same structure in both phases."""
+        """The optimizer; its state has the same structure in both phases, whatever the rate."""
         return make_optimizer(self.config, grpo_rate(self.config))
 
     @property
@@ -308,17 +308,18 @@ class LearnerPrograms:
     def trace_apply(self) -> jax.stages.Traced:
         """Traces a GRPO update.
 
-        It takes the learning rate if the step planner plans the decay, so that replanning never
-        compiles.
+        It takes the learning rate, so that neither a new plan of the decay nor a new peak compiles.
         """
-        return self._trace_apply(None if self.config.plans_decay else grpo_rate(self.config))
+        return self._trace_apply(None)
 
     def trace_apply_sft(self) -> jax.stages.Traced:
         """Traces an SFT update."""
         return self._trace_apply(sft_rate(self.config))
 
     def _trace_apply(self, schedule: optax.Schedule | None) -> jax.stages.Traced:
-        """Traces one update; the learning rate is an argument if there is no schedule.
+        """Traces one update.
+
+        The learning rate follows the schedule, or is an argument if there is none.
 
         It changes nothing if the loss or the gradient's norm is infinite or NaN. Its results are
         adapter, optimizer state, and the norms of the gradient before clipping (`grad_norm`) and
@@ -330,7 +331,6 @@ class LearnerPrograms:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=whole),
             jax.eval_shape(self.optimizer.init, adapter),
         )
-        scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
 
         def apply(adapter: Params, state: Any, grads: Params, loss: Any, *rate: Any) -> Any:
             optimizer = make_optimizer(self.config, schedule or (lambda _: rate[0]))
@@ -339,7 +339,7 @@ class LearnerPrograms:
             norms = lora.norms(adapter, lora=self.config.lora, layers=layers)
             return adapter, state, {"grad_norm": norm, **norms}
 
-        given = [scalar] if schedule else [scalar, scalar]
+        given = [self._scalar] if schedule else [self._scalar, self._scalar]
         program = jax.jit(apply, donate_argnums=(0, 1), out_shardings=whole)
         return program.trace(adapter, state, adapter, *given)
 
@@ -390,8 +390,13 @@ class LearnerPrograms:
             old_logprobs=floats if self.uses_old_logprobs else None,
             reference_logprobs=floats if self.uses_reference and not top_k_kl else None,
             reference=top if self.uses_reference and top_k_kl else None,
+            kl_coef=self._scalar if self.uses_reference else None,
             teacher=top if settings.teacher is not None else None,
         )
+
+    @property
+    def _scalar(self) -> Any:
+        return jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(self.policy.mesh))
 
     def _rows(self, rows: int, *more: int, dtype: Any = jnp.float32) -> Any:
         shape = (rows, self.config.row_tokens, *more)

@@ -39,8 +39,9 @@ _ROLLOUT = {
     "sampler": _OF_STEP | {"temperature"},
     "learner": _OF_STEP | {"max_prompt_tokens", "max_new_tokens", "top_k", "top_p", "min_p"},
 }
-_RATES = {"lr", "schedule", "warmup_steps", "decay_steps", "weight_decay", "adam_b1", "adam_b2"}
-_OF_UPDATE = _RATES | {"max_grad_norm"}
+_RATE = {"lr", "schedule", "warmup_steps", "decay_steps"}
+"""Settings of the learning rate, which is an argument of `apply`."""
+_OF_UPDATE = _RATE | {"weight_decay", "adam_b1", "adam_b2", "max_grad_norm"}
 _OF_HEAD = {"head_tokens", "head_vocab"}
 
 
@@ -149,11 +150,9 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
     found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
     found["row_tokens"] = config.row_tokens
     found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
-    found["learner"] = _without(config.learner, set() if kind == "apply" else _OF_UPDATE)
+    found["learner"] = _without(config.learner, _RATE if kind == "apply" else _OF_UPDATE)
     found["learner"]["teacher"] = config.learner.teacher is not None
-    if kind == "apply":
-        found["learner"]["decay_steps"] = config.decay_steps
-        found["learner"]["rate_is_told"] = config.plans_decay
+    found["learner"]["kl_coef"] = config.learner.kl_coef > 0  # its value is an argument
     return found
 
 

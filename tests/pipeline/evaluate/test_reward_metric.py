@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.decisions import WorkDeadline
+from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate.recorded import earlier_result
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.rollout.workers import OutOfTime
-from pipeline.run.run_folder import REWARDS_CHANGED, RunFolder
+from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
     PROMPTS,

@@ -67,7 +67,7 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
         "plan__tp": 2,
     },
     "reference_top_k 8": {"learner__kl_top_k": 64},
-    "apply": {"lora__rank": 16, "learner__lr": 1e-4, "learner__adam_b1": 0.8},
+    "apply": {"lora__rank": 16, "learner__weight_decay": 0.1, "learner__adam_b1": 0.8},
 }
 
 
@@ -91,7 +91,8 @@ def test_different_programs_have_different_keys(program, setting, value):
         ("gradient 8", {"plan__slots": 256, "plan__kv_cache": "int8"}),
         ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
         ("gradient 8", {"rollout__max_prompt_tokens": 200, "plan__segment_steps": 8}),
-        ("apply", {"plan__slots": 256}),
+        ("gradient 8", {"learner__kl_coef": 0.5}),
+        ("apply", {"plan__slots": 256, "learner__lr": 1e-4, "learner__schedule": "constant"}),
     ],
 )
 def test_irrelevant_settings_keep_the_key(program, settings):
