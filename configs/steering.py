@@ -36,7 +36,10 @@ def steerable_lines() -> Iterator[str]:
         setting = find_setting(key.replace(_NAME, "0").split("."))
         assert setting is not None
         meaning = f"{setting.description}; {setting.allowed}"
-        yield from (f"  {key}", *textwrap.wrap(meaning, 92, initial_indent=_IN, subsequent_indent=_IN))
+        yield from (
+            f"  {key}",
+            *textwrap.wrap(meaning, 92, initial_indent=_IN, subsequent_indent=_IN),
+        )
 
 
 def is_weight(key: str) -> bool:

@@ -21,7 +21,6 @@ from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 from configs.schema import Config
-from configs.steering import is_weight, value_of
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import (
     CHECKPOINT,
@@ -33,7 +32,6 @@ from pipeline.contracts.decisions import (
 )
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
-from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
 from pipeline.control.duties import PHASES, BestVersion, Duty, DutyKind, Exported, RunStatus
@@ -98,7 +96,7 @@ class Coordinator:
         self.progress = progress
         self.resumed_from = resumed_from
         entries = list(records.folder.entries())
-        self.requests = Requests(records.folder.path, entries)
+        self.requests = Requests(records.folder.path, entries, log=records)
         self.controller = RunController(
             config,
             deadline,
@@ -224,8 +222,6 @@ class Coordinator:
             "stop": self._stop,
         }
         while duty := self._decide(self.controller.due(self._status, self._now_s)):
-            if damage := self.requests.damage():
-                self.records.event("control_damaged", f"requests are ignored: {damage}")
             try:
                 with self.phases.during(PHASES[duty.kind]):
                     await duties[duty.kind](duty)
@@ -309,22 +305,11 @@ class Coordinator:
         request, step = duty.request, self.progress.step
         assert request is not None
         self.requests.taken(request)
-        if request.verb == "extend":
-            self.records.console.update(steps_planned=self.controller.deadline.steps)
-        before, self.config = self.config, self.controller.config
-        if self.config is before:
+        if self.config is self.controller.config:
             return
-        assert request.key is not None
-        self.producer.config = self.schedule.config = self.config
+        self.config = self.producer.config = self.controller.config
         self.records.folder.write_config(self.config)
-        if is_weight(request.key):
-            old, new = (value_of(one.model_dump(), request.key) for one in (before, self.config))
-            changes = [(request.key, old, new)]
-            self.records.journal(
-                REWARDS_CHANGED, after_step=step, changes=changes, request=request.id
-            )
-            self.records.rewards_changed(step, changes)
-            self.schedule.restart()
+        self.schedule.adopt(self.config, step, request=request.id)
 
     async def _stop(self, _: Duty) -> None:
         raise Interrupted

@@ -11,7 +11,6 @@ version, export of the best version, evaluation of what is exported, as time per
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -31,13 +30,12 @@ from pipeline.contracts.decisions import (
     WorkDeadline,
     evaluation_part,
 )
-from pipeline.contracts.steering import Request
 from pipeline.control.alarms import Alarm, AlarmWatch
 from pipeline.control.budget import show_duration
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
-from pipeline.control.duties import Duty, RunStatus
+from pipeline.control.duties import NAMES, Duty, RunStatus
 from pipeline.control.steering import Steering
-from pipeline.control.step_planner import StepPlanner, plans_in_force
+from pipeline.control.step_planner import StepPlanner, plans_in_force, validations_within
 
 VALIDATION_DUE = "validation_due"
 EXPORT_SHARE = 0.05
@@ -48,11 +46,6 @@ _TEST_MARGIN = 0.2
 _UPDATE_PER_SAMPLING = 2.0
 """Assumed duration of a step relative to its sampling, until one was measured."""
 _MINUTE_S = 60.0
-_NAMES = {
-    "evaluate_before": "the evaluation before training",
-    "validate": "the validation",
-    "repair_answers": "the repeated validation",
-}
 
 
 @dataclass
@@ -252,7 +245,7 @@ class RunController:
             self._duties = iter(())
         else:
             assert self._duty is not None
-            what = _NAMES.get(self._duty.kind, self._duty.kind)
+            what = NAMES.get(self._duty.kind, self._duty.kind)
         return JournalEntry(
             "abandoned",
             {"what": what, "step": self._status.step, "elapsed_s": now_s},
@@ -265,7 +258,9 @@ class RunController:
         """Parity, the rehearsal of the end, and requests that wait for the start."""
         yield from self._begin()
         yield from self._steer()
-        yield from self._perform_wanted()
+        if self._status.step in self._steering.evaluated_at and self._validation_is_due():
+            yield self._validate(self._leaving_an_export())
+        yield from self._steering.single_duties()
 
     def _begin(self) -> Iterator[Duty]:
         """Parity, evaluation before training; with a time budget a rehearsal of the end."""
@@ -321,10 +316,7 @@ class RunController:
         yield Duty("repair_answers", deadline)
 
     def _between(self) -> Iterator[Duty]:
-        """Requests, validation, export of a better version, checkpoint.
-
-        Validates again if time runs out.
-        """
+        """Requests, validation, export of a better version, checkpoint; validates the last one."""
         yield from self._steer()
         began_s, self._validations_s = self._now_s, 0.0
         step = self._status.step
@@ -335,55 +327,28 @@ class RunController:
                 return
         if self._timed:
             yield from self._export_if_better()
-        requested = self._steering.take("checkpoint") or self._checkpoint_requested
+        requested = self._steering.wants("checkpoint") or self._checkpoint_requested
         if requested or step % self.config.checkpoint.every_steps == 0:
             self._checkpoint_requested = False
             yield Duty("checkpoint")
         self.deadline.step_time.observe_between(self._now_s - began_s - self._validations_s)
-        yield from self._perform_wanted()
+        yield from self._steering.single_duties()
         # Validating what seems to be the last version may leave time for one more step.
         phase = self._phase(step)
         if self._timed and not self.deadline.allows(step, self._now_s, phase=phase):
             yield from self._validate_last()
 
     def _steer(self) -> Iterator[Duty]:
-        """Takes up the requests of `launch.control`, after those that are repeated here."""
-        step = self._status.step
-        for request in self._steering.earlier(step):
-            yield from self._put_into_force(request)
-        if not self._steering.accepts:
-            return
-        for request in self._status.requests:
-            journal = self._steering.decide(request, step=step, now_s=self._now_s)
-            if "refused" in journal[0].facts:
-                yield Duty("steer", request=request, journal=journal)
-            else:
-                yield from self._put_into_force(request, journal)
-
-    def _put_into_force(
-        self, request: Request, journal: tuple[JournalEntry, ...] = ()
-    ) -> Iterator[Duty]:
-        changes_rewards = self._steering.perform(request, step=self._status.step)
-        self.config = self._steering.config
-        self._planner.settings = self.config.learner
-        if changes_rewards:
-            self.alarms = AlarmWatch(self.config)
-        self.alarms.config = self.config
-        yield Duty("steer", request=request, journal=journal)
-        if changes_rewards and self.config.eval.uses_rewards:
-            yield Duty("evaluate_before", self._leaving_an_export())
-
-    def _perform_wanted(self) -> Iterator[Duty]:
-        """What was requested once; a validation is performed where those of the run are."""
-        wanted = self._steering
-        if self._status.step in wanted.evaluated_at and self._validation_is_due():
-            yield self._validate(self._leaving_an_export())
-        if wanted.take("checkpoint"):
-            yield Duty("checkpoint")
-        if wanted.take("export"):
-            yield Duty("export_copy")
-        if wanted.take("stop-after-step"):
-            yield Duty("stop")
+        """Takes up the requests of `launch.control`."""
+        for duty in self._steering.duties(self._status, self._now_s):
+            before, self.config = self.config, self._steering.config
+            self._planner.settings, self.alarms.config = self.config.learner, self.config
+            changed = self.config.reward_weights != before.reward_weights
+            if changed:
+                self.alarms = AlarmWatch(self.config)
+            yield duty
+            if changed and self.config.eval.uses_rewards:
+                yield Duty("evaluate_before", self._leaving_an_export())
 
     def _end(self) -> Iterator[Duty]:
         """Validates the last version, exports and evaluates the best one, as time permits.
@@ -515,15 +480,8 @@ class RunController:
 
     def _validations_within(self, step: int, steps: int) -> int:
         """Validations between `steps` steps, the first of which is number `step`."""
-        settings = self.config.eval
-        if settings.every_minutes is not None:
-            step_s = self.deadline.step_time.expected_s(phase=self._phase(step))
-            # A validation is due after the step in which the interval ends.
-            every = math.ceil(60 * settings.every_minutes / step_s) if step_s > 0 else steps
-            return (steps - 1) // every
-        if not settings.every_steps:
-            return 0
-        return (step + steps - 1) // settings.every_steps - step // settings.every_steps
+        step_s = self.deadline.step_time.expected_s(phase=self._phase(step))
+        return validations_within(self.config.eval, step, steps, step_s=step_s)
 
     def _share(self, step: TrainStep) -> float:
         """Planned prompts as a share of a full step."""

@@ -40,8 +40,18 @@ PHASES: dict[DutyKind, str] = {
     "test": "evaluation",
     "refuse": "coordination",
     "summarize": "coordination",
+    "steer": "coordination",
+    "export_copy": "export",
+    "stop": "coordination",
 }
 """Phase of the run during each duty, for the ledger."""
+
+NAMES: dict[DutyKind, str] = {
+    "evaluate_before": "the evaluation before training",
+    "validate": "the validation",
+    "repair_answers": "the repeated validation",
+}
+"""What the console calls a duty that is abandoned, where its kind does not say it."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class Duty:
         reason: export: why, for the journal.
         share: test: share of the prompts to evaluate.
         error: refuse: the error to raise.
-        request: steer: the request that is in force now.
+        request: steer: the request that is in force now, or refused.
         journal: new journal entries.
     """
 

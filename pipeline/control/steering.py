@@ -7,11 +7,11 @@ is never repeated, and `extend` needs no repetition: the budget is the sum of it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
-from configs.steering import is_weight, steered, value_of, with_values
+from configs.steering import steered, value_of, with_values
 from pipeline.contracts.decisions import EXPORT, VALIDATION, JournalEntry
 from pipeline.contracts.steering import (
     STEERED,
@@ -24,9 +24,14 @@ from pipeline.contracts.steering import (
 )
 from pipeline.control.budget import live_extension
 from pipeline.control.deadline import Deadline
+from pipeline.control.duties import Duty, DutyKind, RunStatus
 
-_ONCE: tuple[Verb, ...] = ("checkpoint", "export")
-"""Requests that act once: a step that is trained again repeats them."""
+_ONCE: Mapping[Verb, DutyKind] = {
+    "checkpoint": "checkpoint",
+    "export": "export_copy",
+    "stop-after-step": "stop",
+}
+"""Requests for a duty before the next step, in the order of these duties."""
 
 
 class Steering:
@@ -36,12 +41,11 @@ class Steering:
         config: of the run, with old or new values of what was set.
         entries: the journal of earlier processes.
         step: where the run continues.
-        deadline: of the run.
+        deadline: of the run; extensions add to it.
 
     Attributes:
         config: the configuration in force.
         evaluated_at: numbers of steps after which a validation was requested.
-        wanted: requests to perform before the next step.
     """
 
     def __init__(
@@ -58,33 +62,48 @@ class Steering:
         self.config = with_values(config, values) if values else config
         earlier = taken_up(entries)
         self.evaluated_at = {one["step"] for one in earlier if one["verb"] == "evaluate"}
-        self.wanted: set[Verb] = set()
-        in_force = {one.request for one in sets}
-        self._replayed = [
-            (one["step"], Request.of(one))
-            for one in earlier
-            if one["step"] > step and (one["verb"] in _ONCE or one["request"] in in_force)
-        ]
+        self._wanted: set[Verb] = set()
+        repeated = {one.request for one in sets}
+        repeated |= {one["request"] for one in earlier if one["verb"] in {"checkpoint", "export"}}
+        self._ahead = [one for one in earlier if one["step"] > step and one["request"] in repeated]
 
-    def earlier(self, step: int) -> list[Request]:
-        """The requests that an earlier process took up after `step` steps, to be repeated."""
-        found = [request for at, request in self._replayed if at == step]
-        self._replayed = [(at, request) for at, request in self._replayed if at > step]
-        return found
+    def duties(self, status: RunStatus, now_s: float) -> Iterator[Duty]:
+        """Takes up requests between two steps, one by one: each is in force with its duty.
 
-    @property
-    def accepts(self) -> bool:
-        """Whether new requests may be taken up: all earlier ones are in force."""
-        return not self._replayed
-
-    def decide(self, request: Request, *, step: int, now_s: float) -> tuple[JournalEntry, ...]:
-        """Takes a new request up, or refuses it; what to journal.
+        First those that an earlier process took up here; then new ones, unless earlier ones follow
+        at a later step, because requests keep their order.
 
         Args:
-            request: not in the journal yet.
-            step: training steps done.
+            status: of the run.
             now_s: the time used.
         """
+        step = status.step
+        here = [one for one in self._ahead if one["step"] == step]
+        self._ahead = [one for one in self._ahead if one["step"] > step]
+        for entry in here:
+            request = Request.of(entry)
+            self._put_into_force(request, step)
+            yield Duty("steer", request=request)
+        for request in () if self._ahead else status.requests:
+            journal = self._decide(request, step, now_s)
+            if "refused" not in journal[0].facts:
+                self._put_into_force(request, step)
+            yield Duty("steer", request=request, journal=journal)
+
+    def wants(self, verb: Verb) -> bool:
+        """Whether this is requested now; a later call returns False."""
+        found = verb in self._wanted
+        self._wanted.discard(verb)
+        return found
+
+    def single_duties(self) -> Iterator[Duty]:
+        """The duties that are requested now."""
+        for verb, kind in _ONCE.items():
+            if self.wants(verb):
+                yield Duty(kind)
+
+    def _decide(self, request: Request, step: int, now_s: float) -> tuple[JournalEntry, ...]:
+        """Takes a new request up, or refuses it; what to journal."""
         facts = {**request.facts, "step": step, "elapsed_s": now_s}
         further = []
         try:
@@ -92,46 +111,34 @@ class Steering:
             self._check_time(request, now_s)
             if request.verb == "set":
                 assert request.key is not None
-                changed = steered(self.config, request.key, request.value).model_dump()
+                changed = with_values(self.config, {request.key: request.value})
                 facts["old"] = value_of(self.config.model_dump(), request.key)
-                facts["value"] = value_of(changed, request.key)
+                facts["value"] = value_of(changed.model_dump(), request.key)
             elif request.verb == "extend":
                 more = live_extension(request.value, self.config)
                 self._deadline.extend(steps=more.steps, seconds=more.time_s)
-                added = {"steps": more.steps, "time_s": more.time_s}
-                further.append(JournalEntry("extended", {"step": step, **added}))
+                added = {"step": step, "steps": more.steps, "time_s": more.time_s}
+                further.append(JournalEntry("extended", added))
         except ValueError as mistake:
             facts["refused"] = str(mistake).replace("\n", "; ")
         return (JournalEntry(STEERED, facts, described(facts)), *further)
 
-    def perform(self, request: Request, *, step: int) -> bool:
-        """Puts a request into force, as far as it is a matter of decisions.
+    def _check_time(self, request: Request, now_s: float) -> None:
+        parts: Mapping[Verb, str] = {"evaluate": VALIDATION, "export": EXPORT}
+        if self._deadline.time_s is None or request.verb not in parts:
+            return
+        needed_s = self._deadline.shutdown.part_s(parts[request.verb])
+        if not self._deadline.has_time_for(needed_s, now_s):
+            raise ValueError("the time left is needed for the end of the run")
 
-        Returns whether it changes the rewards.
-        """
+    def _put_into_force(self, request: Request, step: int) -> None:
         if request.verb == "set":
             assert request.key is not None
             self.config = with_values(self.config, {request.key: request.value})
-            return is_weight(request.key)
-        if request.verb == "evaluate":
+        elif request.verb == "evaluate":
             self.evaluated_at.add(step)
-        elif request.verb != "extend":
-            self.wanted.add(request.verb)
-        return False
-
-    def take(self, verb: Verb) -> bool:
-        """Whether this is wanted now; it is not wanted again."""
-        found = verb in self.wanted
-        self.wanted.discard(verb)
-        return found
-
-    def _check_time(self, request: Request, now_s: float) -> None:
-        deadline = self._deadline
-        parts = {"evaluate": VALIDATION, "export": EXPORT}
-        if deadline.time_s is None or request.verb not in parts:
-            return
-        if not deadline.has_time_for(deadline.shutdown.part_s(parts[request.verb]), now_s):
-            raise ValueError("the time left is needed for the end of the run")
+        elif request.verb in _ONCE:
+            self._wanted.add(request.verb)
 
 
 def check(request: Request, config: Config) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.schema import Config
+from configs.schema import Config, Eval
 
 MOVED = 0.1
 """Relative change of the remaining steps that causes a new plan."""
@@ -46,6 +46,17 @@ def plans_in_force(journal: Iterable[Mapping[str, Any]]) -> list[Mapping[str, An
         elif entry["event"] in {"budget", "extended"}:
             plans = [plan for plan in plans if plan["step"] < entry["step"]]
     return plans
+
+
+def validations_within(settings: Eval, step: int, steps: int, *, step_s: float) -> int:
+    """Validations between `steps` steps of `step_s` seconds; the first is number `step`."""
+    if settings.every_minutes is not None:
+        # A validation is due after the step in which the interval ends.
+        every = math.ceil(60 * settings.every_minutes / step_s) if step_s > 0 else steps
+        return (steps - 1) // every
+    if not settings.every_steps:
+        return 0
+    return (step + steps - 1) // settings.every_steps - step // settings.every_steps
 
 
 class StepPlanner:

@@ -1,4 +1,4 @@
-"""Evaluations of earlier processes of a run, as its journal records them.
+"""Evaluations of a run, those of earlier processes included, as its journal records them.
 
 `since` names an event: what was recorded before the last one does not count. With a reward metric
 that is a change of the rewards, because scores by other rewards are not comparable.
@@ -6,11 +6,36 @@ that is a change of the rewards, because scores by other rewards are not compara
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import Config
+from pipeline.contracts.evaluations import mean_of
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.run.run_folder import ENDED, RunFolder
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of the final evaluation.
+
+    Attributes:
+        compared: for `summary.json`: the test split before and after, and each further set. If the
+            deadline left no time, the result of an earlier end of the run with the `step` that it
+            belongs to, or else only the evaluation before training; without the latter if its file
+            was damaged and there was no time to measure it again.
+        best: for `summary.json`: the exported version and the last one, by validation; None without
+            a validation split.
+    """
+
+    compared: dict[str, Any]
+    best: dict[str, Any] | None
+
+    @property
+    def tested(self) -> bool:
+        """Whether the test split was evaluated with the version to export."""
+        return "after" in self.compared and "step" not in self.compared
 
 
 def comparable_since(config: Config) -> str | None:
@@ -63,3 +88,12 @@ def earlier_result(
                 return found
             return {**found, "step": summary.get("best", {}).get("step", summary["steps"])}
     return None
+
+
+def is_better(mean: float | None, best: Mapping[str, Any] | None) -> bool:
+    """Whether a validation with this mean is better than the best one."""
+    if mean is None or best is None:
+        return mean is not None
+    best_mean = mean_of(best)
+    assert best_mean is not None
+    return mean > best_mean

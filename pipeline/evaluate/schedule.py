@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
+from configs.resume import reward_changes
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
@@ -22,11 +22,14 @@ from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
 from pipeline.contracts.evaluations import mean_key, mean_of, prompts_of, show_mean
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.rollouts import Completion, Prompt
+from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.recorded import (
+    Result,
     comparable_since,
     earlier_result,
+    is_better,
     last_entry,
     validations,
 )
@@ -42,28 +45,6 @@ _PIECES = (0.5, 0.75, 1.0)
 
 Save = Callable[[], Awaitable[None]]
 """Writes a checkpoint."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of the final evaluation.
-
-    Attributes:
-        compared: for `summary.json`: the test split before and after, and each further set. If the
-            deadline left no time, the result of an earlier end of the run with the `step` that it
-            belongs to, or else only the evaluation before training; without the latter if its file
-            was damaged and there was no time to measure it again.
-        best: for `summary.json`: the exported version and the last one, by validation; None without
-            a validation split.
-    """
-
-    compared: dict[str, Any]
-    best: dict[str, Any] | None
-
-    @property
-    def tested(self) -> bool:
-        """Whether the test split was evaluated with the version to export."""
-        return "after" in self.compared and "step" not in self.compared
 
 
 class EvaluationSchedule:
@@ -133,7 +114,7 @@ class EvaluationSchedule:
         """
         best: dict[str, Any] | None = None
         for entry in self.validations:
-            if _is_better(mean_of(entry), best):
+            if is_better(mean_of(entry), best):
                 best = entry
         return best
 
@@ -141,12 +122,23 @@ class EvaluationSchedule:
         """Whether any split was evaluated with this adapter."""
         return adapter_sha256 in self._evaluated
 
-    def restart(self) -> None:
-        """Takes note that the rewards have changed, as the journal has it.
+    def adopt(self, config: Config, step: int, *, request: str) -> None:
+        """Evaluates by another configuration from now on.
 
-        With a reward metric the search for the best version starts anew, and the evaluation before
-        training has to be repeated.
+        If it has other weights of rewards and a reward is the metric, the search for the best
+        version starts anew, and the evaluation before training has to be repeated.
+
+        Args:
+            config: the configuration.
+            step: training steps done.
+            request: that has changed it.
         """
+        old, new = (one.model_dump(mode="json") for one in (self.config, config))
+        changes, self.config = reward_changes(old, new, old_code={}, new_code={}), config
+        if not changes:
+            return
+        self._folder.journal(REWARDS_CHANGED, after_step=step, changes=changes, request=request)
+        self._records.rewards_changed(step, changes)
         if self._since is not None:
             self._validated, self._before = validations(self._folder, since=self._since), None
             self._read.clear()
@@ -224,7 +216,7 @@ class EvaluationSchedule:
             OutOfTime: at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
-        if _is_better(found.mean, self.best):
+        if is_better(found.mean, self.best):
             await save()
             await self._workers.learner.keep_best()
         self._record_validation(step, found)
@@ -501,12 +493,3 @@ class EvaluationSchedule:
 
     def _report_damage(self, error: DamagedFileError) -> None:
         self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))
-
-
-def _is_better(mean: float | None, best: Mapping[str, Any] | None) -> bool:
-    """Whether a validation with this mean is better than the best one."""
-    if mean is None or best is None:
-        return mean is not None
-    best_mean = mean_of(best)
-    assert best_mean is not None
-    return mean > best_mean

@@ -13,7 +13,8 @@ from pipeline.control.budget import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.report.time_use import ledger_seconds
 from pipeline.run.ledger import FATES
-from pipeline.run.run_folder import ENDED, RESUMED
+from pipeline.run.history import RESUMED
+from pipeline.run.run_folder import ENDED
 
 Figure = tuple[str, str, str]
 """Name, value and a remark."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title
 from pipeline.report.curves import COLOURS, Panel, Scale, Series
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.run.run_folder import RESUMED
+from pipeline.run.history import RESUMED
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from pipeline.contracts.record_files import (
     read_json,
     readable_rows,
 )
-from pipeline.run.run_folder import ENDED, RESUMED, RunFolder
+from pipeline.run.history import RESUMED
+from pipeline.run.run_folder import ENDED, RunFolder
 
 Row = Mapping[str, Any]
 

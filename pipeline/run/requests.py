@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.contracts.decisions import DecisionLog
 from pipeline.contracts.record_files import DamagedFileError, append_row, read_rows
 from pipeline.contracts.steering import STEERED, Request, Verb
 
@@ -43,13 +44,15 @@ class Requests:
     Args:
         run: the run folder.
         entries: its journal.
+        log: is told of damage.
     """
 
-    def __init__(self, run: Path, entries: Iterable[Mapping[str, Any]]) -> None:
-        self._file = _file(run)
+    def __init__(
+        self, run: Path, entries: Iterable[Mapping[str, Any]], *, log: DecisionLog
+    ) -> None:
+        self._file, self._log = _file(run), log
         self._taken = {entry["request"] for entry in entries if entry["event"] == STEERED}
         self._size, self._found = 0, tuple[Request, ...]()
-        self._damage: str | None = None
 
     @property
     def pending(self) -> tuple[Request, ...]:
@@ -61,11 +64,6 @@ class Requests:
         """Leaves out a request that the journal has now."""
         self._taken.add(request.id)
 
-    def damage(self) -> str | None:
-        """What is damaged; None: nothing that an earlier call has not returned."""
-        found, self._damage = self._damage, None
-        return found
-
     def _read(self) -> None:
         size = self._file.stat().st_size if self._file.is_file() else 0
         if size == self._size:
@@ -75,7 +73,7 @@ class Requests:
             for row in read_rows(self._file):
                 found.append(Request.of(row))  # noqa: PERF401  # those before a damaged line count
         except (DamagedFileError, KeyError) as error:
-            self._damage = str(error)
+            self._log.event("control_damaged", f"requests are ignored: {error}")
         self._size, self._found = size, tuple(found)
 
 

@@ -45,9 +45,10 @@ from pipeline.contracts.record_files import (
     write_rows,
 )
 from pipeline.contracts.steering import REWARDS_CHANGED, sets_in_force, values_at, with_sets
+from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
 
-ENDED, RESUMED = "ended", "resumed"
-"""Journal events: a clean end with its summary, and a start that resumes after a step."""
+ENDED = "ended"
+"""Journal event: a clean end with its summary."""
 REWARDS = "rewards"
 """Journal event: the hashes of the reward functions' code."""
 _LOCK = ".lock"
@@ -417,39 +418,16 @@ class RunFolder:
         return (entry for entry in self.entries() if entry["event"] == event)
 
     def valid_entries(self, *events: str, since: str | None = None) -> list[dict[str, Any]]:
-        """Entries of these events, oldest first, without those that a later resume rolled back.
+        """Entries that no later resume rolled back; see `history.valid_entries`.
 
-        An entry is rolled back if a later resume starts after an earlier `step`. Raises as
-        `entries`.
-
-        Args:
-            events: of entries with a `step`.
-            since: an event; entries before the last one are left out.
+        Raises as `entries`.
         """
-        found: list[dict[str, Any]] = []
-        for entry in self.entries():
-            if entry["event"] == RESUMED:
-                found = [earlier for earlier in found if _holds(earlier, entry["step"])]
-            elif entry["event"] in {*events, since}:
-                found.append(entry)
-        last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
-        return found[last + 1 :]
+        return valid_entries(self.entries(), events, since=since)
 
     @property
     def reward_changes(self) -> list[int]:
-        """Steps after which the rewards changed, ascending; raises as `entries`.
-
-        A resume after an earlier step does not undo a change by `--accept rewards`: it then holds
-        from that step on. It undoes one that was set while the run ran, until that step.
-        """
-        found: list[dict[str, Any]] = []
-        for entry in self.entries():
-            if entry["event"] == REWARDS_CHANGED:
-                found.append(entry)
-            elif entry["event"] == RESUMED:
-                kept, step = (one for one in found if _holds(one, entry["step"])), entry["step"]
-                found = [one | {"after_step": min(step, one["after_step"])} for one in kept]
-        return sorted({one["after_step"] for one in found})
+        """Steps after which the rewards changed; see `history.steps_with_changed_rewards`."""
+        return steps_with_changed_rewards(self.entries())
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -519,10 +497,3 @@ class RunFolder:
             replace_rows(self._metrics, rows[: len(rows) - len(later)])
         self.journal(RESUMED, step=step)
         return superseded
-
-
-def _holds(entry: Mapping[str, Any], step: int) -> bool:
-    """Whether a resume after `step` does not roll the entry back."""
-    if entry["event"] != REWARDS_CHANGED:
-        return entry["step"] <= step
-    return "request" not in entry or entry["after_step"] <= step

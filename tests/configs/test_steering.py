@@ -12,7 +12,10 @@ from configs.schema import Config
 from configs.steering import STEERABLE, parse_value, steerable_lines, steered
 from tests.fakes import make_config
 
-VALIDATED: dict[str, Any] = {"data": {"validation": {"path": "v.jsonl"}}, "eval": {"every_steps": 4}}
+VALIDATED: dict[str, Any] = {
+    "data": {"validation": {"path": "v.jsonl"}},
+    "eval": {"every_steps": 4},
+}
 
 
 def config(**tables: Any) -> Config:
@@ -41,11 +44,19 @@ def test_each_key_changes_its_setting_alone():
         ("learner.lr", "none", "learner.lr = none: must be a number"),
         ("learner.lrr", "1", "learner.lrr: unknown; did you mean learner.lr?"),
         ("rollout.temperature", "1", "rollout.temperature: may not change while a run runs; these"),
-        ("learner.kl_coef", "0.1", "learner.kl_coef = 0.1: the run has no KL term, which is compil"),
+        (
+            "learner.kl_coef",
+            "0.1",
+            "learner.kl_coef = 0.1: the run has no KL term, which is compil",
+        ),
         ("rewards.functions.formt.weight", "1", "nearest: rewards.functions.format.weight"),
         ("rewards.functions.format.weight", "x", 'rewards.functions.format.weight = "x": must be'),
         ("eval.every_steps", "2.6", "must be an integer, at least 0; nearest valid: 3"),
-        ("eval.every_minutes", "5", "not the interval of this run, whose kind cannot change; set ev"),
+        (
+            "eval.every_minutes",
+            "5",
+            "not the interval of this run, whose kind cannot change; set ev",
+        ),
     ],
 )
 def test_a_mistake_is_a_line_with_the_nearest_valid_value(key: str, text: str, says: str):
@@ -57,7 +68,7 @@ def test_a_mistake_is_a_line_with_the_nearest_valid_value(key: str, text: str, s
 
 def test_what_is_compiled_or_scored_ahead_stays():
     with_kl = config(learner={"kl_coef": 0.1})
-    with pytest.raises(ConfigError, match="has a KL term, .* nearest valid: just above 0"):
+    with pytest.raises(ConfigError, match=r"has a KL term, .* nearest valid: just above 0"):
         steered(with_kl, "learner.kl_coef", 0)
     ahead = config(rollout={"ahead": "one"}, learner={"importance_cap": 2.0})
     with pytest.raises(ConfigError, match=r"may not change with rollout\.ahead"):

@@ -10,9 +10,18 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.steering import Verb
-from pipeline.run.requests import Requests, append_request
+from pipeline.run.requests import append_request
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data, validated
+from tests.fakes import (
+    Disk,
+    Killed,
+    Process,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+    validated,
+)
 
 Ask = tuple[Verb, str | None, Any]
 LR: Ask = ("set", "learner.lr", 2e-5)
@@ -94,8 +103,8 @@ def test_invariant_7_a_steered_run_killed_at_any_call_is_the_same_run(tmp_path: 
     for number in range(calls.index("learner.publish 2"), len(calls)):
         run, disk, asked = config(tmp_path / str(number)), Disk(), dict(ASKED)
         with pytest.raises(Killed):
-            process(run, disk, asked, on={number: kill}).run()
-        if pending(run):
+            (first := process(run, disk, asked, on={number: kill})).run()
+        if first.coordinator.requests.pending:
             continue  # the next start takes these up, at another step
         for lost in (False, number == len(calls) - 1):
             if lost:
@@ -106,11 +115,6 @@ def test_invariant_7_a_steered_run_killed_at_any_call_is_the_same_run(tmp_path: 
             assert left_behind(again.folder) == expected, calls[number]
             assert again.learner.adapter == whole.learner.adapter
             assert [(one["step"], one["verb"]) for one in again.events("steered")] == steered
-
-
-def pending(run: Config) -> bool:
-    folder = RunFolder.of(run)
-    return bool(Requests(folder.path, folder.entries()).pending)
 
 
 def test_a_file_with_the_old_or_the_new_value_resumes_with_the_new_one(tmp_path: Path):

@@ -1,0 +1,58 @@
+"""What of a journal holds: a resume after an earlier step rolls later entries back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from pipeline.contracts.steering import REWARDS_CHANGED
+
+RESUMED = "resumed"
+"""Journal event: a start that resumes after a step."""
+
+
+def valid_entries(
+    entries: Iterable[dict[str, Any]], events: Collection[str], *, since: str | None = None
+) -> list[dict[str, Any]]:
+    """Entries of these events, oldest first, without those that a later resume rolled back.
+
+    An entry is rolled back if a later resume starts after an earlier `step`.
+
+    Args:
+        entries: the journal.
+        events: of entries with a `step`.
+        since: an event; entries before the last one are left out.
+    """
+    found: list[dict[str, Any]] = []
+    for entry in entries:
+        if entry["event"] == RESUMED:
+            found = [earlier for earlier in found if _holds(earlier, entry["step"])]
+        elif entry["event"] in {*events, since}:
+            found.append(entry)
+    last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
+    return found[last + 1 :]
+
+
+def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int]:
+    """Steps after which the rewards changed, ascending.
+
+    A resume after an earlier step does not undo a change by `--accept rewards`: it then holds from
+    that step on. It undoes one by `launch.control`, until the run comes to its step again.
+    """
+    found: list[Mapping[str, Any]] = []
+    for entry in entries:
+        if entry["event"] == REWARDS_CHANGED:
+            found.append(entry)
+        elif entry["event"] == RESUMED:
+            step = entry["step"]
+            kept = [earlier for earlier in found if _holds(earlier, step)]
+            found = [{**one, "after_step": min(step, one["after_step"])} for one in kept]
+    return sorted({entry["after_step"] for entry in found})
+
+
+def _holds(entry: Mapping[str, Any], step: int) -> bool:
+    """Whether a resume after `step` does not roll the entry back."""
+    if entry["event"] != REWARDS_CHANGED:
+        found: int = entry["step"]
+        return found <= step
+    return "request" not in entry or entry["after_step"] <= step
