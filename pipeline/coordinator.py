@@ -494,20 +494,14 @@ class Coordinator:
         measured = self.meter.summary()
         for line in ledger_lines(measured):
             self.records.say(line)
-        dynamic = self.config.rollout.dynamic_sampling != "off"
+        progress = replace(
+            progress,
+            tokens_generated=progress.tokens_generated + (untaken.tokens if untaken else 0),
+            dropped=progress.dropped + lost,
+        )
         summary = {
             "ended": ended,
-            "steps": progress.step,
-            "samples": progress.samples,
-            "tokens_generated": progress.tokens_generated + (untaken.tokens if untaken else 0),
-            "tokens_trained": progress.tokens_trained,
-            "tokens_padded": progress.tokens_padded,
-            "rollouts": {
-                "truncated": progress.truncated,
-                "continued": progress.continued,
-                "dropped": progress.dropped + lost,
-                **({"unused": progress.unused} if dynamic else {}),
-            },
+            **progress.counts(dynamic=self.config.rollout.dynamic_sampling != "off"),
             "wall_s": self._now_s,
             "deadline_s": deadline.time_s,
             **({} if deadline.until_s is None else {"until_s": deadline.until_s}),

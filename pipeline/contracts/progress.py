@@ -177,6 +177,26 @@ class Progress:
         )
         return Progress(**{**found, "sampling": state})
 
+    def counts(self, *, dynamic: bool) -> dict[str, Any]:
+        """The counters of steps, samples, tokens and rollouts for `summary.json`.
+
+        Args:
+            dynamic: whether the run has dynamic sampling.
+        """
+        return {
+            "steps": self.step,
+            "samples": self.samples,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "tokens_padded": self.tokens_padded,
+            "rollouts": {
+                "truncated": self.truncated,
+                "continued": self.continued,
+                "dropped": self.dropped,
+                **({"unused": self.unused} if dynamic else {}),
+            },
+        }
+
     def after_update(self, metrics: Mapping[str, float]) -> Progress:
         """Adds the counters of an update with these metrics; `step` stays."""
         trained, skipped = int(metrics["tokens_trained"]), int(metrics.get("skipped_updates", 0))
