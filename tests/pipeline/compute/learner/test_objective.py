@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -40,6 +41,7 @@ def at_learned(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Loss and metrics of the learned tokens."""
     made = Learner(**({"updates_per_batch": 2} | settings))
+    given = replace(given, kl_coef=jnp.float32(made.kl_coef))
     loss, about = objective(scores(logprobs, gathered), given, settings=made)
     return np.asarray(loss)[0, LEARNED], {k: np.asarray(v)[0, LEARNED] for k, v in about.items()}
 
@@ -170,7 +172,10 @@ def test_values_outside_the_learned_tokens_have_no_effect(loss: str, value: floa
     def total(logprobs: jax.Array, other: float) -> jax.Array:
         beside = [jnp.where(WEIGHTS > 0, x, other) for x in (OLD, SAMPLED, OLD + 0.1)]
         given = batch(
-            old_logprobs=beside[0], processed_logprobs=beside[1], reference_logprobs=beside[2]
+            old_logprobs=beside[0],
+            processed_logprobs=beside[1],
+            reference_logprobs=beside[2],
+            kl_coef=jnp.float32(made.kl_coef),
         )
         values, _ = objective(scores(logprobs), given, settings=made)
         return jnp.sum(jnp.where(WEIGHTS > 0, values * WEIGHTS, 0.0))
