@@ -92,8 +92,6 @@ def _evaluation_metrics(name: str, summary: Mapping[str, Any]) -> dict[str, floa
     }
 
 
-
-
 def _export_line(facts: Mapping[str, Any]) -> str:
     """An export as a line."""
     equal = (
