@@ -12,8 +12,8 @@ from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
 from pipeline.control.budget import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.report.time_use import ledger_seconds
-from pipeline.run.ledger import FATES
 from pipeline.run.history import RESUMED
+from pipeline.run.ledger import FATES
 from pipeline.run.run_folder import ENDED
 
 Figure = tuple[str, str, str]
