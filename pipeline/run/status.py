@@ -27,6 +27,7 @@ PHASES = {
     "evaluation": "evaluating",
     "export": "exporting",
     "coordination": "between two steps",
+    "end": "shutting down",
 }
 """Phases of the driver in words; others are shown by name."""
 

@@ -289,13 +289,16 @@ def test_a_held_folder_is_locked_and_removed_without_a_run(tmp_path: Path):
         for attempt in (other.check, other.create):
             with pytest.raises(ValueError, match="another process is using"):
                 attempt(config)
+        mine.status.touch()
     assert list(tmp_path.iterdir()) == []
     with mine.held():
         mine.create(config)
+        mine.status.touch()
     assert (path / "config.json").is_file()
     with other.held():
         pass
     assert (path / "config.json").is_file()
+    assert other.status.is_file()
 
 
 def test_parent_folders_that_another_run_uses_are_kept(tmp_path: Path):
