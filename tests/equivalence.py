@@ -23,8 +23,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-IGNORED = ("time/", "crc32")
-"""Prefixes of metrics that are not compared."""
+from tests.fakes import TIMINGS
+
+IGNORED = frozenset({"crc32", *TIMINGS})
+"""Groups of metrics that are not compared."""
 
 DATA = "launch/demo/data"
 SHORT = {
@@ -140,7 +142,7 @@ def _computed(run: Path) -> dict[str, Any]:
 
 
 def _compared(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith(IGNORED)}
+    return {name: value for name, value in row.items() if name.partition("/")[0] not in IGNORED}
 
 
 def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

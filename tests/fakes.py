@@ -54,8 +54,10 @@ from rewards.forms import recognise
 from rewards.resolve import resolve
 
 EOS = 1
-TIMINGS = frozenset({"time", "ledger", "goodput", "speed", "budget", "tokens"})
-"""Groups of metrics that differ between a run and the same run with a resume."""
+TIMINGS = frozenset(
+    {"time", "ledger", "tokens", "goodput", "speed", "cost", "hbm", "compile", "budget"}
+)
+"""Groups of metrics of time and machine, in which a run and the same run with a resume differ."""
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from pipeline.run.run_folder import RunFolder
+from tests.fakes import TIMINGS
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
@@ -24,10 +25,10 @@ from tests.launch.cluster_fixtures import (
     wait_for_lines,
     write_config,
 )
+from tests.launch.ledger_checks import check_ledger
 from tests.launch.wandb_reader import WandbFiles
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
-TIMINGS = ("time/",)
 # One SFT step, then GRPO with a KL term towards the policy after that step.
 WARM = [
     '--run.phases=["sft", "grpo"]',
@@ -48,7 +49,7 @@ AHEAD = [
 
 def metrics(run):
     rows = RunFolder(run).metrics
-    return [{k: v for k, v in row.items() if not k.startswith(TIMINGS)} for row in rows]
+    return [{k: v for k, v in row.items() if k.partition("/")[0] not in TIMINGS} for row in rows]
 
 
 def summary(run):
@@ -88,6 +89,14 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
         assert metrics(run)[1]["rollout/partial"] > 0  # at the checkpoint that was resumed
         assert summary(run)["rollouts"]["continued"] > 0
     assert summary(run)["best"] == summary(expected)["best"]
+    seconds, tokens = check_ledger(run)
+    assert seconds["learner"]["restart"] > 0
+    assert seconds["learner"]["repeated"] > 0
+    assert tokens["repeated"] > 0
+    alone, once = check_ledger(expected)
+    assert not {"restart", "repeated"} & alone["learner"].keys()
+    # The repeated steps aside, both runs have generated the same.
+    assert {**tokens, "repeated": 0} == {**once, "repeated": 0}
     rows = WandbFiles(run).rows
     assert [row["step"] for row in rows if "step" in row] == [1, 2, 3, 4]
     assert [row["_step"] for row in rows] == sorted({row["_step"] for row in rows})
@@ -117,6 +126,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert found == status, output
     assert summary(run)["ended"] == "interrupted"
     assert (run / "checkpoints" / str(summary(run)["steps"])).is_dir()
+    check_ledger(run)
     _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert not alive
 
