@@ -24,7 +24,7 @@ _EVENTS = frozenset(
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
         "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "answers_damaged", "best_lost",
         "best_recovered", "replan", "abandoned", "refused", "waited_for_devices", "overflow",
-        "rewards_changed", "extended", "budget", "truncated_rollouts", "control", "set", "profile",
+        "rewards_changed", "extended", "budget", "truncated_rollouts", "steered",
         RESUMED, ENDED,
     }
 )  # fmt: skip
