@@ -129,6 +129,20 @@ class ModelActor(ABC):
         seconds = sum(one.seconds for one in built)
         return ProcessUse(self.phases.take(), memory, len(built), seconds)
 
+    def start_trace(self, folder: str) -> None:
+        """Begins a JAX profiler trace."""
+        import jax
+
+        options = jax.profiler.ProfileOptions()
+        options.python_tracer_level = 0  # calls of Python functions would be most of the file
+        jax.profiler.start_trace(folder, profiler_options=options)
+
+    def stop_trace(self) -> None:
+        """Ends the trace and writes it."""
+        import jax
+
+        jax.profiler.stop_trace()
+
     @abstractmethod
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
         """Names of the programs that `open` will compile."""

@@ -18,7 +18,7 @@ Change = tuple[str, object, object]
 # run ends, what is recorded, how fast rewards are computed, which alarms are raised, the price, and
 # device memory limits, whose consequences are journaled decisions. `budget.steps` is also the
 # default end of the learning rate's decay, which `altering_changes` handles.
-FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "alarms")
+FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "profile", "alarms")
 FREE_KEYS = (
     "run.dir",
     "rewards.workers",

@@ -6,6 +6,7 @@ numbers are properties, never fields.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -20,6 +21,7 @@ from configs.base import (
     Problem,
     Slug,
     Table,
+    Text,
     nearest_multiples,
     parse_duration_s,
 )
@@ -171,6 +173,37 @@ class Records(Table):
     tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
 
 
+_STEP_RANGE = re.compile(r"(?P<first>[1-9]\d*)(-(?P<last>[1-9]\d*))?", re.ASCII)
+
+
+class Profile(Table):
+    """Profiles of training steps in the folder `profile/` of the run."""
+
+    steps: Text | None = Field(
+        None,
+        description="training steps to profile, counted from 1, e.g. 3-5: learner and samplers "
+        "write JAX profiler traces, and timeline.json shows the phases of all processes",
+    )
+
+    def conflicts(self) -> Iterator[Problem]:
+        """The steps are a step or two, ascending."""
+        if self.steps is None:
+            return
+        found = _STEP_RANGE.fullmatch(self.steps)
+        if found is None:
+            yield "steps", 'must be a step or two, counted from 1; nearest valid: "3-5"'
+        elif int(found["last"] or found["first"]) < int(found["first"]):
+            yield "steps", f'must ascend; nearest valid: "{found["last"]}-{found["first"]}"'
+
+    @property
+    def range(self) -> tuple[int, int] | None:
+        """The first and the last step; None: no profile."""
+        found = None if self.steps is None else _STEP_RANGE.fullmatch(self.steps)
+        return (
+            None if found is None else (int(found["first"]), int(found["last"] or found["first"]))
+        )
+
+
 class Config(Table):
     """Configuration of a run."""
 
@@ -191,6 +224,7 @@ class Config(Table):
     parity: Parity = Field(Parity(), description=Parity.__doc__)
     wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
     records: Records = Field(Records(), description=Records.__doc__)
+    profile: Profile = Field(Profile(), description=Profile.__doc__)
     alarms: Alarms = Field(Alarms(), description=Alarms.__doc__)
 
     def conflicts(self) -> Iterator[Problem]:

@@ -42,6 +42,7 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.report.ledger_lines import ledger_lines
 from pipeline.report.meter import RunMeter
+from pipeline.report.profile import Profiler
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -132,6 +133,13 @@ class Coordinator:
             now=clock.now,
             measure=self._measured,
         )
+        self.profiler = Profiler(
+            config.profile.range,
+            run=records.folder.path,
+            workers=workers,
+            ledger=meter.ledger,
+            log=records,
+        )
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1
         self._replay_alarms()
@@ -148,7 +156,10 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits into a time budget.
         """
         with self.phases.during("coordination"):
-            return await self._run()
+            try:
+                return await self._run()
+            finally:
+                await self.profiler.close()
 
     async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
@@ -175,6 +186,7 @@ class Coordinator:
 
     async def _train(self, step: TrainStep) -> None:
         """Data -> update -> publish -> records."""
+        await self.profiler.begin(step.number + 1)
         watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, watch)
         metrics = data.metrics(self.config)
@@ -200,6 +212,7 @@ class Coordinator:
         tokens = data.token_fates(int(learned["tokens_trained"]))
         work = self._work(data, learned)
         await self._account(step=step.number + 1, tokens=tokens, work=work)
+        await self.profiler.end(step.number + 1)
         self._count(data, step, learned, metrics, watch)
 
     async def _perform_duties(self) -> None:

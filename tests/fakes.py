@@ -217,6 +217,12 @@ class Prepares:
     async def use(self) -> ProcessUse:
         return ProcessUse(self.phases.take())
 
+    async def start_trace(self, folder: str) -> None:
+        self.traced = Path(folder)
+
+    async def stop_trace(self) -> None:
+        self.traced.mkdir(parents=True)
+
     def note(self, phase: str, name: str) -> None:
         """Notes a call, which is a phase of the process."""
         with self.phases.during(phase):

@@ -199,10 +199,16 @@ class Resizable(Protocol):
 
 
 class ReportsUse(Protocol):
-    """A process that reports what it does with its time and memory."""
+    """A process that reports what it does with its time and memory, and can be traced."""
 
     async def use(self) -> ProcessUse:
         """Returns its phases since the last call, and its memory; can be called at any time."""
+
+    async def start_trace(self, folder: str) -> None:
+        """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""
+
+    async def stop_trace(self) -> None:
+        """Ends the trace and writes it."""
 
 
 class ResizableSampler(Sampler, Resizable, ReportsUse, Protocol):

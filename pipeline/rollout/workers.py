@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from configs.schema import Config
@@ -38,6 +39,8 @@ T = TypeVar("T")
 
 ANSWER_S = 5.0
 """Maximum seconds to wait for a process that reports its use; one that is stuck reports nothing."""
+TRACE_S = 60.0
+"""Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
 _ANY_SIZE = frozenset({"abort", "resume", "work", "finished", "save", "keep_best", "recover_best"})
@@ -288,6 +291,34 @@ class Workers:
         for name, times in busy.items():
             uses[f"reward {name}"] = ProcessUse([Span("scoring", *time) for time in times])
         return uses
+
+    # --- traces
+
+    async def start_traces(self, folder: Path) -> dict[str, str]:
+        """Begins a trace of each process in a folder of its own below `folder`; see `_of_each`."""
+        return await self._of_each(
+            lambda name, process: process.start_trace(str(folder / name.replace(" ", "_")))
+        )
+
+    async def stop_traces(self) -> dict[str, str]:
+        """Writes the traces; see `_of_each`."""
+        return await self._of_each(lambda _, process: process.stop_trace())
+
+    async def _of_each(self, call: Callable[[str, ReportsUse], Awaitable[None]]) -> dict[str, str]:
+        """Calls samplers and learner; the errors, by name: a trace must not end the run."""
+
+        async def of(name: str, process: ReportsUse) -> str | None:
+            try:
+                await asyncio.wait_for(call(name, process), TRACE_S)
+            except TimeoutError:
+                return f"it did not answer in {TRACE_S:.0f} s"
+            except (RuntimeError, OSError) as error:
+                return str(error)
+            return None
+
+        found = await asyncio.gather(*(of(*item) for item in self._reporting.items()))
+        pairs = zip(self._reporting, found, strict=True)
+        return {name: error for name, error in pairs if error is not None}
 
     # --- stop signal and time limit
 

@@ -310,6 +310,7 @@ class Ledger:
         total: of the run so far.
         processes: of the last account.
         step: training steps done at the last account.
+        recorded: phases of all processes since it was set; None: they are not kept.
     """
 
     def __init__(self, path: Path, *, phases: PhaseClock, start_s: float) -> None:
@@ -324,6 +325,7 @@ class Ledger:
         self._lost: Account | None = None
         self.total, self._recent = Sums(), Sums()
         self.processes: list[str] = []
+        self.recorded: dict[str, list[Span]] | None = None
         for one in earlier:
             self.total.add(one)
             self.processes = list(one.seconds)
@@ -382,7 +384,11 @@ class Ledger:
             self._write(self._lost)
             self._lost = None
         start_s = self._at_s
-        seconds = account_seconds(start_s, now_s, self.phases.take(), workers, renamed=renamed)
+        driver = self.phases.take()
+        if self.recorded is not None:
+            for process, spans in {DRIVER: driver, **workers}.items():
+                self.recorded.setdefault(process, []).extend(spans)
+        seconds = account_seconds(start_s, now_s, driver, workers, renamed=renamed)
         self._at_s, self._starting = now_s, {}
         origin = self._origin_s
         work = Work() if work is None or repeated else work

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     VALIDATED,
     Head,
+    copy_run,
     family,
     finish,
     private_environment,
@@ -105,6 +108,31 @@ def adapter(run: Path) -> str:
     return str(summary["adapter_sha256"])
 
 
+def check_profile(folder: Path) -> None:
+    """A trace of each process, and a timeline of all of them."""
+    for process in ("learner", "sampler_0"):
+        (trace,) = (folder / process).rglob("*.trace.json.gz")
+        assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        assert list((folder / process).rglob("*.xplane.pb"))
+    events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+    names = {one["pid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
+    assert {"steps", "driver", "learner", "sampler 0"} <= set(names.values())
+    spans = [(names[one["pid"]], one) for one in events if one["ph"] == "X"]
+    steps = [one for name, one in spans if name == "steps"]
+    assert [one["name"] for one in steps] == ["step 1", "step 2"]
+    end = steps[-1]["ts"] + steps[-1]["dur"]
+    assert all(0 <= one["ts"] and one["ts"] + one["dur"] <= end + 1 for _, one in spans)
+    # On one clock: the learner updates while the driver waits for it.
+    updates = [one for name, one in spans if (name, one["name"]) == ("learner", "update")]
+    waits = [one for name, one in spans if (name, one["name"]) == ("driver", "learn")]
+    assert len(updates) >= 2
+    for one in updates:
+        assert any(
+            wait["ts"] <= one["ts"] and one["ts"] + one["dur"] <= wait["ts"] + wait["dur"] + 1
+            for wait in waits
+        )
+
+
 @pytest.mark.ray
 @pytest.mark.timeout(4 * PATIENCE_S)
 def test_invariant_7_a_steered_run_is_killed_stopped_and_resumed(
@@ -113,7 +141,9 @@ def test_invariant_7_a_steered_run_is_killed_stopped_and_resumed(
     settings = [*VALIDATED, "--eval.every_steps=500", "--checkpoint.every_steps=500"]
     settings += ["--checkpoint.keep=9"]
     config, run = write_config(tmp_path, name="steered"), tmp_path / "runs" / "steered"
-    process = start(train_command(config, *settings, "--budget.steps=500"), private_environment())
+    # The other processes have no profile, which is a test that it changes nothing.
+    first = train_command(config, *settings, "--budget.steps=500", "--profile.steps=1-2")
+    process = start(first, private_environment())
     wait_for_lines(run / "metrics.jsonl", 1, process)
     ask = [["set", "learner.lr", "5e-4"], ["checkpoint"], ["evaluate"]]
     for arguments in ask[:2]:
@@ -132,11 +162,11 @@ def test_invariant_7_a_steered_run_is_killed_stopped_and_resumed(
     for one in family(process.pid):
         one.kill()
     process.communicate(timeout=PATIENCE_S)
+    check_profile(run / "profile")
 
     # The same file, which has the first learning rate.
     resume = train_command(config, *settings, f"--budget.steps={later + 3}")
-    whole = write_config(tmp_path / "whole", name="steered")
-    shutil.copytree(run, tmp_path / "whole" / "runs" / "steered")
+    whole, copy = copy_run(run, tmp_path / "whole")
     process = head.start(*resume)
     wait_for_lines(run / "journal.jsonl", len(list(RunFolder(run).entries())) + 1, process)
     assert control.main([str(run), "stop-after-step", "--no-wait"]) == 0
@@ -153,7 +183,6 @@ def test_invariant_7_a_steered_run_is_killed_stopped_and_resumed(
     }
 
     # In one process, from the checkpoint before the first step.
-    copy = tmp_path / "whole" / "runs" / "steered"
     for folder in (copy / "checkpoints").iterdir():
         if folder.name.isdecimal() and int(folder.name) > 0:
             shutil.rmtree(folder)
