@@ -121,7 +121,7 @@ def check_profile(folder: Path) -> None:
     steps = [one for name, one in spans if name == "steps"]
     assert [one["name"] for one in steps] == ["step 1", "step 2"]
     end = steps[-1]["ts"] + steps[-1]["dur"]
-    assert all(0 <= one["ts"] and one["ts"] + one["dur"] <= end + 1 for _, one in spans)
+    assert all(one["ts"] >= 0 and one["ts"] + one["dur"] <= end + 1 for _, one in spans)
     # On one clock: the learner updates while the driver waits for it.
     updates = [one for name, one in spans if (name, one["name"]) == ("learner", "update")]
     waits = [one for name, one in spans if (name, one["name"]) == ("driver", "learn")]
