@@ -134,11 +134,7 @@ class Coordinator:
             measure=self._measured,
         )
         self.profiler = Profiler(
-            config.profile.range,
-            run=records.folder.path,
-            workers=workers,
-            ledger=meter.ledger,
-            log=records,
+            config.profile.range, workers=workers, ledger=meter.ledger, records=records
         )
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.decisions import DecisionLog
 from pipeline.contracts.phases import Span
 from pipeline.contracts.record_files import write_atomically
 from pipeline.rollout.workers import Workers
 from pipeline.run.ledger import Ledger
+from pipeline.run.records import Records
 
 FOLDER, TIMELINE = "profile", "timeline.json"
 _STEPS = "steps"
@@ -28,23 +27,21 @@ class Profiler:
 
     Args:
         steps: first and last, counted from 1; None: no profile.
-        run: the run folder.
         workers: trace their processes.
         ledger: has the phases of all processes.
-        log: is told where the profile is.
+        records: of the run, in whose folder the profile is.
     """
 
     def __init__(
         self,
         steps: tuple[int, int] | None,
         *,
-        run: Path,
         workers: Workers,
         ledger: Ledger,
-        log: DecisionLog,
+        records: Records,
     ) -> None:
-        self._steps, self._folder = steps, run / FOLDER
-        self._workers, self._ledger, self._log = workers, ledger, log
+        self._steps, self._folder = steps, records.folder.path / FOLDER
+        self._workers, self._ledger, self._log = workers, ledger, records
         self._marks: list[Span] = []
         self._began_s: float | None = None
 
