@@ -87,8 +87,9 @@ class Console:
         self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
     ) -> None:
         if self._ended is None and kind is not None:
+            refused = "refused" if issubclass(kind, ValueError | FileNotFoundError) else "failed"
             stopped = issubclass(kind, KeyboardInterrupt | SystemExit)
-            self._ended = "interrupted" if stopped else "failed"
+            self._ended = "interrupted" if stopped else refused
         self._closed.set()
         self._thread.join()
         self._drawing.close()

@@ -133,10 +133,11 @@ def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path
 
 
 def contents(folder: Path) -> dict[str, bytes]:
+    """The records of the run: not `status.json`, which says what the last process did."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
+        if path.is_file() and path.name not in {".lock", "status.json"}
     }
 
 
@@ -164,3 +165,4 @@ def test_invariant_12_a_learner_on_a_node_without_the_checkpoints_changes_nothin
     assert "lists checkpoints up to step 2, and the learner finds none" in output
     assert "Traceback" not in output
     assert contents(run) == before
+    assert json.loads((run / "status.json").read_bytes())["phase"] == "refused"

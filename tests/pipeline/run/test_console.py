@@ -141,7 +141,12 @@ def test_the_file_follows_the_run_and_says_how_it_ended(
 
 @pytest.mark.parametrize(
     ("error", "ended"),
-    [(ValueError(), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted")],
+    [
+        (ValueError(), "refused"),
+        (RuntimeError(), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(), "interrupted"),
+    ],
 )
 def test_an_error_is_the_end_of_the_run(tmp_path: Path, error: BaseException, ended: str):
     file = tmp_path / "status.json"
