@@ -37,8 +37,8 @@ from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
-ANSWER_S = 5.0
-"""Maximum seconds to wait for a process that reports its use; one that is stuck reports nothing."""
+ANSWER_S = 2.0
+"""Maximum seconds to wait for the report of a process on its use, once for each report."""
 TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
@@ -133,6 +133,7 @@ class Workers:
         self._reporting: dict[str, ReportsUse] = {"learner": learner}
         if not one_process:
             self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
+        self._asked: dict[str, asyncio.Future[dict[str, ProcessUse]]] = {}
         self.sizes = sizes
         self._probe_bound = config.parity_bounds.probe
         self.published: Published | None = None
@@ -269,30 +270,45 @@ class Workers:
     async def uses(self) -> dict[str, ProcessUse]:
         """What each process does with its time and memory, by name: learner, `sampler 0`, ...
 
-        The reward processes are `reward NAME 0`, ...; they report their time only.
+        The reward processes are `reward NAME 0`, ...; they report their time only. A process that
+        does not answer, because it is stuck or dead, has an empty report, and is not waited for
+        again until it has answered.
         """
-
-        async def of(process: ReportsUse) -> ProcessUse:
-            try:
-                return await asyncio.wait_for(process.use(), ANSWER_S)
-            except (TimeoutError, RuntimeError):  # stuck or dead: its next call raises
-                return ProcessUse()
-
-        async def of_rewards() -> dict[str, list[tuple[float, float]]]:
-            try:
-                return await asyncio.wait_for(self.scorer.busy(), ANSWER_S)
-            except (TimeoutError, RuntimeError):
-                return {}
-
-        found, busy = await asyncio.gather(
-            asyncio.gather(*map(of, self._reporting.values())), of_rewards()
-        )
-        uses = dict(zip(self._reporting, found, strict=True))
-        for name, times in busy.items():
-            uses[f"reward {name}"] = ProcessUse([Span("scoring", *time) for time in times])
+        work = {name: self._use_of(name) for name in self._reporting}
+        work["rewards"] = self._use_of_rewards()
+        new = dict[str, asyncio.Future[dict[str, ProcessUse]]]()
+        for name, one in work.items():
+            if name in self._asked:
+                one.close()
+            else:
+                new[name] = asyncio.ensure_future(one)
+        self._asked |= new
+        if new:
+            await asyncio.wait(new.values(), timeout=ANSWER_S)
+        uses = dict[str, ProcessUse]()
+        for name in work:
+            uses |= self._answer(name)
         return uses
 
-    # --- traces
+    def _answer(self, name: str) -> dict[str, ProcessUse]:
+        """The reports of a process that has answered; an empty one if it has not."""
+        task = self._asked[name]
+        if not task.done():
+            return {name: ProcessUse()}
+        del self._asked[name]
+        if isinstance(task.exception(), RuntimeError):  # it is dead: its next call raises
+            return {name: ProcessUse()}
+        return task.result()
+
+    async def _use_of(self, name: str) -> dict[str, ProcessUse]:
+        return {name: await self._reporting[name].use()}
+
+    async def _use_of_rewards(self) -> dict[str, ProcessUse]:
+        busy = await self.scorer.busy()
+        return {
+            f"reward {name}": ProcessUse([Span("scoring", *time) for time in times])
+            for name, times in busy.items()
+        }
 
     async def start_traces(self, folder: Path) -> dict[str, str]:
         """Begins a trace of each process in a folder of its own below `folder`; see `_of_each`."""

@@ -11,6 +11,7 @@ import pytest
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.contracts.workers import ProcessUse
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
@@ -123,6 +124,47 @@ def test_a_sampler_that_does_not_stop_is_not_called_again(
         sampler.answers.set()
         with pytest.raises(OutOfTime):
             await workers.generate(requests(), temperature=1.0)
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def test_a_process_that_does_not_report_its_use_is_waited_for_once(tmp_path: Path):
+    async def run() -> None:
+        workers, sampler = make_workers(tmp_path)
+        answers, asked, now = asyncio.Event(), [], asyncio.get_running_loop().time
+
+        async def use() -> ProcessUse:
+            asked.append(now())
+            await answers.wait()
+            return ProcessUse(programs=3)
+
+        sampler.use = use  # type: ignore[method-assign]
+        first = await workers.uses()
+        assert (first["sampler 0"], now()) == (ProcessUse(), workers_module.ANSWER_S)
+        assert first.keys() == {"learner", "sampler 0", "reward correct 0", "reward format 0"}
+        assert (await workers.uses())["sampler 0"] == ProcessUse()
+        assert now() == workers_module.ANSWER_S
+        answers.set()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert (await workers.uses())["sampler 0"].programs == 3
+        assert len(asked) == 1
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(run())
+
+
+def test_a_dead_process_reports_nothing(tmp_path: Path):
+    async def run() -> None:
+        workers, sampler = make_workers(tmp_path)
+
+        async def use() -> ProcessUse:
+            raise RuntimeError("an actor's process ended unexpectedly")
+
+        sampler.use = use  # type: ignore[method-assign]
+        for _ in range(2):
+            assert (await workers.uses())["sampler 0"] == ProcessUse()
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
