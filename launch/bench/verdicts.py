@@ -33,7 +33,7 @@ from pipeline.report.run_records import RunRecords, read_run
 from pipeline.report.verdict import verdict
 from pipeline.run.run_folder import RunFolder
 
-STALL_S = 6.0
+STALL_S = 8.0
 """Seconds for which the sampler is stopped."""
 _POLL_S = 0.2
 _REWARDS = """
@@ -52,8 +52,9 @@ def slow(completion):
 def long(completion):
     return len(completion) / 100
 
-def short(completion):
-    return 1 - len(completion) / 100
+def zeros(completion):
+    digits = [int(character) for character in completion if character.isdecimal()]
+    return -sum(digits) / max(1, len(digits)) / 9
 """
 _BASE: Mapping[str, Any] = {
     "run.name": "run",
@@ -116,8 +117,14 @@ PLANTS: Mapping[str, Plant] = {
         replan={"slots": 24, "micro_batch_tokens": 768},
     ),
     "entropy_collapse": Plant(
-        {"learner.lr": 1e-2, "budget.steps": 20, **_alarm_after("entropy_collapse")},
-        reward="short",
+        {
+            "learner.lr": 3e-3,
+            "budget.steps": 20,
+            # All answers are soon alike: without a gradient the entropy is no longer measured.
+            "alarms.entropy_collapse.below": 0.4,
+            **_alarm_after("entropy_collapse", steps=1),
+        },
+        reward="zeros",
     ),
     "length_hack": Plant(_alarm_after("length_correlation"), reward="long"),
     "disagreement": Plant(

@@ -44,7 +44,7 @@ SMALL_BATCH = 32
 """Rollouts of a step below which its gradient is mostly noise."""
 SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
-STALLED_S = 2.0
+STALLED_S = 5.0
 """Seconds that a process did not run during training from which on it is a problem."""
 COMPILED_S = 0.1
 """Seconds of compilation in a step from which on it is a problem."""
