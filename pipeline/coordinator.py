@@ -206,7 +206,7 @@ class Coordinator:
         watch.lap("sync")
         self._measured(SYNC, watch.lap_s("sync"))
         tokens = data.token_fates(int(learned["tokens_trained"]))
-        work = self._work(data, learned)
+        work = data.work(learned, self.config)
         await self._account(step=step.number + 1, tokens=tokens, work=work)
         await self.profiler.end(step.number + 1)
         self._count(data, step, learned, metrics, watch)
@@ -365,18 +365,6 @@ class Coordinator:
             tokens={fate: count for fate, count in tokens.items() if count},
             work=work,
             repeated=step is not None and self.meter.ledger.is_repeated(step),
-        )
-
-    def _work(self, data: TrainingStep, learned: Mapping[str, float]) -> Work:
-        passes = self.config.learner.updates_per_batch if isinstance(data, RolloutStep) else 1
-        decode = data.decode_work
-        return Work(
-            generated=decode.tokens,
-            prefilled=decode.prompt_tokens,
-            segments=decode.segments,
-            trained=int(learned["tokens_trained"]),
-            positions=passes * int(learned["positions"]),
-            padded=passes * int(learned["tokens_padded"]),
         )
 
     # --- records of a step

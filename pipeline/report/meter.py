@@ -9,7 +9,7 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.topology import GIB
 from pipeline.contracts.workers import ProcessUse
 from pipeline.report.goodput import Hardware, cost, goodput, speeds
-from pipeline.run.ledger import DRIVER, Ledger, Work, kind_of
+from pipeline.run.ledger import Ledger, Work, kind_of
 
 Figures = dict[str, float]
 
@@ -81,8 +81,7 @@ class RunMeter:
         """Accounts for the time since the last account, if there is one: the workers have ended."""
         if not self._uses:
             return
-        workers = [name for name in self.ledger.processes if name != DRIVER]
-        self.account(self.ledger.step, dict.fromkeys(workers, ProcessUse()), tokens={})
+        self.account(self.ledger.step, {}, tokens={})
 
     def summary(self) -> dict[str, Any]:
         """The ledger of the whole run, goodput and cost, for `summary.json`."""

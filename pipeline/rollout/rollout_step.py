@@ -16,6 +16,7 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.rollout.scoring import reward_errors
+from pipeline.run.ledger import Work
 from pipeline.run.records import Records
 from rewards.base import RewardError
 
@@ -105,6 +106,17 @@ class RolloutStep:
         for part in self.rounds:
             work.add(part.work)
         return work
+
+    def work(self, learned: Mapping[str, float], config: Config) -> Work:
+        """Work of samplers and learner.
+
+        Args:
+            learned: metrics of the update.
+            config: of the run.
+        """
+        decode = self.decode_work
+        sampled = Work(decode.tokens, decode.prompt_tokens, decode.segments)
+        return sampled + _learners_work(learned, passes=config.learner.updates_per_batch)
 
     def token_fates(self, trained: int) -> Counter[str]:
         """Generated tokens of the rollouts that this step finished or discarded, by fate.
@@ -229,7 +241,6 @@ class DemonstrationStep:
     seconds = 0.0
     overflow = 0
     learner_prefix = "sft"
-    decode_work = DecodeWork()
 
     @property
     def name(self) -> str:
@@ -240,6 +251,15 @@ class DemonstrationStep:
     def next_state(self) -> SamplingState:
         """The sampling state after the step."""
         return self.state
+
+    def work(self, learned: Mapping[str, float], config: Config) -> Work:  # noqa: ARG002
+        """Work of the learner.
+
+        Args:
+            learned: metrics of the update.
+            config: of the run.
+        """
+        return _learners_work(learned, passes=1)
 
     def token_fates(self, trained: int) -> Counter[str]:  # noqa: ARG002
         """Nothing: an SFT step generates no tokens."""
@@ -265,6 +285,14 @@ class DemonstrationStep:
     def metrics(self, config: Config) -> dict[str, float]:  # noqa: ARG002
         """Nothing: all metrics of an SFT step come from its update."""
         return {}
+
+
+def _learners_work(learned: Mapping[str, float], *, passes: int) -> Work:
+    return Work(
+        trained=int(learned["tokens_trained"]),
+        positions=passes * int(learned["positions"]),
+        padded=passes * int(learned["tokens_padded"]),
+    )
 
 
 TrainingStep = RolloutStep | DemonstrationStep

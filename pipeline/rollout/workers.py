@@ -293,12 +293,11 @@ class Workers:
     def _answer(self, name: str) -> dict[str, ProcessUse]:
         """The reports of a process that has answered; an empty one if it has not."""
         task = self._asked[name]
-        if not task.done():
-            return {name: ProcessUse()}
-        del self._asked[name]
-        if isinstance(task.exception(), RuntimeError):  # it is dead: its next call raises
-            return {name: ProcessUse()}
-        return task.result()
+        if task.done():
+            del self._asked[name]
+            if not isinstance(task.exception(), RuntimeError):  # dead: its next call raises
+                return task.result()
+        return {name: ProcessUse()} if name in self._reporting else {}
 
     async def _use_of(self, name: str) -> dict[str, ProcessUse]:
         return {name: await self._reporting[name].use()}

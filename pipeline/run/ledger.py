@@ -114,7 +114,7 @@ class Work:
 
     def __add__(self, other: Work) -> Work:
         """The sum of both."""
-        segments = Counter(self.segments) + Counter(other.segments)
+        segments = dict(Counter(self.segments) + Counter(other.segments))
         names = ("generated", "prefilled", "trained", "positions", "padded")
         sums = {name: getattr(self, name) + getattr(other, name) for name in names}
         return Work(segments=segments, **sums)
@@ -370,7 +370,8 @@ class Ledger:
 
         Args:
             step: training steps done.
-            workers: phases of all workers since the last account.
+            workers: phases of the workers since the last account; earlier ones that are missing
+                have none.
             tokens: generated tokens by fate.
             work: of a training step.
             repeated: whether an earlier process had done this work.
@@ -383,6 +384,7 @@ class Ledger:
         if self._lost is not None:
             self._write(self._lost)
             self._lost = None
+        workers = {name: () for name in self.processes if name != DRIVER} | dict(workers)
         start_s = self._at_s
         driver = self.phases.take()
         if self.recorded is not None:
