@@ -138,7 +138,7 @@ class EntropyCollapse(AlarmRule):
     below: float = Field(
         0.1,
         gt=0,
-        description="mean entropy of the learned tokens, relative to the first "
+        description="entropy of the policy, by the sampled tokens, relative to the first "
         f"{START_STEPS} steps",
     )
 

@@ -256,9 +256,8 @@ RULES = (
     ),
     Rule(
         "entropy_collapse",
-        _to_start("learner/entropy"),
-        f"the entropy of the learned tokens is {{value:.1%}} of that in the first {START_STEPS} "
-        "steps",
+        _to_start("rollout/entropy"),
+        f"the entropy of the policy is {{value:.1%}} of that in the first {START_STEPS} steps",
         "read some rollouts of one group: if they are alike, the policy no longer explores; lower "
         "learner.lr, or raise learner.kl_coef or rollout.temperature",
     ),
@@ -313,7 +312,7 @@ RULES = (
 _COMPARED = (
     "reward/group_std",
     "rollout/tokens_mean",
-    "learner/entropy",
+    "rollout/entropy",
     "learner/grad_norm",
     "speed/generated_tokens_per_s",
 )

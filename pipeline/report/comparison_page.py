@@ -16,7 +16,7 @@ from pipeline.report.verdict import verdict
 
 _OVERLAID: tuple[tuple[str, str, Scale], ...] = (
     ("Mean reward", "reward/mean", "linear"),
-    ("Entropy, nats a token", "learner/entropy", "linear"),
+    ("Entropy, nats a token", "rollout/entropy", "linear"),
     ("KL to the reference", "learner/kl", "linear"),
     ("Mean length of completions, tokens", "rollout/tokens_mean", "linear"),
     ("Groups with different rewards", "groups/mixed", "linear"),

@@ -25,7 +25,8 @@ class RunMeter:
     def __init__(self, ledger: Ledger, hardware: Hardware) -> None:
         self.ledger = ledger
         self._hardware = hardware
-        self._uses: Mapping[str, ProcessUse] = {}
+        self._uses: dict[str, ProcessUse] = {}
+        self._has_begun = False
 
     def account(
         self,
@@ -45,7 +46,9 @@ class RunMeter:
             work: of a training step.
             repeated: whether an earlier process had done this work.
         """
-        self._uses = uses
+        self._has_begun = True
+        # One that did not report is as it was.
+        self._uses = self._uses | {name: use for name, use in uses.items() if use.memory}
         spans = {process: use.spans for process, use in uses.items()}
         self.ledger.account(step, spans, tokens=tokens, work=work, repeated=repeated)
 
@@ -79,7 +82,7 @@ class RunMeter:
 
     def close(self) -> None:
         """Accounts for the time since the last account, if there is one: the workers have ended."""
-        if not self._uses:
+        if not self._has_begun:
             return
         self.account(self.ledger.step, {}, tokens={})
 

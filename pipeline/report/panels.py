@@ -34,7 +34,7 @@ class Chart:
 
 _CHARTS = (
     Chart("Loss of demonstrations", {"loss": "sft/loss"}),
-    Chart("Entropy, nats a token", {"entropy": "learner/entropy"}),
+    Chart("Entropy, nats a token", {"entropy": "rollout/entropy"}),
     Chart("KL to the reference", {"KL": "learner/kl"}),
     Chart(
         "Groups by signal",

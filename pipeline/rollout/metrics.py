@@ -23,6 +23,9 @@
     rollout/correct_share               rollouts with the exact answer, where there is a reference
     rollout/truncated_share             rollouts that reached the token limit
     rollout/stop/REASON                 share of eos, length, and stop_string if there are any
+    rollout/entropy                     nats a token: minus the mean log-prob of the sampled tokens,
+                                        an estimate of the policy's entropy (learner/entropy is
+                                        exact, of the learned tokens)
     rollout/repetition                  `part_statistics.repetition`, mean over completions
 
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
@@ -157,7 +160,7 @@ def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
-    """Lengths, stop reasons and repetition."""
+    """Lengths, entropy, stop reasons and repetition."""
     completions = [rollout.completion for rollout in rollouts]
     lengths = [len(completion.tokens) for completion in completions]
     reasons = [completion.stop_reason for completion in completions]
@@ -171,6 +174,7 @@ def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float
             f"rollout/tokens_q{percent:02}": float(np.percentile(lengths, percent))
             for percent in _LENGTH_PERCENTILES
         },
+        "rollout/entropy": -float(np.concatenate([one.logprobs for one in completions]).mean()),
         "rollout/truncated_share": stops["length"],
         **{f"rollout/stop/{name}": share for name, share in stops.items()},
         **({"rollout/repetition": _mean(repeated)} if repeated else {}),

@@ -38,7 +38,7 @@ _HBM, _IN_USE = "hbm/", ("/peak_gib", "/in_use_gib")
 _SHOWN = {
     *("reward/mean", "reward/excluded_share", "reward/errors"),
     *("groups/mixed", "groups/all_equal"),
-    *("rollout/tokens_mean", "learner/entropy", "sft/loss", "sft/tokens_trained"),
+    *("rollout/tokens_mean", "rollout/entropy", "sft/loss", "sft/tokens_trained"),
     *("speed/generated_tokens_per_s", "time/step_s"),
 }
 """Metrics that are shown, besides means of parts and memory."""
@@ -211,7 +211,7 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
         value = f"{best.value:.1%}" if best.metric == ACCURACY else show_number(best.value)
         yield "best validation", f"{value} at step {best.step}"
     for label, name, form in (
-        ("entropy", "learner/entropy", "{:.3f}"),
+        ("entropy", "rollout/entropy", "{:.3f}"),
         ("length", "rollout/tokens_mean", "{:.1f} tokens"),
         ("speed", "speed/generated_tokens_per_s", "{:,.0f} tokens/s"),
         ("step time", "time/step_s", "{:.1f} s"),

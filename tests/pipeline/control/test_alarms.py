@@ -92,7 +92,7 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
                 "reward/corr_length": 0.6 if number % 7 else 0.1,
                 "reward/group_std": 1.0 if number < 12 else 0.01,
                 "reward/correct": float(number),
-                "learner/entropy": 0.5 if number < 17 else 0.01,
+                "rollout/entropy": 0.5 if number < 17 else 0.01,
                 "learner/grad_norm": 1.0 if number % 11 else 20.0,
                 "speed/generated_tokens_per_s": 900.0 if number % 9 < 7 else 100.0,
             }
@@ -181,7 +181,7 @@ def test_variance_is_compared_with_the_first_steps():
 
 
 RELATIVE = [
-    ("entropy_collapse", "learner/entropy", 0.09, 0.11, 10),
+    ("entropy_collapse", "rollout/entropy", 0.09, 0.11, 10),
     ("length_explosion", "rollout/tokens_mean", 3.1, 2.9, 10),
     ("gradient_spike", "learner/grad_norm", 10.1, 9.9, 1),
     ("throughput_down", "speed/generated_tokens_per_s", 0.49, 0.51, 5),
@@ -258,7 +258,7 @@ def test_a_healthy_run_raises_no_alarm():
             "groups/mixed": 22.0 - step // 14,
             "rollout/tokens_mean": 27.0 + (step % 5),
             "rollout/truncated_share": 0.02 * (step % 2),
-            "learner/entropy": 0.09 * (1 - 0.0056 * step),
+            "rollout/entropy": 0.09 * (1 - 0.0056 * step),
             "learner/grad_norm": 0.2 if step % 20 else 0.46,
             "learner/kl": 0.0003 * step,
             "learner/parity_p999": 2e-5,

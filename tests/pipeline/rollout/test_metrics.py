@@ -67,7 +67,9 @@ def of_source(one: Rollout, name: str) -> Rollout:
 
 
 def test_a_steps_metrics(config: Config):
-    metrics = step_metrics([*ROLLOUTS, CUT], STATS, config)
+    rollouts = [*ROLLOUTS, CUT]
+    metrics = step_metrics(rollouts, STATS, config)
+    sampled = [value for one in rollouts for value in one.completion.logprobs.tolist()]
     parts = {name: metrics.pop(name) for name in list(metrics) if name.startswith("reward_parts/")}
     assert metrics == {
         "reward/mean": pytest.approx(1.0),
@@ -89,6 +91,7 @@ def test_a_steps_metrics(config: Config):
         "rollout/tokens_q50": 4.0,
         "rollout/tokens_q75": 6.0,
         "rollout/tokens_q95": pytest.approx(6.8),
+        "rollout/entropy": pytest.approx(-sum(sampled) / 20),
         "rollout/truncated_share": 0.2,
         "rollout/stop/eos": 0.8,
         "rollout/stop/length": 0.2,

@@ -181,7 +181,7 @@ with Console("demo", phase=lambda: "sample") as console:
         best_validation=BestValidation(30, "accuracy", 0.59),
         last_alarm=LastAlarm(12, "all_equal", "groups have [equal] rewards"),
     )
-    console.step(42, {"groups/mixed": 3.0, "groups/all_equal": 5.0, "learner/entropy": 0.25})
+    console.step(42, {"groups/mixed": 3.0, "groups/all_equal": 5.0, "rollout/entropy": 0.25})
     with console.activity("step 43", "rollouts") as show:
         show(130, 256)
         console.say("a line with [brackets] and " + 80 * "a long end ")

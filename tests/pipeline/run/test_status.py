@@ -32,7 +32,7 @@ METRICS = {
     "reward_parts/unscored/none_share": 1.0,
     "groups/mixed": 21.0,
     "groups/all_equal": 3.0,
-    "learner/entropy": 0.25,
+    "rollout/entropy": 0.25,
     "rollout/tokens_mean": 27.04,
     "speed/generated_tokens_per_s": 3120.4,
     "hbm/learner/peak_gib": 1.25,
