@@ -136,7 +136,7 @@ class EntropyCollapse(AlarmRule):
     bound = "below"
 
     below: float = Field(
-        0.1,
+        0.05,
         gt=0,
         description="entropy of the policy, by the sampled tokens, relative to the first "
         f"{START_STEPS} steps",
