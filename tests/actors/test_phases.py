@@ -1,0 +1,117 @@
+"""The phases that real actors report: a planted delay of a part is in its phase."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.learner_actor import LearnerActor
+from actors.sampler_actor import SamplerActor
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.opening import OpenedModel
+from pipeline.contracts.phases import PhaseClock
+from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.workers import ProcessUse
+from tests import tiny
+from tests.actors.test_learner_actor import trained, update
+from tests.actors.test_sampler_actor import opened, sample
+from tests.fakes import FakeClock
+
+DELAY_S = 5.0
+SIZES = Sizes(4, 84)
+
+
+@pytest.fixture
+def now() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def delay(now: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], None]:
+    """Plants a delay before a method."""
+
+    def plant(cls: type, name: str) -> None:
+        method = getattr(cls, name)
+
+        def delayed(*args: Any, **kwargs: Any) -> Any:
+            now.seconds += DELAY_S
+            return method(*args, **kwargs)
+
+        monkeypatch.setattr(cls, name, delayed)
+
+    return plant
+
+
+def seconds(use: ProcessUse) -> dict[str, float]:
+    found: dict[str, float] = defaultdict(float)
+    for span in use.spans:
+        found[span.phase] += span.end_s - span.start_s
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "phase"),
+    [
+        (OpenedModel, "wait", "loading"),
+        (DecodePrograms, "compile", "compile"),
+        (SamplerActor, "set_adapter", "sync"),
+        (Engine, "_prefill", "prefill"),
+        (Engine, "_collect_ended", "decode"),
+    ],
+)
+def test_invariant_8_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
+    actor = SamplerActor(tiny.make_config(plan={"slots": 4, "slot_buckets": None}))
+    actor.opening, actor.phases = opened(), PhaseClock(now)  # type: ignore[assignment]
+    delay(cls, method)
+    actor.prepare(SIZES)
+    actor.load(1, "", actor.policy.fresh_adapter(0))
+    sample(actor)
+    use = actor.use()
+    found = seconds(use)
+    assert found.keys() == {phase}
+    assert found[phase] % DELAY_S == 0
+    assert use.programs > 0
+    assert use.memory is not None
+    assert use.memory.arrays > 0
+    assert actor.use().spans == []
+
+
+def test_the_spare_share_of_decoding_is_that_of_the_slots_without_a_token(now: FakeClock, delay):
+    actor = SamplerActor(tiny.make_config(plan={"slots": 4, "slot_buckets": None}))
+    actor.opening, actor.phases = opened(), PhaseClock(now)  # type: ignore[assignment]
+    delay(Engine, "_collect_ended")
+    actor.prepare(SIZES)
+    actor.load(1, "", actor.policy.fresh_adapter(0))
+    sample(actor)
+    assert {span.spare for span in actor.use().spans} == {1 - actor.work().useful}
+    assert 0 < actor.work().useful < 1
+
+
+@pytest.mark.parametrize(
+    ("cls", "method", "phase"),
+    [
+        (Learner, "update", "update"),
+        (Checkpoints, "save", "checkpoint"),
+        (LearnerActor, "adapter_of", "sync"),
+    ],
+)
+def test_invariant_8_phases_of_a_learner(
+    tmp_path: Path, now: FakeClock, delay, cls: type, method, phase
+):
+    actor = trained(tmp_path)
+    actor.phases = PhaseClock(now)
+    delay(cls, method)
+    update(actor)
+    actor.save({})
+    actor.publish(which="current")
+    spans = actor.use().spans
+    assert [(span.phase, span.end_s - span.start_s) for span in spans] == [(phase, DELAY_S)]
+    if phase == "update":
+        assert 0 < spans[0].spare < 1
