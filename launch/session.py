@@ -146,7 +146,9 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
     uncounted = (
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
     )
-    ledger.lost(clock.used_before_s + sum(uncounted))
+    # Used, but no process was there.
+    queued = (entry["seconds"] for entry in folder.events("waited"))
+    ledger.lost(clock.used_before_s + sum(uncounted) - sum(queued))
     return RunMeter(ledger, Hardware.of(prepared.config))
 
 
