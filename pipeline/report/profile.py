@@ -80,8 +80,12 @@ class Profiler:
         if not self._marks:
             return
         timeline = chrome_trace(spans, self._marks)
-        self._folder.mkdir(exist_ok=True)
-        write_atomically(self._folder / TIMELINE, json.dumps(timeline).encode())
+        try:
+            self._folder.mkdir(exist_ok=True)
+            write_atomically(self._folder / TIMELINE, json.dumps(timeline).encode())
+        except OSError as error:  # a profile must not end the run
+            self._log.say(f"no timeline of the profile: {error}")
+            return
         done = " to ".join(dict.fromkeys((self._marks[0].phase, self._marks[-1].phase)))
         self._log.event("profiled", f"profile of {done}: {self._folder}", folder=str(self._folder))
 

@@ -78,6 +78,21 @@ def test_a_run_that_stops_writes_what_was_profiled(tmp_path: Path):
     assert names == ["step 2", "step 3"]
 
 
+def test_a_profile_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = Process(config(tmp_path, "2-3"), disk=Disk())
+    script = run.script
+
+    def full() -> None:
+        (run.folder.path / "profile" / "timeline.json").mkdir(parents=True)
+
+    script.on["learner.update 1"] = full
+    assert run.run() == "finished"
+    assert "no timeline of the profile: " in capsys.readouterr().out
+    assert run.events("profiled") == []
+
+
 @pytest.mark.parametrize(
     ("steps", "says"),
     [("0-3", 'nearest valid: "3-5"'), ("three", "a step or two"), ("5-3", 'valid: "3-5"')],
