@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.schema import EXACT_ANSWER
 from pipeline.contracts.evaluations import mean_of
 from pipeline.contracts.record_files import (
     DamagedFileError,
@@ -20,7 +21,8 @@ from pipeline.contracts.record_files import (
     read_json,
     readable_rows,
 )
-from pipeline.run.history import RESUMED
+from pipeline.contracts.steering import REWARDS_CHANGED
+from pipeline.run.history import RESUMED, valid_entries
 from pipeline.run.run_folder import ENDED, RunFolder
 
 Row = Mapping[str, Any]
@@ -64,15 +66,9 @@ class RunRecords:
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
 
-    def entries(self, *events: str) -> list[Row]:
-        """Journal entries of these events that no later resume rolled back, oldest first."""
-        found: list[Row] = []
-        for entry in self.journal:
-            if entry["event"] == RESUMED:
-                found = [one for one in found if one.get("step", 0) <= entry["step"]]
-            if entry["event"] in events:
-                found.append(entry)
-        return found
+    def entries(self, *events: str, since: str | None = None) -> list[Row]:
+        """Entries that no later resume rolled back; see `history.valid_entries`."""
+        return valid_entries(self.journal, events, since=since)
 
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Step and value of each row that has the metric."""
@@ -108,8 +104,13 @@ class RunRecords:
         return [part["name"] for part in functions]
 
     def evaluations(self, name: str) -> list[Row]:
-        """Results of an evaluation with a value, oldest first; the last one of each step."""
-        found = [one for one in self.entries("evaluated") if one["name"] == name]
+        """Results of an evaluation with a value, oldest first; the last one of each step.
+
+        With a reward as metric only those by the rewards in force, as others do not compare.
+        """
+        is_reward = self.setting("eval.metric") not in {None, EXACT_ANSWER}
+        since = REWARDS_CHANGED if is_reward else None
+        found = [one for one in self.entries("evaluated", since=since) if one["name"] == name]
         by_step = {one["step"]: one for one in found if mean_of(one) is not None}
         return list(by_step.values())
 

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.contracts.steering import REWARDS_CHANGED
 
 RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
 
+Entry = TypeVar("Entry", bound=Mapping[str, Any])
+
 
 def valid_entries(
-    entries: Iterable[dict[str, Any]], events: Collection[str], *, since: str | None = None
-) -> list[dict[str, Any]]:
+    entries: Iterable[Entry], events: Collection[str], *, since: str | None = None
+) -> list[Entry]:
     """Entries of these events, oldest first, without those that a later resume rolled back.
 
-    An entry is rolled back if a later resume starts after an earlier `step`.
+    An entry is rolled back if a later resume starts after an earlier `step`; one without a `step`
+    never is.
 
     Args:
         entries: the journal.
-        events: of entries with a `step`.
+        events: kinds of entries, but for `RESUMED`.
         since: an event; entries before the last one are left out.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Entry] = []
     for entry in entries:
         if entry["event"] == RESUMED:
             found = [earlier for earlier in found if _holds(earlier, entry["step"])]
@@ -53,6 +56,6 @@ def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int
 def _holds(entry: Mapping[str, Any], step: int) -> bool:
     """Whether a resume after `step` does not roll the entry back."""
     if entry["event"] != REWARDS_CHANGED:
-        found: int = entry["step"]
+        found: int = entry.get("step", 0)
         return found <= step
     return "request" not in entry or entry["after_step"] <= step

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.report.findings import problems
@@ -98,6 +100,18 @@ def test_nothing_is_said_of_a_run_without_steps():
     assert found.learning.sentence == "Not known yet: too few steps."
     assert found.bound.sentence == "Not known: no step has ended."
     assert (found.problems, found.learning.level) == ([], "note")
+
+
+@pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
+def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int]):
+    changed = {"event": "rewards_changed", "after_step": 1, "changes": []}
+    found = [
+        {"event": "evaluated", "name": "validation", "step": step, "accuracy": 0.5, "mean": 0.5}
+        for step in (0, 2, 4)
+    ]
+    records = run(journal=[found[0], changed, *found[1:]])
+    records = replace(records, config={**records.config, "eval": {"metric": metric}})
+    assert [one["step"] for one in records.evaluations("validation")] == steps
 
 
 def test_the_best_evidence_is_the_paired_test():
