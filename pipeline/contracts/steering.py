@@ -49,8 +49,17 @@ class Request:
 
     @staticmethod
     def of(facts: Mapping[str, Any]) -> Request:
-        """The request of `facts`."""
-        return Request(facts["request"], facts["verb"], facts.get("key"), facts.get("value"))
+        """The request of `facts`.
+
+        Raises:
+            ValueError: if the verb is unknown, or what it needs is missing.
+        """
+        verb, key, value = facts.get("verb"), facts.get("key"), facts.get("value")
+        if verb not in VERBS or "request" not in facts:
+            raise ValueError(f"no request of this version: {dict(facts)}")
+        if (verb == "set" and key is None) or (verb == "extend" and not isinstance(value, str)):
+            raise ValueError(f"{verb}: no key, or no amount: {dict(facts)}")
+        return Request(facts["request"], verb, key, value)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts.decisions import DecisionLog
-from pipeline.contracts.record_files import DamagedFileError, append_row, read_rows
+from pipeline.contracts.record_files import append_row, read_rows
 from pipeline.contracts.steering import STEERED, Request, Verb
 
 
@@ -39,7 +39,8 @@ def answer(entries: Iterable[Mapping[str, Any]], request: Request) -> Mapping[st
 class Requests:
     """The requests that no process has taken up yet.
 
-    Those after a damaged line are ignored: requests must not end a run.
+    Those after a line that is damaged, or of another version, are ignored: requests must not end a
+    run.
 
     Args:
         run: the run folder.
@@ -72,7 +73,7 @@ class Requests:
         try:
             for row in read_rows(self._file):
                 found.append(Request.of(row))  # noqa: PERF401  # those before a damaged line count
-        except (DamagedFileError, KeyError) as error:
+        except ValueError as error:  # DamagedFileError is one
             self._log.event("control_damaged", f"requests are ignored: {error}")
         self._size, self._found = size, tuple(found)
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.record_files import append_row
 from pipeline.contracts.steering import Verb
 from pipeline.run.requests import append_request
 from pipeline.run.run_folder import RunFolder
@@ -196,3 +197,14 @@ def test_a_damaged_file_of_requests_does_not_end_the_run(tmp_path: Path):
     (run.folder.path / "control.jsonl").write_text('{"verb": "checkpoint"}\n')
     assert run.run() == "finished"
     assert run.events("control_damaged")
+
+
+@pytest.mark.parametrize("facts", [{"verb": "pause"}, {"verb": "set"}, {"verb": "extend"}, {}])
+def test_a_request_of_another_version_does_not_end_the_run(tmp_path: Path, facts: dict[str, str]):
+    run = process(config(tmp_path), Disk(), {})
+    ask(run.folder, *LR)
+    append_row(run.folder.path / "control.jsonl", {"request": "1", **facts})
+    assert run.run() == "finished"
+    assert run.events("control_damaged")
+    # The one before it counts.
+    assert run.learner.settings[0] == (2e-5, 0.1)
