@@ -116,12 +116,13 @@ class Console:
         self._ended = how
 
     def say(self, text: str) -> None:
-        """Shows a line, on a terminal above the view."""
+        """Shows a line, on a terminal above the view; a lost terminal does not end the run."""
         self._spoke_s = time.monotonic()
-        if self._live is None:
-            self._write(text)
-        else:
-            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        with suppress(OSError):
+            if self._live is None:
+                self._write(text)
+            else:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows a finished step, counted from 1.

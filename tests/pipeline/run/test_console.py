@@ -47,6 +47,15 @@ def test_a_step_is_a_line_with_a_time_stamp(said: list[str]):
     assert said == ["2026-11-23T12:00:00Z step 3/80  step time 1.3 s"]
 
 
+def test_a_lost_terminal_does_not_end_the_run():
+    def lost(_: str) -> None:
+        raise OSError(5, "Input/output error")
+
+    console = Console("demo", write=lost)
+    console.step(3, {"time/step_s": 1.26})
+    assert console.status.step == 3
+
+
 def test_plans_of_a_step_replace_earlier_ones(said: list[str], clock: Clock):
     console = Console("demo", clock=clock, write=said.append, now=lambda: NOON)
     console.update(steps_planned=80, deadline_s=50.0)
