@@ -104,7 +104,7 @@ def reached(run: RunRecords, target: float) -> Reached:
     step = found["step"]
     before = [row for row in run.metrics if row["step"] <= step]
     last: Row = before[-1] if before else {}
-    generated = [row["tokens/generated"] for row in before if "tokens/generated" in row]
+    generated = [count for at, count in run.tokens if at <= step]
     tokens = sum(generated) if len(generated) == len(before) else None
     usd = last.get("cost/usd") if before else 0.0
     return Reached(step, last.get("time/elapsed_s"), tokens, usd)

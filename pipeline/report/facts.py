@@ -56,7 +56,7 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
     yield from _results(run)
     summary, last = run.summary, run.metrics[-1] if run.metrics else {}
-    generated = sum(value for _, value in run.values("tokens/generated"))
+    generated = sum(count for _, count in run.tokens)
     usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),

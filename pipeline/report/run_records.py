@@ -74,6 +74,13 @@ class RunRecords:
         """Step and value of each row that has the metric."""
         return [(row["step"], row[metric]) for row in self.metrics if metric in row]
 
+    @property
+    def tokens(self) -> list[tuple[int, float]]:
+        """Step and tokens generated for training of each row that has them."""
+        evaluated = dict(self.values("tokens/evaluation"))
+        generated = self.values("tokens/generated")
+        return [(step, count - evaluated.get(step, 0.0)) for step, count in generated]
+
     @cached_property
     def summary(self) -> Row:
         """The summary of the run's clean end; empty if it has not ended, or was resumed since."""

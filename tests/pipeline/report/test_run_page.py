@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.report.comparison import reached
 from pipeline.report.comparison_page import comparison_page
 from pipeline.report.curves import Panel, Series, chart, smooth, thin
 from pipeline.report.run_page import run_page
@@ -94,6 +96,21 @@ def test_a_finished_run_has_all_sections(finished: Path):
     assert wanted <= set(page.headings)
     assert "finished" in text
     assert text.count("<svg") > 5
+
+
+def test_tokens_are_those_of_training(finished: Path):
+    run = read_run(finished)
+    assert any(value for _, value in run.values("tokens/evaluation"))
+    assert sum(count for _, count in run.tokens) == run.summary["tokens_generated"]
+    (step,) = {one["step"] for one in run.evaluations("validation")[1:2]}
+    taken = reached(run, 0.0)
+    assert (taken.step, taken.tokens) == (0, 0)
+    before = replace(run, journal=[one for one in run.journal if one.get("step", step) >= step])
+    taken = reached(before, 0.0)
+    assert (taken.step, taken.tokens) == (
+        step,
+        sum(count for at, count in run.tokens if at <= step),
+    )
 
 
 def test_colours_and_text_of_charts_follow_the_page(finished: Path):
