@@ -215,8 +215,8 @@ def _wait(folder: RunFolder, request: Request) -> Mapping[str, Any]:
             return entry
         if not runs:
             raise Failure(
-                "the run has ended without taking the request up; its next start does, before the "
-                "first step that it trains"
+                "the run has ended without taking the request up; its next start does, after the "
+                "requests that it repeats"
             )
         time.sleep(_POLL_S)
 

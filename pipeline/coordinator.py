@@ -6,7 +6,7 @@
 
     each step   produces   the data of version v, then version v + 1
                 waits for  the data of the step, the update, the sync
-    duties      start of the run, validations, exports, checkpoints, end of the run
+    duties      start of the run, requests, validations, exports, checkpoints, end of the run
 
 The controller decides (`control/controller.py`), the producer produces the data of a step
 (`rollout/producer.py`), the workers compute (`rollout/workers.py`). A signal sets `stop`: sampling

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 STALL_S, STALL_CPU = 3.0, 0.05
-"""A process stalled if it did not run for so many seconds: it was stopped, or its machine slept.
-One that used more than this share of a processor meanwhile was busy."""
+"""A process stalled if it did not run for so many seconds: it was stopped, or swapped out. One that
+used more than this share of a processor meanwhile was busy."""
 _TICK_S = 0.5
 
 _UNIX_S = time.time() - time.monotonic()
@@ -42,7 +42,7 @@ class Span:
     spare: float = 0.0
 
 
-@dataclass
+@dataclass(eq=False)  # two blocks of one phase are not the same block
 class _Block:
     """A phase that is under way, and its spans so far."""
 

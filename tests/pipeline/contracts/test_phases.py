@@ -48,6 +48,15 @@ def test_a_phase_under_way_is_reported_up_to_now_and_goes_on(now: FakeClock):
     assert phases.take() == [Span("update", 2.0, 5.0)]
 
 
+def test_a_phase_within_itself_that_takes_no_time_ends_alone(now: FakeClock):
+    phases = PhaseClock(now)
+    with phases.during("checkpoint"):
+        with phases.during("checkpoint"):
+            pass
+        now.seconds = 1.0
+    assert phases.take() == [Span("checkpoint", 0.0, 1.0)]
+
+
 def test_a_phase_ends_when_its_block_raises(now: FakeClock):
     phases = PhaseClock(now)
 
@@ -65,7 +74,7 @@ def test_a_phase_ends_when_its_block_raises(now: FakeClock):
     ("last_s", "now_s", "cpu_s", "stalled"),
     [
         (10.0, 10.6, 0.0, False),  # two ticks
-        (10.0, 16.0, 0.1, True),  # SIGSTOP, or a machine that slept
+        (10.0, 16.0, 0.1, True),  # SIGSTOP
         (10.0, 16.0, 5.0, False),  # a busy machine, or code that keeps the interpreter's lock
     ],
 )
