@@ -16,6 +16,8 @@ from configs.toml_text import show_value
 
 STEERED = "steered"
 """Journal event: a request was taken up, or refused: then it has the reason, `refused`."""
+EXPORTED_COPY = "exported_copy"
+"""Journal event: a requested export has ended."""
 REWARDS_CHANGED = "rewards_changed"
 """Journal event: the rewards have changed; earlier scores are not comparable."""
 

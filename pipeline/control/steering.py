@@ -7,13 +7,14 @@ is never repeated, and `extend` needs no repetition: the budget is the sum of it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
 from configs.steering import steered, value_of, with_values
 from pipeline.contracts.decisions import EXPORT, VALIDATION, JournalEntry
 from pipeline.contracts.steering import (
+    EXPORTED_COPY,
     STEERED,
     Request,
     Verb,
@@ -65,7 +66,13 @@ class Steering:
         self._wanted: set[Verb] = set()
         repeated = {one.request for one in sets}
         repeated |= {one["request"] for one in earlier if one["verb"] in {"checkpoint", "export"}}
-        self._ahead = [one for one in earlier if one["step"] > step and one["request"] in repeated]
+        exported = [one["step"] for one in entries if one["event"] == EXPORTED_COPY]
+        self._ahead = [
+            one
+            for one in earlier
+            if one["request"] in repeated
+            and (one["step"] > step or (one["step"] == step and _is_unfinished(one, exported)))
+        ]
 
     def duties(self, status: RunStatus, now_s: float) -> Iterator[Duty]:
         """Takes up requests between two steps, one by one: each is in force with its duty.
@@ -139,6 +146,11 @@ class Steering:
             self.evaluated_at.add(step)
         elif request.verb in _ONCE:
             self._wanted.add(request.verb)
+
+
+def _is_unfinished(entry: Mapping[str, Any], exported: Collection[int]) -> bool:
+    """Whether a process has ended between an export's request and its end."""
+    return entry["verb"] == "export" and entry["step"] not in exported
 
 
 def check(request: Request, config: Config) -> None:

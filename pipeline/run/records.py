@@ -24,6 +24,7 @@ from pipeline.contracts.evaluations import (
     show_number,
 )
 from pipeline.contracts.rollouts import Rollout
+from pipeline.contracts.steering import EXPORTED_COPY
 from pipeline.run.console import Console
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
@@ -319,7 +320,7 @@ class Records:
 
     def exported_copy(self, facts: Mapping[str, Any]) -> None:
         """Records an export beside that of the run: as `exported`, with its step."""
-        self.event("exported_copy", _export_line(facts), **facts)
+        self.event(EXPORTED_COPY, _export_line(facts), **facts)
 
     # --- the decision log (contracts.decisions.DecisionLog)
 

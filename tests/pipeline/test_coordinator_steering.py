@@ -147,6 +147,18 @@ def test_a_request_to_stop_ends_one_process_only(tmp_path: Path):
     assert process(run, disk, {}).run() == "finished"
 
 
+def test_an_export_that_a_killed_process_has_not_finished_is_repeated(tmp_path: Path):
+    run, disk = config(tmp_path), Disk()
+    asked: dict[int, list[Ask]] = {1: [("checkpoint", None, None), ("export", None, None)]}
+    with pytest.raises(Killed):
+        process(run, disk, asked, on={"learner.export 2": kill}).run()
+    again = process(run, disk, asked)
+    assert again.run() == "finished"
+    assert again.resumed_from == 2
+    (copy,) = again.events("exported_copy")
+    assert copy["step"] == 2
+
+
 def test_a_request_that_waits_is_taken_up_at_the_next_start(tmp_path: Path):
     run = config(tmp_path)
     with pytest.raises(Killed):
