@@ -51,7 +51,9 @@ ENDED = "ended"
 """Journal event: a clean end with its summary."""
 REWARDS = "rewards"
 """Journal event: the hashes of the reward functions' code."""
-_LOCK = ".lock"
+_LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
+_BEFORE_RUN = frozenset({_LOCK, _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
+"""What a process that is killed while it loads may leave in a folder without a run."""
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
 
@@ -71,9 +73,9 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
-        self.rewards_log = path / "rewards.log"
+        self.rewards_log = path / _REWARDS_LOG
         self.ledger = path / "ledger.jsonl"
-        self.status = path / "status.json"
+        self.status = path / _STATUS
         self._config = path / "config.json"
         self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
@@ -103,7 +105,7 @@ class RunFolder:
         if self.is_locked:
             raise ValueError(f"another process is using {self.path}")
         if not self.holds_run:
-            if self.path.exists() and {path.name for path in self.path.iterdir()} - {_LOCK}:
+            if self.path.exists() and {path.name for path in self.path.iterdir()} - _BEFORE_RUN:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
         saved = self.saved_config

@@ -281,6 +281,21 @@ def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Conf
     other.close()
 
 
+def test_what_a_process_killed_while_loading_leaves_is_no_obstacle(tmp_path: Path):
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    folder.path.mkdir()
+    for name in (".lock", "status.json", "status.json.tmp", "rewards.log"):
+        (folder.path / name).touch()
+    folder.check(config)
+    with folder.held():
+        folder.create(config)
+    assert folder.holds_run
+    (tmp_path / "run" / "config.json").rename(tmp_path / "run" / "notes.txt")
+    with pytest.raises(ValueError, match="is not empty and not a run"):
+        folder.check(config)
+
+
 def test_a_held_folder_is_locked_and_removed_without_a_run(tmp_path: Path):
     path = tmp_path / "runs" / "deep" / "run"
     config = make_config(path.parent, run={"name": "run"})
@@ -309,14 +324,6 @@ def test_parent_folders_that_another_run_uses_are_kept(tmp_path: Path):
         assert not first.path.exists()
         assert second.path.is_dir()
     assert not second.path.exists()
-
-
-def test_a_kill_between_lock_and_configuration_leaves_a_folder_that_can_be_used(
-    tmp_path: Path, config: Config
-):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / ".lock").touch()
-    RunFolder.of(config).check(config)
 
 
 def test_events_of_one_kind_are_in_order(folder: RunFolder):
