@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.contracts.adapters import AdapterRef, ExportReport
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import EXPORT, Measure
+from pipeline.contracts.memory import OutOfMemory
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
@@ -79,13 +80,19 @@ class Exports:
     async def copy(self, step: int) -> None:
         """Writes the current version to `exports/step_NNNNNN`, beside `export/`.
 
+        A failure for want of memory or disk is journaled: a request must not end the run.
+
         Args:
             step: training steps done.
         """
         watch = Stopwatch(self._now)
         folder = self._records.folder.path / "exports" / f"step_{step:06d}"
-        folder.parent.mkdir(exist_ok=True)
-        report = await self._write(folder, "current")
+        try:
+            folder.parent.mkdir(exist_ok=True)
+            report = await self._write(folder, "current")
+        except (OSError, OutOfMemory) as error:
+            self._records.export_failed(folder, str(error), step=step)
+            return
         self._measure(EXPORT, watch.total_s)
         published = self._workers.published
         assert published is not None

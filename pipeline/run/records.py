@@ -322,6 +322,11 @@ class Records:
         """Records an export beside that of the run: as `exported`, with its step."""
         self.event(EXPORTED_COPY, _export_line(facts), **facts)
 
+    def export_failed(self, folder: Path, why: str, *, step: int) -> None:
+        """Records that the export to `folder`, after `step` steps, has failed."""
+        text = f"export: {folder} is not written: {why}; the run goes on"
+        self.event(EXPORTED_COPY, text, step=step, failed=why)
+
     # --- the decision log (contracts.decisions.DecisionLog)
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import append_row
 from pipeline.contracts.steering import Verb
 from pipeline.run.requests import append_request
@@ -157,6 +158,21 @@ def test_an_export_that_a_killed_process_has_not_finished_is_repeated(tmp_path: 
     assert again.resumed_from == 2
     (copy,) = again.events("exported_copy")
     assert copy["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), OutOfMemory("export", "planted")]
+)
+def test_an_export_that_fails_does_not_end_the_run(tmp_path: Path, error: Exception):
+    def fail() -> None:
+        raise error
+
+    asked: dict[int, list[Ask]] = {1: [("export", None, None)]}
+    run = process(config(tmp_path), Disk(), asked, on={"learner.export 2": fail})
+    assert run.run() == "finished"
+    (copy,) = run.events("exported_copy")
+    assert copy["step"] == 2
+    assert copy["failed"]
 
 
 def test_a_request_that_waits_is_taken_up_at_the_next_start(tmp_path: Path):
