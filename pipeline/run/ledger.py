@@ -370,8 +370,8 @@ class Ledger:
 
         Args:
             step: training steps done.
-            workers: phases of the workers since the last account; earlier ones that are missing
-                have none.
+            workers: phases of the workers since the last account, of a kind all or none; without
+                any of its kind, those of the last account have none.
             tokens: generated tokens by fate.
             work: of a training step.
             repeated: whether an earlier process had done this work.
@@ -384,7 +384,10 @@ class Ledger:
         if self._lost is not None:
             self._write(self._lost)
             self._lost = None
-        workers = {name: () for name in self.processes if name != DRIVER} | dict(workers)
+        kinds = {DRIVER, *map(kind_of, workers)}
+        workers = dict(workers) | {
+            name: () for name in self.processes if kind_of(name) not in kinds
+        }
         start_s = self._at_s
         driver = self.phases.take()
         if self.recorded is not None:

@@ -195,6 +195,18 @@ def test_what_a_killed_process_did_after_its_last_account_is_repeated_work(tmp_p
     assert run.ledger.wall_s == 42.0
 
 
+def test_processes_are_those_that_report_or_else_those_before(tmp_path: Path):
+    ledger = Run(tmp_path).ledger
+    ledger.account(1, {"learner": (), "reward one 0": (), "reward two 0": ()})
+    # The rewards do not answer; later, after a resume with other rewards, they are fewer.
+    ledger.account(2, {"learner": ()})
+    assert ledger.processes == ["driver", "learner", "reward one 0", "reward two 0"]
+    ledger.account(3, {"learner": (), "reward one 0": ()})
+    assert ledger.processes == ["driver", "learner", "reward one 0"]
+    ledger.account(3, {})
+    assert ledger.processes == ["driver", "learner", "reward one 0"]
+
+
 def test_a_damaged_ledger_is_found(tmp_path: Path):
     run = Run(tmp_path)
     run.step(1)
