@@ -207,6 +207,13 @@ class ThroughputDown(AlarmRule):
     )
     steps: int = Field(5, ge=1, description=_STEPS)
 
+    def conflicts(self) -> Iterator[Problem]:
+        """Times, which a resumed run does not repeat, decide on nothing."""
+        yield from super().conflicts()
+        if self.action in {"checkpoint", "stop"}:
+            what = 'times differ from run to run and are no reason to stop; nearest valid: "log"'
+            yield "action", what
+
 
 class Alarms(Table):
     """Rules that watch the run, each with a threshold and an action."""

@@ -159,6 +159,8 @@ class Coordinator:
 
     async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
+        partial = self.progress.sampling.partial
+        self.meter.ledger.continue_partial(self.progress.step, partial.tokens)
         try:
             self.records.best(self.schedule.best)
             await self._perform_duties()
@@ -186,9 +188,14 @@ class Coordinator:
         watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, watch)
         metrics = data.metrics(self.config)
-        self._check_rewards(data, step, metrics, watch)
+        try:
+            self._check_rewards(data, step, metrics, watch)
+        except TrainingStopped:
+            await self._account(tokens=Counter(repeated=data.tokens))  # by a resume
+            raise
         update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
         if update is None:
+            await self._account(tokens=Counter(stale=data.tokens))
             raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(update.ahead, data.next_state):
@@ -483,7 +490,8 @@ class Coordinator:
         if ended == "finished":
             lost = len(progress.sampling.partial)
             lost += 0 if untaken is None else len(untaken.all_rollouts)
-            fates["truncated"] = progress.sampling.partial.tokens
+            waiting = progress.sampling.partial.tokens
+            fates.update({"truncated": waiting, "partial": -waiting})
         if untaken is not None:
             fates["stale" if ended == "finished" else "repeated"] = untaken.tokens
             untaken = untaken if ended == "finished" else None

@@ -72,7 +72,7 @@ class PhaseClock:
     def __init__(self, now: Callable[[], float] = unix_s) -> None:
         self.now = now
         self._lock = threading.Lock()
-        self._since_s = now()
+        self._since_s = 0.0
         self._blocks: list[_Block] = []
         self._ended: list[Span] = []
 

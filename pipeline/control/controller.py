@@ -229,7 +229,8 @@ class RunController:
         self.deadline.shutdown.observe(part, seconds)
         if part == VALIDATION:
             self._validations_s += seconds
-        if part == EXPORT and self._duty is not None and self._duty.reason != "rehearsal":
+        duty = self._duty
+        if part == EXPORT and duty and duty.kind == "export" and duty.reason != "rehearsal":
             self._exports_s += seconds
 
     def observe_update(self, step: TrainStep, seconds: float) -> None:

@@ -192,7 +192,8 @@ def _recompilation(run: RunRecords) -> Iterator[Finding]:
             spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
             seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
     compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}
-    decided = {entry["step"]: entry["reason"] for entry in run.entries("replan")}
+    replanned = (entry for entry in run.entries("replan") if entry["step"] >= 1)
+    decided = {entry["step"]: entry["reason"] for entry in replanned}
     if not compiled and not decided:
         return
     facts = [f"step {step}: {value:.1f} s" for step, value in compiled.items()]

@@ -15,7 +15,8 @@ which a slot generates a token that is kept, and the share of an update that is 
 
 with N parameters, T tokens and P positions of the learner, padding included. A token costs 2 N
 operations forward and 2 N for the gradient of the activations (PaLM, arXiv:2204.02311, appendix B,
-without the gradient of the frozen weights); c is 6 with full rematerialization, else 4.
+without the gradient of the frozen weights); c is 6 with full rematerialization, else 4. Forward
+passes of a reference or a teacher are not counted, but their seconds are.
 """
 
 from __future__ import annotations
@@ -180,17 +181,17 @@ def speeds(
     return {name: amount / total for name, (amount, total) in ratios.items() if amount and total}
 
 
-def cost(wall_s: float, tokens: Mapping[str, int], hardware: Hardware) -> dict[str, float]:
+def cost(held_s: float, tokens: Mapping[str, int], hardware: Hardware) -> dict[str, float]:
     """Dollars so far and per million tokens; empty without a price.
 
     Args:
-        wall_s: seconds of the run.
+        held_s: seconds in which the run had its chips.
         tokens: generated tokens by fate.
         hardware: of the run.
     """
     if hardware.chip_hour_usd is None:
         return {}
-    usd = wall_s / _HOUR_S * hardware.total_chips * hardware.chip_hour_usd
+    usd = held_s / _HOUR_S * hardware.total_chips * hardware.chip_hour_usd
     generated, trained = sum(tokens.values()), tokens.get("trained", 0)
     found = {"usd": usd}
     if generated:

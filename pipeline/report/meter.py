@@ -69,7 +69,7 @@ class RunMeter:
             "tokens": {fate: float(count) for fate, count in generated.items()},
             "goodput": goodput(recent.seconds, self._hardware),
             "speed": speeds(recent.seconds, recent.work, self._hardware),
-            "cost": cost(self.ledger.wall_s, self.ledger.total.tokens, self._hardware),
+            "cost": cost(self.ledger.held_s, self.ledger.total.tokens, self._hardware),
             "hbm": self._memory(sizes),
             "compile": {
                 "programs": float(sum(use.programs for use in self._uses.values())),
@@ -94,11 +94,11 @@ class RunMeter:
                 "wall_s": ledger.wall_s,
                 "processes": len(ledger.processes),
                 "seconds": {kind: dict(rows) for kind, rows in total.seconds.items()},
-                "tokens": dict(total.tokens),
+                "tokens": {fate: count for fate, count in total.tokens.items() if count},
             },
             "goodput": goodput(total.seconds, self._hardware),
             "speed": speeds(total.seconds, total.work, self._hardware),
-            "cost": cost(ledger.wall_s, total.tokens, self._hardware),
+            "cost": cost(ledger.held_s, total.tokens, self._hardware),
         }
 
     def _memory(self, sizes: Sizes) -> Figures:

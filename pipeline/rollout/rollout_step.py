@@ -119,10 +119,10 @@ class RolloutStep:
         return sampled + _learners_work(learned, passes=config.learner.updates_per_batch)
 
     def token_fates(self, trained: int) -> Counter[str]:
-        """Generated tokens of the rollouts that this step finished or discarded, by fate.
+        """The tokens that this step generated, by fate; fates are those of `run.ledger.FATES`.
 
-        Fates are those of `run.ledger.FATES`. Tokens of partial rollouts count in the step that
-        finishes or discards them.
+        Tokens of partial rollouts wait as `partial` until a step finishes or discards them: in that
+        step `partial` is negative.
 
         Args:
             trained: tokens in the loss.
@@ -139,9 +139,8 @@ class RolloutStep:
             elif name not in kept and name.group in signal:
                 fate = "surplus"
             fates[fate] += len(rollout.completion.tokens)
-        waiting = [state.partial.tokens for state in (self.state, self.next_state)]
-        finished = sum(len(rollout.completion.tokens) for rollout in rollouts)
-        fates["truncated"] = self.tokens + waiting[0] - waiting[1] - finished
+        fates["partial"] = self.next_state.partial.tokens - self.state.partial.tokens
+        fates["truncated"] = self.tokens - fates.total()
         return fates
 
     def counted(self, progress: Progress) -> Progress:
@@ -179,7 +178,14 @@ class RolloutStep:
         """
         rollouts = self.rollouts if trained else self.all_rollouts
         records.reward_errors(self.number + 1, self.errors)
-        records.step(self.number + 1, self.name, metrics, rollouts, tokens=tokens or skipped)
+        records.step(
+            self.number + 1,
+            self.name,
+            metrics,
+            rollouts,
+            tokens=tokens or skipped,
+            trained=trained,
+        )
 
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
@@ -239,6 +245,7 @@ class DemonstrationStep:
     state: SamplingState
 
     seconds = 0.0
+    tokens = 0
     overflow = 0
     learner_prefix = "sft"
 

@@ -68,12 +68,14 @@ FATES = (
     "truncated",
     "surplus",
     "stale",
+    "partial",
     "repeated",
     "evaluation",
 )
 """Fates of generated tokens: in the loss; in groups with equal rewards, or in a skipped update;
-without a reward; discarded at a cut-off; not needed by dynamic sampling; sampled ahead and never
-trained; of steps that were done again after a resume; of evaluations."""
+without a reward; discarded at a cut-off or at the end; not needed by dynamic sampling; never
+trained, because they were sampled ahead or too late; waiting in partial rollouts, which a later
+step finishes; of steps that are done again after a resume; of evaluations."""
 
 _WAITING = {
     "sample": "waiting_samplers",
@@ -322,6 +324,7 @@ class Ledger:
         self._done_before = max((one.step for one in earlier), default=0)
         self.step = 0
         self._starting = dict[str, str]()
+        self._continued: Mapping[str, int] = {}
         self._lost: Account | None = None
         self.total, self._recent = Sums(), Sums()
         self.processes: list[str] = []
@@ -335,6 +338,11 @@ class Ledger:
         """Seconds of the run up to the last account, all waits and earlier processes included."""
         return self._at_s - self._origin_s
 
+    @property
+    def held_s(self) -> float:
+        """`wall_s` without waits for devices."""
+        return self.wall_s - self.total.seconds.get(DRIVER, {}).get("device_wait", 0.0)
+
     def resumed(self) -> None:
         """Counts the start of this process as `restart`: it resumes a run."""
         self._starting = dict.fromkeys(START_ROWS, "restart")
@@ -342,6 +350,17 @@ class Ledger:
     def is_repeated(self, step: int) -> bool:
         """Whether an earlier process had done training step `step`, counted from 1."""
         return step <= self._done_before
+
+    def continue_partial(self, step: int, tokens: int) -> None:
+        """Counts tokens as `partial` again that the end of the run discarded: it goes on.
+
+        Args:
+            step: training steps done.
+            tokens: of the partial rollouts that go on.
+        """
+        if step == self._done_before:
+            again = tokens - self.total.tokens["partial"]
+            self._continued = {"partial": again, "truncated": -again} if again else {}
 
     def lost(self, used_s: float) -> None:
         """Adds, with the next account, a killed process's seconds after its last one: lost work.
@@ -376,11 +395,11 @@ class Ledger:
             work: of a training step.
             repeated: whether an earlier process had done this work.
         """
-        fates, now_s = dict(tokens or {}), self.phases.now()
+        fates, now_s = Counter(tokens or {}), self.phases.now()
         renamed = self._starting
         if repeated:
             renamed = renamed | dict.fromkeys(STEP_ROWS, "repeated")
-            fates = {"repeated": sum(fates.values())}
+            fates = Counter(repeated=fates.total())
         if self._lost is not None:
             self._write(self._lost)
             self._lost = None
@@ -394,7 +413,8 @@ class Ledger:
             for process, spans in {DRIVER: driver, **workers}.items():
                 self.recorded.setdefault(process, []).extend(spans)
         seconds = account_seconds(start_s, now_s, driver, workers, renamed=renamed)
-        self._at_s, self._starting = now_s, {}
+        fates.update(self._continued)
+        self._at_s, self._starting, self._continued = now_s, {}, {}
         origin = self._origin_s
         work = Work() if work is None or repeated else work
         self._write(Account(step, start_s - origin, now_s - origin, seconds, fates, work))

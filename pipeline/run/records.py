@@ -121,6 +121,7 @@ class Records:
         rollouts: Sequence[Rollout],
         *,
         tokens: bool,
+        trained: bool = True,
     ) -> None:
         """Records a GRPO step; leaves out metrics that are not finite.
 
@@ -130,10 +131,11 @@ class Records:
             metrics: of the step.
             rollouts: of the step.
             tokens: whether to write token ids and log-probs.
+            trained: false: a resume repeats the step, and W&B keeps the first row of a step.
         """
         # First, because W&B's process reads the file of a step that it is told of.
         self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
-        self._metrics(step, metrics, rollouts=name)
+        self._metrics(step, metrics, rollouts=name, trained=trained)
 
     def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
         """Writes the packed demonstrations of an SFT step."""
@@ -144,11 +146,17 @@ class Records:
         self._metrics(step, metrics)
 
     def _metrics(
-        self, step: int, metrics: Mapping[str, float], *, rollouts: str | None = None
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        *,
+        rollouts: str | None = None,
+        trained: bool = True,
     ) -> None:
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
-        self.tracker.log(metrics, step=step, rollouts=rollouts)
+        if trained:
+            self.tracker.log(metrics, step=step, rollouts=rollouts)
         self.console.step(step, metrics)
 
     def truncation(self, config: Config) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from configs.budget import Budget
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.ledger import read_ledger
 from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
 from tests.pipeline.test_coordinator_faults import broken
@@ -93,7 +95,54 @@ def test_invariant_8_the_fates_of_tokens_add_up_to_what_was_generated(tmp_path: 
     count = sum(row["num_tokens"] for rows in evaluated for row in rows)
     assert summary["ledger"]["tokens"] == {**found, "evaluation": count}
     assert ("truncated" in found) == ("cut_off" in rollout)
-    assert min(found.values()) > 0
+    assert min(found.values()) >= 0
+    assert found.get("partial", 0) == 0
+
+
+@pytest.mark.parametrize("end", ["finished", "killed"])
+def test_invariant_8_tokens_of_partial_rollouts_have_one_fate_over_a_resume(tmp_path: Path, end):
+    rollout = {"group_size": 4, "cut_off": 0.5, "partial": "keep"}
+    config = make_config(
+        tmp_path, rollout=rollout, learner={"importance_cap": 2.0}, budget={"steps": 3}
+    )
+    disk, script = Disk(), Script()
+    first = Process(config, disk=disk, script=script)
+    if end == "killed":
+
+        def kill() -> None:
+            raise Killed
+
+        script.on["sampler0.load 3"] = kill
+        with pytest.raises(Killed):
+            first.run()
+    else:
+        first.run()
+        config = config.model_copy(update={"budget": Budget(steps=5)})
+    second = Process(config, disk=disk)
+    second.run()
+    found, summary = fates(second), second.folder.summary
+    assert summary is not None
+    assert sum(found.values()) - found.get("repeated", 0) == summary["tokens_generated"]
+    assert found["trained"] == summary["tokens_trained"]
+    assert min(found.values()) >= 0
+    assert found.get("partial", 0) == 0
+
+
+@pytest.mark.parametrize("reason", ["an alarm", "the deadline"])
+def test_invariant_8_tokens_of_a_step_without_an_update_have_a_fate(tmp_path: Path, reason):
+    run = Process(make_config(tmp_path), disk=Disk())
+    if reason == "an alarm":
+        broken(run, {1: 4})
+        with pytest.raises(TrainingStopped):
+            run.run()
+        fate = "repeated"
+    else:
+        run.coordinator.controller.may_update = lambda *_: None  # type: ignore[method-assign]
+        run.run()
+        fate = "stale"
+    sampled = [call for call in run.script.calls if call.startswith("sampler0.generate:train")]
+    assert len(sampled) == (2 if reason == "an alarm" else 1)
+    assert fates(run)[fate] > 0
 
 
 def test_tokens_of_rewards_that_fail_are_counted_apart(tmp_path: Path):
