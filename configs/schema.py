@@ -414,6 +414,14 @@ def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
         yield "data.validation", what
 
 
+def _profile_problems(profile: Profile, budget: Budget) -> Iterator[Problem]:
+    if profile.range is not None and budget.steps is not None:
+        first, _ = profile.range
+        if first > budget.steps:
+            what = f"there are only budget.steps = {budget.steps} steps; nearest valid: "
+            yield "profile.steps", f'{what}"{budget.steps}"'
+
+
 def _sft_problems(run: Run, sft: Sft, budget: Budget) -> Iterator[Problem]:
     if not run.has_sft_phase:
         for key, what in sft.unused(*Sft.model_fields, why='without "sft" in run.phases'):
@@ -439,4 +447,5 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("alarms", "eval", "learner", "rewards", "rollout"), _alarm_problems),
     (("eval", "rewards", "rollout"), _metric_problems),
     (("run", "sft", "budget"), _sft_problems),
+    (("profile", "budget"), _profile_problems),
 )

@@ -24,7 +24,7 @@ from pipeline.contracts.decisions import EXIT, EXPORT
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.phases import PhaseClock, Span
 from pipeline.contracts.progress import Progress
-from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
+from pipeline.contracts.record_files import DamagedFileError
 from pipeline.control.budget import Budget, replaces_budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
@@ -35,7 +35,7 @@ from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
-from pipeline.run.ledger import Ledger
+from pipeline.run.ledger import Ledger, repair_ledger
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -139,9 +139,14 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
     phases.add(Span("loading", start_s, now_s))  # configuration, data, check of the rewards
     try:
         ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
-    except DamagedFileError as error:
-        move_to_superseded(folder.path, [folder.ledger])
-        print(f"{error}; a new ledger begins, the old one is in superseded/", flush=True)
+    except DamagedFileError:
+        lines = repair_ledger(folder.ledger)
+        text = (
+            f"{folder.ledger} is damaged: {lines} of its lines are lost, and their time is "
+            "unexplained; the old file is in superseded/"
+        )
+        folder.journal("ledger_damaged", lines=lines)
+        print(text, flush=True)
         ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
     uncounted = (
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]

@@ -22,9 +22,10 @@ Figure = tuple[str, str, str]
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
-        "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "answers_damaged", "best_lost",
-        "best_recovered", "replan", "abandoned", "refused", "waited_for_devices", "overflow",
-        "rewards_changed", "extended", "budget", "truncated_rollouts", "steered",
+        "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "ledger_damaged",
+        "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
+        "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
+        "truncated_rollouts", "steered",
         RESUMED, ENDED,
     }
 )  # fmt: skip
@@ -52,7 +53,8 @@ def state(run: RunRecords) -> tuple[str, str]:
 
 def key_figures(run: RunRecords) -> Iterator[Figure]:
     """What to look at first; what is not known is left out."""
-    planned = run.setting("budget.steps") or run.status.get("steps_planned")
+    planned = next((value for _, value in reversed(run.values("budget/steps_planned"))), None)
+    planned = int(planned) if planned else run.setting("budget.steps")
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
     yield from _results(run)
     summary, last = run.summary, run.metrics[-1] if run.metrics else {}

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.run.ledger import DRIVER, kind_of
+from pipeline.run.ledger import DRIVER, START_ROWS, kind_of
 
 Seconds = Mapping[str, Mapping[str, float]]
 """Seconds by row, by kind of process: driver, learner, samplers, rewards."""
@@ -20,14 +20,14 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "rewards": ("scoring", "waiting_rewards"),
     "idle slots, padding": ("decode_idle", "update_padding"),
     "evaluation, records": ("sync", "checkpoint", "evaluation", "export", "end", "coordination"),
-    "start": ("ray_start", "device_wait", "loading", "compile", "compile_cached", "calibration"),
-    "lost": ("stalled", "restart", "repeated", "unexplained"),
+    "start": (*START_ROWS, "device_wait", "restart"),
+    "lost": ("stalled", "repeated", "unexplained"),
 }
 """Rows of the ledger by what they are for. A process other than the driver that waits does not
 contribute: `grouped` counts its waiting rows as `WAITING`."""
 WAITING = "waiting"
 COMPILING = ("compile", "compile_cached")
-_AFTER_TRAINING = ("export", "end")
+_BESIDE_TRAINING = {*START_ROWS, "device_wait", "restart", "export", "end"} - {*COMPILING}
 _GROUP_OF = {row: group for group, rows in GROUPS.items() for row in rows}
 _PHASES = {
     "time/sample_s": "waiting_samplers",
@@ -48,14 +48,14 @@ def ledger_seconds(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
 
 
 def training_seconds(run: RunRecords) -> dict[str, dict[str, float]]:
-    """The seconds from the first step on, without those of the run's end.
+    """The seconds from the first step on, without those of starts and of the run's end.
 
     Without a ledger these are the driver's, from the metrics of the steps; empty without steps.
     """
     if run.ledger:
         found = ledger_seconds(row for row in run.ledger if row["step"] >= 1)
         return {
-            kind: {row: value for row, value in rows.items() if row not in _AFTER_TRAINING}
+            kind: {row: value for row, value in rows.items() if row not in _BESIDE_TRAINING}
             for kind, rows in found.items()
         }
     phases: Counter[str] = Counter()

@@ -5,6 +5,7 @@ It begins with the process, before Ray starts, and keeps `status.json` up to dat
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -88,7 +89,7 @@ class Console:
     ) -> None:
         if self._ended is None and kind is not None:
             refused = "refused" if issubclass(kind, ValueError | FileNotFoundError) else "failed"
-            stopped = issubclass(kind, KeyboardInterrupt | SystemExit)
+            stopped = issubclass(kind, KeyboardInterrupt | SystemExit | asyncio.CancelledError)
             self._ended = "interrupted" if stopped else refused
         self._closed.set()
         self._thread.join()
@@ -114,6 +115,7 @@ class Console:
     def end(self, how: str) -> None:
         """Shows how the run ended: "finished", "interrupted", "failed" or "refused"."""
         self._ended = how
+        self.update(expected_end=None)
 
     def say(self, text: str) -> None:
         """Shows a line, on a terminal above the view; a lost terminal does not end the run."""

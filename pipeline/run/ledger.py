@@ -20,7 +20,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts.phases import PhaseClock, Span
-from pipeline.contracts.record_files import append_row, read_rows
+from pipeline.contracts.record_files import (
+    append_row,
+    move_to_superseded,
+    read_rows,
+    readable_rows,
+    replace_rows,
+)
 
 DRIVER = "driver"
 LEARNER, SAMPLERS, REWARDS = "learner", "samplers", "rewards"
@@ -178,6 +184,29 @@ def read_ledger(path: Path) -> list[Account]:
         DamagedFileError: if a line is damaged.
     """
     return [Account.of_json(row) for row in read_rows(path)]
+
+
+def repair_ledger(path: Path) -> int:
+    """Moves a damaged ledger to `superseded/` and keeps its good lines; the others' time has a row.
+
+    The seconds of a missing line are `unexplained`; what is missing at the end is not known.
+
+    Returns:
+        The number of damaged lines.
+    """
+    rows, damaged = readable_rows(path)
+    move_to_superseded(path.parent, [path])
+    kept, at_s = list[dict[str, Any]](), 0.0
+    for row in rows:
+        missing_s = row["start"] - at_s
+        if missing_s > 0:
+            seconds = {process: {"unexplained": missing_s} for process in row["seconds"]}
+            gap = Account(row["step"], at_s, row["start"], seconds)
+            kept.append({"time": row["time"], **gap.to_json()})
+        kept.append(row)
+        at_s = row["end"]
+    replace_rows(path, kept)
+    return len(damaged)
 
 
 @dataclass

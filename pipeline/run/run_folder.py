@@ -480,7 +480,7 @@ class RunFolder:
         The journal is kept: a resumed run replays its decisions.
 
         Returns:
-            The folder that they were moved to; None if there was nothing to move.
+            The folder with records of later steps; None if there were none.
         """
         if not self._journal.is_file():
             return None
@@ -498,4 +498,4 @@ class RunFolder:
             replace_rows(superseded / self._metrics.name, later)
             replace_rows(self._metrics, rows[: len(rows) - len(later)])
         self.journal(RESUMED, step=step)
-        return superseded
+        return superseded if files or later else None

@@ -18,7 +18,7 @@ PHASES = {
     "ray_start": "starting Ray",
     "device_wait": "waiting for devices",
     "loading": "loading and compiling",
-    "calibration": "measuring sizes",
+    "calibration": "checking and measuring",
     "sample": "sampling",
     "reward": "waiting for rewards",
     "learn": "updating",

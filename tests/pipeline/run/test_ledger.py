@@ -15,6 +15,7 @@ from pipeline.run.ledger import (
     account_seconds,
     kind_of,
     read_ledger,
+    repair_ledger,
 )
 from tests.fakes import FakeClock
 
@@ -214,6 +215,14 @@ def test_a_damaged_ledger_is_found(tmp_path: Path):
     run.path.write_bytes(run.path.read_bytes().replace(b'"trained": 7', b'"trained": 8', 1))
     with pytest.raises(DamagedFileError):
         run.start()
+    assert repair_ledger(run.path) == 1
+    run.start()
+    gap, second = read_ledger(run.path)
+    assert (gap.start_s, gap.end_s) == (0.0, 15.0)
+    assert gap.seconds == {name: {"unexplained": 15.0} for name in ("driver", "learner")}
+    assert (second.start_s, second.end_s, second.seconds["learner"]) == (15, 20, {"update": 5})
+    assert run.ledger.wall_s == 20
+    assert len(list((tmp_path / "superseded").glob("*/ledger.jsonl"))) == 1
 
 
 def test_rows_and_fates_have_distinct_names():
