@@ -16,9 +16,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from launch.exits import Failure, exit_status
+from launch.flags import Parser
 
 if TYPE_CHECKING:
     from pipeline.contracts.steering import Request, Verb
@@ -46,13 +47,6 @@ Exit status: 0 the run has taken the request up (with --no-wait: the request is 
 refused it or ended before, 2 a mistake in the request, 130 after Ctrl-C: the request remains."""
 _POLL_S = 0.2
 _ARGUMENTS = {"set": ("KEY", "VALUE"), "extend": ("AMOUNT",)}
-
-
-class _Parser(argparse.ArgumentParser):
-    """Reports a mistake as a line."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"command line: {message}; --help describes the command")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -125,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     from configs.steering import steerable_lines
 
     keys = "\n".join(steerable_lines())
-    parser = _Parser(
+    parser = Parser(
         prog="python -m launch.control",
         usage="%(prog)s RUN_DIR VERB [KEY VALUE | AMOUNT] [--no-wait]",
         description=DESCRIPTION + keys,

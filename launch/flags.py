@@ -5,6 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports a mistake as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `ValueError`, which `launch.exits.exit_status` shows."""
+        raise ValueError(f"command line: {message}; --help describes the command")
 
 
 def command_flags() -> argparse.ArgumentParser:

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
-from launch.flags import add_json, json_file, output_file
+from launch.flags import Parser, add_json, json_file, output_file
 
 BENCHMARKS = {
     "balance": "calibrated sizes beside fixed ones and Tunix's recipe, on this machine's CPU; "
@@ -47,11 +47,6 @@ Exit status: 0 everything was measured and all claims hold, 1 a row failed or a 
 PLOT = "rollout_sweep.png"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ValueError(f"command line: {message}")
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if argv is None else argv
@@ -64,7 +59,7 @@ def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     Raises:
         ValueError: for a mistake in the request, one line.
     """
-    parser = _Parser(
+    parser = Parser(
         prog="python -m launch.bench",
         usage="python -m launch.bench NAME [options]",
         description=DESCRIPTION,

@@ -28,11 +28,11 @@ from rich.console import Console as Terminal
 from launch.exits import Failure, exit_status
 from launch.report import main as write_report
 from pipeline.contracts.evaluations import mean_of
-from pipeline.contracts.record_files import read_rows
+from pipeline.contracts.record_files import TIME_FORMAT, read_rows
 from pipeline.run.console import Console, view
 from pipeline.run.records import evaluation_line
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.status import TIME_FORMAT, BestValidation
+from pipeline.run.status import BestValidation
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 _FLAGS = (

@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import Any
 
 Row = Mapping[str, Any]
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
+"""Of time stamps, in UTC."""
 _CHECKED_LINE = re.compile(rb'(?P<row>\{.*), "crc32": "(?P<crc32>[0-9a-f]{8})"\}', re.DOTALL)
 
 
@@ -128,6 +131,11 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
     raise DamagedFileError(f"{path} is damaged: its content does not match its sha256")
+
+
+def time_stamp() -> str:
+    """The time now, as rows have it."""
+    return time.strftime(TIME_FORMAT, time.gmtime())
 
 
 def append_row(path: Path, row: Row) -> None:

@@ -11,10 +11,10 @@ from configs.toml_text import show_value
 from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
 from pipeline.control.budget import show_duration
 from pipeline.report.run_records import RunRecords
-from pipeline.report.time_use import ledger_seconds
 from pipeline.run.history import RESUMED
-from pipeline.run.ledger import FATES
+from pipeline.run.ledger import FATES, by_kind
 from pipeline.run.run_folder import ENDED
+from pipeline.run.status import phase_words
 
 Figure = tuple[str, str, str]
 """Name, value and a remark."""
@@ -35,8 +35,8 @@ _SIZE_OF_TEXT = 300
 def state(run: RunRecords) -> tuple[str, str]:
     """A word for the state of the run, and a sentence."""
     if run.running:
-        phase = run.status.get("phase")
-        return "running", f"A process holds the folder{f'; phase: {phase}' if phase else ''}."
+        phase = phase_words(run.status.get("phase", ""))
+        return "running", f"A process holds the folder{f'; it is {phase}' if phase else ''}."
     if run.summary:
         word = str(run.summary["ended"])
         return word, "The run ended by itself." if word == "finished" else f"The run was {word}."
@@ -128,7 +128,7 @@ def token_fates(run: RunRecords) -> dict[str, float]:
 def seconds_by_kind(run: RunRecords) -> dict[str, dict[str, float]]:
     """Seconds of the whole run by row, by kind of process; empty without a ledger."""
     if run.ledger:
-        return ledger_seconds(run.ledger)
+        return by_kind(row["seconds"] for row in run.ledger)
     recorded: dict[str, dict[str, float]] = run.summary.get("ledger", {}).get("seconds", {})
     return recorded
 

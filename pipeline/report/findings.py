@@ -13,7 +13,7 @@ from typing import Literal
 
 from pipeline.control.alarms import RULES
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import COMPILING, ledger_seconds, training_seconds
+from pipeline.report.time_use import COMPILING, training_seconds
 from pipeline.run.ledger import DRIVER, STEP_ROWS
 
 Level = Literal["good", "note", "warning", "bad"]
@@ -188,7 +188,7 @@ def _recompilation(run: RunRecords) -> Iterator[Finding]:
     seconds: dict[int, float] = {}
     for row in run.ledger:
         if row["step"] >= 1:
-            rows = ledger_seconds([row]).values()
+            rows = row["seconds"].values()
             spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
             seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
     compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}

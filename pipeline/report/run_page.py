@@ -14,9 +14,9 @@ from pipeline.report.curves import Panel, Span, chart, time_chart
 from pipeline.report.panels import panels
 from pipeline.report.run_records import RunRecords
 from pipeline.report.samples import Table, answer_table, rollout_table
-from pipeline.report.time_use import GROUPS, WAITING, grouped, ledger_seconds
+from pipeline.report.time_use import GROUPS, WAITING, grouped
 from pipeline.report.verdict import verdict
-from pipeline.run.ledger import DRIVER, ROWS
+from pipeline.run.ledger import DRIVER, ROWS, by_kind
 
 MOST_SPANS = 60
 """Spans of the chart of time; more rows of the ledger are added up."""
@@ -179,7 +179,7 @@ def _spans(
     for start in range(0, len(run.ledger), size):
         chunk = run.ledger[start : start + size]
         sums = dict.fromkeys(groups, 0.0)
-        for kind, seconds in ledger_seconds(chunk).items():
+        for kind, seconds in by_kind(row["seconds"] for row in chunk).items():
             if kind in kinds:
                 for group, value in grouped(kind, seconds).items():
                     sums[group] += value

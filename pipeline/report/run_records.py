@@ -143,7 +143,7 @@ def read_run(path: Path) -> RunRecords:
         ValueError: if the folder is not one of a run.
     """
     folder = RunFolder(path)
-    files = ("config.json", "journal.jsonl", "metrics.jsonl")
+    files = ("config.json", "journal.jsonl", "metrics.jsonl", "status.json")
     if not any((path / name).is_file() for name in files):
         raise ValueError(f"{path}: not a run folder: it has none of {', '.join(files)}")
     problems: list[str] = []

@@ -6,10 +6,10 @@ Folders without a ledger have the phases of their steps in `time/..._s` only.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from pipeline.report.run_records import Row, RunRecords
-from pipeline.run.ledger import DRIVER, START_ROWS, kind_of
+from pipeline.report.run_records import RunRecords
+from pipeline.run.ledger import DRIVER, START_ROWS, by_kind
 
 Seconds = Mapping[str, Mapping[str, float]]
 """Seconds by row, by kind of process: driver, learner, samplers, rewards."""
@@ -38,22 +38,13 @@ _PHASES = {
 """Rows of the driver that these metrics of a step correspond to."""
 
 
-def ledger_seconds(rows: Iterable[Row]) -> dict[str, dict[str, float]]:
-    """Sums ledger rows: seconds by row, by kind of process."""
-    found: dict[str, Counter[str]] = {}
-    for row in rows:
-        for process, seconds in row["seconds"].items():
-            found.setdefault(kind_of(process), Counter()).update(seconds)
-    return {kind: dict(seconds) for kind, seconds in found.items()}
-
-
 def training_seconds(run: RunRecords) -> dict[str, dict[str, float]]:
     """The seconds from the first step on, without those of starts and of the run's end.
 
     Without a ledger these are the driver's, from the metrics of the steps; empty without steps.
     """
     if run.ledger:
-        found = ledger_seconds(row for row in run.ledger if row["step"] >= 1)
+        found = by_kind(row["seconds"] for row in run.ledger if row["step"] >= 1)
         return {
             kind: {row: value for row, value in rows.items() if row not in _BESIDE_TRAINING}
             for kind, rows in found.items()

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import ShowProgress
-from pipeline.contracts.record_files import write_atomically
-from pipeline.run.status import TIME_FORMAT, Activity, Status, figures, show_seconds, step_line
+from pipeline.contracts.record_files import TIME_FORMAT, write_atomically
+from pipeline.run.status import Activity, Status, figures, phase_words, show_seconds, step_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -244,7 +244,7 @@ def view(status: Status) -> RenderableType:
         return ProgressBar(total, done, width=_BAR, complete_style="cyan", finished_style="cyan")
 
     rows = Table.grid(padding=(0, 2))
-    phase, elapsed = (status.phase_words, "cyan"), (show_seconds(status.elapsed_s), "dim")
+    phase, elapsed = (phase_words(status.phase), "cyan"), (show_seconds(status.elapsed_s), "dim")
     head = Text.assemble((status.place, "bold"), "  ", phase, "  ", elapsed)
     rows.add_row(Text(status.run, "bold"), head)
     if status.steps_planned is not None:

@@ -11,7 +11,6 @@ start of the driver on. A second of the driver outside of all phases is `unexpla
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -26,6 +25,7 @@ from pipeline.contracts.record_files import (
     read_rows,
     readable_rows,
     replace_rows,
+    time_stamp,
 )
 
 DRIVER = "driver"
@@ -225,10 +225,7 @@ class Sums:
 
     def add(self, account: Account) -> None:
         """Adds an account."""
-        for process, rows in account.seconds.items():
-            sums = self.seconds.setdefault(kind_of(process), {})
-            for row, seconds in rows.items():
-                sums[row] = sums.get(row, 0.0) + seconds
+        self.seconds = by_kind([self.seconds, account.seconds])
         self.tokens.update(account.tokens)
         self.work += account.work
 
@@ -237,6 +234,17 @@ def kind_of(process: str) -> str:
     """The kind of a process: driver, learner, samplers or rewards."""
     kinds = {"sampler": SAMPLERS, "reward": REWARDS}
     return kinds.get(process.partition(" ")[0], process)
+
+
+def by_kind(parts: Iterable[Mapping[str, Mapping[str, float]]]) -> Seconds:
+    """The sum of several seconds by process, or kind of process, by kind of process."""
+    found: dict[str, dict[str, float]] = {}
+    for part in parts:
+        for process, rows in part.items():
+            sums = found.setdefault(kind_of(process), {})
+            for row, seconds in rows.items():
+                sums[row] = sums.get(row, 0.0) + seconds
+    return found
 
 
 def account_seconds(
@@ -454,8 +462,7 @@ class Ledger:
         return found
 
     def _write(self, account: Account) -> None:
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        append_row(self._path, {"time": stamp, **account.to_json()})
+        append_row(self._path, {"time": time_stamp(), **account.to_json()})
         self.processes, self.step = list(account.seconds), account.step
         self.total.add(account)
         self._recent.add(account)

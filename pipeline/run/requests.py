@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import secrets
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.contracts.decisions import DecisionLog
-from pipeline.contracts.record_files import append_row, read_rows
+from pipeline.contracts.record_files import append_row, read_rows, time_stamp
 from pipeline.contracts.steering import STEERED, Request, Verb
 
 
@@ -21,11 +20,10 @@ def append_request(run: Path, verb: Verb, *, key: str | None = None, value: Any 
         OSError: if the file cannot be written.
     """
     request = Request(secrets.token_hex(4), verb, key, value)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     path = _file(run)
     with path.open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        append_row(path, {"time": stamp, **request.facts})
+        append_row(path, {"time": time_stamp(), **request.facts})
     return request
 
 

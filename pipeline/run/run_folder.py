@@ -9,7 +9,6 @@ import fcntl
 import json
 import os
 import tempfile
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,6 +39,7 @@ from pipeline.contracts.record_files import (
     read_rows,
     recover_folder,
     replace_rows,
+    time_stamp,
     write_atomically,
     write_json,
     write_rows,
@@ -55,10 +55,6 @@ _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
-
-
-def _stamp() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
 class RunFolder:
@@ -397,7 +393,7 @@ class RunFolder:
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends a decision or an event to the journal."""
-        append_row(self._journal, {"time": _stamp(), "event": event, **facts})
+        append_row(self._journal, {"time": time_stamp(), "event": event, **facts})
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """All entries of the journal, oldest first.
@@ -445,7 +441,7 @@ class RunFolder:
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""
-        append_row(self._metrics, {"time": _stamp(), **metrics})
+        append_row(self._metrics, {"time": time_stamp(), **metrics})
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> FileDigest:
         """Writes `rollouts/NAME.jsonl`; returns its digest."""

@@ -10,9 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title, show_number
-
-TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
-"""Of time stamps, in UTC."""
+from pipeline.contracts.record_files import TIME_FORMAT
 
 PHASES = {
     "ray_start": "starting Ray",
@@ -29,7 +27,7 @@ PHASES = {
     "coordination": "between two steps",
     "end": "shutting down",
 }
-"""Phases of the driver in words; others are shown by name."""
+"""Phases of the driver in words; see `phase_words`."""
 
 _PART, _OF_PART = "reward_parts/", "/none_share"
 """Each part of the reward has this metric; the mean of the part is `reward/PART`."""
@@ -139,15 +137,10 @@ class Status:
         return None if self.deadline_s is None else max(0.0, self.deadline_s - self.elapsed_s)
 
     @property
-    def phase_words(self) -> str:
-        """The phase in words."""
-        return PHASES.get(self.phase, self.phase.replace("_", " "))
-
-    @property
     def doing(self) -> str:
         """Phase and activities in words."""
         found = [f"{activity.what} {activity.amount}" for activity in self.activities]
-        return "  ".join([self.phase_words, *found]).strip()
+        return "  ".join([phase_words(self.phase), *found]).strip()
 
     @property
     def place(self) -> str:
@@ -174,6 +167,11 @@ class Status:
             "last_alarm": None if alarm is None else asdict(alarm),
             "metrics": shown_metrics(self.metrics),
         }
+
+
+def phase_words(phase: str) -> str:
+    """A phase of the driver in words, or else by its name."""
+    return PHASES.get(phase, phase.replace("_", " "))
 
 
 def part_names(metrics: Mapping[str, float]) -> list[str]:

@@ -105,9 +105,15 @@ def test_bounds_are_claimed_for_their_rows():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        ([], "command line: the following arguments are required: NAME\n"),
+        (
+            [],
+            "command line: the following arguments are required: NAME; --help describes the command\n",
+        ),
         (["hmb"], "command line: argument NAME: invalid choice: 'hmb' (choose from "),
-        (["hbm", "--jsn", "x"], "command line: unrecognized arguments: --jsn x\n"),
+        (
+            ["hbm", "--jsn", "x"],
+            "command line: unrecognized arguments: --jsn x; --help describes the command\n",
+        ),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (["hbm", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
         (["hbm", "--plot", "x.png"], "command line: --plot: hbm has no plot; sweep has one\n"),

@@ -17,6 +17,7 @@ from pipeline.report.curves import Panel, Series, chart, smooth, thin
 from pipeline.report.run_page import run_page
 from pipeline.report.run_records import read_run
 from pipeline.report.samples import MOST_TEXT, shortened
+from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
 
 VOID = {"meta", "br", "img", "input", "hr", "link"}
@@ -219,6 +220,15 @@ def test_a_damaged_line_costs_no_other_line(finished: Path):
     assert [row["step"] for row in records.metrics] == [1, 2, 4, 5, 6]
     (problem,) = records.problems
     assert problem == ("metrics.jsonl: line 3 damaged (checksum mismatch), left out; 5 are shown")
+
+
+def test_a_run_that_waits_for_devices_has_a_page(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        (tmp_path / "status.json").write_text(json.dumps({"phase": "device_wait"}))
+        text = run_page(read_run(tmp_path))
+    checked(text)
+    assert "A process holds the folder; it is waiting for devices." in text
 
 
 def test_other_folders_are_refused(tmp_path: Path):
