@@ -105,10 +105,7 @@ def test_bounds_are_claimed_for_their_rows():
 @pytest.mark.parametrize(
     ("argv", "expected"),
     [
-        (
-            [],
-            "command line: the following arguments are required: NAME; --help describes the command\n",
-        ),
+        ([], "command line: the following arguments are required: NAME; --help describes"),
         (["hmb"], "command line: argument NAME: invalid choice: 'hmb' (choose from "),
         (
             ["hbm", "--jsn", "x"],
