@@ -96,6 +96,7 @@ class Coordinator:
         self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
+        records.complete_reward_changes(progress.step)
         entries = list(records.folder.entries())
         self.requests = Requests(records.folder.path, entries, log=records)
         self.controller = RunController(

@@ -178,8 +178,7 @@ class RunController:
             seconds, step = now_s - self._step_began_s, self._current
             self.deadline.step_time.observe(seconds, share=self._share(step), phase=step.phase)
             self._current = None
-        last = None if self._is_past_deadline else self._duty
-        if last is not None and last.kind == "validate":
+        if self._duty and self._duty.kind == "validate" and not self._is_past_deadline:
             self._validated_at_s = now_s
         self._read(status, now_s)
         self._duty = next(self._duties, None)
@@ -258,8 +257,10 @@ class RunController:
     def _start(self) -> Iterator[Duty]:
         """Parity, the rehearsal of the end, and requests that wait for the start."""
         yield from self._begin()
+        before = self.config
         yield from self._steer()
-        if self._status.step in self._steering.evaluated_at and self._validation_is_due():
+        changed = self.config != before or self._status.step in self._steering.evaluated_at
+        if changed and self._validation_is_due():
             yield self._validate(self._leaving_an_export())
         yield from self._steering.single_duties()
 
@@ -325,6 +326,7 @@ class RunController:
             yield self._validate(self._leaving_an_export())
             if self._deadline_passed():
                 self._ended = True
+                yield from self._steering.late_duties(step)
                 return
         if self._timed:
             yield from self._export_if_better()
@@ -335,8 +337,7 @@ class RunController:
         self.deadline.step_time.observe_between(self._now_s - began_s - self._validations_s)
         yield from self._steering.single_duties()
         # Validating what seems to be the last version may leave time for one more step.
-        phase = self._phase(step)
-        if self._timed and not self.deadline.allows(step, self._now_s, phase=phase):
+        if self._timed and not self.deadline.allows(step, self._now_s, phase=self._phase(step)):
             yield from self._validate_last()
 
     def _steer(self) -> Iterator[Duty]:

@@ -109,6 +109,18 @@ class Steering:
             if self.wants(verb):
                 yield Duty(kind)
 
+    def late_duties(self, step: int) -> Iterator[Duty]:
+        """Those of them for which there is time at the end of the run; an export is refused."""
+        journal: tuple[JournalEntry, ...] = ()
+        if self.wants("export"):
+            why = "the time left is needed for the end of the run"
+            text = f"export was refused after step {step}: {why}"
+            journal = (JournalEntry(EXPORTED_COPY, {"step": step, "failed": why}, text),)
+        if self.wants("checkpoint") or journal:
+            yield Duty("checkpoint", journal=journal)
+        if self.wants("stop-after-step"):
+            yield Duty("stop")
+
     def _decide(self, request: Request, step: int, now_s: float) -> tuple[JournalEntry, ...]:
         """Takes a new request up, or refuses it; what to journal."""
         facts = {**request.facts, "step": step, "elapsed_s": now_s}

@@ -22,7 +22,6 @@ from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
 from pipeline.contracts.evaluations import mean_key, mean_of, prompts_of, show_mean
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.rollouts import Completion, Prompt
-from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.recorded import (
@@ -137,8 +136,7 @@ class EvaluationSchedule:
         changes, self.config = reward_changes(old, new, old_code={}, new_code={}), config
         if not changes:
             return
-        self._folder.journal(REWARDS_CHANGED, after_step=step, changes=changes, request=request)
-        self._records.rewards_changed(step, changes)
+        self._records.change_rewards(step, changes, request=request)
         if self._since is not None:
             self._validated, self._before = validations(self._folder, since=self._since), None
             self._read.clear()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from pipeline.contracts.steering import REWARDS_CHANGED
+from configs.steering import is_weight
+from pipeline.contracts.steering import REWARDS_CHANGED, SetValue, sets_in_force
 
 RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
@@ -51,6 +52,39 @@ def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int
             kept = [earlier for earlier in found if _holds(earlier, step)]
             found = [{**one, "after_step": min(step, one["after_step"])} for one in kept]
     return sorted({entry["after_step"] for entry in found})
+
+
+def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
+    """The number of the rewards in force: 0 at first, then one more with each new change.
+
+    Rewards to which a resume comes back, or that it repeats, have the number that they had.
+    """
+    numbers: dict[Any, int] = {}
+    in_force: list[tuple[Mapping[str, Any], int]] = []
+    for at, entry in enumerate(entries):
+        if entry["event"] == REWARDS_CHANGED:
+            number = numbers.setdefault(entry.get("request", at), len(numbers) + 1)
+            in_force.append((entry, number))
+        elif entry["event"] == RESUMED:
+            in_force = [one for one in in_force if _holds(one[0], entry["step"])]
+    return in_force[-1][1] if in_force else 0
+
+
+def unrecorded_weights(entries: Iterable[Mapping[str, Any]], *, step: int) -> list[SetValue]:
+    """Weights of rewards that are in force after `step` steps, without the event of their change.
+
+    A process was killed between the journal's entries of the request and of the changed rewards.
+    """
+    entries = list(entries)
+    recorded = {entry.get("request") for entry in valid_entries(entries, (REWARDS_CHANGED,))}
+    return [
+        one
+        for one in sets_in_force(entries)
+        if is_weight(one.key)
+        and one.step <= step
+        and one.old != one.new
+        and one.request not in recorded
+    ]
 
 
 def _holds(entry: Mapping[str, Any], step: int) -> bool:

@@ -24,8 +24,9 @@ from pipeline.contracts.evaluations import (
     show_number,
 )
 from pipeline.contracts.rollouts import Rollout
-from pipeline.contracts.steering import EXPORTED_COPY
+from pipeline.contracts.steering import EXPORTED_COPY, REWARDS_CHANGED
 from pipeline.run.console import Console
+from pipeline.run.history import rewards_version, unrecorded_weights
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation, LastAlarm
@@ -244,6 +245,7 @@ class Records:
             "name": name,
             "step": step if version is None else version,
             "adapter_sha256": adapter,
+            "rewards_version": rewards_version(self.folder.entries()),
             **summary,
             "file": file,
             **asdict(self.folder.write_rollouts(file, answers)),
@@ -251,7 +253,13 @@ class Records:
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {evaluation_line(summary)}")
         metrics = _evaluation_metrics(name, summary)
-        self.tracker.log_evaluation(name, metrics, version=entry["step"], step=step)
+        self.tracker.log_evaluation(
+            name,
+            metrics,
+            version=entry["step"],
+            step=step,
+            rewards_version=entry["rewards_version"],
+        )
         return entry
 
     def best(self, entry: Mapping[str, Any] | None) -> None:
@@ -275,6 +283,7 @@ class Records:
                 _evaluation_metrics(entry["name"], entry),
                 version=entry["step"],
                 step=entry["step"],
+                rewards_version=entry.get("rewards_version", 0),
             )
             for entry in self.folder.valid_entries("evaluated")
         ]
@@ -317,6 +326,16 @@ class Records:
                 f"the rewards have changed after step {step}:\n{change_lines(changes)}"
             )
             self.tracker.mark(CHANGED, step=step + 1)
+
+    def change_rewards(self, step: int, changes: Sequence[Change], *, request: str) -> None:
+        """Journals rewards that a request has changed after `step` steps, and shows them."""
+        self.folder.journal(REWARDS_CHANGED, after_step=step, changes=changes, request=request)
+        self.rewards_changed(step, changes)
+
+    def complete_reward_changes(self, step: int) -> None:
+        """Journals changes that a process was killed before; see `unrecorded_weights`."""
+        for one in unrecorded_weights(self.folder.entries(), step=step):
+            self.change_rewards(step, [(one.key, one.old, one.new)], request=one.request)
 
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""

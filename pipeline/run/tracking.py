@@ -70,10 +70,24 @@ def step_message(metrics: Mapping[str, Any], *, step: int, rollouts: str | None)
 
 
 def evaluation_message(
-    name: str, metrics: Mapping[str, Any], *, version: int, step: int
+    name: str, metrics: Mapping[str, Any], *, version: int, step: int, rewards_version: int = 0
 ) -> Message:
-    """The message of an evaluation of a policy version, after `step` steps."""
-    return {"evaluation": name, "metrics": metrics, "version": version, "step": step}
+    """The message of an evaluation of a policy version, after `step` steps.
+
+    Args:
+        name: of the evaluation.
+        metrics: its numbers, by their names in W&B.
+        version: the policy version.
+        step: training steps done.
+        rewards_version: the rewards in force; see `history.rewards_version`.
+    """
+    return {
+        "evaluation": name,
+        "metrics": metrics,
+        "version": version,
+        "rewards_version": rewards_version,
+        "step": step,
+    }
 
 
 def mark_message(metric: str, *, step: int) -> Message:
@@ -168,15 +182,13 @@ class Tracker(asyncio.SubprocessProtocol):
         """Sends the metrics of a step, and the name of its file of rollouts, if it has one."""
         self._send(**step_message(metrics, step=step, rollouts=rollouts))
 
-    def log_evaluation(
-        self, name: str, metrics: Mapping[str, Any], *, version: int, step: int
-    ) -> None:
-        """Sends the metrics of an evaluation of a policy version after `step` steps.
+    def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:
+        """Sends the metrics of an evaluation; see `evaluation_message`.
 
         They become part of the summary, too, except for validations: there `summarize` gives the
         values of the best version.
         """
-        self._send(**evaluation_message(name, metrics, version=version, step=step))
+        self._send(**evaluation_message(name, metrics, **at))
 
     def mark(self, metric: str, *, step: int) -> None:
         """Sends a metric that is 1 at a step, and has no value at others."""

@@ -5,7 +5,7 @@
 Reads JSON objects from stdin, one per line, first a request (see `Reporter`), then:
 
     {"step": 3, "metrics": {...}, "rollouts": "step_000003" or null}   a training step
-    {"evaluation": NAME, "version": 3, "step": 3, "metrics": {...}}
+    {"evaluation": NAME, "version": 3, "rewards_version": 0, "step": 3, "metrics": {...}}
     {"mark": METRIC, "step": 4}                                        1 in the row of a step
     {"summary": {...}}, {"alert": {...}}
     {"artifact": NAME, "type": TYPE, "path": file or folder, "metadata": {...}}
@@ -48,7 +48,7 @@ import wandb
 from pipeline.contracts.record_files import DamagedFileError, parse_rows
 from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.run.wandb_files import read_history, run_files
-from pipeline.run.wandb_rows import STEP, VERSION, WandbRows
+from pipeline.run.wandb_rows import REWARDS_VERSION, STEP, VERSION, Evaluation, WandbRows
 
 _RESTARTS = 3
 """Maximum number of restarts of W&B's service after its death."""
@@ -155,9 +155,7 @@ class Reporter:
             # `wandb clean` deletes files that are uploaded.
             first = 1 + max((row["step"] for row in self._request["rows"]), default=-1)
         evaluated = [
-            (row["evaluation"], row["version"])
-            for row in self._request["rows"]
-            if "evaluation" in row
+            _evaluation_of(row) for row in self._request["rows"] if "evaluation" in row
         ]
         return WandbRows(history, first=first, evaluated=evaluated)
 
@@ -198,9 +196,11 @@ class Reporter:
         if "mark" in message:
             row, values = self._rows.beside(step), {message["mark"]: 1.0}
         elif "evaluation" in message:
-            name, version = message["evaluation"], message["version"]
-            row = self._rows.of_evaluation(name, version, step=step)
+            name, version, rewards = evaluation = _evaluation_of(message)
+            row = self._rows.of_evaluation(evaluation, step=step)
             values = {f"eval/{name}/{VERSION}": version, **message["metrics"]}
+            if rewards:
+                values[f"eval/{name}/{REWARDS_VERSION}"] = rewards
         else:
             row = self._rows.of_step(step)
             values = {STEP: step, **message["metrics"]}
@@ -377,6 +377,10 @@ def _end(stdin: int, finish_s: float) -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
     os._exit(1)
+
+
+def _evaluation_of(message: Message) -> Evaluation:
+    return message["evaluation"], message["version"], message["rewards_version"]
 
 
 def _summary_of(message: Message) -> dict[str, Any]:

@@ -9,9 +9,11 @@ STEP = "step"
 """Training step of a row: the axis of all metrics but those of evaluations."""
 VERSION = "version"
 """`eval/NAME/version`: the policy version of an evaluation, the axis of its metrics."""
+REWARDS_VERSION = "rewards_version"
+"""`eval/NAME/rewards_version`: see `history.rewards_version`; absent for the first rewards."""
 
-Evaluation = tuple[str, int]
-"""Name and policy version."""
+Evaluation = tuple[str, int, int]
+"""Name, policy version and version of the rewards."""
 
 
 class WandbRows:
@@ -23,7 +25,7 @@ class WandbRows:
     evaluation of a name. So a row can have a higher number than its step or version.
 
     What W&B has already is not logged again: a step or an evaluation that a resumed run repeats
-    keeps its first values.
+    keeps its first values. An evaluation by changed rewards is another one.
 
     Args:
         history: rows that W&B has, as far as known, by `_step`.
@@ -57,11 +59,12 @@ class WandbRows:
         self.step, self._holds_step = step, True
         return self._row
 
-    def of_evaluation(self, name: str, version: int, *, step: int) -> int | None:
+    def of_evaluation(self, evaluation: Evaluation, *, step: int) -> int | None:
         """The row of an evaluation after `step` steps; None: W&B has it."""
-        if (name, version) in self._evaluated:
+        if evaluation in self._evaluated:
             return None
-        self._evaluated.add((name, version))
+        self._evaluated.add(evaluation)
+        name, *_ = evaluation
         self._open(max(step, self._row + (name in self._names)))
         self._names.add(name)
         return self._row
@@ -79,4 +82,5 @@ class WandbRows:
 def _evaluations(row: Mapping[str, Any]) -> Iterable[Evaluation]:
     for key, value in row.items():
         if key.startswith("eval/") and key.endswith(f"/{VERSION}"):
-            yield key.split("/")[1], int(value)
+            name = key.split("/")[1]
+            yield name, int(value), int(row.get(f"eval/{name}/{REWARDS_VERSION}", 0))

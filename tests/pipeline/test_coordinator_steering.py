@@ -12,6 +12,8 @@ from configs.schema import Config
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import append_row
 from pipeline.contracts.steering import Verb
+from pipeline.coordinator import Coordinator
+from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.run.requests import append_request
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
@@ -218,6 +220,44 @@ def test_a_changed_weight_restarts_the_search_for_the_best_version(tmp_path: Pat
     assert [one["step"] for one in run.folder.valid_entries("evaluated", since="rewards_changed")][
         -1
     ] == 0
+
+
+@pytest.mark.parametrize("where", ["_steer", "adopt", "learner.update 2"])
+def test_a_process_killed_while_it_changes_a_weight_changes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+):
+    """Before, between and after the journal's entries of the request and of the changed rewards."""
+
+    def start(run: Config) -> Disk:
+        """Steps until the second one; the next process finds a request."""
+        first = process(run, disk := Disk(), {1: [STOP]})
+        assert first.run() == "interrupted"
+        ask(first.folder, *WEIGHT)
+        return disk
+
+    every = {"eval": {"every_steps": 1, "metric": "reward"}}
+    run = config(tmp_path / "whole", **every)
+    whole = process(run, start(run), {})
+    assert whole.run() == "finished"
+    assert sorted(whole.coordinator.schedule.validated) == [2, 3, 4, 5]
+
+    run = config(tmp_path / "killed", **every)
+    disk = start(run)
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        for owner in (Coordinator, EvaluationSchedule):
+            if hasattr(owner, where):
+                patch.setattr(owner, where, lambda *_, **__: kill())
+        process(run, disk, {}, on={where: kill}).run()
+    again = process(run, disk, {})
+    assert again.run() == "finished"
+    assert again.resumed_from == 2
+    (changed,) = again.events("rewards_changed")
+    assert (changed["after_step"], changed["changes"]) == (
+        2,
+        [["rewards.functions.format.weight", 0.1, 2.0]],
+    )
+    assert sorted(again.coordinator.schedule.validated) == [2, 3, 4, 5]
+    assert left_behind(again.folder) == left_behind(whole.folder)
 
 
 def test_a_damaged_file_of_requests_does_not_end_the_run(tmp_path: Path):

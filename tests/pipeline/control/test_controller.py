@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.decisions import EXPORT, SYNC, VALIDATION, JournalEntry, evaluation_part
+from pipeline.contracts.steering import Request, Verb
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
 from pipeline.control.duties import BestVersion, Duty, Exported, RunStatus
@@ -123,6 +125,31 @@ def test_an_abandoned_validation_ends_training(abandoned: bool):
         assert (entry.event, entry.facts["step"]) == ("abandoned", 2)
     assert kinds(duties(found, after, 40.0)) == ([] if abandoned else ["checkpoint"])
     assert (found.next(after, 40.0) is None) is abandoned
+
+
+def test_requests_before_an_abandoned_validation_are_done_or_refused():
+    config = make_config(Path("runs"), **VALIDATED, **TIMED, checkpoint={"every_steps": 100})
+    found = controller(config)
+    exported = Exported(0, "zero", evaluated=True)
+    status = RunStatus(0, frozenset({0}), BestVersion(0, "zero"), exported, "zero")
+    duties(found, status)
+    for part in (VALIDATION, EXPORT, evaluation_part("test"), SYNC):
+        found.observe(part, 1.0)
+    assert found.next(status, 10.0)
+    verbs: tuple[Verb, ...] = ("export", "stop-after-step")
+    asked = tuple(Request(verb, verb) for verb in verbs)
+    after = replace(status, step=2, requests=asked)
+    due = [found.due(after, 20.0) for _ in range(3)]
+    assert [duty and duty.kind for duty in due] == ["steer", "steer", "validate"]
+    found.abandoned(30.0)
+    checkpoint, stop = duties(found, after, 30.0)
+    (refused,) = checkpoint.journal
+    why = "the time left is needed for the end of the run"
+    assert refused == JournalEntry(
+        "exported_copy", {"step": 2, "failed": why}, f"export was refused after step 2: {why}"
+    )
+    assert (checkpoint.kind, stop.kind) == ("checkpoint", "stop")
+    assert found.next(after, 30.0) is None
 
 
 def test_validation_by_the_clock_is_journaled_and_replayed():

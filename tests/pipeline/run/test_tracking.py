@@ -18,7 +18,14 @@ import psutil
 import pytest
 
 from pipeline.run import tracking
-from pipeline.run.tracking import Message, Mode, Tracker, choose_mode, step_message
+from pipeline.run.tracking import (
+    Message,
+    Mode,
+    Tracker,
+    choose_mode,
+    evaluation_message,
+    step_message,
+)
 from pipeline.run.wandb_files import read_records, run_files
 from tests.fakes import make_config
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
@@ -389,6 +396,34 @@ def test_an_evaluation_after_a_resume_reaches_the_server(tmp_path: Path, server:
     assert server.summary["eval/validation/accuracy"] == 0.2
     assert server.summary["best/step"] == 2
     assert server.summary["step"] == 3
+
+
+def test_an_evaluation_by_changed_rewards_reaches_the_server(tmp_path: Path, server: WandbServer):
+    """The same version is evaluated again; a resume repeats nothing that the server has."""
+
+    def evaluation(rewards_version: int) -> dict[str, Any]:
+        metrics = {"eval/test_before/total": rewards_version + 0.5}
+        at = {"version": 0, "step": 0, "rewards_version": rewards_version}
+        return {"name": "test_before", "metrics": metrics, **at}
+
+    async def work(run_id: str | None, rows: Any, *evaluations: dict[str, Any]) -> str:
+        run = Run(tmp_path, "online", run_id=run_id)
+        await run.start(rows=rows)
+        for one in evaluations:
+            run.tracker.log_evaluation(**one)
+        await run.tracker.finish(exit_status=0)
+        assert run.tracker.run_id is not None
+        return run.tracker.run_id
+
+    run_id = asyncio.run(work(None, [], evaluation(0), evaluation(1)))
+    known = [evaluation_message(**evaluation(number)) for number in (0, 1)]
+    asyncio.run(work(run_id, known, evaluation(1), evaluation(2)))
+    names = ("eval/test_before/rewards_version", "eval/test_before/total")
+    assert [tuple(row.get(name) for name in names) for row in server.rows()] == [
+        (None, 0.5),
+        (1, 1.5),
+        (2, 2.5),
+    ]
 
 
 def test_of_an_export_all_but_merged_weights_is_uploaded(tmp_path: Path):
