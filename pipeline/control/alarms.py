@@ -13,10 +13,10 @@ after a step that is not beyond it. Steps without a value neither count nor inte
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from configs.alarms import START_STEPS, Action
@@ -87,6 +87,32 @@ class Validation:
         return Validation(evaluated["step"], value, value - interval[0])
 
 
+@dataclass
+class Earlier:
+    """The values of a metric in the earlier steps that have it.
+
+    Attributes:
+        first: of the first `START_STEPS` steps, in their order.
+        ascending: all.
+    """
+
+    first: list[float] = field(default_factory=list)
+    ascending: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        """Adds the value of the next step."""
+        if len(self.first) < START_STEPS:
+            self.first.append(value)
+        insort(self.ascending, value)
+
+    @property
+    def median(self) -> float:
+        """The median of all values, of which there must be one."""
+        middle = len(self.ascending) // 2
+        low, high = self.ascending[middle - 1 + len(self.ascending) % 2], self.ascending[middle]
+        return (low + high) / 2
+
+
 @dataclass(frozen=True)
 class History:
     """What rules know of a run.
@@ -95,12 +121,14 @@ class History:
         config: of the run.
         metrics: of this step.
         rows: metrics of the steps so far, this one included, as far as rules compare steps.
+        earlier: the same without this step, by metric.
         validations: in the order of their steps.
     """
 
     config: Config
     metrics: Mapping[str, float]
     rows: Sequence[Mapping[str, float]]
+    earlier: Mapping[str, Earlier]
     validations: Sequence[Validation]
 
     def of_parts(self, name: str) -> dict[str, float]:
@@ -143,11 +171,13 @@ def _to_start(name: str) -> Values:
     """A metric relative to its mean in the first `START_STEPS` steps that have it."""
 
     def values(history: History) -> dict[str, float]:
-        known = (row[name] for row in history.rows if name in row)
-        first = list(islice(known, START_STEPS))
-        if name not in history.metrics or len(first) < START_STEPS or not fmean(first):
+        if name not in history.metrics:
             return {}
-        return {"": history.metrics[name] / fmean(first)}
+        now = history.metrics[name]
+        first = [*history.earlier[name].first, now][:START_STEPS]
+        if len(first) < START_STEPS or not fmean(first):
+            return {}
+        return {"": now / fmean(first)}
 
     return values
 
@@ -156,13 +186,14 @@ def _to_median(name: str) -> Values:
     """A metric relative to its median in the earlier steps, of which `START_STEPS` have it."""
 
     def values(history: History) -> dict[str, float]:
-        if name not in history.metrics:
+        earlier = history.earlier[name]
+        if (
+            name not in history.metrics
+            or len(earlier.ascending) < START_STEPS
+            or not earlier.median
+        ):
             return {}
-        now = history.metrics["step"]
-        known = [row[name] for row in history.rows if name in row and row["step"] < now]
-        if len(known) < START_STEPS or not median(known):
-            return {}
-        return {"": history.metrics[name] / median(known)}
+        return {"": history.metrics[name] / earlier.median}
 
     return values
 
@@ -179,8 +210,8 @@ def _rising_while_validation_falls(history: History) -> dict[str, float]:
         return {}
     best, last = max(validations, key=lambda one: one.value), validations[-1]
     until = max(best.step, rows[0]["step"] + steps - 1)
-    before = [row for row in rows if row["step"] <= until][-steps:]
-    after = [row for row in rows if row["step"] > until][-steps:]
+    count = bisect_right(rows, until, key=lambda row: row["step"])
+    before, after = rows[max(0, count - steps) : count], rows[max(count, len(rows) - steps) :]
     if not best.half_width or len(after) < steps:
         return {}
     found = {}
@@ -319,6 +350,12 @@ _COMPARED = (
 """Metrics, besides those of parts, that rules compare over steps."""
 
 
+def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:
+    """The validations with a value and an interval."""
+    found = (Validation.of(entry) for entry in validations)
+    return [validation for validation in found if validation is not None]
+
+
 @dataclass
 class AlarmWatch:
     """The alarms of a run; its state is a function of the metrics that it was given.
@@ -331,19 +368,23 @@ class AlarmWatch:
     config: Config
     rules: Sequence[Rule] = RULES
     _rows: list[dict[str, float]] = field(default_factory=list, init=False)
+    _earlier: dict[str, Earlier] = field(init=False)
+    _last: Mapping[str, float] = field(default_factory=dict, init=False)
     _streaks: dict[tuple[str, str], tuple[float, int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         """Names the metrics that rules compare over steps."""
         parts = (f"reward/{part}" for part in self.config.reward_weights)
         self._kept = ("step", *_COMPARED, *parts)
+        self._earlier = {name: Earlier() for name in _COMPARED}
 
     def replay(
         self, rows: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, Any]]
     ) -> None:
         """Restores the state after the recorded steps of earlier processes."""
+        known = _known(validations)
         for row in rows:
-            self.judge(row, validations)
+            self._judge(row, known)
 
     def judge(
         self, metrics: Mapping[str, float], validations: Sequence[Mapping[str, Any]]
@@ -354,10 +395,15 @@ class AlarmWatch:
             metrics: finite metrics of the step, with its number from 1 under `step`.
             validations: journal entries; those of later versions are ignored.
         """
+        return self._judge(metrics, _known(validations))
+
+    def _judge(
+        self, metrics: Mapping[str, float], validations: Sequence[Validation]
+    ) -> tuple[Alarm, ...]:
         step = metrics["step"]
-        earlier = [Validation.of(entry) for entry in validations if entry["step"] < step]
-        known = [validation for validation in earlier if validation is not None]
-        history = History(self.config, metrics, self._recorded(metrics), known)
+        self._record(metrics)
+        known = [one for one in validations if one.step < step]
+        history = History(self.config, metrics, self._rows, self._earlier, known)
         alarms = []
         for rule in self.rules:
             settings = self.config.alarm_rule(rule.name)
@@ -373,14 +419,18 @@ class AlarmWatch:
                     alarms.append(self._alarm(rule, part, value, step=int(step)))
         return tuple(alarms)
 
-    def _recorded(self, metrics: Mapping[str, float]) -> list[dict[str, float]]:
-        """The kept metrics of all steps, those of this step included, as far as they are known."""
+    def _record(self, metrics: Mapping[str, float]) -> None:
+        """Adds what rules compare over steps, as far as it is known of this step."""
         kept = {name: metrics[name] for name in self._kept if name in metrics}
         if self._rows and self._rows[-1]["step"] == kept["step"]:
             self._rows[-1] |= kept
-        elif len(kept) > 1:
+            return
+        for name in self._earlier.keys() & self._last.keys():  # of the step before: complete now
+            self._earlier[name].add(self._last[name])
+        self._last = {}
+        if len(kept) > 1:
             self._rows.append(kept)
-        return self._rows
+            self._last = kept
 
     def _alarm(self, rule: Rule, part: str, value: float, *, step: int) -> Alarm:
         settings = self.config.alarm_rule(rule.name)

@@ -154,9 +154,7 @@ class Reporter:
         if first is None and not history and self._request["resumed"]:
             # `wandb clean` deletes files that are uploaded.
             first = 1 + max((row["step"] for row in self._request["rows"]), default=-1)
-        evaluated = [
-            _evaluation_of(row) for row in self._request["rows"] if "evaluation" in row
-        ]
+        evaluated = [_evaluation_of(row) for row in self._request["rows"] if "evaluation" in row]
         return WandbRows(history, first=first, evaluated=evaluated)
 
     def _log_missing(self, run: Any) -> None:

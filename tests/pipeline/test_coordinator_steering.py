@@ -243,11 +243,12 @@ def test_a_process_killed_while_it_changes_a_weight_changes_it(
 
     run = config(tmp_path / "killed", **every)
     disk = start(run)
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         for owner in (Coordinator, EvaluationSchedule):
             if hasattr(owner, where):
                 patch.setattr(owner, where, lambda *_, **__: kill())
-        process(run, disk, {}, on={where: kill}).run()
+        with pytest.raises(Killed):
+            process(run, disk, {}, on={where: kill}).run()
     again = process(run, disk, {})
     assert again.run() == "finished"
     assert again.resumed_from == 2

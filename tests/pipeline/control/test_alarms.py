@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 from configs.schema import Config
-from pipeline.control.alarms import Alarm, AlarmWatch, Rule
+from pipeline.control.alarms import Alarm, AlarmWatch, Earlier, Rule
 from pipeline.control.duties import RunStatus
 from tests.fakes import make_config
 from tests.pipeline.control.test_controller import VALIDATED, controller, duties, kinds
@@ -43,6 +44,31 @@ def raised(
 def validation(step: int, accuracy: float) -> dict[str, Any]:
     """A result whose interval reaches 0.1 below it."""
     return {"step": step, "accuracy": accuracy, "ci95": [accuracy - 0.1, accuracy + 0.1]}
+
+
+class Counted(float):
+    """A number that counts its comparisons."""
+
+    comparisons = 0
+
+    def __lt__(self, other: float) -> bool:
+        Counted.comparisons += 1
+        return float(self) < float(other)
+
+
+def test_a_replay_is_not_quadratic():
+    steps = 500
+    rows = numbered([{"learner/grad_norm": Counted(7 * n % 100)} for n in range(steps)])
+    AlarmWatch(settings()).replay(rows, [])
+    assert 0 < Counted.comparisons < 20 * steps
+
+
+@pytest.mark.parametrize("values", [[3.0], [3.0, 1.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0, 7.0]])
+def test_the_median_of_earlier_values(values: list[float]):
+    earlier = Earlier()
+    for value in values:
+        earlier.add(value)
+    assert earlier.median == median(values)
 
 
 def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_cleared():
