@@ -69,6 +69,9 @@ def steered(config: Config, key: str, value: object) -> Config:
         kept = f"is not the interval of this run, whose kind cannot change; set {other}"
         what = kept if config.eval.validates else "the run has no validation split"
         raise ConfigError(f"{key}: {what}")
+    if key in _INTERVALS and (value is None or (key == _INTERVALS[0] and value == 0)):
+        what = "a running run cannot stop validating; choose a longer interval"
+        raise ConfigError(str(Mistake(path, what, value)))
     changed = with_values(config, {key: value})
     coef = changed.learner.kl_coef
     if (coef > 0) != (config.learner.kl_coef > 0):

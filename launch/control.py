@@ -10,6 +10,7 @@ The request is a line in `control.jsonl` in the run folder. The run takes it up 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -151,7 +152,10 @@ def _running(path: Path) -> RunFolder:
         raise FileNotFoundError(f"{path}: no such run folder{nearest_hint(path)}")
     folder = RunFolder(path)
     if folder.is_locked and not folder.holds_run:
-        raise ValueError(f"{path}: the run is loading for the first time; try again when it trains")
+        raise ValueError(
+            f"{path}: the run starts for the first time ({_phase(folder)}); try again "
+            "when it trains"
+        )
     if not folder.holds_run:
         raise ValueError(f"{path}: not a run folder: it has no config.json")
     if not folder.is_locked:
@@ -166,6 +170,16 @@ def _running(path: Path) -> RunFolder:
             "then give this command: while the run loads it takes effect before the next step"
         )
     return folder
+
+
+def _phase(folder: RunFolder) -> str:
+    """What the run does, in words."""
+    from pipeline.run.status import phase_words
+
+    try:
+        return phase_words(json.loads(folder.status.read_bytes())["phase"])
+    except (OSError, ValueError, KeyError):  # not written yet
+        return phase_words("loading")
 
 
 def run(prepared: Prepared) -> int:
@@ -187,6 +201,13 @@ def run(prepared: Prepared) -> int:
     return 0
 
 
+def _waiting(folder: RunFolder) -> str:
+    return (
+        "the run takes the request up between two steps; now it is "
+        f"{_phase(folder)}. Ctrl-C does not withdraw the request"
+    )
+
+
 def _wait(folder: RunFolder, request: Request) -> Mapping[str, Any]:
     """The journal entry that answers the request.
 
@@ -196,14 +217,13 @@ def _wait(folder: RunFolder, request: Request) -> Mapping[str, Any]:
     from pipeline.run.requests import answer
 
     began, terminal = time.monotonic(), sys.stderr.isatty()
-    waiting = "waiting for the end of the current step; Ctrl-C does not withdraw the request"
     if not terminal:
-        print(waiting, file=sys.stderr, flush=True)
+        print(_waiting(folder), file=sys.stderr, flush=True)
     while True:
         runs = folder.is_locked  # before the journal is read: its last entry may be the answer
         entry = answer(folder.entries(), request)
         if terminal:
-            shown = "" if entry else f"{waiting}: {time.monotonic() - began:.0f} s"
+            shown = "" if entry else f"{time.monotonic() - began:.0f} s: {_waiting(folder)}"
             print(f"\r\x1b[K{shown}", end="", file=sys.stderr, flush=True)
         if entry is not None:
             return entry

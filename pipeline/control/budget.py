@@ -212,6 +212,10 @@ def live_extension(text: str, config: Config) -> Budget:
 
 
 def _amount(text: str, config: Config, name: str) -> Budget:
+    if text.startswith("-"):
+        raise ValueError(
+            f"{name} {text}: a budget can only be extended, not reduced; give an amount above 0"
+        )
     if config.budget.steps is None:
         key = "budget.time" if config.budget.until is None else "budget.until"
         try:
@@ -219,5 +223,7 @@ def _amount(text: str, config: Config, name: str) -> Budget:
         except ValueError as error:
             raise ValueError(f"{name}: this run has {key}; {error}") from None
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{name} {text}: this run has budget.steps; give a number of steps")
+        raise ValueError(
+            f"{name} {text}: this run has budget.steps; give a number of steps, at least 1"
+        )
     return Budget(int(text), None)

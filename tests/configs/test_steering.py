@@ -51,6 +51,8 @@ def test_each_key_changes_its_setting_alone():
         ),
         ("rewards.functions.formt.weight", "1", "nearest: rewards.functions.format.weight"),
         ("rewards.functions.format.weight", "x", 'rewards.functions.format.weight = "x": must be'),
+        ("eval.every_steps", "0", "eval.every_steps = 0: a running run cannot stop validating; ch"),
+        ("eval.every_steps", "none", "eval.every_steps = none: a running run cannot stop valida"),
         ("eval.every_steps", "2.6", "must be an integer, at least 0; nearest valid: 3"),
         (
             "eval.every_minutes",

@@ -58,6 +58,8 @@ def refused(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
         ("set rewards.functions.right.weight 2", "nearest: rewards.functions.correct.weight"),
         ("evaluate", "evaluate: the run has no validation split"),
         ("extend 1h", "extend 1h: this run has budget.steps; give a number of steps"),
+        ("extend -5", "extend -5: a budget can only be extended, not reduced; give an amount"),
+        ("extend 0", "extend 0: this run has budget.steps; give a number of steps, at least 1"),
         ("checkpoint --now", "command line: unrecognized arguments: --now; --help describes the"),
     ],
 )
@@ -81,6 +83,19 @@ def test_only_a_running_run_is_steered(running: RunFolder, capsys: pytest.Captur
     assert "the run has finished after 3 steps; launch.train with --extend continues it" in line
 
 
+def test_before_the_first_step_the_phase_is_named(
+    request_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = RunFolder.of(load_config(request_path))
+    with folder.held():
+        line = refused(folder.path, "checkpoint", capsys=capsys)
+        first = f"{folder.path}: the run starts for the first time"
+        assert line == f"{first} (loading and compiling); try again when it trains"
+        folder.status.write_text('{"phase": "device_wait"}')
+        line = refused(folder.path, "checkpoint", capsys=capsys)
+        assert line == f"{first} (waiting for devices); try again when it trains"
+
+
 def test_a_request_without_waiting_is_a_line_in_the_run_folder(running: RunFolder):
     for arguments in (["set", "learner.lr", "1e-4"], ["export"]):
         assert control.main([str(running.path), *arguments, "--no-wait"]) == 0
@@ -95,7 +110,9 @@ def test_a_run_that_ends_before_fails_the_command(
     request = control.prepare([str(running.path), "checkpoint"])
     running.close()
     assert exit_status(lambda: request, control.run) == 1
-    assert "the run has ended without taking the request up" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "between two steps; now it is loading and compiling. Ctrl-C does not" in error
+    assert "the run has ended without taking the request up" in error
 
 
 def steered(run: Path) -> list[tuple[int, str]]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
 from pathlib import Path
 
 import pytest
 
 from launch.report import main
+from pipeline.contracts.evaluations import show_mean
+from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Process, make_config
 
 
@@ -26,9 +30,29 @@ def test_the_page_is_written_into_the_run_folder(run: Path, capsys: pytest.Captu
     assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
+def text_of(page: Path) -> str:
+    """What a page shows, its cells and lines separated by spaces."""
+    written = page.read_text(encoding="utf-8")
+    body = re.sub(r"<(style|script|svg)\b.*?</\1>", " ", written, flags=re.DOTALL)
+    return " ".join(unescape(re.sub("<[^>]+>", " ", body)).split())
+
+
 def test_several_runs_are_compared(run: Path, tmp_path: Path):
-    assert main([str(run), str(run), "--out", str(tmp_path / "both.html")]) == 0
-    assert "<h2" in (tmp_path / "both.html").read_text(encoding="utf-8")
+    config = make_config(tmp_path / "runs", run={"name": "faster"}, learner={"lr": 5e-5})
+    other = Process(config, disk=Disk())
+    assert other.run() == "finished"
+    page = tmp_path / "both.html"
+    assert main([str(run), str(other.folder.path), "--out", str(page)]) == 0
+    shown = text_of(page)
+    assert shown.startswith("run, faster: comparison run and faster run")
+    first, second = (RunFolder(path).summary for path in (run, other.folder.path))
+    assert first is not None
+    assert second is not None
+    means = " -> ".join(show_mean(one["eval"]["after"]) for one in (first, second))
+    assert f"faster against run test_after {means}: " in shown
+    generated = [f"{one['tokens_generated']:,}" for one in (first, second)]
+    assert f"tokens generated {' '.join(generated)}" in shown
+    assert shown.endswith("Settings that differ setting run faster learner.lr 1e-05 5e-05")
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -116,6 +116,22 @@ def test_each_mistake_is_a_line_and_the_status_is_2(
     ]
 
 
+@pytest.mark.parametrize("more", [[], ["--accept=rewards"], ["--extend=5"]])
+def test_a_damaged_journal_is_reported_once(
+    request_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+):
+    folder = RunFolder.of(load_config(request_path))
+    folder.create(load_config(request_path))
+    for _ in range(3):
+        folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.close()
+    journal = folder.path / "journal.jsonl"
+    journal.write_text(journal.read_text().replace("started", "star ed", 1))
+    assert train.main([str(request_path), *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"{journal}, line 1: checksum mismatch")
+
+
 def test_mistakes_of_all_kinds_are_reported_at_once(
     request_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ):
@@ -463,8 +479,8 @@ def test_extend_adds_to_a_finished_run(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("1h", "--extend 1h: this run has budget.steps; give a number of steps"),
-        ("0", "--extend 0: this run has budget.steps; give a number of steps"),
+        ("1h", "--extend 1h: this run has budget.steps; give a number of steps, at least 1"),
+        ("0", "--extend 0: this run has budget.steps; give a number of steps, at least 1"),
     ],
 )
 def test_extend_by_the_wrong_amount(

@@ -424,7 +424,7 @@ def _compact_slots(small: int) -> str:
 
 def _compact_rings(small: int, shape: tuple[int, ...]) -> str:
     """Name of the program that keeps `small` slots of ring caches of this shape."""
-    return f"compact {small} rings of {shape[-2]}"
+    return f"compact {small} rings of {'x'.join(map(str, shape[1:]))}"
 
 
 def _copy(

@@ -107,7 +107,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     """All programs that samplers and learner compile, by their names in `BuildLog`, once each.
 
     Merging and quantizing weights is not logged. Compaction is one program for the state outside of
-    the caches, and one for each length of ring cache.
+    the caches, and one for each shape of ring cache.
     """
     longest, rings = config.rollout.max_tokens, dict[int, None]()
     if shape.local_layers:
@@ -118,7 +118,10 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     named += ["apply_sft"] if config.run.has_sft_phase else []
     for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
-        named += [f"compact {slots} rings of {positions}" for positions in rings]
+        named += [
+            f"compact {slots} rings of {shape.kv_heads}x{positions}x{shape.head_dim}"
+            for positions in rings
+        ]
     return tuple(named)
 
 

@@ -252,11 +252,18 @@ def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
     assert extension("50", config, folder_of(config)) == Budget(50, None)
 
 
-@pytest.mark.parametrize("text", ["1h", "0", "-3", "2.5", "\N{SUPERSCRIPT TWO}", ""])
+@pytest.mark.parametrize("text", ["1h", "0", "2.5", "\N{SUPERSCRIPT TWO}", ""])
 def test_a_run_of_steps_is_extended_by_steps(tmp_path: Path, text: str):
     config = make_config(tmp_path)
     with pytest.raises(ValueError, match=r"this run has budget\.steps; give a number of steps"):
         extension(text, config, folder_of(config))
+
+
+@pytest.mark.parametrize("text", ["-5", "-5m"])
+def test_a_budget_is_never_reduced(tmp_path: Path, timed: Config, text: str):
+    for config in (make_config(tmp_path), timed):
+        with pytest.raises(ValueError, match=f"extend {text}: a budget can only be extended, not"):
+            extension(text, config, folder_of(config))
 
 
 @pytest.mark.parametrize("text", ["50", "0h", "soon"])
