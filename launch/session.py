@@ -122,6 +122,7 @@ async def run_session(
                 except Failure as failure:
                     if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
+                    meter.close()
                     raise
             # The devices are free, and the budget's clock has stopped.
             meter.close()

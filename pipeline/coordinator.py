@@ -164,6 +164,7 @@ class Coordinator:
         self.meter.ledger.continue_partial(self.progress.step, partial.tokens)
         try:
             self.records.best(self.schedule.best)
+            await self._account()  # of the start
             await self._perform_duties()
             while step := self._decide(self.controller.next(self._status, self._now_s)):
                 try:

@@ -26,7 +26,6 @@ class RunMeter:
         self.ledger = ledger
         self._hardware = hardware
         self._uses: dict[str, ProcessUse] = {}
-        self._has_begun = False
 
     def account(
         self,
@@ -46,7 +45,6 @@ class RunMeter:
             work: of a training step.
             repeated: whether an earlier process had done this work.
         """
-        self._has_begun = True
         # One that did not report is as it was.
         self._uses = self._uses | {name: use for name, use in uses.items() if use.memory}
         spans = {process: use.spans for process, use in uses.items()}
@@ -81,10 +79,12 @@ class RunMeter:
         return found
 
     def close(self) -> None:
-        """Accounts for the time since the last account, if there is one: the workers have ended."""
-        if not self._has_begun:
-            return
-        self.account(self.ledger.step, {}, tokens={})
+        """Accounts for the time since the last account: the workers have ended.
+
+        A run whose processes are not known yet has no ledger.
+        """
+        if self.ledger.processes:
+            self.account(self.ledger.step, {}, tokens={})
 
     def summary(self) -> dict[str, Any]:
         """The ledger of the whole run, goodput and cost, for `summary.json`."""

@@ -359,10 +359,10 @@ class Ledger:
         self._at_s = start_s
         self._origin_s = start_s - max((one.end_s for one in earlier), default=0.0)
         self._done_before = max((one.step for one in earlier), default=0)
-        self.step = 0
+        self.step = earlier[-1].step if earlier else 0
         self._starting = dict[str, str]()
         self._continued: Mapping[str, int] = {}
-        self._lost: Account | None = None
+        self._lost_s = 0.0
         self.total, self._recent = Sums(), Sums()
         self.processes: list[str] = []
         self.recorded: dict[str, list[Span]] | None = None
@@ -381,7 +381,7 @@ class Ledger:
         return self.wall_s - self.total.seconds.get(DRIVER, {}).get("device_wait", 0.0)
 
     def resumed(self) -> None:
-        """Counts the start of this process as `restart`: it resumes a run."""
+        """Counts the start of this process, to its first step, as `restart`: it resumes a run."""
         self._starting = dict.fromkeys(START_ROWS, "restart")
 
     def is_repeated(self, step: int) -> bool:
@@ -405,13 +405,8 @@ class Ledger:
         Args:
             used_s: seconds that earlier processes used.
         """
-        missing_s = used_s - self.wall_s
-        if self.processes and missing_s > 0:
-            self._origin_s -= missing_s
-            end_s = self.wall_s
-            rows = {"repeated": missing_s}
-            seconds = {process: dict(rows) for process in self.processes}
-            self._lost = Account(self._done_before, end_s - missing_s, end_s, seconds)
+        self._lost_s = max(0.0, used_s - self.wall_s)
+        self._origin_s -= self._lost_s
 
     def account(
         self,
@@ -437,9 +432,6 @@ class Ledger:
         if repeated:
             renamed = renamed | dict.fromkeys(STEP_ROWS, "repeated")
             fates = Counter(repeated=fates.total())
-        if self._lost is not None:
-            self._write(self._lost)
-            self._lost = None
         kinds = {DRIVER, *map(kind_of, workers)}
         workers = dict(workers) | {
             name: () for name in self.processes if kind_of(name) not in kinds
@@ -451,8 +443,14 @@ class Ledger:
                 self.recorded.setdefault(process, []).extend(spans)
         seconds = account_seconds(start_s, now_s, driver, workers, renamed=renamed)
         fates.update(self._continued)
-        self._at_s, self._starting, self._continued = now_s, {}, {}
-        origin = self._origin_s
+        if work is not None:
+            self._starting = {}
+        self._at_s, self._continued, origin = now_s, {}, self._origin_s
+        if self._lost_s:
+            at_s = start_s - origin
+            lost = {process: {"repeated": self._lost_s} for process in self.processes or seconds}
+            self._write(Account(self._done_before, at_s - self._lost_s, at_s, lost))
+            self._lost_s = 0.0
         work = Work() if work is None or repeated else work
         self._write(Account(step, start_s - origin, now_s - origin, seconds, fates, work))
 

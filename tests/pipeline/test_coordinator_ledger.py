@@ -174,3 +174,16 @@ def test_invariant_8_the_work_of_a_killed_process_is_repeated(tmp_path: Path):
     done = [second.folder.read_rollouts(f"step_{step:06d}") for step in (1, 2)]
     of_step_3 = before["trained"] - sum(row["num_tokens"] for rows in done for row in rows)
     assert new["repeated"] == of_step_3
+
+
+def test_invariant_8_a_process_killed_in_its_first_duty_has_its_start_in_the_ledger(tmp_path: Path):
+    def kill() -> None:
+        raise Killed
+
+    run = Process(make_config(tmp_path), disk=Disk(), script=Script(on={"learner.score": kill}))
+    with run.meter.ledger.phases.during("loading"):
+        run.script.clock.seconds += 7.0
+    with pytest.raises(Killed):
+        run.run()
+    for process in ("driver", "learner", "sampler 0"):
+        assert rows_of(run, process) == {"loading": 7.0}

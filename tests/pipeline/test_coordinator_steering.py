@@ -198,7 +198,7 @@ def test_a_refused_request_is_journaled_with_the_reason(tmp_path: Path):
     why = [entry["refused"] for entry in run.events("steered")]
     assert why[0].startswith("evaluate: the run has no validation split")
     assert why[1].startswith("learner.lr = -1: must be a number, above 0")
-    assert why[2] == "extend 1h: this run has budget.steps; give a number of steps"
+    assert why[2] == "extend 1h: this run has budget.steps; give a number of steps, at least 1"
     assert run.folder.summary is not None
     assert run.folder.summary["steps"] == 3
 

@@ -196,6 +196,23 @@ def test_what_a_killed_process_did_after_its_last_account_is_repeated_work(tmp_p
     assert run.ledger.wall_s == 42.0
 
 
+def test_a_process_without_an_account_has_its_seconds(tmp_path: Path):
+    """The first one is killed before it knows its workers, the third one ends while it loads."""
+    run = Run(tmp_path)
+    run.start(used_s=12.0)
+    run.step(1)
+    lost, first = read_ledger(run.path)
+    assert (lost.start_s, lost.end_s) == (0.0, 12.0)
+    assert lost.seconds == {name: {"repeated": 12.0} for name in ("driver", "learner")}
+    assert (first.start_s, first.end_s) == (12.0, 27.0)
+    run.start(used_s=27.0)
+    assert run.ledger.step == 1
+    run.ledger.account(run.ledger.step, {})
+    *_, third = read_ledger(run.path)
+    assert (third.step, third.start_s, third.end_s) == (1, 27.0, 37.0)
+    assert third.seconds == {name: {"loading": 10.0} for name in ("driver", "learner")}
+
+
 def test_processes_are_those_that_report_or_else_those_before(tmp_path: Path):
     ledger = Run(tmp_path).ledger
     ledger.account(1, {"learner": (), "reward one 0": (), "reward two 0": ()})
