@@ -96,7 +96,8 @@ class Panel:
         scale: of the y axis.
         stacked: whether to stack the series, which then have the same x.
         bounds: horizontal lines, e.g. a limit.
-        events: x of vertical lines.
+        resumes: x of dotted vertical lines.
+        changes: x of dash-dotted vertical lines.
         x: label of the x axis.
         note: below the chart.
     """
@@ -106,7 +107,8 @@ class Panel:
     scale: Scale = "linear"
     stacked: bool = False
     bounds: Sequence[float] = ()
-    events: Sequence[float] = ()
+    resumes: Sequence[float] = ()
+    changes: Sequence[float] = ()
     x: str = "step"
     note: str = ""
 
@@ -174,8 +176,9 @@ def chart(panel: Panel, *, name: str) -> str:
                 _line(axes, series)
         for bound in panel.bounds:
             axes.axhline(bound, color=_MUTED, linestyle=(0, (4, 3)), linewidth=1)
-        for event in panel.events:
-            axes.axvline(event, color=_MUTED, linestyle=(0, (1, 2)), linewidth=1)
+        for xs, dashes in ((panel.resumes, (1, 2)), (panel.changes, (5, 2, 1, 2))):
+            for x in xs:
+                axes.axvline(x, color=_MUTED, linestyle=(0, dashes), linewidth=1)
         _finish(axes, panel.x)
         return _svg(figure, name, panel.title)
 

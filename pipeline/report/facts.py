@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from statistics import median
+from typing import Any
 
 from configs.resume import diff_configs
 from configs.settings import find_setting
 from configs.toml_text import show_value
 from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
+from pipeline.contracts.steering import STEERED, described
 from pipeline.control.budget import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.run.history import RESUMED
@@ -30,6 +32,8 @@ _EVENTS = frozenset(
     }
 )  # fmt: skip
 _SIZE_OF_TEXT = 300
+_MINUTE_S = 60.0
+_TRAINING = "for training, without evaluations and repeated work"
 
 
 def state(run: RunRecords) -> tuple[str, str]:
@@ -63,7 +67,12 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
         ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
-        ("tokens generated", summary.get("tokens_generated", generated), "{:,.0f}".format, ""),
+        (
+            "tokens generated",
+            summary.get("tokens_generated", generated),
+            "{:,.0f}".format,
+            _TRAINING,
+        ),
         ("goodput", summary.get("goodput", {}).get("total"), "{:.0%}".format, "of all time"),
         ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
         ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
@@ -170,13 +179,14 @@ def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
     found = []
     for entry in run.journal:
         if entry["event"] in _EVENTS:
-            left_out = {"time", "event", "step", "summary"}
+            left_out = {"time", "event", "step", "after_step", "summary"}
             facts = {key: value for key, value in entry.items() if key not in left_out}
             if entry["event"] == ENDED:
                 facts = {"as": entry["summary"].get("ended")}
-            text = ", ".join(f"{key} {_plain(value)}" for key, value in facts.items())
+            text = described(entry) if entry["event"] == STEERED else _in_words(facts)
             step = entry.get("step", entry.get("after_step", ""))
-            found.append((_readable(entry.get("time")), str(step), entry["event"], text))
+            event = entry["event"].replace("_", " ")
+            found.append((_readable(entry.get("time")), str(step), event, _short(text)))
     return found
 
 
@@ -200,6 +210,37 @@ def _readable(stamp: object) -> str:
     return str(stamp or "").replace("T", " ").removesuffix("Z")
 
 
-def _plain(value: object) -> str:
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+def _in_words(facts: Mapping[str, Any]) -> str:
+    """Facts of an event: without those that are empty, durations and shares with their units."""
+    known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
+    return ", ".join(_fact(key, value) for key, value in known.items())
+
+
+def _fact(key: str, value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    name = key.removesuffix("_s").replace("_", " ")
+    if is_number and (key.endswith("_s") or key == "seconds"):
+        shown = f"{value:.3g} s" if value < _MINUTE_S else show_duration(value)
+        return shown if key == "seconds" else f"{name} {shown}"
+    if is_number and key.endswith("share"):
+        return f"{name} {value:.1%}"
+    if key == "changes":
+        return "; ".join(f"{one} was {_plain(old)}, now {_plain(new)}" for one, old, new in value)
+    return f"{name} {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    """A JSON value as text without brackets and quotes."""
+    if isinstance(value, Mapping):
+        return f"({_in_words(value)})"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."

@@ -101,11 +101,15 @@ def _constant_reward(run: RunRecords) -> Iterator[Finding]:
     spreads = run.values("reward/std")
     if len(spreads) >= LEAST_STEPS and not any(spread for _, spread in spreads):
         mean = median(value for _, value in run.values("reward/mean"))
+        parts = {part: [value for _, value in run.values(f"reward/{part}")] for part in run.parts}
+        shown = ", ".join(f"{part} {median(own):.4g}" for part, own in parts.items() if own)
         yield Finding(
             "constant_reward",
             "bad",
-            "The reward is constant: no rollout is better than another, so nothing is learned.",
-            f"in each of {len(spreads)} steps every rollout has the same reward, {mean:.4g}",
+            f"The reward is constant, {mean:.4g}: no rollout is better than another, so nothing is "
+            "learned.",
+            f"in each of {len(spreads)} steps every rollout has the same reward, {mean:.4g}"
+            + (f" (by part: {shown})" if shown else ""),
             "try the reward on right and wrong answers: python -m launch.reward CONFIG.toml",
         )
 
@@ -158,10 +162,25 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
             "warning",
             "The rewards are slow: the devices wait for them.",
             f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
-            f"{waited:.1f} s in {run.steps} steps",
+            f"{waited:.1f} s in {run.steps} steps" + _slowest_part(run),
             "raise rewards.workers or the part's `workers`, make the function async, or let it do "
             "less; python -m launch.reward shows its time",
         )
+
+
+def _slowest_part(run: RunRecords) -> str:
+    """Which part's processes score the longest; "" if it is not known."""
+    scoring: dict[str, float] = {}
+    for row in run.ledger:
+        for process, seconds in row["seconds"].items():
+            kind, _, name = process.partition(" ")  # reward PART NUMBER
+            if kind == "reward" and "scoring" in seconds:
+                part = name.rpartition(" ")[0]
+                scoring[part] = scoring.get(part, 0.0) + seconds["scoring"]
+    if not scoring:
+        return ""
+    part = max(scoring, key=lambda name: scoring[name])
+    return f"; part {part!r} takes the longest, {scoring[part]:.1f} s"
 
 
 def _stalled(run: RunRecords) -> Iterator[Finding]:

@@ -37,7 +37,7 @@ def ledger_lines(measured: Mapping[str, Any]) -> Iterator[str]:
         fates = ", ".join(
             f"{count / generated:.1%} {fate.replace('_', ' ')}" for fate, count in tokens.items()
         )
-        yield f"tokens: {generated:,} generated: {fates}"
+        yield f"tokens: {generated:,} generated, evaluations and repeated work included: {fates}"
     if goodput := measured["goodput"]:
         parts = " x ".join(
             f"{goodput[part]:.1%} {part}" for part in ("scheduling", "runtime", "program")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from configs.toml_text import show_value
 from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title
+from pipeline.contracts.steering import SetValue, sets_in_force
 from pipeline.report.curves import COLOURS, Panel, Scale, Series
 from pipeline.report.run_records import Row, RunRecords
 from pipeline.run.history import RESUMED
@@ -102,17 +104,18 @@ _CHARTS = (
 
 def panels(run: RunRecords) -> Iterator[Panel]:
     """The charts of a run, the most important first."""
-    events = [entry["step"] + 0.5 for entry in run.journal if _is_resume(entry)]
+    resumes = [entry["step"] + 0.5 for entry in run.journal if _is_resume(entry)]
+    sets = [one for one in sets_in_force(run.journal) if one.step <= run.steps]
     validation = _evaluations(run)
     if validation.series:
         yield validation
     for one in (_reward(run), _parts(run), _lengths(run)):
         if one.series:
-            yield _with_events(one, events)
+            yield _marked(one, resumes, sets)
     for chart in _CHARTS:
         panel = of_metrics(run, chart)
         if panel.series:
-            yield _with_events(panel, events)
+            yield _marked(panel, resumes, sets)
     if (memory := _memory(run)).series:
         yield memory
 
@@ -232,6 +235,13 @@ def _is_resume(entry: Row) -> bool:
     return entry["event"] == RESUMED and entry["step"] > 0
 
 
-def _with_events(panel: Panel, events: Sequence[float]) -> Panel:
-    note = f"{panel.note} Dotted: resumed.".strip() if events else panel.note
-    return replace(panel, events=events, note=note)
+def _marked(panel: Panel, resumes: Sequence[float], sets: Sequence[SetValue]) -> Panel:
+    """The panel with lines where the run was resumed, and where settings were changed."""
+    notes = [panel.note] if panel.note else []
+    if resumes:
+        notes.append("Dotted: resumed.")
+    if sets:
+        what = ", ".join(f"{one.key} = {show_value(one.new)}" for one in sets)
+        notes.append(f"Dash-dotted: set while the run ran, {what}.")
+    changes = sorted({one.step + 0.5 for one in sets})
+    return replace(panel, resumes=resumes, changes=changes, note=" ".join(notes))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from scipy.stats import kendalltau, theilslopes
 
 from pipeline.contracts.evaluations import mean_of, metric_title, prompts_of, show_change
 from pipeline.contracts.record_files import DamagedFileError
+from pipeline.control.budget import show_duration
 from pipeline.evaluate.significance import LEVEL
 from pipeline.report.curves import thin
 from pipeline.report.findings import LEAST_STEPS, Finding, Level, problems
 from pipeline.report.paired import paired_change
 from pipeline.report.run_records import Row, RunRecords
 from pipeline.report.time_use import WAITING, grouped, training_seconds
-from pipeline.run.ledger import DRIVER
+from pipeline.run.ledger import DRIVER, by_kind
+from pipeline.run.status import phase_words
 
 _MOSTLY = 0.5
 """Share of the steps' time from which on one use of it bounds the run."""
@@ -54,6 +56,13 @@ _BOUND: Mapping[str, tuple[str, str]] = {
     WAITING: ("waiting", "see the ledger below"),
 }
 """What bounds a run, and advice, by group of ledger rows."""
+
+
+_BEFORE: Mapping[str, str] = {
+    "device_wait": "other runs held the devices; `ray list actors` names them",
+    "evaluation": "a limit for data.test and data.validation",
+}
+"""Advice, by the row that took most of the time before the first step."""
 
 
 @dataclass(frozen=True)
@@ -180,8 +189,8 @@ def _trend(run: RunRecords) -> Finding:
 
 def bound(run: RunRecords) -> Finding:
     """What the time of the steps is used for, as the driver sees it."""
-    by_kind = training_seconds(run)
-    groups = grouped(DRIVER, by_kind.get(DRIVER, {}))
+    seconds = training_seconds(run)
+    groups = grouped(DRIVER, seconds.get(DRIVER, {}))
     total = sum(groups.values())
     if not total:
         return Finding("bound", "note", "Not known: no step has ended.", "no time of a step")
@@ -190,17 +199,40 @@ def bound(run: RunRecords) -> Finding:
     name, advice = _BOUND[largest]
     others = [f"{_BOUND[group][0]} {part:.0%}" for part, group in shares if part >= 0.005]
     mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
-    details = [", ".join(others), *_wasted(by_kind)]
+    details = [", ".join(others), *_wasted(seconds)]
+    if (before := _before_training(run)) is not None:
+        sentence = f"{before.sentence} The steps: {mostly.lower()} {name}."
+        evidence = "; ".join([before.evidence, f"of the steps: {details[0]}", *details[1:]])
+        return replace(before, sentence=sentence, evidence=evidence)
     return Finding("bound", "note", f"{mostly} {name}.", "; ".join(details), advice)
 
 
-def _wasted(by_kind: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def _before_training(run: RunRecords) -> Finding | None:
+    """What the time before the first step was used for, if that is most of the run's time."""
+    spent = by_kind(row["seconds"] for row in run.ledger).get(DRIVER, {})
+    rows = by_kind(row["seconds"] for row in run.ledger if row["step"] < 1).get(DRIVER, {})
+    total, before_s = sum(spent.values()), sum(rows.values())
+    if before_s <= _MOSTLY * total:
+        return None
+    largest = sorted(rows, key=lambda row: rows[row], reverse=True)
+    words = {row: phase_words(row) for row in largest}
+    shown = [f"{words[row]} {show_duration(rows[row])}" for row in largest if rows[row] >= 1]
+    return Finding(
+        "bound",
+        "note",
+        f"Most of the time lies before the first step: {words[largest[0]]}.",
+        f"{before_s / total:.0%} of the run's time: {', '.join(shown)}",
+        _BEFORE.get(largest[0], _BOUND["start"][1]),
+    )
+
+
+def _wasted(by_process: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Idle slots of the samplers and padding of the learner, where they are notable."""
     for kind, useful, idle, words in (
         ("samplers", "decode", "decode_idle", "of the decode time is idle slots"),
         ("learner", "update", "update_padding", "of the update is padding"),
     ):
-        seconds = by_kind.get(kind, {})
+        seconds = by_process.get(kind, {})
         lost = seconds.get(idle, 0.0)
         whole = lost + seconds.get(useful, 0.0)
         if whole and lost / whole >= _NOTABLE:

@@ -27,7 +27,10 @@ def test_rows_by_kind_of_process_with_shares_of_all_seconds():
         "  update padding                    15.0               5.0%",
         "  waiting learner         60.0                60.0    40.0%",
         "  evaluation              40.0      39.9      40.0    40.0%",
-        "tokens: 1,000 generated: 75.0% trained, 25.0% no signal",
+        (
+            "tokens: 1,000 generated, evaluations and repeated work included: 75.0% trained, "
+            "25.0% no signal"
+        ),
         "goodput: 22.5% = 100.0% scheduling x 60.0% runtime x 37.5% program",
         (
             "speed: 12.5 trained tokens per second and chip; of the chips' limits: MFU 31.0%, "

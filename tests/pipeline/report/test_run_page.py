@@ -14,11 +14,14 @@ import pytest
 from pipeline.report.comparison import reached
 from pipeline.report.comparison_page import comparison_page
 from pipeline.report.curves import Panel, Series, chart, smooth, thin
+from pipeline.report.facts import events
+from pipeline.report.panels import panels
 from pipeline.report.run_page import run_page
 from pipeline.report.run_records import read_run
 from pipeline.report.samples import MOST_TEXT, shortened
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
+from tests.pipeline.report.planted import run as planted
 
 VOID = {"meta", "br", "img", "input", "hr", "link"}
 STEPS: dict[str, Any] = {
@@ -122,6 +125,44 @@ def test_colours_and_text_of_charts_follow_the_page(finished: Path):
         assert "<style" not in one
         assert "<text" in one
     assert "prefers-color-scheme: dark" in text
+
+
+def test_what_was_set_while_the_run_ran_is_marked():
+    lr = {"event": "steered", "request": "1", "verb": "set", "key": "learner.lr"}
+    journal = [
+        {**lr, "step": 3, "old": 1e-5, "value": 2e-5},
+        {**lr, "step": 4, "value": -1, "refused": "learner.lr = -1: must be above 0"},
+        {**lr, "step": 99, "request": "2", "old": 2e-5, "value": 3e-5},  # of a run that went on
+    ]
+    first, *_ = panels(planted(journal=journal))
+    assert (first.resumes, first.changes) == ([], [3.5])
+    assert first.note.endswith("Dash-dotted: set while the run ran, learner.lr = 2e-05.")
+
+
+def test_events_are_in_words():
+    changes = [["rewards.functions.format.weight", 0.1, 2.0]]
+    journal: list[dict[str, Any]] = [
+        {
+            "event": "waited_for_devices",
+            "time": "2026-11-23T10:00:00Z",
+            "seconds": 3725.2,
+            "used": False,
+        },
+        {"event": "rewards_changed", "after_step": 2, "changes": changes, "request": None},
+        {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
+        {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
+        {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
+        {"event": "steered", "step": 6, "verb": "extend", "value": "50"},
+    ]
+    shown = [row[1:] for row in events(planted(journal=journal))]
+    assert shown[1:] == [
+        ("", "waited for devices", "1h2m6s, used no"),
+        ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2"),
+        ("3", "reward errors", "name correct, causes (raised 2)"),
+        ("4", "abandoned", "what the validation, elapsed 12.3 s"),
+        ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
+        ("6", "steered", "after step 6: the budget is extended by 50"),
+    ]
 
 
 def test_texts_of_rollouts_are_shown_and_never_interpreted(finished: Path):

@@ -12,7 +12,13 @@ from tests.pipeline.report.planted import STEPS, alarm, run
 
 PLANTED = {
     "constant_reward": run(
-        change=lambda _: {"reward/std": 0.0, "groups/mixed": 0.0, "groups/all_equal": 24.0},
+        change=lambda _: {
+            "reward/std": 0.0,
+            "reward/mean": 0.43,
+            "reward/correct": 0.5,
+            "groups/mixed": 0.0,
+            "groups/all_equal": 24.0,
+        },
         journal=[alarm("all_equal", value=1.0)],
     ),
     "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
@@ -30,7 +36,9 @@ def kinds(records: RunRecords) -> list[str]:
 
 
 def test_a_healthy_run_has_no_problem():
-    found = verdict(run())
+    records = run()
+    records.ledger[0]["seconds"]["driver"] = {"loading": 20.0}
+    found = verdict(records)
     assert (found.problems, found.health.level) == ([], "good")
     assert found.learning.level == "good"
     assert found.bound.sentence == "Bound by the update."
@@ -38,6 +46,20 @@ def test_a_healthy_run_has_no_problem():
     assert "20% of the decode time is idle slots" not in found.bound.evidence
     assert "22% of the decode time is idle slots" in found.bound.evidence
     assert "17% of the update is padding" in found.bound.evidence
+
+
+@pytest.mark.parametrize("row", ["device_wait", "loading"])
+def test_time_before_the_first_step_is_named(row: str):
+    records = run()
+    records.ledger[0]["seconds"]["driver"] = {"ray_start": 10.0, row: 3000.0}
+    found = verdict(records).bound
+    words = {"device_wait": "waiting for devices", "loading": "loading and compiling"}[row]
+    assert found.sentence == (
+        f"Most of the time lies before the first step: {words}. The steps: bound by the update."
+    )
+    assert found.evidence.startswith(
+        f"98% of the run's time: {words} 50m, starting Ray 10s; of the steps: the update 72%"
+    )
 
 
 @pytest.mark.parametrize("kind", list(PLANTED))
@@ -50,10 +72,15 @@ def test_a_planted_problem_is_named_and_no_other(kind: str):
 
 def test_evidence_has_the_figures():
     (constant,) = problems(PLANTED["constant_reward"])
-    assert constant.evidence.startswith("in each of 12 steps every rollout has the same reward")
+    assert constant.sentence.startswith("The reward is constant, 0.43: no rollout is better than")
+    assert (
+        constant.evidence
+        == "in each of 12 steps every rollout has the same reward, 0.43 (by part: correct 0.5)"
+    )
     (slow,) = problems(PLANTED["slow_reward"])
     assert (
-        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
+        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps; "
+        "part 'correct' takes the longest, 1.2 s"
     )
     (batch,) = problems(PLANTED["small_batch"])
     assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
