@@ -61,7 +61,9 @@ class LearnerActor(ModelActor):
                 )
             self._set_base(catch_out_of_memory("load", model.wait))
             self.checkpoints = Checkpoints(
-                RunFolder.of(config).checkpoints, keep=config.checkpoint.keep
+                RunFolder.of(config).checkpoints,
+                keep=config.checkpoint.keep,
+                keep_every=config.checkpoint.keep_every,
             )
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
@@ -210,22 +212,28 @@ class LearnerActor(ModelActor):
         """See `ModelActor`; of scoring and training."""
         return {**self.learner.needs["score"], **self.learner.needs["update"]}
 
-    @logs(lambda actor, _: f"wrote the checkpoint of version {actor.learner.state.version}")
+    @logs(lambda actor, _: f"copied version {actor.learner.state.version} for its checkpoint")
     def save(self, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint of the current version."""
+        """See `pipeline.contracts.workers.Learner`."""
         with self.phases.during("checkpoint"):
             self.checkpoints.save(
                 self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
             )
 
-    @logs(lambda actor, _: f"kept version {actor.learner.state.version} as the best one")
-    def keep_best(self) -> None:
-        """Saves the current adapter as the best so far, beside the checkpoints."""
-        from pipeline.compute.model.adapter_file import write_adapter_file
+    def saved(self, *, wait: bool) -> float | None:
+        """See `pipeline.contracts.workers.Learner`."""
+        if wait:
+            with self.phases.during("checkpoint"):
+                self.checkpoints.wait()
+        return self.checkpoints.saved()
 
+    @logs(lambda actor, _: f"keeps version {actor.learner.state.version} as the best one")
+    def keep_best(self) -> None:
+        """See `pipeline.contracts.workers.Learner`."""
         state = self.learner.state
         with self.phases.during("checkpoint"):
-            write_adapter_file(self._best, self.learner.host_adapter(), version=state.version)
+            copy = {name: np.array(value) for name, value in state.adapter.items()}
+            self.checkpoints.keep_best(copy, version=state.version)
 
     def recover_best(self, version: int, sha256: str) -> BestFile:
         """See `pipeline.contracts.workers.Learner`; recovers from checkpoints or the export."""
@@ -236,6 +244,7 @@ class LearnerActor(ModelActor):
         from pipeline.compute.model.adapter_source import load_adapter
 
         folder = RunFolder.of(self.config)
+        self.checkpoints.wait()
         with suppress(FileNotFoundError, ValueError):
             adapter, found = read_adapter_file(self._best)
             if (found, lora.sha256(adapter)) == (version, sha256):
@@ -290,5 +299,6 @@ class LearnerActor(ModelActor):
             return learner.state.previous, learner.state.version - 1
         from pipeline.compute.model.adapter_file import read_adapter_file
 
+        self.checkpoints.wait()
         adapter, version = read_adapter_file(self._best)
         return learner.policy.place_adapter(adapter), version

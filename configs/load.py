@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
 import re
@@ -103,6 +104,11 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
 def config_to_json(config: Config) -> str:
     """The resolved configuration as JSON: all settings with defaults, in the schema's order."""
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def config_sha256(config: Config) -> str:
+    """The hash of the resolved configuration."""
+    return hashlib.sha256(config_to_json(config).encode()).hexdigest()
 
 
 def presets() -> list[str]:

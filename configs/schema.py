@@ -164,7 +164,15 @@ class Checkpoint(Table):
     """Checkpoints of the learner's state."""
 
     every_steps: int = Field(10, ge=1, description="steps between two checkpoints")
-    keep: int = Field(2, ge=1, description="number of checkpoints to keep; older ones are deleted")
+    keep: int = Field(
+        2,
+        ge=1,
+        description="number of newest checkpoints to keep, besides that of the best version; older "
+        "ones are deleted",
+    )
+    keep_every: int | None = Field(
+        None, ge=1, description="also keep checkpoints of steps that are multiples of this number"
+    )
 
 
 class Records(Table):

@@ -22,12 +22,14 @@ from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
 from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, MIXTURE_PREFIX, LoadedData, LoadedSplit
 from pipeline.inputs.hub import hf_folder
+from pipeline.inputs.hub.fingerprint import weights_fingerprint
 from pipeline.inputs.hub.model_source import find_model
 from pipeline.inputs.text.special_tokens import check_tokenizer
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
+from pipeline.run.history import STARTED
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.processes.host import check
@@ -60,6 +62,7 @@ class Prepared:
         wandb_mode: mode of W&B.
         rewards: what the reward functions report.
         waited_s: seconds before the start of this process that count as used.
+        base: fingerprint of the base's weights; None: there are none yet.
     """
 
     config: Config
@@ -70,6 +73,7 @@ class Prepared:
     wandb_mode: tracking.Mode
     rewards: tuple[RewardFacts, ...] = ()
     waited_s: float = 0.0
+    base: str | None = None
 
     @property
     def reward_code(self) -> dict[str, str]:
@@ -153,7 +157,7 @@ def prepare(
             skipped.
     """
     found = found or MistakeCollector()
-    folder, more = RunFolder.of(config), None
+    folder, more, base = RunFolder.of(config), None, None
     chosen: tuple[tracking.Mode, str] | None = "disabled", ""
     if tracked:
         chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
@@ -165,6 +169,7 @@ def prepare(
             more = found.attempt(extension, extend, config, folder)
         if weights_bytes is None and _can_find_model(config, found):
             weights_bytes = found.attempt(_weights_bytes, config)
+            base = None if weights_bytes is None else found.attempt(_same_base, config, folder)
         if weights_bytes is not None:
             budget = found.attempt(Budget.of, config, folder)
             if budget is not None:
@@ -183,7 +188,7 @@ def prepare(
         why += f"; files in {folder.path / 'wandb'}"
     for line in ([why] if tracked else []) + list(data.report):
         print(line, flush=True)
-    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s)
+    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s, base)
 
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
@@ -283,6 +288,23 @@ def _can_find_model(config: Config, found: MistakeCollector) -> bool:
 def _weights_bytes(config: Config) -> int:
     files = find_model(config.model).rglob("*.safetensors")
     return sum(path.stat().st_size for path in files)
+
+
+def _same_base(config: Config, folder: RunFolder) -> str:
+    """The fingerprint of the base's weights; compares it with that at the start of the run.
+
+    Raises:
+        ValueError: if it has changed.
+    """
+    model = find_model(config.model)
+    base = weights_fingerprint(model)
+    at_start = next((entry.get("base") for entry in folder.events(STARTED)), None)
+    if at_start not in {None, base}:
+        raise ValueError(
+            f"model.path: the weights in {model} have changed since {folder.path} started; restore "
+            "them, or start another run with --run.name"
+        )
+    return base
 
 
 def _check_data(
@@ -406,7 +428,7 @@ def _check_time(
         print("that time has passed: the run ends with its latest version", flush=True)
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
-    begun = any(True for _ in folder.events("started"))
+    begun = any(True for _ in folder.events(STARTED))
     if deadline_s is not None and deadline_s < least_s and not begun:
         waited = f", including {show_duration(waited_s)} of waiting" if waited_s else ""
         raise ValueError(
@@ -421,7 +443,7 @@ def _check_same_data(data: LoadedData, folder: RunFolder) -> None:
     Raises:
         ValueError: naming the changed splits.
     """
-    at_start = next((entry["data"] for entry in folder.events("started")), data.fingerprints)
+    at_start = next((entry["data"] for entry in folder.events(STARTED)), data.fingerprints)
     changed = [name for name, found in data.fingerprints.items() if at_start.get(name) != found]
     if changed:
         raise ValueError(

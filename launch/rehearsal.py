@@ -267,13 +267,14 @@ class FullLengthWorker:
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint, restores it, and compares.
+        """Writes a checkpoint to its end, restores it, and compares.
 
         Raises:
             TrainingStopped: if the restored state is another one.
         """
         began, seconds = time.monotonic(), self.observed.seconds
         await self.worker.save(meta)
+        await self.worker.saved(wait=True)
         seconds.setdefault("checkpoint", time.monotonic() - began)
         before, began = await self.worker.publish(), time.monotonic()
         restored: Restored = await self.worker.restore()

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from actors.handles import RunActors
 from configs.resume import Change
 from launch.cluster import cluster, wait_for_devices
+from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared, reward_code
 from launch.stop import Stop, Stopped, unless
@@ -35,6 +36,7 @@ from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
+from pipeline.run.history import STARTED, provenance
 from pipeline.run.ledger import Ledger, repair_ledger
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
@@ -429,17 +431,28 @@ def _resume(
 
 def _tracker(prepared: Prepared) -> Tracker:
     """W&B, not started yet, with the run id of earlier processes."""
-    before = [entry["wandb_id"] for entry in prepared.folder.events("started")]
+    before = [entry["wandb_id"] for entry in prepared.folder.events(STARTED)]
     known = [run_id for run_id in before if run_id is not None]
     return Tracker(prepared.wandb_mode, run_id=known[-1] if known else None)
 
 
 async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: int) -> None:
     """Journals the start of the process, after `step`, and starts W&B."""
-    folder, tracker = prepared.folder, records.tracker
+    folder, tracker, code = prepared.folder, records.tracker, code_version()
+    before = provenance(folder.entries()).get("code", code)
+    if before != code:
+        records.event(
+            "code_changed",
+            f"the code has changed since the last start: it was {before} and is {code}; steps from "
+            "here on may differ from those of the former code",
+            before=before,
+            now=code,
+        )
     folder.journal(
-        "started",
+        STARTED,
         wandb_id=tracker.run_id,
+        code=code,
+        base=prepared.base,
         data=prepared.data.fingerprints,
         elapsed_s=clock.elapsed_s,
     )

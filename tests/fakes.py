@@ -353,6 +353,7 @@ class FakeLearner(Prepares):
     Attributes:
         metrics: override the metrics of each update.
         score_error: added to the scored log-probs.
+        slow_saves: whether a checkpoint is complete only when it is waited for.
         rates: `rate` of each update.
     """
 
@@ -364,10 +365,19 @@ class FakeLearner(Prepares):
         self.previous = disk.previous.get(self.version, FRESH)
         self.metrics: dict[str, float] = {}
         self.score_error = 0.0
+        self.slow_saves = False
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
         self.rates: list[float | None] = []
         self.settings: list[tuple[float | None, float | None]] = []
+        self.writing: list[Callable[[], None]] = []
+        self.saving_s = 0.0
+
+    def write(self) -> None:
+        """Ends the writing of a checkpoint and of the best adapter."""
+        for write in self.writing:
+            write()
+        self.writing.clear()
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
@@ -380,6 +390,7 @@ class FakeLearner(Prepares):
     def named(self, which: AdapterRef) -> tuple[int, str]:
         """Version and adapter of a reference."""
         if which == "best":
+            self.write()
             assert self.disk.best is not None
             return self.disk.best
         if which == "previous":
@@ -406,9 +417,13 @@ class FakeLearner(Prepares):
 
     async def keep_best(self) -> None:
         self.note("checkpoint", f"learner.keep_best {self.version}")
-        self.disk.best = (self.version, self.adapter)
+        best = (self.version, self.adapter)
+        self.writing.append(lambda: setattr(self.disk, "best", best))
+        if len(self.writing) == 1:  # no checkpoint is being written
+            self.write()
 
     async def recover_best(self, version: int, sha256: str) -> BestFile:
+        self.write()
         if self.disk.best == (version, sha256):
             return "whole"
         self.disk.best = None
@@ -448,9 +463,26 @@ class FakeLearner(Prepares):
         return {**metrics, "parity_mean": 0.0, "parity_p999": 0.0, **self.metrics}
 
     async def save(self, meta: Mapping[str, Any]) -> None:
+        self.write()
+        began = self.script.clock()
         self.note("checkpoint", f"learner.save {self.version}")
-        self.disk.setdefault(self.version, (self.adapter, dict(meta)))
-        self.disk.previous.setdefault(self.version, self.previous)
+        saved = self.version, (self.adapter, dict(meta)), self.previous
+
+        def write() -> None:
+            version, checkpoint, previous = saved
+            self.disk.setdefault(version, checkpoint)
+            self.disk.previous.setdefault(version, previous)
+
+        self.writing.append(write)
+        if not self.slow_saves:
+            self.write()
+        self.saving_s = self.script.clock() - began
+
+    async def saved(self, *, wait: bool) -> float | None:
+        if self.slow_saves and not wait:
+            return None
+        self.write()
+        return self.saving_s
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef

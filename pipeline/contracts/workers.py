@@ -128,10 +128,29 @@ class Learner(Protocol):
         """
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint of the current version together with `meta`."""
+        """Begins to write a checkpoint of the current version together with `meta`.
+
+        Returns when the state is copied; the next update may follow. Waits for the write before.
+
+        Raises:
+            OSError: if the checkpoint before could not be written.
+        """
+
+    async def saved(self, *, wait: bool) -> float | None:
+        """Returns the seconds from the last `save` until its checkpoint was complete.
+
+        Args:
+            wait: until it is complete; otherwise the result is None if it is not.
+
+        Raises:
+            OSError: if it could not be written.
+        """
 
     async def keep_best(self) -> None:
-        """Saves the current adapter as the best so far, replacing the former best."""
+        """Saves the current adapter as the best so far, replacing the former best.
+
+        It is written after the checkpoint that is being written.
+        """
 
     async def recover_best(self, version: int, sha256: str) -> BestFile:
         """Ensures that the best adapter's file is valid; recovers it from the run folder if not.

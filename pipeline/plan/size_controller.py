@@ -126,9 +126,9 @@ class SizeController:
         self._write_plan()
         self._decide_again()
 
-    def checkpointed(self) -> None:
-        """Notes that the newest checkpoint has the sizes in force."""
-        self._at_checkpoint = self.in_force
+    def checkpointed(self, sizes: Sizes) -> None:
+        """Notes that the newest checkpoint has these sizes."""
+        self._at_checkpoint = sizes
         self._write_plan()
 
     # --- preparing processes

@@ -20,6 +20,7 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
 from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
+from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import (
     Learner,
     MeasuredScorer,
@@ -43,7 +44,9 @@ TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
-_ANY_SIZE = frozenset({"abort", "resume", "work", "finished", "save", "keep_best", "recover_best"})
+_ANY_SIZE = frozenset(
+    {"abort", "resume", "work", "finished", "save", "saved", "keep_best", "recover_best"}
+)
 """Methods that use no compiled programs."""
 
 
@@ -146,6 +149,7 @@ class Workers:
         self._clock = clock
         self._stop = stop
         self._stuck = False
+        self._saving: Sizes | None = None
 
     @property
     def processes(self) -> list[Worker]:
@@ -261,9 +265,23 @@ class Workers:
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """Writes a checkpoint with `meta` and the sizes in force."""
+        """Begins to write a checkpoint with `meta` and the sizes in force."""
         await self.learner.save({**meta, **self.sizes.meta})
-        self.sizes.checkpointed()
+        self._saving = self.sizes.in_force
+
+    async def saved(self, *, wait: bool) -> float | None:
+        """Seconds until the last checkpoint was complete; None: it is not, or there is none.
+
+        Args:
+            wait: until it is complete.
+        """
+        if self._saving is None:
+            return None
+        seconds = await self.learner.saved(wait=wait)
+        if seconds is not None:
+            self.sizes.checkpointed(self._saving)
+            self._saving = None
+        return seconds
 
     # --- use of time and memory
 

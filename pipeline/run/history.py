@@ -10,6 +10,10 @@ from pipeline.contracts.steering import REWARDS_CHANGED, SetValue, sets_in_force
 
 RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
+STARTED = "started"
+"""Journal event: a process has started; with the hashes of what it reads."""
+REWARDS = "rewards"
+"""Journal event: the hashes of the reward functions' code."""
 
 Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
@@ -85,6 +89,20 @@ def unrecorded_weights(entries: Iterable[Mapping[str, Any]], *, step: int) -> li
         and one.old != one.new
         and one.request not in recorded
     ]
+
+
+def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Hashes at the last start: `code`, `base`, `data` by split, `rewards` by function.
+
+    Those that an earlier version did not journal are left out.
+    """
+    found: dict[str, Any] = {}
+    for entry in entries:
+        if entry["event"] == STARTED:
+            found |= {name: entry[name] for name in ("code", "base", "data") if name in entry}
+        elif entry["event"] == REWARDS:
+            found["rewards"] = entry["sha256"]
+    return found
 
 
 def _holds(entry: Mapping[str, Any], step: int) -> bool:

@@ -45,12 +45,10 @@ from pipeline.contracts.record_files import (
     write_rows,
 )
 from pipeline.contracts.steering import REWARDS_CHANGED, sets_in_force, values_at, with_sets
-from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
+from pipeline.run.history import RESUMED, REWARDS, steps_with_changed_rewards, valid_entries
 
 ENDED = "ended"
 """Journal event: a clean end with its summary."""
-REWARDS = "rewards"
-"""Journal event: the hashes of the reward functions' code."""
 _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""

@@ -240,6 +240,7 @@ def test_a_failed_restore_keeps_the_checkpoint(
     monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
     actor.update(ROLLOUTS)
     actor.save({"step": 1})
+    actor.saved(wait=True)
     learned = host(actor.learner.state)
     actor.learner.state = actor.learner._fresh()
     with monkeypatch.context() as patch:

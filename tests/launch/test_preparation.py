@@ -26,7 +26,7 @@ def begin(config: Config) -> Prepared:
     prepared = prepare(config, extend=None)
     prepared.folder.create(config)
     data = prepared.data.fingerprints
-    prepared.folder.journal("started", wandb_id=None, data=data, elapsed_s=60.0)
+    prepared.folder.journal("started", wandb_id=None, base=prepared.base, data=data, elapsed_s=60.0)
     prepared.folder.close()
     return prepared
 
@@ -76,6 +76,21 @@ def test_the_same_data_are_recognized(config: Config):
     assert again.data.fingerprints == began.data.fingerprints
     assert again.data.fingerprints.keys() == {"train", "test"}
     assert len(set(again.data.fingerprints.values())) == 2
+
+
+def test_a_run_does_not_resume_with_another_base(
+    tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
+):
+    began = begin(config)
+    assert began.base is not None
+    assert prepare(config, extend=None).base == began.base
+    weights = next((tmp_path / "model").glob("*.safetensors"))
+    text = bytearray(weights.read_bytes())
+    text[-1] ^= 1
+    weights.write_bytes(text)
+    with pytest.raises(ValueError, match=r"model\.path: the weights in .*/model have changed"):
+        prepare(config, extend=None)
+    assert "Traceback" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

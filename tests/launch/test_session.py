@@ -17,6 +17,7 @@ import pytest
 
 from actors.handles import RunActors
 from configs.schema import Config, Plan
+from launch.code_version import code_version
 from launch.preparation import Prepared
 from launch.session import (
     _clock,
@@ -163,6 +164,26 @@ def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert said[-1] == f"finished: {tmp_path}/run"
     steps = [line.split(" ", 1)[1].split("  ")[0] for line in said if " step " in line]
     assert steps == ["step 1/3", "step 2/3", "step 3/3"]
+
+
+def test_a_resume_with_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    config, disk = make_config(tmp_path), Disk()
+    first = Session(config, disk)
+    first.stop_at("learner.update 0")
+    first.run()
+    Session(config, disk).run()
+    assert first.events("code_changed") == []
+    (code,) = {entry["code"] for entry in first.events("started")}
+    assert disk[1][1]["provenance"]["code"] == code == code_version()
+    monkeypatch.setattr("launch.session.code_version", lambda: "0.2+1")
+    Session(make_config(tmp_path, budget={"steps": 4}), disk).run()
+    (entry,) = first.events("code_changed")
+    assert (entry["before"], entry["now"]) == (code, "0.2+1")
+    assert f"the code has changed since the last start: it was {code} and is 0.2+1" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,20 +1,32 @@
-"""Checkpoints of the learner with Orbax: written atomically, verified when read."""
+"""Checkpoints of the learner with Orbax: written in the background, verified when read.
+
+The caller waits for a copy of the state in host memory. One thread hashes and writes the copies in
+their order; a checkpoint appears in the folder when it is complete, and counts from then on. The
+best adapter, beside the checkpoints, is written by the same thread: it is never of a later version
+than the newest checkpoint.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from dataclasses import replace
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint import checkpoint_managers as retention
 
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
+from pipeline.compute.model.adapter_file import adapter_file_version, write_adapter_file
+from pipeline.compute.model.adapter_source import BEST
 from pipeline.contracts.record_files import move_to_superseded
 
 Meta = dict[str, Any]
@@ -26,56 +38,137 @@ _DAMAGE = {"DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
 """Status codes of missing, truncated or corrupt files; other codes mean disk or memory errors."""
 
 
+@dataclass
+class _KeepVersion:
+    """Orbax's retention policy that preserves one version.
+
+    Attributes:
+        version: None: none.
+    """
+
+    version: int | None = None
+
+    def should_preserve(
+        self,
+        checkpoints: Sequence[retention.PolicyCheckpointInfo],
+        *,
+        context: retention.PreservationContext,  # noqa: ARG002  # of Orbax's protocol
+    ) -> Sequence[bool]:
+        """Whether each checkpoint is preserved."""
+        return [one.step == self.version for one in checkpoints]
+
+
 class Checkpoints:
     """The `checkpoints/` folder of a run; created with the first checkpoint.
+
+    It keeps the newest checkpoints, that of the best version, and those of every Nth version.
 
     Args:
         folder: path of the folder.
         keep: number of newest checkpoints that are kept.
+        keep_every: versions that are multiples of it are kept, too; None: no others.
     """
 
-    def __init__(self, folder: Path, *, keep: int) -> None:
-        self._folder = folder
-        self._keep = keep
+    def __init__(self, folder: Path, *, keep: int, keep_every: int | None = None) -> None:
+        self.folder = folder
+        self._keep = [retention.LatestN(keep)]
+        self._keep += [retention.EveryNSteps(keep_every)] if keep_every else []
+        self._best = _KeepVersion()
         self._damaged: list[int] = []
         self._opened: ocp.CheckpointManager | None = None
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saving: Future[float] | None = None
+        self._keeping: Future[None] | None = None
 
     def _manager(self) -> ocp.CheckpointManager:
         if self._opened is None:
+            self._best.version = adapter_file_version(self.folder / BEST)
             options = ocp.CheckpointManagerOptions(
-                max_to_keep=self._keep, enable_async_checkpointing=False
+                preservation_policy=retention.AnyPreservationPolicy([*self._keep, self._best]),
+                enable_async_checkpointing=False,  # `save` copies and returns sooner
+                cleanup_tmp_directories=True,  # of a process that was killed while it wrote
             )
-            self._opened = ocp.CheckpointManager(self._folder, options=options)
+            self._opened = ocp.CheckpointManager(self.folder, options=options)
         return self._opened
 
     def save(self, state: LearnerState, meta: Meta) -> None:
-        """Writes a checkpoint of this version; does nothing if there is one already.
+        """Begins to write a checkpoint of this version, unless there is one already.
+
+        Returns when the state has been copied: an update may donate it. Waits for the write before.
+
+        Raises:
+            OSError: if the checkpoint before could not be written.
+        """
+        began = time.monotonic()
+        self.wait()
+        copy = replace(state.on_host(), previous=jax.device_get(state.previous))
+        plain = json.loads(json.dumps(meta))
+        self._saving = self._writer.submit(self._write, copy, plain, began)
+
+    def saved(self) -> float | None:
+        """Seconds from the last `save` until its checkpoint was complete; None: it is not yet.
+
+        Raises:
+            OSError: if it could not be written.
+        """
+        if self._saving is None or not self._saving.done():
+            return None
+        return self._saving.result()
+
+    def keep_best(self, adapter: Mapping[str, np.ndarray], *, version: int) -> None:
+        """Begins to replace the best adapter, after the checkpoint that is being written.
+
+        Args:
+            adapter: in host memory; it must not change.
+            version: of the adapter; its checkpoint is kept.
+        """
+        saving = self._saving
+
+        def write() -> None:
+            if saving is not None:
+                saving.result()
+            write_adapter_file(self.folder / BEST, adapter, version=version)
+            self._best.version = version
+
+        self._keeping = self._writer.submit(write)
+
+    def wait(self) -> None:
+        """Returns when everything is written.
+
+        Raises:
+            OSError: if something could not be written.
+        """
+        for writing in (self._saving, self._keeping):
+            if writing is not None:
+                writing.result()
+
+    def _write(self, state: LearnerState, meta: Meta, began: float) -> float:
+        """Writes a checkpoint; returns the seconds since `began`.
 
         Damaged checkpoints that `restore` skipped move to `superseded/` first.
         """
         if self._damaged:
             # Orbax does not save a version that is older than the newest one in the folder.
-            folders = [self._folder / str(step) for step in self._damaged]
-            move_to_superseded(self._folder.parent, folders)
+            folders = [self.folder / str(step) for step in self._damaged]
+            move_to_superseded(self.folder.parent, folders)
             self._damaged.clear()
             self._manager().reload()
-        if state.version in self._manager().all_steps():
-            return
-        meta = json.loads(json.dumps(meta))
-        facts = {
-            "version": state.version,
-            "updates": state.updates,
-            "sha256": _sha256(state, meta),
-            "adapter_sha256": lora.sha256(state.adapter),
-            "meta": meta,
-        }
-        saved = self._manager().save(
-            state.version,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
-            ),
-        )
-        assert saved, state.version
+        if state.version not in self._manager().all_steps():
+            facts = {
+                "version": state.version,
+                "updates": state.updates,
+                "sha256": _sha256(state, meta),
+                "adapter_sha256": lora.sha256(state.adapter),
+                "meta": meta,
+            }
+            saved = self._manager().save(
+                state.version,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
+                ),
+            )
+            assert saved, state.version
+        return time.monotonic() - began
 
     def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
         """Restores the newest readable checkpoint whose content has the recorded hash.
@@ -92,7 +185,8 @@ class Checkpoints:
             OSError: if a checkpoint cannot be read now. It may be intact, so it is not skipped.
             Exception: any other error that is not damage, such as a lack of memory.
         """
-        steps = self._manager().all_steps() if self._folder.is_dir() else []
+        self.wait()
+        steps = self._manager().all_steps() if self.folder.is_dir() else []
         damaged: dict[int, str] = {}
         for step in sorted(steps, reverse=True):
             try:
@@ -108,7 +202,7 @@ class Checkpoints:
         if damaged:
             lines = "; ".join(damaged.values())
             raise ValueError(
-                f"no usable checkpoint in {self._folder}: {lines}; nothing was changed. Restore "
+                f"no usable checkpoint in {self.folder}: {lines}; nothing was changed. Restore "
                 "a checkpoint from a backup, or start a new run with --run.name"
             )
         return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.checkpoint import Checkpoints, Meta
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
@@ -26,6 +28,8 @@ from pipeline.contracts.rollouts import VersionSpan
 from tests import tiny
 
 CONFIG = tiny.make_config()
+# Orbax closes its event loop at the first error, while TensorStore still reads other files.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def fresh(devices: int = 1) -> LearnerState:
@@ -70,9 +74,15 @@ def same_bits(found: LearnerState, expected: LearnerState) -> None:
         np.testing.assert_array_equal(one, two, err_msg=jax.tree_util.keystr(path))
 
 
+def write(checkpoints: Checkpoints, state: LearnerState, meta: Meta) -> None:
+    """Writes a checkpoint to its end."""
+    checkpoints.save(state, meta)
+    checkpoints.wait()
+
+
 def damage(folder: Path, version: int) -> None:
-    """Inverts bytes in the middle of a checkpoint's largest file."""
-    files = [path for path in (folder / str(version) / "state").rglob("*") if path.is_file()]
+    """Inverts bytes in the middle of the largest file that Orbax reads of a checkpoint."""
+    files = list((folder / str(version) / "state" / "d").iterdir())
     largest = max(files, key=lambda path: path.stat().st_size)
     content = bytearray(largest.read_bytes())
     middle = len(content) // 2
@@ -87,7 +97,7 @@ META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "
 @pytest.mark.parametrize("devices", [1, 8])
 def test_a_state_is_restored_bit_for_bit(tmp_path: Path, devices: int):
     state = trained(5, devices)
-    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    write(Checkpoints(tmp_path / "checkpoints", keep=2), state, META)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh(devices))
     assert found is not None
     restored, meta, damaged = found
@@ -99,7 +109,7 @@ def test_the_other_adapters_are_restored_and_hashed(tmp_path: Path):
     state = dataclasses.replace(
         trained(5), previous=trained(9).adapter, reference=trained(8).adapter
     )
-    Checkpoints(tmp_path / "checkpoints", keep=2).save(state, META)
+    write(Checkpoints(tmp_path / "checkpoints", keep=2), state, META)
     zeros = fresh().adapter
     like = dataclasses.replace(fresh(), previous=zeros, reference=zeros)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(like)
@@ -120,7 +130,7 @@ def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     signal = SignalShare(0.1, 1 / 3)
     state = SamplingState(PartialRollouts((one, two)), 7, signal)
     progress = Progress(step=5, truncated=3, sampling=state)
-    Checkpoints(tmp_path / "checkpoints", keep=2).save(trained(5), progress.to_meta())
+    write(Checkpoints(tmp_path / "checkpoints", keep=2), trained(5), progress.to_meta())
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     restored = Progress.of_meta(found[1])
@@ -147,16 +157,125 @@ def test_a_missing_folder_has_no_checkpoint_and_is_not_created(tmp_path: Path):
 def test_the_configured_number_of_newest_checkpoints_is_kept(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     for version in (1, 2, 3, 10):
-        checkpoints.save(trained(version), META)
+        write(checkpoints, trained(version), META)
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir() if path.name.isdigit()}
     assert kept == {"3", "10"}
+
+
+def test_the_best_version_and_every_nth_are_kept_besides_the_newest(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+
+    def kept() -> list[int]:
+        return sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
+
+    checkpoints = Checkpoints(folder, keep=1, keep_every=4)
+    for version in range(1, 8):
+        write(checkpoints, trained(version), META)
+        if version in {2, 6}:
+            checkpoints.keep_best({"x": np.zeros(3, np.float32)}, version=version)
+    assert kept() == [4, 6, 7]
+    # A later process knows the best version from its file.
+    checkpoints = Checkpoints(folder, keep=1)
+    for version in (9, 10):
+        write(checkpoints, trained(version), META)
+    assert kept() == [6, 10]
+
+
+def test_a_checkpoint_is_of_the_state_before_a_donating_update(tmp_path: Path):
+    state = trained(5)
+    adapter, expected = state.adapter, jax.tree.map(np.array, state.adapter)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(state, META)
+    double = jax.jit(lambda tree: jax.tree.map(lambda x: 2 * x, tree), donate_argnums=0)
+    jax.block_until_ready(double(adapter))
+    assert all(leaf.is_deleted() for leaf in adapter.values())
+    checkpoints.wait()
+    found = Checkpoints(tmp_path / "checkpoints", keep=1).restore(fresh())
+    assert found is not None
+    for name, value in found[0].adapter.items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def held(checkpoints: Checkpoints) -> threading.Event:
+    """Delays all writing until the event is set."""
+    go = threading.Event()
+    checkpoints._writer.submit(go.wait)
+    return go
+
+
+def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path):
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep=1)
+    assert checkpoints.saved() is None
+    write(checkpoints, trained(1), META)
+    go = held(checkpoints)
+    checkpoints.save(trained(2), META)
+    checkpoints.keep_best({"x": np.zeros(3, np.float32)}, version=2)
+    assert checkpoints.saved() is None
+    # Of a process that is killed now, the checkpoint before and no later best adapter remain.
+    found = Checkpoints(folder, keep=1).restore(fresh())
+    assert found is not None
+    assert (found[0].version, found[2]) == (1, [])
+    assert not (folder / "best").exists()
+    go.set()
+    checkpoints.wait()
+    assert checkpoints.saved() is not None
+    assert (folder / "best").exists()
+
+
+def test_the_files_of_an_incomplete_write_are_ignored_and_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder, copies = tmp_path / "checkpoints", tmp_path / "copies"
+    first = Checkpoints(folder, keep=2)
+    write(first, trained(1), META)
+    rename = os.rename
+
+    def watched(*paths: Any, **more: Any) -> None:
+        """Copies the folder as a process leaves it that is killed before the rename."""
+        shutil.copytree(folder, copies / str(len(list(copies.iterdir()))))
+        rename(*paths, **more)
+
+    copies.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", watched)
+        write(first, trained(2), META)
+    left = next(copies.iterdir())
+    assert {path.name for path in left.iterdir()} > {"1"}
+    assert not (left / "2").exists()
+    checkpoints = Checkpoints(left, keep=2)
+    found = checkpoints.restore(fresh())
+    assert found is not None
+    assert (found[0].version, found[2]) == (1, [])
+    write(checkpoints, trained(2), META)
+    assert {path.name for path in left.iterdir()} == {"1", "2"}
+
+
+def test_a_checkpoint_that_cannot_be_written_is_an_error_of_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "checkpoints"
+    checkpoints = Checkpoints(folder, keep=2)
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "save", full)
+        checkpoints.save(trained(1), META)
+        checkpoints.keep_best({"x": np.zeros(3, np.float32)}, version=1)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.wait()
+        with pytest.raises(OSError, match="No space left"):
+            checkpoints.saved()
+    assert not (folder / "best").exists()
 
 
 def test_a_version_is_saved_once(tmp_path: Path):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
     state = trained(4)
-    checkpoints.save(state, META)
-    checkpoints.save(dataclasses.replace(trained(9), version=4), {"cursor": 0})
+    write(checkpoints, state, META)
+    write(checkpoints, dataclasses.replace(trained(9), version=4), {"cursor": 0})
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     same_bits(found[0], state)
@@ -166,7 +285,7 @@ def test_a_version_is_saved_once(tmp_path: Path):
 def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
-        Checkpoints(folder, keep=2).save(trained(version), {"cursor": version})
+        write(Checkpoints(folder, keep=2), trained(version), {"cursor": version})
     damage(folder, 2)
     checkpoints = Checkpoints(folder, keep=2)
     found = checkpoints.restore(fresh())
@@ -176,7 +295,7 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
     (line,) = found[2]
     assert line.startswith("checkpoint 2 is damaged: ")
     # The run continues from 1 and reaches 2 again; the damaged one is moved, not deleted.
-    checkpoints.save(trained(2), {"cursor": 22})
+    write(checkpoints, trained(2), {"cursor": 22})
     assert (tmp_path / "superseded" / "0001" / "checkpoints" / "2" / "state").is_dir()
     again = Checkpoints(folder, keep=2).restore(fresh())
     assert again is not None
@@ -184,13 +303,11 @@ def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
     assert again[1:] == ({"cursor": 22}, [])
 
 
-# Orbax closes its event loop at the first error, while TensorStore still reads other files.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
 def test_a_disk_error_is_raised_and_skips_no_checkpoint(tmp_path: Path, part: str):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
-        Checkpoints(folder, keep=2).save(trained(version), META)
+        write(Checkpoints(folder, keep=2), trained(version), META)
     moved = {path: path.read_bytes() for path in (folder / "2").glob(part)}
     for path in moved:
         path.unlink()
@@ -211,7 +328,7 @@ def test_an_error_wrapped_by_orbax_is_raised_unwrapped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: Exception
 ):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    checkpoints.save(trained(1), META)
+    write(checkpoints, trained(1), META)
 
     def wrapped(*_: Any, **__: Any) -> None:
         # As Orbax wraps errors that occur while it reads an array.
@@ -228,11 +345,11 @@ def test_an_error_wrapped_by_orbax_is_raised_unwrapped(
 def test_a_version_saved_between_a_good_and_a_damaged_one_is_kept(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (10, 20):
-        Checkpoints(folder, keep=2).save(trained(version), META)
+        write(Checkpoints(folder, keep=2), trained(version), META)
     damage(folder, 20)
     checkpoints = Checkpoints(folder, keep=2)
     assert checkpoints.restore(fresh()) is not None
-    checkpoints.save(trained(15), META)
+    write(checkpoints, trained(15), META)
     found = Checkpoints(folder, keep=2).restore(fresh())
     assert found is not None
     same_bits(found[0], trained(15))
@@ -241,7 +358,7 @@ def test_a_version_saved_between_a_good_and_a_damaged_one_is_kept(tmp_path: Path
 def test_all_checkpoints_damaged_is_an_error_that_names_each(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
-        Checkpoints(folder, keep=2).save(trained(version), META)
+        write(Checkpoints(folder, keep=2), trained(version), META)
         damage(folder, version)
     message = rf"no usable checkpoint in {folder}: checkpoint 2 is damaged: .*; checkpoint 1 is dam"
     with pytest.raises(ValueError, match=message):
@@ -250,7 +367,7 @@ def test_all_checkpoints_damaged_is_an_error_that_names_each(tmp_path: Path):
 
 def test_changed_counters_are_detected_as_damage(tmp_path: Path):
     folder = tmp_path / "checkpoints"
-    Checkpoints(folder, keep=1).save(trained(1), META)
+    write(Checkpoints(folder, keep=1), trained(1), META)
     (facts,) = (folder / "1" / "facts").rglob("metadata")
     text = facts.read_text()
     assert '"cursor": 7' in text
@@ -266,7 +383,7 @@ def test_damage_inside_any_large_array_is_detected(tmp_path: Path):
         return LearnerState({"x": jax.device_put(one)}, {"m": jax.device_put(two)}, 1, 1)
 
     whole = tmp_path / "whole"
-    Checkpoints(whole, keep=1).save(state(0), META)
+    write(Checkpoints(whole, keep=1), state(0), META)
     files = [path for path in whole.rglob("*") if path.is_file() and path.stat().st_size > 50_000]
     places = [(path, at) for path in files for at in range(20_000, path.stat().st_size, 40_000)]
     assert len(places) >= 4

@@ -30,6 +30,7 @@ def run(tmp_path: Path) -> Path:
         adapter = tiny.make_probe(policy, seed=seed)
         state = LearnerState(adapter, optimizer={"x": adapter}, version=version, updates=version)
         checkpoints.save(state, {})
+    checkpoints.wait()
     (folder / "config.json").write_text(config_to_json(tiny.make_config()))
     return folder
 
