@@ -19,6 +19,7 @@ from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
 from pipeline.contracts.batches import PackedRow
+from pipeline.contracts.checkpoint_files import BEST
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
@@ -283,7 +284,7 @@ class LearnerActor(ModelActor):
 
     @property
     def _best(self) -> Path:
-        return RunFolder.of(self.config).checkpoints / "best"
+        return RunFolder.of(self.config).checkpoints / BEST
 
     def adapter_of(self, which: AdapterRef) -> tuple[Params, int]:
         """Returns an adapter on the devices, and its version."""

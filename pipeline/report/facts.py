@@ -24,7 +24,8 @@ Figure = tuple[str, str, str]
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
-        "checkpoint_damaged", "checkpoint_lost", "metrics_lost", "ledger_damaged",
+        "checkpoint_damaged", "checkpoint_lost", "checkpoint_abandoned", "code_changed",
+        "metrics_lost", "ledger_damaged",
         "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "steered",

@@ -25,8 +25,8 @@ from orbax.checkpoint import checkpoint_managers as retention
 
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
-from pipeline.compute.model.adapter_file import adapter_file_version, write_adapter_file
-from pipeline.compute.model.adapter_source import BEST
+from pipeline.compute.model.adapter_file import write_adapter_file
+from pipeline.contracts.checkpoint_files import BEST, best_version
 from pipeline.contracts.record_files import move_to_superseded
 
 Meta = dict[str, Any]
@@ -82,7 +82,7 @@ class Checkpoints:
 
     def _manager(self) -> ocp.CheckpointManager:
         if self._opened is None:
-            self._best.version = adapter_file_version(self.folder / BEST)
+            self._best.version = best_version(self.folder)
             options = ocp.CheckpointManagerOptions(
                 preservation_policy=retention.AnyPreservationPolicy([*self._keep, self._best]),
                 enable_async_checkpointing=False,  # `save` copies and returns sooner

@@ -10,8 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pipeline.compute.model import lora
+from pipeline.contracts.checkpoint_files import BEST_FILE
 
-NAME = "adapter.safetensors"
+NAME = BEST_FILE
 
 
 def write_adapter_file(folder: Path, adapter: Mapping[str, np.ndarray], *, version: int) -> None:
@@ -43,12 +44,3 @@ def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     if "sha256" not in facts or "version" not in facts or lora.sha256(adapter) != facts["sha256"]:
         raise ValueError(f"{path} is damaged: its content does not match the recorded hash")
     return adapter, int(facts["version"])
-
-
-def adapter_file_version(folder: Path) -> int | None:
-    """The version of the adapter in `folder`; None if there is none, or it is damaged."""
-    try:
-        with safe_open(folder / NAME, framework="numpy") as file:
-            return int((file.metadata() or {})["version"])
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None
