@@ -61,6 +61,7 @@ lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upg
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra rewards -o requirements-rewards.txt
+	$(LOCK) -c requirements-dev.txt --extra mirror -o requirements-mirror.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
 	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt

@@ -192,10 +192,35 @@ def _absolute(kind: InputKind) -> AfterValidator:
     return AfterValidator(lambda value: absolute_input(value, kind, home()))
 
 
+def mirror_problem(url: str) -> str | None:
+    """Describes what is wrong with the URL of a mirror or of a copied run; None if it is valid.
+
+    The message does not repeat the URL, which may contain a password.
+    """
+    scheme, _, rest = url.partition("://")
+    if not rest:
+        return scheme_problem(url)
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and (":" in user or scheme == "s3"):
+        return (
+            "contains a user's key or password; set it in the environment, as the library of "
+            f"{scheme}:// documents, and remove it from the URL"
+        )
+    if scheme == "hf" and not rest.startswith("buckets/"):
+        return "hf:// needs a bucket, hf://buckets/USER/NAME: in a repository each file is a commit"
+    return None
+
+
+def absolute_url(url: str) -> str:
+    """A URL without a slash at its end, or an absolute path."""
+    return url.rstrip("/") if "://" in url else absolute_path(url, home())
+
+
 # By `input`, `configs.load` finds the paths in a file.
 OutputPath = Annotated[
     Text, checked(scheme_problem), AfterValidator(lambda path: absolute_path(path, home()))
 ]
+MirrorURL = Annotated[Text, checked(mirror_problem), AfterValidator(absolute_url)]
 FolderPath = Annotated[
     Text,
     Field(json_schema_extra={"input": "folder"}),

@@ -21,6 +21,7 @@ Change = tuple[str, object, object]
 FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "profile", "alarms")
 FREE_KEYS = (
     "run.dir",
+    "run.mirror",
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_gib",
@@ -63,6 +64,9 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     A setting that `old` lacks, because an earlier version wrote it, has its default. Reward parts
     are compared by name: `rewards.functions.NAME.weight`.
 
+    A file or folder may be elsewhere, such as in another user's home, if it keeps its name: hashes
+    of prompts, code of rewards and adapters are compared.
+
     A decay that ends at `budget.steps` changes with the budget: this is reported as a change of
     `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is not a change.
     """
@@ -73,6 +77,7 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
         for change in diff_configs(before, after)
         if not _is_free(change[0])
         and change not in FREE_CHANGES
+        and not _is_moved(change)
         and not (change[0] in missing and _is_default(change))
     ]
 
@@ -140,6 +145,19 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
 
 def _is_free(key: str) -> bool:
     return key.partition(".")[0] in FREE_TABLES or key in FREE_KEYS
+
+
+def _is_moved(change: Change) -> bool:
+    """Whether a path names a file or folder of the same name in another place."""
+    key, *values = change
+    paths = [Path(value) for value in values if isinstance(value, str)]
+    if len(paths) < 2 or not all(path.is_absolute() for path in paths):
+        return False
+    found = find_setting(key.split("."))
+    # Parts of the reward are compared by name, which is no key of the schema.
+    is_function = key.startswith(f"{_FUNCTIONS}.") and key.endswith(".function")
+    is_path = is_function or (found is not None and "input" in found.node)
+    return is_path and paths[0].name == paths[1].name
 
 
 def _is_default(change: Change) -> bool:

@@ -17,6 +17,7 @@ from pydantic import Field
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
 from configs.base import (
+    MirrorURL,
     OutputPath,
     Problem,
     Slug,
@@ -80,6 +81,13 @@ class Run(Table):
     )
     dir: OutputPath = Field(
         "runs", validate_default=True, description="parent folder of the run folders"
+    )
+    mirror: MirrorURL | None = Field(
+        None,
+        description="where the run folder is copied in the background, as MIRROR/NAME: a URL such "
+        "as s3://bucket/runs, gs://bucket/runs or hf://buckets/user/name, or an existing folder on "
+        "another disk; a host without the run folder resumes from there; keys and passwords are "
+        "read from the environment",
     )
     seed: int = Field(
         0,

@@ -346,7 +346,7 @@ def _empty(folder: Path) -> None:
 
 def _inside(config: Config, folder: Path) -> Config:
     """The configuration with its run folder in `folder`, without W&B."""
-    run = config.run.model_copy(update={"dir": str(folder)})
+    run = config.run.model_copy(update={"dir": str(folder), "mirror": None})
     return config.model_copy(update={"run": run, "wandb": Wandb(mode="disabled")})
 
 

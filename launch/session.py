@@ -38,6 +38,7 @@ from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.ledger import Ledger, repair_ledger
+from pipeline.run.mirror import Mirror
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -64,6 +65,7 @@ class _Session:
         clock: of the budget.
         meter: of seconds and tokens.
         tracker: W&B.
+        mirror: the copy on another host.
         console: what the user sees.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
     """
@@ -73,6 +75,7 @@ class _Session:
     clock: Clock
     meter: RunMeter
     tracker: Tracker
+    mirror: Mirror
     console: Console
     rehearse: Callable[[RunActors], RunActors] | None = None
 
@@ -83,13 +86,18 @@ class _Session:
 
 
 async def run_session(
-    prepared: Prepared, *, started: float, rehearse: Callable[[RunActors], RunActors] | None = None
+    prepared: Prepared,
+    *,
+    started: float,
+    mirror: Mirror | None = None,
+    rehearse: Callable[[RunActors], RunActors] | None = None,
 ) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
     Args:
         prepared: the run.
         started: start of this process by `time.monotonic`.
+        mirror: of the run; None: it has none.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
 
     Raises:
@@ -115,8 +123,9 @@ async def run_session(
         with (
             _console(prepared, clock, meter) as console,
             closing(_tracker(prepared)) as tracker,
+            closing(mirror or Mirror(None)) as copying,
         ):
-            session = _Session(prepared, stop, clock, meter, tracker, console, rehearse)
+            session = _Session(prepared, stop, clock, meter, tracker, copying, console, rehearse)
             with _recording_time(prepared.folder, clock):
                 try:
                     with session.during("end"):
@@ -125,11 +134,13 @@ async def run_session(
                     if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
                     meter.close()
+                    await copying.finish()
                     raise
             # The devices are free, and the budget's clock has stopped.
             meter.close()
-            stop.notice = "the run has ended; Ctrl-C again does not wait for the upload to W&B"
+            stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
             await tracker.finish(exit_status=status)
+            await copying.finish()
             console.end(_ENDED.get(status, "interrupted"))
             return status
 
@@ -279,7 +290,7 @@ async def _coordinate(
         session.meter.ledger.resumed()
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
-    records = Records(folder, session.tracker, session.console)
+    records = Records(folder, session.tracker, session.console, session.mirror)
     session.console.update(
         step=progress.step,
         steps_planned=budget.steps,
@@ -287,6 +298,7 @@ async def _coordinate(
         last_alarm=records.last_alarm,
     )
     await _track(prepared, clock, records, step=progress.step)
+    await session.mirror.start(config, folder=folder.path, log=records)
     records.rewards_changed(progress.step, changes)
     workers.sizes.record(records)
     session.meter.ledger.phases.watch_for_stalls()

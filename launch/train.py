@@ -16,6 +16,8 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Sequence
+from contextlib import closing
+from functools import partial
 
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
@@ -30,6 +32,9 @@ finished. With --rehearse one step runs at full length, up to an export, and is 
 plan; an existing run of that name is not touched.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM
 (checkpointed)."""
+
+
+say = partial(print, flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -68,6 +73,12 @@ def _flags() -> argparse.ArgumentParser:
         "best version starts anew",
     )
     flags.add_argument(
+        "--adopt",
+        metavar="DIR",
+        help="without a run on this host, continue the one in DIR: a copy of a run folder, or the "
+        "mirror of a run (MIRROR/NAME), a folder or a URL; it is only read",
+    )
+    flags.add_argument(
         "--rehearse",
         action="store_true",
         help="run one step at full length on this machine, show time and memory beside the "
@@ -94,6 +105,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
             "--dry-run": flags.dry_run,
             "--extend": flags.extend is not None,
             "--accept": bool(flags.accept),
+            "--adopt": flags.adopt is not None,
         }
         problem = "has no effect with --rehearse; remove one of them"
     else:
@@ -132,7 +144,12 @@ def _run(command: CommandLine) -> int:
     # Imported late: `--help` needs none of it.
     from launch.preparation import finished, in_force, prepare
     from launch.submission import waited_s
+    from pipeline.run.mirror import Mirror
+    from pipeline.run.mirror_fetch import adopted, fetch_run
 
+    if found.is_empty and not command.flags.dry_run:
+        found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), say=say)
+        found.raise_if_any()
     if found.intact("run.dir", "run.name"):
         config = found.attempt(in_force, config) or config
     if found.intact("run.dir", "run.name", "budget"):
@@ -153,7 +170,9 @@ def _run(command: CommandLine) -> int:
         return dry_run(prepared)
     from launch.session import run_session
 
-    return asyncio.run(run_session(prepared, started=STARTED))
+    with closing(Mirror.of(config)) as mirror:
+        mirror.acquire(prepared.folder.path, say)
+        return asyncio.run(run_session(prepared, started=STARTED, mirror=mirror))
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ from rewards.resolve import resolve
 
 EOS = 1
 TIMINGS = frozenset(
-    {"time", "ledger", "tokens", "goodput", "speed", "cost", "hbm", "compile", "budget"}
+    {"time", "ledger", "tokens", "goodput", "speed", "cost", "hbm", "compile", "budget", "mirror"}
 )
 """Groups of metrics of time and machine, in which a run and the same run with a resume differ."""
 PROMPTS = 20

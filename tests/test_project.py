@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LOCKS = [
     "requirements.txt",
+    "requirements-mirror.txt",
     "requirements-rewards.txt",
     "requirements-tpu.txt",
     "requirements-cuda13.txt",
@@ -52,7 +53,9 @@ def test_locks_add_the_packages_of_their_extra() -> None:
     assert "jax-cuda13-plugin" in names(pins("requirements-cuda13.txt"))
     rewards = {"math-verify", "reasoning-gym"}
     assert rewards <= names(pins("requirements-rewards.txt"))
-    assert not (rewards | {"libtpu"}) & names(pins("requirements.txt"))
+    mirror = {"gcsfs", "s3fs"}
+    assert mirror <= names(pins("requirements-mirror.txt"))
+    assert not (rewards | mirror | {"libtpu"}) & names(pins("requirements.txt"))
 
 
 def test_ci_runs_make_test() -> None:

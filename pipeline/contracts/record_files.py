@@ -111,9 +111,13 @@ def _aside(folder: Path) -> Path:
 
 def write_json(path: Path, value: Row) -> None:
     """Replaces a file by a JSON object with its hash as the last key."""
+    write_atomically(path, encode_json(value))
+
+
+def encode_json(value: Row) -> bytes:
+    """A JSON object as text with its hash as the last key."""
     plain = json.loads(json.dumps(value))  # as a reader parses it: keys are strings
-    text = json.dumps({**plain, "sha256": _sha256(plain)}, indent=2) + "\n"
-    write_atomically(path, text.encode())
+    return (json.dumps({**plain, "sha256": _sha256(plain)}, indent=2) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
@@ -122,15 +126,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
     Raises:
         DamagedFileError: if the content does not match its hash.
     """
-    if not path.is_file():
-        return None
+    return decode_json(path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def decode_json(text: bytes, name: str) -> dict[str, Any]:
+    """Reads the object that `encode_json` wrote to the file `name`.
+
+    Raises:
+        DamagedFileError: if the content does not match its hash.
+    """
     try:
-        value = json.loads(path.read_bytes())
+        value: dict[str, Any] = json.loads(text)
         if value.pop("sha256") == _sha256(value):
             return value
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         pass
-    raise DamagedFileError(f"{path} is damaged: its content does not match its sha256")
+    raise DamagedFileError(f"{name} is damaged: its content does not match its sha256")
 
 
 def time_stamp() -> str:

@@ -27,6 +27,7 @@ from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.steering import EXPORTED_COPY, REWARDS_CHANGED
 from pipeline.run.console import Console
 from pipeline.run.history import rewards_version, unrecorded_weights
+from pipeline.run.mirror import Mirror
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation, LastAlarm
@@ -107,10 +108,13 @@ def _export_line(facts: Mapping[str, Any]) -> str:
 class Records:
     """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
 
-    def __init__(self, folder: RunFolder, tracker: Tracker, console: Console) -> None:
+    def __init__(
+        self, folder: RunFolder, tracker: Tracker, console: Console, mirror: Mirror | None = None
+    ) -> None:
         self.folder = folder
         self.tracker = tracker
         self.console = console
+        self._mirror = mirror or Mirror(None)
         self._shown_errors: set[tuple[str, ...]] = set()
         self._best: Mapping[str, Any] | None = None
 
@@ -154,7 +158,7 @@ class Records:
         rollouts: str | None = None,
         trained: bool = True,
     ) -> None:
-        metrics = finite(metrics)
+        metrics = finite({**metrics, **self._mirror.metrics()})
         self.folder.write_metrics({"step": step, **metrics})
         if trained:
             self.tracker.log(metrics, step=step, rollouts=rollouts)

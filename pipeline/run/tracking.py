@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import netrc
 import os
 import sys
@@ -14,6 +12,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from configs.schema import Config
+from pipeline.run.child_process import ChildProcess
 
 Mode = Literal["online", "offline", "disabled"]
 LogEvent = Callable[..., None]
@@ -106,10 +105,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-class Tracker(asyncio.SubprocessProtocol):
+class Tracker(ChildProcess):
     """A W&B run in a separate process, `pipeline.run.wandb_process`; logging never blocks.
 
-    Used from one event loop and its thread.
+    Its process exits by itself within `FINISH_S` after `close`.
 
     Args:
         mode: see `choose_mode`.
@@ -117,16 +116,14 @@ class Tracker(asyncio.SubprocessProtocol):
     """
 
     def __init__(self, mode: Mode, *, run_id: str | None) -> None:
+        super().__init__()
         new = mode != "disabled" and run_id is None
         self.run_id = uuid.uuid4().hex[:8] if new else run_id
         self._mode = mode
         self._resumed = not new
         self._log_event: LogEvent
-        self._transport: asyncio.SubprocessTransport | None = None
-        self._ended = asyncio.Event()
-        self._unread = b""
         self._sync: str | None = None
-        self._finished = self._uploaded = self._finishing = False
+        self._finished = self._uploaded = False
 
     async def start(
         self,
@@ -148,16 +145,13 @@ class Tracker(asyncio.SubprocessProtocol):
         if self._mode == "disabled":
             return
         self._log_event = log_event
-        # W&B shows the arguments of its process as those of the run.
-        command = (sys.executable, "-m", "pipeline.run.wandb_process", *sys.argv[1:])
         try:
-            await asyncio.get_running_loop().subprocess_exec(
-                lambda: self, *command, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
-            )
+            # W&B shows the arguments of its process as those of the run.
+            await self.spawn("pipeline.run.wandb_process", *sys.argv[1:])
         except OSError as error:
             log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
             return
-        self._send(
+        self.send(
             mode=self._mode,
             resumed=self._resumed,
             rows=rows,
@@ -180,7 +174,7 @@ class Tracker(asyncio.SubprocessProtocol):
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
         """Sends the metrics of a step, and the name of its file of rollouts, if it has one."""
-        self._send(**step_message(metrics, step=step, rollouts=rollouts))
+        self.send(**step_message(metrics, step=step, rollouts=rollouts))
 
     def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:
         """Sends the metrics of an evaluation; see `evaluation_message`.
@@ -188,42 +182,36 @@ class Tracker(asyncio.SubprocessProtocol):
         They become part of the summary, too, except for validations: there `summarize` gives the
         values of the best version.
         """
-        self._send(**evaluation_message(name, metrics, **at))
+        self.send(**evaluation_message(name, metrics, **at))
 
     def mark(self, metric: str, *, step: int) -> None:
         """Sends a metric that is 1 at a step, and has no value at others."""
-        self._send(**mark_message(metric, step=step))
+        self.send(**mark_message(metric, step=step))
 
     def log_artifact(self, kind: str, path: Path, *, metadata: Mapping[str, Any]) -> None:
         """Sends the path of a file or a folder to upload as the artifact `KIND-ID`.
 
         Large files are referenced instead, except for the adapter of an export.
         """
-        self._send(artifact=f"{kind}-{self.run_id}", type=kind, path=str(path), metadata=metadata)
+        self.send(artifact=f"{kind}-{self.run_id}", type=kind, path=str(path), metadata=metadata)
 
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
         """Sends an alert, which W&B shows and mails to those who subscribe to alerts."""
-        self._send(alert={"title": title, "text": text, "level": level})
+        self.send(alert={"title": title, "text": text, "level": level})
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Sends values of the summary; those of nested tables get names like metrics, `eval/n`."""
-        self._send(summary=flat(summary))
+        self.send(summary=flat(summary))
 
     async def finish(self, *, exit_status: int) -> None:
         """Waits up to `FINISH_S` for the upload; logs how to upload later what is not uploaded.
 
         W&B shows the run as failed if the status is not 0.
         """
-        if self._transport is None:
+        if not self.is_connected:
             return
-        self._send(exit_status=exit_status)
-        self._finishing = True
-        self._stdin.close()
-        after = ""
-        try:
-            await asyncio.wait_for(self._ended.wait(), FINISH_S)
-        except TimeoutError:
-            after = f" after {FINISH_S:g} s"
+        self.send(exit_status=exit_status)
+        after = "" if await self.ends_within(FINISH_S) else f" after {FINISH_S:g} s"
         self.close()
         if self._uploaded:
             return
@@ -233,45 +221,13 @@ class Tracker(asyncio.SubprocessProtocol):
             text = f"to upload this run: {self._sync}"
         self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._sync)
 
-    def close(self) -> None:
-        """Disconnects from the process, which then exits by itself within `FINISH_S`."""
-        if self._transport is not None:
-            self._finishing = True
-            self._transport.close()
-            self._transport = None
+    def lost(self) -> None:
+        """See `ChildProcess`."""
+        ended = "its process has ended"
+        self._log_event("wandb", f"W&B: {ended}", failed=ended)
 
-    @property
-    def _stdin(self) -> asyncio.WriteTransport:
-        assert self._transport is not None
-        pipe = self._transport.get_pipe_transport(0)
-        assert isinstance(pipe, asyncio.WriteTransport)
-        return pipe
-
-    def _send(self, **message: Any) -> None:
-        if self._transport is not None and not self._stdin.is_closing():
-            # Never blocks: the buffer is unbounded if the process does not read.
-            self._stdin.write(json.dumps(message).encode() + b"\n")
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.SubprocessProtocol`."""
-        assert isinstance(transport, asyncio.SubprocessTransport)
-        self._transport = transport
-
-    def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002  # stdout's alone
-        """See `asyncio.SubprocessProtocol`."""
-        *lines, self._unread = (self._unread + data).split(b"\n")
-        for line in lines:
-            self._receive(json.loads(line))
-
-    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:  # noqa: ARG002
-        """See `asyncio.SubprocessProtocol`."""
-        if fd == 1:
-            self._ended.set()
-            if not self._finishing:
-                ended = "its process has ended"
-                self._log_event("wandb", f"W&B: {ended}", failed=ended)
-
-    def _receive(self, message: Message) -> None:
+    def receive(self, message: Message) -> None:
+        """See `ChildProcess`."""
         if "address" in message:
             self._sync = message["sync"]
             self._log_event("wandb", f"W&B: {message['address']}", **message)

@@ -40,6 +40,7 @@ from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.ledger import Ledger
+from pipeline.run.mirror import Mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.forms import recognise
@@ -139,7 +140,8 @@ class Session:
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, clock, started=0.0)
         console, tracker = Console(clock=clock), _tracker(self.prepared)
-        return _Session(self.prepared, self.stop, clock, meter, tracker, console)
+        prepared, stop = self.prepared, self.stop
+        return _Session(prepared, stop, clock, meter, tracker, Mirror(None), console)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))

@@ -1,0 +1,164 @@
+"""Fetches the run of a host that has no run folder: from its mirror, or from a copy of a folder.
+
+The files go to a folder beside the run folder first, which is renamed when it is complete and
+verified. A fetch that was interrupted continues.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from configs.base import absolute_url, mirror_problem
+from configs.schema import Config
+from pipeline.contracts.cache_folder import cache_folder
+from pipeline.run.mirror import PROGRAMS, NoAnswerError, answer, check_continues, mirror_url
+from pipeline.run.mirror_copier import machine_of
+from pipeline.run.mirror_lease import Holder, Lease
+from pipeline.run.mirror_store import Manifest, Store, Stored, is_local
+from pipeline.run.run_folder import RunFolder
+
+FETCHED = "fetched"
+"""Journal event: the run came from elsewhere."""
+
+
+def adopted(source: str | None) -> str | None:
+    """What `--adopt` names, as `fetch_run` takes it.
+
+    Raises:
+        ValueError: if it is not a path or a URL without a password.
+    """
+    if source is None:
+        return None
+    problem = mirror_problem(source)
+    if problem is not None:
+        raise ValueError(f"--adopt: {problem}")
+    return absolute_url(source)
+
+
+def fetch_run(config: Config, *, adopt: str | None, say: Callable[[str], None]) -> None:
+    """Fetches the run if this host has none.
+
+    Args:
+        config: of the run.
+        adopt: a run folder, or the mirror of a run, that is read instead of the mirror.
+        say: shows a line.
+
+    Raises:
+        ValueError: if the run cannot be fetched, runs elsewhere, or went on elsewhere.
+    """
+    folder, url = RunFolder.of(config), mirror_url(config)
+    if adopt is not None:
+        _adopt(config, folder, adopt, say)
+    elif url is not None:
+        _fetch_from_mirror(config, folder, url, say)
+
+
+def _fetch_from_mirror(
+    config: Config, folder: RunFolder, url: str, say: Callable[[str], None]
+) -> None:
+    store = Store(url)
+    if folder.holds_run:
+        with suppress(NoAnswerError):  # reported when the run starts
+            answer(url, lambda: check_continues(url, folder.path))
+        return
+    store.check_folder()
+    try:
+        manifest = answer(url, store.newest)
+        if manifest is not None:
+            Lease(store, Holder.here()).await_free(say)
+    except NoAnswerError as error:
+        raise ValueError(
+            f"run.mirror: {error}; whether it has a run to resume is unknown. Give the command "
+            "again when it answers, or remove run.mirror"
+        ) from None
+    if manifest is not None:
+        _fetch(config, folder, store, manifest, say)
+
+
+def _adopt(config: Config, folder: RunFolder, source: str, say: Callable[[str], None]) -> None:
+    if folder.holds_run:
+        if any(entry["source"] == source for entry in folder.events(FETCHED)):
+            return
+        raise ValueError(
+            f"--adopt: {folder.path} holds a run; remove --adopt to continue it, or choose "
+            "another run.name"
+        )
+    if is_local(source) and RunFolder(Path(source.removeprefix("file://"))).is_locked:
+        raise ValueError(f"--adopt: another process is using {source}")
+    store = Store(source)
+    manifest = answer(source, lambda: store.newest() or store.plain_run())
+    if manifest is None:
+        raise ValueError(f"--adopt: {source} is neither a run folder nor the mirror of a run")
+    _fetch(config, folder, store, manifest, say)
+
+
+def _fetch(
+    config: Config,
+    folder: RunFolder,
+    store: Store,
+    manifest: Manifest,
+    say: Callable[[str], None],
+) -> None:
+    """Fetches all files, then puts them in the place of the run folder."""
+    folder.check(config)
+    size = sum(stored.bytes for stored in manifest.files.values())
+    say(
+        f"fetching {len(manifest.files)} files, {size / 2**20:.1f} MiB, from {store.url} "
+        f"({manifest.origin})"
+    )
+    fresh = folder.path.with_name(f".{folder.path.name}.fetched")
+    try:
+        manifest = store.read_consistently(manifest, partial(_fetch_files, store, fresh))
+        _remove_others(fresh, manifest.files)
+        RunFolder(fresh).journal(
+            FETCHED,
+            source=store.url,
+            host=manifest.host,
+            taken=manifest.time,
+            checkpoint=manifest.checkpoint,
+        )
+        # What a process left that was killed before its run began; `check` found nothing else.
+        shutil.rmtree(folder.path, ignore_errors=True)
+        fresh.rename(folder.path)
+    except OSError as error:
+        raise ValueError(
+            f"{store.url} could not be fetched to {fresh}: {error}; the same command continues"
+        ) from None
+    _fetch_programs(store, manifest, machine=machine_of(config.plan.platform))
+
+
+def _fetch_files(store: Store, fresh: Path, manifest: Manifest) -> None:
+    size = sum(stored.bytes for stored in manifest.files.values())
+    with tqdm(total=size, unit="B", unit_scale=True, disable=None) as bar:
+        for path, stored in manifest.files.items():
+            store.get(path, stored, fresh / path)
+            bar.update(stored.bytes)
+
+
+def _fetch_programs(store: Store, manifest: Manifest, *, machine: str) -> None:
+    """Fetches compiled programs for this kind of machine; without them they are compiled again."""
+    if manifest.machine != machine:
+        return
+    cache = cache_folder(PROGRAMS)
+    for name, stored in manifest.programs.items():
+        if not (cache / name).exists():
+            # The writer may have deleted it meanwhile, or the cache cannot be written.
+            with suppress(OSError, ValueError):
+                store.get(name, stored, cache / name)
+
+
+def _remove_others(fresh: Path, files: Mapping[str, Stored]) -> None:
+    """Removes what an interrupted fetch of an earlier state left."""
+    for path in sorted(fresh.rglob("*"), reverse=True):
+        if path.is_file():
+            if path.relative_to(fresh).as_posix() not in files:
+                path.unlink()
+        else:
+            with suppress(OSError):
+                path.rmdir()
