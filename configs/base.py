@@ -16,6 +16,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from configs.toml_text import PASSWORD
+
 HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable of the base folder of relative paths."""
 HUB_PREFIXES = ("hf://", "kaggle://")
@@ -193,15 +195,11 @@ def _absolute(kind: InputKind) -> AfterValidator:
 
 
 def mirror_problem(url: str) -> str | None:
-    """Describes what is wrong with the URL of a mirror or of a copied run; None if it is valid.
-
-    The message does not repeat the URL, which may contain a password.
-    """
+    """Describes what is wrong with the URL of a mirror or of a copied run; None if it is valid."""
     scheme, _, rest = url.partition("://")
     if not rest:
         return scheme_problem(url)
-    user, at, _ = rest.partition("/")[0].rpartition("@")
-    if at and (":" in user or scheme == "s3"):
+    if PASSWORD.search(url):
         return (
             "contains a user's key or password; set it in the environment, as the library of "
             f"{scheme}:// documents, and remove it from the URL"

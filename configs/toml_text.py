@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from datetime import date, time
+
+PASSWORD = re.compile(r"(?<=://)[^@\s]*:[^@\s]*@")
+"""User and password, or key and secret, of a URL; a secret key may contain slashes."""
 
 
 def read_value(text: str) -> object:
@@ -19,12 +23,16 @@ def read_value(text: str) -> object:
 
 
 def show_value(value: object) -> str:
-    """`value` as TOML on one line; `none` for None, which TOML lacks."""
+    """`value` as TOML on one line; `none` for None, which TOML lacks.
+
+    The password of a URL is not shown.
+    """
     if value is None:
         return "none"
     if isinstance(value, str):
         # JSON escapes are valid TOML, except that JSON does not escape DEL.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        shown = PASSWORD.sub("***@", value)
+        return json.dumps(shown, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):

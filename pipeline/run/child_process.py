@@ -19,7 +19,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
 
     def __init__(self) -> None:
         self._transport: asyncio.SubprocessTransport | None = None
-        self._ended = asyncio.Event()
+        self._ended, self._exited = asyncio.Event(), asyncio.Event()
         self._unread = b""
         self._finishing = False
 
@@ -65,8 +65,14 @@ class ChildProcess(asyncio.SubprocessProtocol):
             return False
         return True
 
+    async def kill(self) -> None:
+        """Disconnects from the process, which is killed if it has not ended."""
+        if self._transport is not None:
+            self.close()
+            await self._exited.wait()
+
     def close(self) -> None:
-        """Disconnects from the process."""
+        """As `kill`, without waiting for its end."""
         if self._transport is not None:
             self._finishing = True
             self._transport.close()
@@ -83,6 +89,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """See `asyncio.SubprocessProtocol`."""
         assert isinstance(transport, asyncio.SubprocessTransport)
         self._transport = transport
+
+    def process_exited(self) -> None:
+        """See `asyncio.SubprocessProtocol`."""
+        self._exited.set()
 
     def pipe_data_received(self, fd: int, data: bytes) -> None:  # noqa: ARG002  # stdout's alone
         """See `asyncio.SubprocessProtocol`."""

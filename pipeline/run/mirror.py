@@ -156,7 +156,7 @@ class Mirror(ChildProcess):
             return
         self.send(finish=True)
         await self.ends_within(FINISH_S)
-        self.close()
+        await self.kill()
         if self._finished or self._lost:
             return
         files, size = self._left

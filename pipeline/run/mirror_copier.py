@@ -191,7 +191,6 @@ class Copier:
         self._sizes: dict[str, int] | None = None
         self.left = (0, 0)
 
-    @property
     def is_current(self) -> bool:
         """Whether the mirror has the run folder as it is now, and the programs."""
         return (

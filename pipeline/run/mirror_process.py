@@ -79,7 +79,7 @@ class Service:
         while True:
             finishes, copied = finish.is_set(), self._attempt()
             if finishes and copied:
-                if self._copier.is_current:
+                if self._copier.is_current():
                     return
                 continue
             pause_s = LOOK_EVERY_S if copied else min(2 * pause_s, LONGEST_PAUSE_S)
@@ -89,7 +89,7 @@ class Service:
     def _attempt(self) -> bool:
         """Copies once, if something has changed; returns whether that succeeded."""
         try:
-            if not self._copier.is_current:
+            if not self._copier.is_current():
                 self._copy()
         except (LeaseLostError, OtherRunError):
             raise

@@ -172,6 +172,31 @@ def test_a_url_is_not_a_path(small: Path, key: str, url: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["s3://bucket/runs", "gs://b", "hf://buckets/u/b", "sftp://me@host/runs", "file:///mnt/a"],
+)
+def test_a_mirror_is_a_url(small: Path, url: str) -> None:
+    assert load_config(small, [("run.mirror", f"{url}/")]).run.mirror == url
+
+
+def test_a_mirror_may_be_a_path(small: Path) -> None:
+    assert load_config(small, [("run.mirror", "a/../b")]).run.mirror == str(Path.cwd() / "b")
+
+
+@pytest.mark.parametrize("url", ["s3://AKIA:s/cr/t@bucket/runs", "sftp://me:s/cr/t@host/runs"])
+def test_a_password_in_a_mirror_is_refused_and_not_shown(small: Path, url: str) -> None:
+    (line,) = mistakes(small, ("run.mirror", url))
+    assert "contains a user's key or password; set it in the environment" in line
+    assert "://***@" in line
+    assert "cr/t" not in line
+
+
+def test_a_repository_on_the_hub_is_no_mirror(small: Path) -> None:
+    (line,) = mistakes(small, ("run.mirror", "hf://datasets/me/runs"))
+    assert "hf:// needs a bucket, hf://buckets/USER/NAME" in line
+
+
 @pytest.mark.parametrize("path", ["a:b/c", "c:/x", "gs:x", "~/a"])
 def test_a_path_with_a_colon_is_a_path(small: Path, path: str) -> None:
     assert load_config(small, [("run.dir", path)]).run.dir.endswith(path.removeprefix("~/"))

@@ -63,6 +63,7 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
         "wandb.mode=offline; .project=other",
         "records.tokens=true",
         "run.dir=/elsewhere",
+        "run.mirror=s3://bucket/runs",
         "rewards.workers=4; .timeout_s=5",
         "rewards.functions.0.workers=4; .timeout_s=5; .concurrency=2",
         "plan.hbm_gib=3.5",
@@ -94,6 +95,24 @@ def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
 def test_settings_that_alter_the_run(small: Path, change: str) -> None:
     ((key, _, _),) = altering(small, "", change)
     assert key == change.partition("=")[0].replace("functions.0", "functions.correct")
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "is_same"),
+    [
+        ("model.path=/home/ann/gemma", "model.path=/home/bob/models/gemma", True),
+        ("model.path=/home/ann/gemma", "model.path=/home/ann/gemma2", False),
+        ("model.path=hf://ann/gemma", "model.path=hf://bob/gemma", False),
+        ("data.train.path=/a/x.jsonl", "data.train.path=/b/x.jsonl", True),
+        ("rewards.functions.0.function=/a/r.py:f", "rewards.functions.0.function=/b/r.py:f", True),
+        ("rewards.functions.0.function=/a/r.py:f", "rewards.functions.0.function=/b/r.py:g", False),
+        ("prompt.system=/a/x", "prompt.system=/b/x", False),
+    ],
+)
+def test_files_may_be_elsewhere_on_another_host(
+    small: Path, here: str, there: str, is_same: bool
+) -> None:
+    assert (altering(small, here, there) == []) is is_same
 
 
 def test_a_longer_budget_alters_the_run_if_it_moves_the_decay(small: Path) -> None:

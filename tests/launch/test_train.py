@@ -14,6 +14,7 @@ import pytest
 from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
+from pipeline.run.mirror import Mirror
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
@@ -35,7 +36,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
 
     runs: list[Prepared] = []
 
-    async def run_session(prepared: Prepared, *, started: float) -> int:
+    async def run_session(prepared: Prepared, *, started: float, mirror: Mirror) -> int:
         runs.append(prepared)
         return 0
 
@@ -518,7 +519,7 @@ def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
 ):
     from launch import session
 
-    async def run_session(prepared: Prepared, *, started: float) -> int:
+    async def run_session(prepared: Prepared, *, started: float, mirror: Mirror) -> int:
         raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
 
     monkeypatch.setattr(session, "run_session", run_session)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from moto.server import DomainDispatcherApplication, create_backend_app
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import BaseWSGIServer, make_server
 from werkzeug.wrappers import Response
 
@@ -67,7 +67,6 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.port}",
         "AWS_MAX_ATTEMPTS": "1",
-        "FSSPEC_S3_RETRIES": "1",
     }.items():
         monkeypatch.setenv(name, value)
     fsspec.get_filesystem_class("s3").clear_instance_cache()

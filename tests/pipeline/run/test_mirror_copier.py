@@ -55,12 +55,16 @@ def test_only_what_is_new_is_copied_and_what_is_not_needed_is_deleted(tmp_path: 
     run, store = make_run(tmp_path / "run", steps=2), Store(url)
     copier = make_copier(run, store)
     copier.copy()
-    assert copier.is_current
+    assert copier.is_current()
     train(run, 3)
-    assert not copier.is_current
-    stored = []
-    put = store.put
-    store.put = lambda file, sha256: (stored.append(sha256), put(file, sha256))[1]  # type: ignore[method-assign]
+    assert not copier.is_current()
+    stored, put = list[str](), store.put
+
+    def note(file: Path, sha256: str) -> None:
+        stored.append(sha256)
+        put(file, sha256)
+
+    store.put = note  # type: ignore[method-assign]
     copier.copy()
     # Rollouts, checkpoint, best, metrics, journal, lock.
     assert len(stored) == 6
@@ -205,10 +209,10 @@ def test_programs_are_copied_up_to_a_size_the_newest_first(
     copier = make_copier(run, store, programs=programs)
     copier.copy()
     copier.copy_programs()
-    assert not copier.is_current
+    assert not copier.is_current()
     manifest = copier.copy()
     assert manifest.programs.keys() == {"b-cache", "c-cache"}
-    assert copier.is_current
+    assert copier.is_current()
     assert manifest.sha256s == store.sizes().keys()
     # The next process keeps them, as long as it runs on such a machine.
     train(run, 2)
