@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import ray
@@ -21,21 +22,25 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.rollouts import Completion
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker, ScorerWorker
+from pipeline.contracts.workers import LearnerWorker, SamplerWorker, ScorerWorker, WorkerDied
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
 
-# One thread works, the other answers `abort` and `building` meanwhile.
-_THREADS = 2
+# One works, one may write a trace, one answers `abort`, `building` and `heartbeat` meanwhile.
+_THREADS = 3
 # Rollouts that have ended are scored in calls of their own.
 _CONCURRENT_SCORES = 10_000
 _CLOSING_S = 5.0
+_START_S = 300.0
+"""Time limit for a process to start again."""
+_MEMORY = "low on memory"
+"""In Ray's message where it has ended a process because the host ran out of memory."""
 
 
 def spawn(
     cls: type, *args: Any, lease: Lease, name: str, strategy: Any = None, threads: int = 1
 ) -> Any:
-    """Starts a Ray actor of a plain class with the lease's resources; Ray never restarts it.
+    """Starts a Ray actor of a plain class with the lease's resources; Ray itself never restarts it.
 
     Args:
         cls: the class.
@@ -59,33 +64,26 @@ def spawn(
     return ray.remote(cls).options(**options).remote(*args)
 
 
-async def _result(ref: Awaitable[Any]) -> Any:
-    """Awaits a Ray call; raises the actor's own exception, without Ray's wrapper.
-
-    Raises:
-        RuntimeError: if the actor's process died.
-    """
-    try:
-        return await ref
-    except RayTaskError as error:
-        raise (error.cause or error) from None
-    except RayActorError as error:
-        raise RuntimeError(f"an actor's process ended unexpectedly: {error}") from None
-
-
 class RayWorker:
     """A Ray actor as a worker: each method of the actor, as an async method.
 
     Callers see the protocols of `pipeline.contracts.workers`. Exceptions are the actor's own; a
-    `RuntimeError` is raised if its process died. An adapter travels through Ray's object store,
+    `WorkerDied` is raised if its process died. An adapter travels through Ray's object store,
     from actor to actor; the driver holds only a reference to it.
+
+    Args:
+        start: starts the process.
+        name: of the process, in messages.
 
     Attributes:
         actor: the Ray actor.
     """
 
-    def __init__(self, actor: Any) -> None:
-        self.actor = actor
+    def __init__(self, start: Callable[[], Any], *, name: str) -> None:
+        self._start = start
+        self._name = name
+        self._why: str | None = None
+        self.actor = start()
 
     def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
         if name.startswith("_"):
@@ -93,26 +91,55 @@ class RayWorker:
         method = getattr(self.actor, name)
 
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await _result(method.remote(*args, **kwargs))
+            return await self._result(method.remote(*args, **kwargs))
 
         return call
+
+    async def _result(self, ref: Awaitable[Any]) -> Any:
+        """Awaits a call; raises the actor's own exception, without Ray's wrapper.
+
+        Raises:
+            WorkerDied: if the actor's process died.
+        """
+        try:
+            return await ref
+        except RayTaskError as error:
+            raise (error.cause or error) from None
+        except RayActorError as error:
+            why = "its process ended unexpectedly"
+            if _MEMORY in str(error):
+                why += ", because the host ran low on memory"
+            raise WorkerDied(f"{self._name}: {self._why or why}") from None
 
     async def publish(self, which: AdapterRef = "current") -> Published:
         """See `pipeline.contracts.workers.Learner`; the payload is a reference."""
         label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
-        version, sha256 = await _result(label)
+        version, sha256 = await self._result(label)
         return Published(version, sha256, payload)
 
     async def load(self, published: Published) -> str:
         """See `pipeline.contracts.workers.Sampler`; Ray resolves the payload in the actor."""
-        sha256: str = await _result(
+        sha256: str = await self._result(
             self.actor.load.remote(published.version, published.sha256, published.payload)
         )
         return sha256
 
-    def kill(self) -> None:
-        """Ends the process at once."""
+    def kill(self, why: str | None = None) -> None:
+        """See `pipeline.contracts.workers.Restartable`."""
+        self._why = why
         ray.kill(self.actor)
+
+    async def restart(self) -> None:
+        """See `pipeline.contracts.workers.Restartable`."""
+        ray.kill(self.actor)
+        self._why = None
+        self.actor = self._start()
+        try:
+            await asyncio.wait_for(self._result(self.actor.__ray_ready__.remote()), _START_S)
+        except TimeoutError:
+            raise WorkerDied(
+                f"{self._name}: its process did not start again in {_START_S:.0f} s"
+            ) from None
 
 
 class RayScorer(RayWorker):
@@ -122,16 +149,17 @@ class RayScorer(RayWorker):
         """See `pipeline.contracts.workers.Scorer`; a call that is cancelled ends in the actor."""
         ref = self.actor.score.remote(inputs)
         try:
-            scored: list[dict[str, Outcome]] = await _result(ref)
+            scored: list[dict[str, Outcome]] = await self._result(ref)
         except asyncio.CancelledError:
             ray.cancel(ref)
             raise
         return scored
 
-    def kill(self) -> None:
+    def kill(self, why: str | None = None) -> None:
         """Ends the reward processes and what they have started, then their host."""
-        ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
-        super().kill()
+        if why is None:  # else it does not answer
+            ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
+        super().kill(why)
 
 
 @dataclass(frozen=True)
@@ -157,24 +185,24 @@ class DeviceActors:
 
     Attributes:
         devices: the reservation of their devices.
-        actors: the Ray actors.
+        workers: the processes.
     """
 
     devices: Reservation
-    actors: tuple[Any, ...]
+    workers: tuple[RayWorker, ...]
 
     async def started(self) -> None:
         """Returns when the processes have been started.
 
         Errors are ignored here: the next call of an actor that failed raises them.
         """
-        ready = (actor.__ray_ready__.remote() for actor in self.actors)
+        ready = (worker.actor.__ray_ready__.remote() for worker in self.workers)
         await asyncio.gather(*ready, return_exceptions=True)
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
-        for actor in self.actors:
-            ray.kill(actor)
+        for worker in self.workers:
+            worker.kill()
         self.devices.release()
 
 
@@ -182,18 +210,22 @@ def _spawn_together(config: Config, processes: Sequence[Process]) -> DeviceActor
     """Requests processes from Ray; they get devices in their order, and may have to wait."""
     leases = [lease(config.plan, process.devices) for process in processes]
     devices = Reservation(_run_name(config), leases)
-    actors = (
-        spawn(
-            process.cls,
-            *process.args,
-            lease=leases[number],
-            name=f"{_run_name(config)}: {process.name}",
-            strategy=devices.bundle(number),
-            threads=_THREADS,
+    workers = (
+        RayWorker(
+            partial(
+                spawn,
+                process.cls,
+                *process.args,
+                lease=leases[number],
+                name=f"{_run_name(config)}: {process.name}",
+                strategy=devices.bundle(number),
+                threads=_THREADS,
+            ),
+            name=process.name,
         )
         for number, process in enumerate(processes)
     )
-    return DeviceActors(devices, tuple(actors))
+    return DeviceActors(devices, tuple(workers))
 
 
 def _run_name(config: Config) -> str:
@@ -224,8 +256,8 @@ class SamplerActors(DeviceActors):
     def spawn(config: Config) -> SamplerActors:
         """Requests the processes from Ray."""
         found = _spawn_together(config, _samplers(config))
-        samplers = [cast("SamplerWorker", RayWorker(actor)) for actor in found.actors]
-        return SamplerActors(found.devices, found.actors, samplers)
+        samplers = [cast("SamplerWorker", worker) for worker in found.workers]
+        return SamplerActors(found.devices, found.workers, samplers)
 
     async def start(self, sizes: Sizes) -> None:
         """Compiles the programs of all samplers for these sizes."""
@@ -248,7 +280,7 @@ class ExportActors(DeviceActors):
         args = (config, described, tuple(examples))
         process = Process(ExporterActor, config.plan.learner_devices, "exporter", args)
         found = _spawn_together(config, [process])
-        return ExportActors(found.devices, found.actors, RayWorker(found.actors[0]))
+        return ExportActors(found.devices, found.workers, found.workers[0])
 
 
 @dataclass(frozen=True)
@@ -272,10 +304,10 @@ class RunActors(DeviceActors):
         cls = ColocatedActor if colocated else LearnerActor
         learner = Process(cls, config.plan.learner_devices, "learner", (config,))
         found = _spawn_together(config, [learner, *([] if colocated else _samplers(config))])
-        workers = [RayWorker(actor) for actor in found.actors]
+        workers = found.workers
         return RunActors(
             found.devices,
-            found.actors,
+            workers,
             [cast("SamplerWorker", worker) for worker in (workers if colocated else workers[1:])],
             cast("LearnerWorker", workers[0]),
             spawn_scorer(config),
@@ -284,7 +316,7 @@ class RunActors(DeviceActors):
     @property
     def one_process(self) -> bool:
         """Whether sampler and learner are the same process."""
-        return len(self.actors) == 1
+        return len(self.workers) == 1
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
@@ -295,7 +327,8 @@ class RunActors(DeviceActors):
 def spawn_scorer(config: Config) -> ScorerWorker:
     """Starts the host of the reward processes on this machine, where the run folder is."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    actor = spawn(
+    start = partial(
+        spawn,
         RewardActor,
         config.rewards,
         str(RunFolder.of(config).rewards_log),
@@ -304,4 +337,4 @@ def spawn_scorer(config: Config) -> ScorerWorker:
         strategy=here,
         threads=_CONCURRENT_SCORES,
     )
-    return cast("ScorerWorker", RayScorer(actor))
+    return cast("ScorerWorker", RayScorer(start, name="rewards"))

@@ -18,7 +18,7 @@ from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
 from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.builds import Building, BuildLog, Ready, cached_share
 from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.phases import PhaseClock
+from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
 from pipeline.contracts.workers import ProcessUse
 from pipeline.evaluate.recorded import comparable_since
@@ -128,6 +128,10 @@ class ModelActor(ABC):
         memory = None if self._needs is None else memory_use(self._needs)
         seconds = sum(one.seconds for one in built)
         return ProcessUse(self.phases.take(), memory, len(built), seconds)
+
+    def heartbeat(self) -> Heartbeat:
+        """Returns what the process does; can be called at any time."""
+        return self.phases.heartbeat()
 
     def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from actors.log import logged_work, open_log
 from configs.schema import Rewards
+from pipeline.contracts.phases import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
@@ -49,6 +50,10 @@ class RewardActor:
     async def busy(self) -> dict[str, list[tuple[float, float]]]:
         """See `RewardHost.busy`."""
         return {} if self._host is None else self._host.busy()
+
+    async def heartbeat(self) -> Heartbeat:
+        """Returns that the process answers; its reward processes have time limits of their own."""
+        return Heartbeat()
 
     async def close(self) -> None:
         """Ends the reward processes."""

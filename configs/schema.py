@@ -27,6 +27,7 @@ from configs.base import (
     parse_duration_s,
 )
 from configs.budget import Budget
+from configs.faults import Faults
 from configs.learner import Learner, Sft
 from configs.model import Export, Lora, Model
 from configs.parity import Parity, ParityBounds, measured_bounds
@@ -242,6 +243,7 @@ class Config(Table):
     records: Records = Field(Records(), description=Records.__doc__)
     profile: Profile = Field(Profile(), description=Profile.__doc__)
     alarms: Alarms = Field(Alarms(), description=Alarms.__doc__)
+    faults: Faults = Field(Faults(), description=Faults.__doc__)
 
     def conflicts(self) -> Iterator[Problem]:
         """The tables suit each other; see `cross_problems`."""

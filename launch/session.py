@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from actors.handles import RunActors
 from configs.resume import Change
+from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
@@ -26,6 +27,7 @@ from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.phases import PhaseClock, Span
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.record_files import DamagedFileError
+from pipeline.contracts.workers import WorkerDied
 from pipeline.control.budget import Budget, replaces_budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
@@ -34,7 +36,8 @@ from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
-from pipeline.rollout.workers import TrainingStopped, Workers
+from pipeline.rollout.restarts import Restarts, TrainingStopped
+from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.ledger import Ledger, repair_ledger
@@ -55,7 +58,7 @@ _EXIT_S = 4.0
 """Actors and Ray end after the last record is written; the upload to W&B follows."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Session:
     """What the functions of this module share.
 
@@ -67,7 +70,9 @@ class _Session:
         tracker: W&B.
         mirror: the copy on another host.
         console: what the user sees.
+        restarts: of worker processes.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
+        is_recorded: whether the start of this process is journaled.
     """
 
     prepared: Prepared
@@ -77,7 +82,9 @@ class _Session:
     tracker: Tracker
     mirror: Mirror
     console: Console
+    restarts: Restarts
     rehearse: Callable[[RunActors], RunActors] | None = None
+    is_recorded: bool = False
 
     @property
     def during(self) -> Callable[[str], AbstractContextManager[None]]:
@@ -109,7 +116,6 @@ async def run_session(
     if rehearse is not None:
         stop.notice = "stopping: nothing is kept; Ctrl-C again does not wait"
     stop.listen()
-    beginning = CalibrationStart.of(prepared.config, prepared.folder.plan)
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         clock = _clock(prepared, started=started)
@@ -125,11 +131,21 @@ async def run_session(
             closing(_tracker(prepared)) as tracker,
             closing(mirror or Mirror(None)) as copying,
         ):
-            session = _Session(prepared, stop, clock, meter, tracker, copying, console, rehearse)
+            session = _Session(
+                prepared,
+                stop,
+                clock,
+                meter,
+                tracker,
+                copying,
+                console,
+                _restarts(prepared, meter, console),
+                rehearse,
+            )
             with _recording_time(prepared.folder, clock):
                 try:
                     with session.during("end"):
-                        status = await _run(session, beginning)
+                        status = await _run(session)
                 except Failure as failure:
                     if prepared.folder.holds_run:
                         prepared.folder.journal("failed", error=str(failure))
@@ -208,32 +224,77 @@ def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-async def _run(session: _Session, beginning: CalibrationStart) -> int:
-    prepared, stop = session.prepared, session.stop
+def _restarts(prepared: Prepared, meter: RunMeter, console: Console) -> Restarts:
+    """The restarts of worker processes, which are journaled once there is a run."""
+    folder = prepared.folder
+
+    def log(event: str, text: str, **facts: object) -> None:
+        console.say(text)
+        if folder.holds_run:
+            folder.journal(event, **facts)
+
+    return Restarts(prepared.config.faults, meter.ledger.phases, log)
+
+
+async def _run(session: _Session) -> int:
+    """Runs on a cluster; where the learner dies, all processes resume from the last checkpoint."""
+    stop, ledger = session.stop, session.meter.ledger
     with ExitStack() as stack:
         with session.during("ray_start"):
-            stack.enter_context(cluster(prepared.config.plan))
+            stack.enter_context(cluster(session.prepared.config.plan))
             stop.listen()
-            actors = RunActors.spawn(prepared.config)
-        if session.rehearse is not None:
-            actors = session.rehearse(actors)
-        workers = _workers(session, actors, beginning)
         try:
-            with session.during("loading"):
-                load_s = await unless(stop, _start(session, actors, workers, beginning))
-                return await _coordinate(session, actors, workers, load_s=load_s)
+            while True:
+                try:
+                    return await _run_actors(session)
+                except WorkerDied as death:
+                    ledger.account(ledger.step, {}, repeated=True)
+                    ledger.resumed()
+                    then = (
+                        "all processes are restarted, and the run goes on from its last checkpoint"
+                    )
+                    pause_s = session.restarts.pause_s("learner", death, then=then)
+                with session.during("restart"):
+                    await unless(stop, asyncio.sleep(pause_s))
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
             print(error, file=sys.stderr)
             return EXIT_FAILED
+        except TrainingStopped as error:
+            raise Failure(f"{error}; the same command continues from the last checkpoint") from None
+
+
+async def _run_actors(session: _Session) -> int:
+    """Starts all processes and runs the coordinator; returns the exit status.
+
+    Raises:
+        WorkerDied: if a process dies that is not restarted alone.
+        Stopped: if a signal arrives before the coordinator runs.
+        OutOfMemory: if there are no sizes with which the processes can start.
+    """
+    prepared = session.prepared
+    config = prepared.folder.in_force(prepared.config)
+    beginning = CalibrationStart.of(config, prepared.folder.plan)
+    actors = RunActors.spawn(config)
+    try:
+        if session.rehearse is not None:
+            actors = session.rehearse(actors)
+        workers = _workers(session, config, actors, beginning)
+        try:
+            with session.during("loading"):
+                load_s = await unless(session.stop, _start(session, actors, workers, beginning))
+                return await _coordinate(session, config, actors, workers, load_s=load_s)
         finally:
-            actors.kill()
+            await workers.close()
+    finally:
+        actors.kill()
 
 
-def _workers(session: _Session, actors: RunActors, beginning: CalibrationStart) -> Workers:
+def _workers(
+    session: _Session, config: Config, actors: RunActors, beginning: CalibrationStart
+) -> Workers:
     """The workers of the run; none is prepared yet."""
-    config = session.prepared.config
     return Workers(
         samplers=actors.samplers,
         learner=actors.learner,
@@ -242,6 +303,7 @@ def _workers(session: _Session, actors: RunActors, beginning: CalibrationStart) 
         config=config,
         clock=session.clock,
         stop=session.stop.event,
+        restarts=session.restarts,
         one_process=actors.one_process,
     )
 
@@ -259,7 +321,7 @@ async def _start(
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     print("Devices acquired; loading weights and compiling.", flush=True)
-    load_s, rewards = await asyncio.gather(workers.start(), actors.scorer.start())
+    load_s, rewards = await workers.start()
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "
@@ -277,14 +339,18 @@ async def _start(
 
 
 async def _coordinate(
-    session: _Session, actors: RunActors, workers: Workers, *, load_s: float
+    session: _Session, config: Config, actors: RunActors, workers: Workers, *, load_s: float
 ) -> int:
-    prepared, clock = session.prepared, session.clock
-    config, folder = prepared.config, prepared.folder
+    """Resumes and runs the coordinator; returns the exit status.
+
+    Raises:
+        WorkerDied: if a process dies that is not restarted alone.
+    """
+    prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
     restored = await actors.learner.restore()
     _check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
-    changes = _record_start(prepared, clock, step=at)
+    changes = [] if session.is_recorded else _record_start(prepared, clock, step=at)
     progress, resumed_from = _resume(restored, folder, workers.sizes)
     if resumed_from is not None:
         session.meter.ledger.resumed()
@@ -297,11 +363,13 @@ async def _coordinate(
         deadline_s=deadline.time_s,
         last_alarm=records.last_alarm,
     )
-    await _track(prepared, clock, records, step=progress.step)
-    await session.mirror.start(config, folder=folder.path, log=records)
-    records.rewards_changed(progress.step, changes)
+    if not session.is_recorded:
+        await _track(prepared, clock, records, step=progress.step)
+        await session.mirror.start(config, folder=folder.path, log=records)
+        records.rewards_changed(progress.step, changes)
+        session.meter.ledger.phases.watch_for_stalls()
+        session.is_recorded = True
     workers.sizes.record(records)
-    session.meter.ledger.phases.watch_for_stalls()
     coordinator = Coordinator(
         config,
         data=prepared.data,
@@ -319,6 +387,8 @@ async def _coordinate(
     except BudgetTooSmallError as mistake:
         print(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except WorkerDied:
+        raise
     except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
         if isinstance(error, OutOfMemory | TrainingStopped):

@@ -47,9 +47,10 @@ from pipeline.report.meter import RunMeter
 from pipeline.report.profile import Profiler
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
+from pipeline.rollout.restarts import TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
-from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
 from pipeline.run.history import provenance
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite

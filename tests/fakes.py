@@ -21,7 +21,7 @@ from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Publ
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.phases import PhaseClock
+from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import (
     Completion,
@@ -43,6 +43,7 @@ from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
+from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.ledger import Ledger
@@ -214,6 +215,16 @@ class Prepares:
     async def building(self) -> Building:
         return Building()
 
+    async def heartbeat(self) -> Heartbeat:
+        return self.phases.heartbeat()
+
+    def kill(self, why: str | None = None) -> None:
+        self.script.note(f"kill {why}")
+
+    async def restart(self) -> None:
+        """Replaces the process: nothing is loaded."""
+        self.script.note("restart")
+
     async def use(self) -> ProcessUse:
         return ProcessUse(self.phases.take())
 
@@ -245,6 +256,10 @@ class FakeSampler(Prepares):
         self.aborted = asyncio.Event()
         self.done = DecodeWork()
         self.skill: Callable[[int], float] | None = None
+
+    async def restart(self) -> None:
+        await super().restart()
+        self.adapter, self.version = "", -2
 
     async def load(self, published: Published) -> str:
         self.note("sync", f"{self.name}.load {published.version}")
@@ -530,7 +545,17 @@ class FakeScorer:
         return [{name: parts[name][row] for name in parts} for row in range(len(inputs))]
 
     async def start(self) -> list[RewardFacts]:
+        self.script.note("scorer.start")
         return []
+
+    async def heartbeat(self) -> Heartbeat:
+        return Heartbeat()
+
+    def kill(self, why: str | None = None) -> None:
+        self.script.note(f"scorer.kill {why}")
+
+    async def restart(self) -> None:
+        self.script.note("scorer.restart")
 
     async def notices(self) -> list[str]:
         return []
@@ -644,6 +669,7 @@ class Process:
             config=self.config,
             clock=self.clock,
             stop=self.script.stop,
+            restarts=Restarts(self.config.faults, self.meter.ledger.phases, self.records.event),
         )
         self.coordinator = Coordinator(
             self.config,

@@ -42,6 +42,19 @@ class Span:
     spare: float = 0.0
 
 
+@dataclass(frozen=True)
+class Heartbeat:
+    """A sign of life of a process.
+
+    Attributes:
+        phase: what it does; None: nothing.
+        unchanged_s: seconds since it began this, or last made progress with it.
+    """
+
+    phase: str | None = None
+    unchanged_s: float = 0.0
+
+
 @dataclass(eq=False)  # two blocks of one phase are not the same block
 class _Block:
     """A phase that is under way, and its spans so far."""
@@ -73,6 +86,7 @@ class PhaseClock:
         self.now = now
         self._lock = threading.Lock()
         self._since_s = 0.0
+        self._progress_s = 0.0
         self._blocks: list[_Block] = []
         self._ended: list[Span] = []
 
@@ -89,6 +103,7 @@ class PhaseClock:
         with self._lock:
             self._cut()
             self._blocks.append(block)
+            self._progress_s = self.now()
         try:
             yield
         finally:
@@ -96,6 +111,19 @@ class PhaseClock:
                 self._cut()
                 self._blocks.remove(block)
                 self._ended += block.take()
+                self._progress_s = self.now()
+
+    def progress(self) -> None:
+        """Notes that the innermost phase goes on; see `Heartbeat.unchanged_s`."""
+        with self._lock:
+            self._progress_s = self.now()
+
+    def heartbeat(self) -> Heartbeat:
+        """What the process does now."""
+        with self._lock:
+            if not self._blocks:
+                return Heartbeat()
+            return Heartbeat(self._blocks[-1].phase, self.now() - self._progress_s)
 
     def set_spare(self, share: float) -> None:
         """Sets `Span.spare` of the innermost phase."""

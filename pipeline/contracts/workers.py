@@ -19,11 +19,36 @@ from pipeline.contracts.adapters import (
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.phases import Span
+from pipeline.contracts.phases import Heartbeat, Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
 from rewards.base import Outcome, RewardFacts, RewardInput
+
+
+class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened
+    """The process of a worker has ended; the message says how."""
+
+
+class Restartable(Protocol):
+    """A worker in a process of its own, which may die or hang."""
+
+    async def heartbeat(self) -> Heartbeat:
+        """Returns what the process does; can be called at any time."""
+
+    def kill(self, why: str | None = None) -> None:
+        """Ends the process at once; its calls raise `WorkerDied`.
+
+        Args:
+            why: the message of the error.
+        """
+
+    async def restart(self) -> None:
+        """Replaces the process by a new one, in which nothing is loaded.
+
+        Raises:
+            WorkerDied: if the new one dies, too.
+        """
 
 
 @dataclass(frozen=True)
@@ -189,7 +214,7 @@ class MeasuredScorer(Scorer, Protocol):
         """
 
 
-class ScorerWorker(MeasuredScorer, Protocol):
+class ScorerWorker(MeasuredScorer, Restartable, Protocol):
     """All methods of the host of the reward processes."""
 
     async def start(self) -> list[RewardFacts]:
@@ -198,9 +223,6 @@ class ScorerWorker(MeasuredScorer, Protocol):
         Raises:
             ValueError: with a line for each function that cannot be used.
         """
-
-    def kill(self) -> None:
-        """Ends the reward processes."""
 
 
 class Resizable(Protocol):
@@ -230,11 +252,11 @@ class ReportsUse(Protocol):
         """Ends the trace and writes it."""
 
 
-class ResizableSampler(Sampler, Resizable, ReportsUse, Protocol):
+class ResizableSampler(Sampler, Resizable, ReportsUse, Restartable, Protocol):
     """A sampler whose number of slots can be reduced."""
 
 
-class ResizableLearner(Learner, Resizable, ReportsUse, Protocol):
+class ResizableLearner(Learner, Resizable, ReportsUse, Restartable, Protocol):
     """A learner whose micro-batches can be reduced."""
 
 

@@ -65,6 +65,10 @@ class Worker:
     sizes: Sizes | None = None
     logged: int = 0
 
+    def restarted(self) -> None:
+        """Notes that the process is a new one."""
+        self.sizes, self.logged = None, 0
+
 
 @dataclass
 class SizeController:
@@ -145,7 +149,7 @@ class SizeController:
         facts = {"seconds": round(time.monotonic() - started, 3), **built_facts(named)}
         cached = facts["from_cache"]
         text = f"{len(named)} programs in {facts['seconds']:.1f} s, {cached} from the cache"
-        self._event("compiled", text, **facts)
+        self.event("compiled", text, **facts)
         return ready
 
     async def prepare(self, worker: Worker) -> Ready:
@@ -166,7 +170,7 @@ class SizeController:
                 load_s, built = load_s + ready.load_s, (*built, *ready.built)
         if built and self._log is not None:
             text = f"{worker.name}: {len(built)} programs for {_words(self.in_force)}"
-            self._event("compiled", text, worker=worker.name, **built_facts(built))
+            self.event("compiled", text, worker=worker.name, **built_facts(built))
         return Ready(load_s, built)
 
     async def call(self, worker: Worker, work: Callable[[], Awaitable[T]]) -> T:
@@ -232,7 +236,7 @@ class SizeController:
     def put_in_force(self, sizes: Sizes, event: str, text: str, facts: Mapping[str, Any]) -> None:
         """Decides on sizes and journals why. Processes are prepared before their next call."""
         self.in_force = sizes
-        self._event(event, text, **facts)
+        self.event(event, text, **facts)
         self._write_plan()
 
     def use(self, case: PlanCase, speeds: Speeds) -> None:
@@ -359,7 +363,8 @@ class SizeController:
             }
         )
 
-    def _event(self, event: str, text: str, **facts: Any) -> None:
+    def event(self, event: str, text: str, **facts: Any) -> None:
+        """Shows a line and journals it, once there is a journal."""
         if self._log is None:
             self._pending.append((event, facts))
             self.say(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
@@ -16,7 +17,8 @@ from pipeline.contracts.rollouts import (
     RolloutName,
     RolloutRequest,
 )
-from pipeline.contracts.workers import Sampler
+from pipeline.contracts.workers import Sampler, WorkerDied
+from pipeline.rollout.restarts import WorkerRestarted
 
 REPORT_S = 0.1
 """Seconds between two questions to a sampler for the rollouts that have ended."""
@@ -59,7 +61,8 @@ async def _reporting(
         while not task.done():
             await asyncio.wait({task}, timeout=REPORT_S)
             if not task.done():
-                report(await sampler.finished())
+                with suppress(WorkerDied):  # the task raises it, too
+                    report(await sampler.finished())
     finally:
         if not task.done():
             task.cancel()
@@ -77,6 +80,9 @@ async def generate(
 ) -> tuple[list[Completion], DecodeWork]:
     """Generates all requests on all samplers in parallel; completions in the order of requests.
 
+    Where a sampler dies and is restarted, what it had not reported is requested again; with a
+    cut-off all of its share, because the choice of the truncated rollouts depends on all.
+
     Args:
         samplers: at least one.
         requests: of any groups.
@@ -88,10 +94,21 @@ async def generate(
 
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
         ending = None if cut_off is None else min_finished(len(share), cut_off=cut_off)
-        work = sampler.generate(share, temperature=temperature, min_finished=ending)
-        completions = await (work if report is None else _reporting(sampler, work, report))
-        total.add(await sampler.work())
-        return completions
+        reported: dict[RolloutName, Completion] = {}
+
+        def keep(completions: Sequence[Completion]) -> None:
+            if cut_off is None:
+                reported.update((completion.name, completion) for completion in completions)
+            if report is not None:
+                report(completions)
+
+        while rest := [request for request in share if request.name not in reported]:
+            work = sampler.generate(rest, temperature=temperature, min_finished=ending)
+            with suppress(WorkerRestarted):
+                completions = await _reporting(sampler, work, keep)
+                total.add(await sampler.work())
+                return [*reported.values(), *completions]
+        return list(reported.values())
 
     total = DecodeWork()
     dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)

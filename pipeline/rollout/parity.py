@@ -14,6 +14,7 @@ import numpy as np
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutName, RolloutRequest
 from pipeline.contracts.workers import Learner, Sampler
+from pipeline.rollout import dispatch
 
 _PROBED_PROMPTS = 8
 
@@ -58,7 +59,8 @@ async def check_probe(
             RolloutRequest(RolloutName("probe", 0, prompt.id, number), prompt.tokens)
             for prompt in prompts[:_PROBED_PROMPTS]
         ]
-        generated += await sampler.generate(requests, temperature=temperature)
+        completions, _ = await dispatch.generate([sampler], requests, temperature=temperature)
+        generated += completions
     check_labels(generated, published)
     scored = await learner.score(generated, which="probe")
     difference = _largest_difference([completion.logprobs for completion in generated], scored)

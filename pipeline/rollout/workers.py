@@ -1,16 +1,16 @@
 """Calls workers; holds no training logic.
 
-    coordinator, producer, evaluation -> Workers -> RetryingWorker -> sampler | learner
+    coordinator, producer, evaluation -> Workers -> RestartingWorker -> sampler | learner | scorer
 
-`RetryingWorker` repeats a call that runs out of memory with smaller sizes. `Workers` adds the time
-limit, the stop signal and the check that samplers hold the published adapter.
+`RestartingWorker` repeats a call whose process has died, and a call that runs out of memory with
+smaller sizes. `Workers` adds the time limit, the stop signal and the check that samplers hold the
+published adapter.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -28,13 +28,16 @@ from pipeline.contracts.workers import (
     ReportsUse,
     ResizableLearner,
     ResizableSampler,
+    Restartable,
     Sampler,
+    ScorerWorker,
 )
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
+from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
-from rewards.base import Outcome, RewardInput
+from rewards.base import Outcome, RewardFacts, RewardInput
 
 T = TypeVar("T")
 
@@ -54,44 +57,8 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
     """A signal arrived; running work is abandoned."""
 
 
-class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
-    """Training makes no progress; the user has to act."""
-
-
 class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is reserved
     """Work took too long and was abandoned."""
-
-
-@dataclass(frozen=True)
-class RetryingWorker:
-    """The methods of a worker; out of memory, a call is repeated with smaller sizes.
-
-    A repeated call has the same names, so nothing is lost or counted twice.
-
-    Attributes:
-        target: a sampler or a learner.
-        worker: its process.
-        sizes: decides the sizes and prepares the process for them.
-    """
-
-    target: Sampler | Learner
-    worker: Worker
-    sizes: SizeController
-
-    def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
-        """An async method of the worker.
-
-        Raises:
-            NothingSmaller: by the call, if sizes are fixed or there are no smaller ones.
-        """
-        work: Callable[..., Awaitable[Any]] = getattr(self.target, method)
-        if method in _ANY_SIZE:
-            return work
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self.sizes.call(self.worker, lambda: work(*args, **kwargs))
-
-        return call
 
 
 class Workers:
@@ -105,6 +72,7 @@ class Workers:
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
+        restarts: of samplers and reward workers.
         one_process: the sampler and the learner are the same process, which is prepared once.
 
     Attributes:
@@ -112,6 +80,7 @@ class Workers:
         evaluation_tokens: tokens generated for evaluations.
         learner: its methods, repeated with smaller sizes when out of memory.
         scorer: the reward workers.
+        restarts: of samplers and reward workers.
         published: the adapter that the samplers hold; None: none yet.
     """
 
@@ -120,11 +89,12 @@ class Workers:
         *,
         samplers: Sequence[ResizableSampler],
         learner: ResizableLearner,
-        scorer: MeasuredScorer,
+        scorer: ScorerWorker,
         sizes: SizeController,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
+        restarts: Restarts,
         one_process: bool = False,
     ) -> None:
         name = "sampler and learner" if one_process else "learner"
@@ -137,14 +107,25 @@ class Workers:
         if not one_process:
             self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self._asked: dict[str, asyncio.Future[dict[str, ProcessUse]]] = {}
+        watched = cast("dict[str, Restartable]", {**self._reporting, "rewards": scorer})
+        self._heartbeats = Heartbeats(watched, config.faults)
+        self._watching: asyncio.Task[None] | None = None
+        self.restarts = restarts
         self.sizes = sizes
         self._probe_bound = config.parity_bounds.probe
         self.published: Published | None = None
         self.evaluation_tokens = 0
+        self._rewards: Sequence[RewardFacts] = ()
+        # The death of the learner, which has a state, ends the coordinator.
         pairs = zip(samplers, self.sampler_processes, strict=True)
-        self._samplers = [cast("Sampler", RetryingWorker(*pair, sizes)) for pair in pairs]
-        self.learner = cast("Learner", RetryingWorker(learner, self.learner_process, sizes))
-        self.scorer = scorer
+        self._samplers = [
+            self._resizing(*pair, None if one_process else restarts) for pair in pairs
+        ]
+        self.learner = cast("Learner", self._resizing(learner, self.learner_process, None))
+        self._scoring = RestartingWorker(
+            scorer, name="rewards", restarts=restarts, renew=self._renew_rewards
+        )
+        self.scorer = cast("MeasuredScorer", self._scoring)
         self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
@@ -157,14 +138,62 @@ class Workers:
         workers = (self.learner_process, *self.sampler_processes)
         return list({id(worker): worker for worker in workers}.values())
 
-    async def start(self) -> float:
-        """Prepares all processes; returns the seconds that loading the learner's base took.
+    async def start(self) -> tuple[float, Sequence[RewardFacts]]:
+        """Prepares all processes, and restarts from now on those that die.
+
+        Returns:
+            The seconds that loading the learner's base took, and what the reward processes report.
 
         Raises:
             OutOfMemory: if there are no sizes with which they can start.
+            ValueError: if a reward function cannot be used.
+            WorkerDied: if a process dies.
         """
-        first, *_ = await self.sizes.start(self.processes)
-        return first.load_s
+        self._watching = asyncio.create_task(self._heartbeats.watch())
+        scorer = self._scoring.target
+        prepared, rewards = await asyncio.gather(
+            self.sizes.start(self.processes), scorer.start()
+        )
+        self._rewards = rewards
+        return prepared[0].load_s, rewards
+
+    async def close(self) -> None:
+        """Ends the watch over the processes."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.wait({self._watching})
+
+    def _resizing(
+        self, target: Sampler | Learner, process: Worker, restarts: Restarts | None
+    ) -> Any:
+        """The methods of a sampler or a learner."""
+
+        def attempt(method: str, work: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
+            return work() if method in _ANY_SIZE else self.sizes.call(process, work)
+
+        async def renew() -> None:
+            process.restarted()
+            await self.sizes.prepare(process)
+            if worker.loaded is not None:
+                await parity.sync([cast("Sampler", target)], worker.loaded)
+
+        worker = RestartingWorker(
+            target, name=process.name, restarts=restarts, attempt=attempt, renew=renew
+        )
+        return worker
+
+    async def _renew_rewards(self) -> None:
+        """Starts the reward processes again.
+
+        Raises:
+            TrainingStopped: if the code of a reward has changed.
+        """
+        found = await self._scoring.target.start()
+        if found != self._rewards:
+            raise TrainingStopped(
+                "the file of a reward function has changed since the run was started; put it back, "
+                "or start the run again with --accept rewards"
+            )
 
     # --- samplers
 
@@ -262,6 +291,7 @@ class Workers:
         else:
             metrics = await self.learner.sft_update(data.sequences)
             self.sizes.step_done((), left)
+        self.restarts.step_done()
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:

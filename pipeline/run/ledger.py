@@ -381,8 +381,9 @@ class Ledger:
         return self.wall_s - self.total.seconds.get(DRIVER, {}).get("device_wait", 0.0)
 
     def resumed(self) -> None:
-        """Counts the start of this process, to its first step, as `restart`: it resumes a run."""
+        """Counts the coming start, to its first step, as `restart`, and steps done as repeated."""
         self._starting = dict.fromkeys(START_ROWS, "restart")
+        self._done_before = max(self._done_before, self.step)
 
     def is_repeated(self, step: int) -> bool:
         """Whether an earlier process had done training step `step`, counted from 1."""

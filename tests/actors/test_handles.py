@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.handles import RayScorer, RayWorker
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.workers import WorkerDied
 
 
 class FakeMethod:
@@ -44,6 +45,10 @@ class FakeActor:
             setattr(self, name, FakeMethod(answer))
 
 
+def worker_of(actor: FakeActor) -> RayWorker:
+    return RayWorker(lambda: actor, name="learner")
+
+
 def raises(error: Exception) -> Callable[..., Any]:
     def answer(*_: Any, **__: Any) -> Any:
         raise error
@@ -56,7 +61,7 @@ def task_error(cause: Exception) -> RayTaskError:
 
 
 def test_each_method_of_the_actor_is_an_async_method():
-    worker = RayWorker(FakeActor(score=lambda rows, *, which: (rows, which)))
+    worker = worker_of(FakeActor(score=lambda rows, *, which: (rows, which)))
     assert asyncio.run(worker.score([1, 2], which="current")) == ([1, 2], "current")
     with pytest.raises(AttributeError):
         worker.no_such_method  # noqa: B018
@@ -65,16 +70,16 @@ def test_each_method_of_the_actor_is_an_async_method():
 
 @pytest.mark.parametrize("error", [ValueError("wrong"), OutOfMemory("update", "no room")])
 def test_an_error_of_the_actor_is_raised_unchanged(error: Exception):
-    worker = RayWorker(FakeActor(update=raises(task_error(error))))
+    worker = worker_of(FakeActor(update=raises(task_error(error))))
     with pytest.raises(type(error)) as caught:
         asyncio.run(worker.update([]))
     assert caught.value is error
     assert caught.value.__cause__ is None
 
 
-def test_a_dead_process_is_a_runtime_error():
-    worker = RayWorker(FakeActor(update=raises(RayActorError())))
-    with pytest.raises(RuntimeError, match="an actor's process ended unexpectedly: "):
+def test_a_dead_process_is_named():
+    worker = worker_of(FakeActor(update=raises(RayActorError())))
+    with pytest.raises(WorkerDied, match=r"^learner: its process ended unexpectedly$"):
         asyncio.run(worker.update([]))
 
 
@@ -85,8 +90,8 @@ def test_an_adapter_is_published_and_loaded_as_a_reference():
         loaded.append((version, sha256, payload))
         return sha256
 
-    learner = RayWorker(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
-    sampler = RayWorker(FakeActor(load=load))
+    learner = worker_of(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
+    sampler = worker_of(FakeActor(load=load))
     published = asyncio.run(learner.publish("best"))
     assert published == Published(3, "hash of best", "reference 1")
     assert asyncio.run(sampler.load(published)) == "hash of best"
@@ -106,7 +111,7 @@ def test_a_cancelled_score_is_cancelled_in_the_actor(monkeypatch: pytest.MonkeyP
     actor = SimpleNamespace(score=SimpleNamespace(remote=lambda _: ref))
 
     async def run() -> None:
-        task = asyncio.create_task(RayScorer(actor).score([]))
+        task = asyncio.create_task(RayScorer(lambda: actor, name="rewards").score([]))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -28,7 +28,7 @@ from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRe
 from pipeline.contracts.sizes import WorkerPhase
 from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.plan.cost_model.programs import depends_on, programs_of
-from pipeline.rollout.workers import TrainingStopped
+from pipeline.rollout.restarts import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
     Disk,

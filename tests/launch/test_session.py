@@ -24,6 +24,7 @@ from launch.session import (
     _coordinate,
     _meter,
     _recording_time,
+    _restarts,
     _Session,
     _start,
     _tracker,
@@ -42,7 +43,6 @@ from pipeline.run.console import Console
 from pipeline.run.ledger import Ledger
 from pipeline.run.mirror import Mirror
 from pipeline.run.run_folder import RunFolder
-from rewards.base import RewardFacts
 from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
@@ -95,15 +95,16 @@ class Session:
         self, *, started: float = 0.0, load_s: float = 0.0, waited_s: float | None = None
     ) -> int:
         clock = _clock(self.prepared, started=started)
-        beginning = CalibrationStart.of(self.prepared.config, self.folder.plan)
+        config = self.prepared.config
+        beginning = CalibrationStart.of(config, self.folder.plan)
         actors = cast("RunActors", self)
         session = self._session(clock)
-        workers = _workers(session, actors, beginning)
+        workers = _workers(session, config, actors, beginning)
 
         async def run() -> int:
             if waited_s is not None:
                 await self._get_devices(session, workers, beginning, waited_s)
-            return await _coordinate(session, actors, workers, load_s=load_s)
+            return await _coordinate(session, config, actors, workers, load_s=load_s)
 
         with closing(self.folder):
             return asyncio.run(run())
@@ -122,15 +123,8 @@ class Session:
         async def nothing(*_: object, **__: object) -> None:
             pass
 
-        async def no_rewards() -> list[RewardFacts]:
-            return []
-
         crew = SimpleNamespace(
-            devices=None,
-            started=nothing,
-            samplers=self.samplers,
-            learner=self.learner,
-            scorer=SimpleNamespace(start=no_rewards),
+            devices=None, started=nothing, samplers=self.samplers, learner=self.learner
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
@@ -140,8 +134,9 @@ class Session:
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, clock, started=0.0)
         console, tracker = Console(clock=clock), _tracker(self.prepared)
-        prepared, stop = self.prepared, self.stop
-        return _Session(prepared, stop, clock, meter, tracker, Mirror(None), console)
+        prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
+        restarts = _restarts(prepared, meter, console)
+        return _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))

@@ -330,6 +330,7 @@ class Engine:
                 state = programs.compact[size](state, indices)
             state = programs.segment[size](*weights, state, sampling)
             call.count_segment()
+            self._phases.progress()
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         return [
