@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
+SUPERVISE = "--supervise"
+"""Flag of `launch.train`."""
+
 
 class Parser(argparse.ArgumentParser):
     """Reports a mistake as one line."""

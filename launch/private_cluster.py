@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import worker as ray_worker
 
@@ -32,7 +33,13 @@ _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
 _ESSENTIAL = {"gcs_server", "raylet"}
 """Ray's processes that the cluster cannot run without."""
+_STOPPED_S, _STOPS_POLL_S = 20.0, 1.0
+"""Seconds for which one of them may be stopped, and between two looks."""
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+
+
+class ClusterLost(Failure):
+    """An essential process of Ray ended; the same command resumes the run."""
 
 
 @contextmanager
@@ -43,7 +50,8 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         settings: of `ray.init`.
 
     Raises:
-        Failure: if Ray does not start, or one of its essential processes ends before the body does.
+        Failure: if Ray does not start.
+        ClusterLost: if one of its essential processes ends before the body does.
     """
     # This folder has mode 0700. Ray makes its own folder inside readable to everybody.
     folder = LockedFolder(_short_folder(), prefix="grpo-")
@@ -55,7 +63,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
             finally:
                 cluster.stop()
                 if cluster.lost is not None:
-                    raise Failure(cluster.lost) from None
+                    raise ClusterLost(cluster.lost) from None
     finally:
         folder.remove()
 
@@ -94,7 +102,8 @@ class _Cluster:
             # Ray's agents would print 20 lines of the log of a raylet that ended.
             ray_worker.print_to_stdstream = lambda *_, **__: None
             for name, pid in _essential_processes(self._folder).items():
-                threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
+                for watch in (self._watch, self._watch_stops):
+                    threading.Thread(target=watch, args=(name, pid), daemon=True).start()
         except BaseException:
             self.stop()
             raise
@@ -121,6 +130,18 @@ class _Cluster:
                 self._loop.call_soon_threadsafe(self._task.cancel)
         # Otherwise Ray's calls would wait for an answer for minutes.
         reaper.end_processes(self._folder)
+
+    def _watch_stops(self, _: str, pid: int) -> None:
+        """Kills a process that stays stopped: Ray would wait for it for minutes."""
+        stopped_s = 0.0
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            while not self._stopping:
+                time.sleep(_STOPS_POLL_S)
+                is_stopped = process.status() == psutil.STATUS_STOPPED
+                stopped_s = stopped_s + _STOPS_POLL_S if is_stopped else 0.0
+                if stopped_s >= _STOPPED_S:
+                    process.kill()
 
 
 def _essential_processes(folder: str) -> dict[str, int]:

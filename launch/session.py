@@ -19,6 +19,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
 from launch.preparation import Prepared, reward_code
+from launch.private_cluster import ClusterLost
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
@@ -148,7 +149,8 @@ async def run_session(
                         status = await _run(session)
                 except Failure as failure:
                     if prepared.folder.holds_run:
-                        prepared.folder.journal("failed", error=str(failure))
+                        resumes = isinstance(failure, ClusterLost)
+                        prepared.folder.journal("failed", error=str(failure), resumes=resumes)
                     meter.close()
                     await copying.finish()
                     raise

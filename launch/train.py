@@ -1,6 +1,7 @@
 """Starts a run, resumes it, or reports that it is finished: the one way to start anything.
 
     python -m launch.train CONFIG.toml [--table.key VALUE ...] [--dry-run] [--extend 1h]
+                                       [--supervise]
     python -m launch.train CONFIG.toml --rehearse [--random-weights] [--json FILE]
 
 This process never imports JAX, which would take the devices from the actors.
@@ -24,7 +25,7 @@ from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
 from configs.resume import REWARDS
 from launch.exits import exit_status
-from launch.flags import add_json, command_flags, json_file
+from launch.flags import SUPERVISE, add_json, command_flags, json_file
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
@@ -40,7 +41,8 @@ say = partial(print, flush=True)
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     # Mistakes are found before the run starts; `session` handles later errors itself.
-    return exit_status(lambda: _command(parse_command(argv)), int)
+    given = sys.argv[1:] if argv is None else argv
+    return exit_status(lambda: _command(parse_command(given), given), int)
 
 
 def parse_command(argv: Sequence[str] | None) -> CommandLine:
@@ -90,6 +92,12 @@ def _flags() -> argparse.ArgumentParser:
         help="with --rehearse: use random weights of the model's shapes; needs only a tokenizer "
         "and a config.json or a known model name",
     )
+    flags.add_argument(
+        SUPERVISE,
+        action="store_true",
+        help="start the run again where its process dies, or a process of its private Ray cluster; "
+        "see faults.restarts (launch/submit.sh sets this flag)",
+    )
     add_json(flags, only_with="--rehearse")
     return flags
 
@@ -106,6 +114,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
             "--extend": flags.extend is not None,
             "--accept": bool(flags.accept),
             "--adopt": flags.adopt is not None,
+            SUPERVISE: flags.supervise,
         }
         problem = "has no effect with --rehearse; remove one of them"
     else:
@@ -116,8 +125,8 @@ def _check_flags(flags: argparse.Namespace) -> None:
         raise ValueError("\n".join(mistakes))
 
 
-def _command(command: CommandLine) -> int:
-    return _rehearse(command) if command.flags.rehearse else _run(command)
+def _command(command: CommandLine, argv: Sequence[str]) -> int:
+    return _rehearse(command) if command.flags.rehearse else _run(command, argv)
 
 
 def _rehearse(command: CommandLine) -> int:
@@ -132,7 +141,7 @@ def _rehearse(command: CommandLine) -> int:
     return rehearse(config, random_weights=flags.random_weights, json_file=json_file(flags))
 
 
-def _run(command: CommandLine) -> int:
+def _run(command: CommandLine, argv: Sequence[str]) -> int:
     read = read_config(command.path, command.overrides)
     extend, accept = command.flags.extend, command.flags.accept
     found = MistakeCollector(read.mistakes, read.invalid)
@@ -158,6 +167,12 @@ def _run(command: CommandLine) -> int:
             found.raise_if_any()
             print(message)
             return 0
+    if command.flags.supervise and not command.flags.dry_run:
+        from launch.supervise import supervise
+        from pipeline.run.run_folder import RunFolder
+
+        found.raise_if_any()
+        return supervise(argv, RunFolder.of(config), config.faults)
     queued_s = None
     if found.intact("budget"):
         queued_s = found.attempt(waited_s, config.budget, started=STARTED)

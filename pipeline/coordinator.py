@@ -47,7 +47,7 @@ from pipeline.report.meter import RunMeter
 from pipeline.report.profile import Profiler
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
@@ -149,6 +149,8 @@ class Coordinator:
         self._provenance = provenance(entries)
         self._replay_alarms()
         self._is_uncounted = False
+        restarts = sum(entry["event"] == RESTARTED for entry in entries)
+        self._restarts_before = restarts - workers.restarts.total
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """Runs the training loop and all duties.
@@ -510,6 +512,7 @@ class Coordinator:
             **self.controller.outlook(self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),
+            "faults/restarts": float(self._restarts),
         }
         data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
         overflow = f"rewards are so large that the advantages of {data.overflow} groups overflow"
@@ -536,6 +539,11 @@ class Coordinator:
                 "adapter and optimizer are those before them; look at the rewards and log-probs in "
                 f"{self.records.folder.rollouts}"
             )
+
+    @property
+    def _restarts(self) -> int:
+        """Restarts of worker processes, those in earlier processes of the run included."""
+        return self._restarts_before + self.workers.restarts.total
 
     def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
         found = watch.metrics() | {"time/elapsed_s": self._now_s}
@@ -576,6 +584,7 @@ class Coordinator:
             "faults": {
                 "reward_errors": progress.reward_errors,
                 "skipped_updates": progress.skipped_updates,
+                "restarts": self._restarts,
             },
         }
         self.records.folder.write_summary(summary)

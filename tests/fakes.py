@@ -712,8 +712,11 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
         for key, value in (folder.summary or {}).items()
         if key not in {"wall_s", "resumed_from", "ledger", "goodput", "speed", "cost"}
     }
+    if summary:
+        summary["faults"] = {**summary["faults"], "restarts": 0}
     metrics = [
         {key: value for key, value in row.items() if key.partition("/")[0] not in TIMINGS}
+        | {"faults/restarts": 0.0}
         for row in folder.metrics
     ]
     rollouts = {path.name: path.read_bytes() for path in folder.rollouts.iterdir()}

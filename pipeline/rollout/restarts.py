@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from configs.faults import Faults
 from pipeline.contracts.adapters import Published
@@ -22,10 +22,13 @@ from pipeline.control.restarts import RestartBudget
 
 Attempt = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 
+RESTARTED = "restarted"
+"""Journal event: a process died and was restarted."""
 HEARTBEAT_S = 2.0
 """Seconds between two heartbeats."""
-_SLOW_PHASES = frozenset({None, "loading", "compile"})
-"""Phases in which a process may not answer for long: libraries that load block all its threads."""
+_SLOW_PHASES = frozenset({"loading", "compile"})
+"""Phases in which a process may not answer for long, as before its first heartbeat: libraries that
+load block all of its threads."""
 _SLOW = 10
 """How many times longer."""
 _ENDLESS_PHASES = _SLOW_PHASES | {"checkpoint", "export"}
@@ -97,7 +100,7 @@ class Restarts:
                 f"{self.faults.restarts} allows no further restart"
             )
         self.total += 1
-        self.log("restarted", f"{death}; {then}", worker=name, why=str(death), pause_s=pause_s)
+        self.log(RESTARTED, f"{death}; {then}", worker=name, why=str(death), pause_s=pause_s)
         return pause_s
 
     def step_done(self) -> None:
@@ -153,16 +156,17 @@ class RestartingWorker:
         """
         if method.startswith("_"):
             raise AttributeError(method)
-        work: Callable[..., Awaitable[Any]] = getattr(self.target, method)
         if method in _DIRECT:
-            return work
+            return cast("Callable[..., Awaitable[Any]]", getattr(self.target, method))
 
         async def call(*args: Any, **kwargs: Any) -> Any:
             while True:
                 number = self._number
                 try:
                     await self._renewed()
-                    result = await self._attempt(method, lambda: work(*args, **kwargs))
+                    result = await self._attempt(
+                        method, lambda: getattr(self.target, method)(*args, **kwargs)
+                    )
                 except WorkerDied as death:
                     await self._restart(number, death)
                     if method == "generate":
@@ -203,9 +207,9 @@ class RestartingWorker:
 
 @dataclass
 class _Life:
-    """Signs of life of a process."""
+    """Signs of life of a process; `last` is None before the first."""
 
-    last: Heartbeat = field(default_factory=Heartbeat)
+    last: Heartbeat | None = None
     silent_s: float = 0.0
     asked: asyncio.Future[Heartbeat] | None = None
 
@@ -247,7 +251,7 @@ class Heartbeats:
             life = self._lives[name]
             if life.asked is not None and life.asked.done():
                 error, life.silent_s = life.asked.exception(), 0.0
-                life.last = Heartbeat() if error is not None else life.asked.result()
+                life.last = None if error is not None else life.asked.result()
                 life.asked = None
             if life.asked is None:
                 life.asked = asyncio.ensure_future(process.heartbeat())
@@ -259,11 +263,12 @@ class Heartbeats:
                 self._lives[name] = _Life()
 
     def _hangs(self, life: _Life) -> str | None:
-        phase, faults = life.last.phase, self._faults
-        limit_s = faults.silent_s * (_SLOW if phase in _SLOW_PHASES else 1)
+        last, faults = life.last, self._faults
+        phase = None if last is None else last.phase
+        limit_s = faults.silent_s * (_SLOW if last is None or phase in _SLOW_PHASES else 1)
         if life.silent_s > limit_s:
             doing = f", the last in the phase {phase}" if phase else ""
             return f"it gave no heartbeat for {limit_s:.0f} s{doing} (faults.silent_s)"
-        if phase not in _ENDLESS_PHASES and life.last.unchanged_s > faults.stuck_s:
+        if last is not None and phase not in _ENDLESS_PHASES and last.unchanged_s > faults.stuck_s:
             return f"its phase {phase} made no progress for {faults.stuck_s:.0f} s (faults.stuck_s)"
         return None

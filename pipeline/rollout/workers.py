@@ -151,9 +151,7 @@ class Workers:
         """
         self._watching = asyncio.create_task(self._heartbeats.watch())
         scorer = self._scoring.target
-        prepared, rewards = await asyncio.gather(
-            self.sizes.start(self.processes), scorer.start()
-        )
+        prepared, rewards = await asyncio.gather(self.sizes.start(self.processes), scorer.start())
         self._rewards = rewards
         return prepared[0].load_s, rewards
 
@@ -189,7 +187,7 @@ class Workers:
             TrainingStopped: if the code of a reward has changed.
         """
         found = await self._scoring.target.start()
-        if found != self._rewards:
+        if list(found) != list(self._rewards):
             raise TrainingStopped(
                 "the file of a reward function has changed since the run was started; put it back, "
                 "or start the run again with --accept rewards"
@@ -351,7 +349,7 @@ class Workers:
         return {name: await self._reporting[name].use()}
 
     async def _use_of_rewards(self) -> dict[str, ProcessUse]:
-        busy = await self.scorer.busy()
+        busy = await self._scoring.target.busy()
         return {
             f"reward {name}": ProcessUse([Span("scoring", *time) for time in times])
             for name, times in busy.items()

@@ -1,0 +1,300 @@
+"""Dead processes are restarted and their calls repeated; processes that hang are ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.faults import Faults
+from pipeline.contracts.phases import Heartbeat, PhaseClock
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.contracts.workers import WorkerDied
+from pipeline.control.restarts import RestartBudget
+from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
+from tests.fakes import (
+    Disk,
+    FakeClock,
+    FakeSampler,
+    Process,
+    Script,
+    left_behind,
+    make_config,
+    make_data,
+    make_prompts,
+)
+from tests.simulation import VirtualLoop
+
+STEPS: dict[str, Any] = {
+    "budget": {"steps": 3},
+    "eval": {"every_steps": 2},
+    "data": {"validation": {"path": "validation.jsonl"}},
+}
+
+
+def dies() -> None:
+    raise WorkerDied("its process ended unexpectedly")
+
+
+def process(folder: Path, script: Script | None = None, **tables: Any) -> Process:
+    config = make_config(folder, **{**STEPS, **tables})
+    return Process(config, disk=Disk(), data=make_data(validation=4), script=script)
+
+
+def run(one: Process) -> str:
+    """Runs in simulated time, in which pauses take none."""
+    try:
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(one.coordinator.run())
+    finally:
+        one.folder.close()
+
+
+def test_a_death_in_any_call_of_a_sampler_or_the_rewards_changes_nothing(tmp_path: Path):
+    whole = process(tmp_path / "whole")
+    assert run(whole) == "finished"
+    calls = whole.script.calls
+    mortal = [n for n, call in enumerate(calls) if call.startswith(("sampler", "scorer"))]
+    assert {calls[n].split(":")[0].split()[0] for n in mortal} == {
+        "sampler0.load", "sampler0.generate", "scorer.score"
+    }  # fmt: skip
+    for number in mortal:
+        one = process(tmp_path / str(number), Script(on={number: dies}))
+        assert run(one) == "finished", calls[number]
+        assert left_behind(one.folder) == left_behind(whole.folder), calls[number]
+        assert one.learner.adapter == whole.learner.adapter
+        (entry,) = one.events("restarted")
+        assert entry["worker"] == calls[number].split(".")[0].replace(
+            "sampler0", "sampler 0"
+        ).replace("scorer", "rewards")
+        assert one.folder.summary is not None
+        assert one.folder.summary["faults"]["restarts"] == 1
+
+
+def test_a_sampler_that_keeps_dying_ends_the_run_with_a_checkpoint(tmp_path: Path):
+    one = process(tmp_path, faults={"restarts": 2})
+    generate, started = one.samplers[0].generate, 2
+
+    async def deadly(requests: Sequence[RolloutRequest], **settings: Any) -> list[Completion]:
+        if requests[-1].name.phase == "train" and requests[-1].name.step == started:
+            dies()
+        return await generate(requests, **settings)
+
+    one.samplers[0].generate = deadly  # type: ignore[method-assign]
+    why = "^its process ended unexpectedly again, after 2 restarts without a finished step"
+    with pytest.raises(TrainingStopped, match=why):
+        run(one)
+    assert [entry["pause_s"] for entry in one.events("restarted")] == [0.0, 1.0]
+    assert max(one.disk) == 2
+
+
+def test_a_dead_learner_ends_the_coordinator(tmp_path: Path):
+    one = process(tmp_path, Script(on={"learner.update 1": dies}))
+    with pytest.raises(WorkerDied):
+        run(one)
+    assert one.events("restarted") == []
+
+
+class HalfDead(FakeSampler):
+    """A sampler that dies once, after it has reported its first rollout."""
+
+    reported: list[Completion]
+    asked: list[int]
+
+    async def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
+    ) -> list[Completion]:
+        found = await super().generate(requests, temperature=temperature, min_finished=min_finished)
+        self.asked.append(len(requests))
+        if len(self.asked) == 1:
+            self.reported = found[:1]
+            await asyncio.sleep(1.0)
+            dies()
+        return found
+
+    async def finished(self) -> list[Completion]:
+        found, self.reported = self.reported, []
+        return found
+
+
+@pytest.mark.parametrize(("cut_off", "asked"), [(None, [4, 3]), (0.9, [4, 4])])
+def test_only_what_was_not_reported_is_requested_again(
+    tmp_path: Path, cut_off: float | None, asked: list[int]
+):
+    whole, one = process(tmp_path / "whole"), process(tmp_path / "one")
+    sampler = HalfDead(one.script, seed=3, number=0)
+    sampler.reported, sampler.asked = [], []
+    one.samplers = [sampler]
+    one.connect()
+    requests = [
+        RolloutRequest(RolloutName("train", 0, prompt.id, 0), prompt.tokens)
+        for prompt in make_prompts(4)
+    ]
+
+    async def generated(given: Process) -> list[Completion]:
+        await given.workers.publish()
+        found, _ = await given.workers.generate(requests, temperature=1.0, cut_off=cut_off)
+        return found
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        expected, found = runner.run(generated(whole)), runner.run(generated(one))
+    for given in (whole, one):
+        given.folder.close()
+    assert sampler.asked == asked
+    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
+
+
+class Mortal:
+    """A worker whose calls die until it was restarted."""
+
+    def __init__(self) -> None:
+        self.alive, self.restarts, self.renewed = False, 0, 0
+
+    async def score(self, text: str) -> str:
+        await asyncio.sleep(1.0)
+        if not self.alive:
+            dies()
+        return text
+
+    async def restart(self) -> None:
+        await asyncio.sleep(1.0)
+        self.alive, self.restarts = True, self.restarts + 1
+
+    async def renew(self) -> None:
+        if not self.alive:
+            dies()
+        self.renewed += 1
+
+
+def test_concurrent_calls_of_a_dead_process_restart_it_once():
+    async def work() -> tuple[Mortal, list[str]]:
+        target = Mortal()
+        restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
+        worker = RestartingWorker(target, name="rewards", restarts=restarts, renew=target.renew)
+        return target, list(await asyncio.gather(*(worker.score(text) for text in "abc")))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        target, found = runner.run(work())
+    assert (found, target.restarts, target.renewed) == (["a", "b", "c"], 1, 1)
+
+
+def test_a_restart_that_was_cancelled_is_made_up_for_by_the_next_call():
+    async def work() -> tuple[Mortal, str]:
+        target = Mortal()
+        restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
+        worker = RestartingWorker(target, name="rewards", restarts=restarts, renew=target.renew)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(worker.score("a"), 1.5)
+        return target, await worker.score("b")
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        target, found = runner.run(work())
+    assert (found, target.restarts, target.renewed) == ("b", 1, 1)
+
+
+# --- heartbeats
+
+
+class Watched:
+    """A process that answers with a phase; None: it does not answer."""
+
+    def __init__(self, beat: Heartbeat | None) -> None:
+        self.beat = beat
+        self.killed: list[str | None] = []
+
+    async def heartbeat(self) -> Heartbeat:
+        if self.beat is None:
+            await asyncio.Event().wait()
+        assert self.beat is not None
+        return self.beat
+
+    def kill(self, why: str | None = None) -> None:
+        self.killed.append(why)
+
+    async def restart(self) -> None:
+        raise NotImplementedError
+
+
+def watched(*, then: Heartbeat | None, before: str | None, seconds: float) -> list[str | None]:
+    """What a process is killed for that answered once in a phase, and then otherwise."""
+
+    async def work() -> list[str | None]:
+        target = Watched(Heartbeat(before))
+        beats = Heartbeats({"sampler 0": target}, Faults(silent_s=60, stuck_s=300))
+        watch = asyncio.create_task(beats.watch())
+        await asyncio.sleep(10)
+        target.beat = then
+        await asyncio.sleep(seconds)
+        watch.cancel()
+        return target.killed
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work())
+
+
+def test_a_process_that_does_not_answer_is_ended():
+    assert watched(then=None, before="decode", seconds=58) == []
+    (why,) = watched(then=None, before="decode", seconds=80)
+    assert why == "it gave no heartbeat for 60 s, the last in the phase decode (faults.silent_s)"
+
+
+@pytest.mark.parametrize("phase", ["compile", "loading"])
+def test_a_process_that_loads_or_compiles_has_ten_times_as_long(phase: str | None):
+    assert watched(then=None, before=phase, seconds=590) == []
+    assert len(watched(then=None, before=phase, seconds=620)) == 1
+
+
+def test_a_process_without_progress_is_ended():
+    assert watched(then=Heartbeat("decode", 299.0), before="decode", seconds=20) == []
+    why, *_ = watched(then=Heartbeat("decode", 301.0), before="decode", seconds=20)
+    assert why == "its phase decode made no progress for 300 s (faults.stuck_s)"
+    for phase in ("compile", "loading", "checkpoint", "export"):
+        assert watched(then=Heartbeat(phase, 9e9), before=phase, seconds=20) == []
+
+
+def test_time_in_which_the_watching_process_was_stopped_does_not_count():
+    async def work() -> list[str | None]:
+        target = Watched(None)
+        beats = Heartbeats({"sampler 0": target}, Faults(silent_s=60))
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        watch = asyncio.create_task(beats.watch())
+        await asyncio.sleep(5)
+        loop.seconds += 3600
+        await asyncio.sleep(5)
+        watch.cancel()
+        return target.killed
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(work()) == []
+
+
+def test_a_heartbeat_says_how_long_a_phase_makes_no_progress():
+    clock = FakeClock()
+    phases = PhaseClock(clock)
+    assert phases.heartbeat() == Heartbeat()
+    with phases.during("decode"):
+        clock.seconds = 5.0
+        assert phases.heartbeat() == Heartbeat("decode", 5.0)
+        phases.take()
+        assert phases.heartbeat() == Heartbeat("decode", 5.0)
+        phases.progress()
+        clock.seconds = 7.0
+        assert phases.heartbeat() == Heartbeat("decode", 2.0)
+        with phases.during("prefill"):
+            assert phases.heartbeat() == Heartbeat("prefill", 0.0)
+
+
+def test_pauses_grow_and_progress_renews_the_budget():
+    budget = RestartBudget(5)
+    assert [budget.next_pause_s() for _ in range(6)] == [0.0, 1.0, 4.0, 16.0, 60.0, None]
+    budget.renew()
+    assert budget.next_pause_s() == 0.0
+    assert RestartBudget(0).next_pause_s() is None
