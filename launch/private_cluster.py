@@ -136,7 +136,7 @@ class _Cluster:
         stopped_s = 0.0
         with suppress(psutil.Error):
             process = psutil.Process(pid)
-            while not self._stopping:
+            while True:
                 time.sleep(_STOPS_POLL_S)
                 is_stopped = process.status() == psutil.STATUS_STOPPED
                 stopped_s = stopped_s + _STOPS_POLL_S if is_stopped else 0.0

@@ -24,6 +24,8 @@ from launch.flags import Parser, add_json, json_file, output_file
 BENCHMARKS = {
     "balance": "calibrated sizes beside fixed ones and Tunix's recipe, on this machine's CPU; "
     "twenty minutes",
+    "chaos": "signals to the processes of small runs, which must end with the undisturbed adapter, "
+    "on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
     "learner": "logits, top k and packing on this machine's CPU; some minutes",
