@@ -29,7 +29,6 @@ import psutil
 
 import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
-from pipeline.rollout.restarts import RESTARTED
 from pipeline.run.run_folder import RunFolder
 
 ROLES: Mapping[str, str] = {
@@ -152,6 +151,7 @@ class _Run:
         self._mark = uuid.uuid4().hex
         self._temporary = Path(tempfile.mkdtemp(prefix="c"))
         self._log = scratch / "log"
+        self._starts = 0
         rewards = scratch / "planted_rewards.py"
         rewards.write_text(_REWARDS)
         function = f"{{name = 'digits', function = '{rewards}:digits'}}"
@@ -205,6 +205,7 @@ class _Run:
         }
 
     def _start(self) -> subprocess.Popen[bytes]:
+        self._starts += 1
         environment = os.environ | {_VARIABLE: self._mark, "TMPDIR": str(self._temporary)}
         with self._log.open("a") as output:
             return subprocess.Popen(
@@ -255,11 +256,10 @@ class _Run:
         return 0
 
     def _deaths(self) -> tuple[int, int]:
-        """Starts of the run's process, and deaths that it survived."""
-        with suppress(OSError):
-            text = (self.folder.path / "journal.jsonl").read_text()
-            return text.count('"event": "started"'), text.count(f'"event": "{RESTARTED}"')
-        return 0, 0
+        """Starts of the command, and deaths that its process survived."""
+        text = self._log.read_text()
+        again = text.count("; it is started again")
+        return self._starts + again, len(re.findall("; (it is|all processes are) restarted", text))
 
     def _processes(self) -> list[psutil.Process]:
         """The processes of the run, by the mark in their environment."""
