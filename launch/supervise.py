@@ -26,7 +26,7 @@ from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
 from launch.flags import SUPERVISE
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
-from pipeline.control.restarts import RestartBudget
+from pipeline.contracts.restarts import RestartBudget
 from pipeline.run.run_folder import ENDED, RunFolder
 
 _EXTEND = "--extend"

@@ -17,8 +17,8 @@ from typing import Any, cast
 from configs.faults import Faults
 from pipeline.contracts.adapters import Published
 from pipeline.contracts.phases import Heartbeat, PhaseClock
+from pipeline.contracts.restarts import RestartBudget
 from pipeline.contracts.workers import Restartable, WorkerDied
-from pipeline.control.restarts import RestartBudget
 
 Attempt = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
 

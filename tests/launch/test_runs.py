@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from tests.launch.cluster_fixtures import (
     family,
     finish,
     private_environment,
+    run_alone,
     start,
     train_command,
     wait_for_lines,
@@ -131,15 +131,32 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_a_dead_sampler_ends_the_run_with_a_message(head: Head, tmp_path: Path):
-    config = write_config(tmp_path, name="dead")
-    process = head.start(*train_command(config, "--budget.steps=500"))
-    wait_for_lines(tmp_path / "runs" / "dead" / "metrics.jsonl", 1, process)
-    (sampler,) = head.actors("SamplerActor")
-    os.kill(sampler.pid, signal.SIGKILL)
+def test_a_run_survives_a_death_in_each_role(tmp_path: Path):
+    settings = ["--budget.steps=8", "--checkpoint.every_steps=1"]
+    whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
+    status, output = run_alone(train_command(whole, *settings))
+    assert status == 0, output
+    process = start(train_command(faulty, *settings, "--supervise"), private_environment())
+    run = tmp_path / "runs" / "faulty"
+    for steps, role in enumerate(("SamplerActor", "RewardActor", "LearnerActor", "launch.train")):
+        wait_for_lines(run / "metrics.jsonl", steps + 1, process)
+        for one in family(process.pid)[1:]:
+            if role in " ".join(one.cmdline()):
+                one.kill()
+                break
+        else:
+            raise AssertionError(f"no {role}")
     status, output = finish(process)
-    assert status == 1, output
-    assert "the same command continues" in output
+    assert status == 0, output
+    assert [entry["worker"] for entry in journal(run) if entry["event"] == "restarted"] == [
+        "sampler 0", "rewards", "learner"
+    ]  # fmt: skip
+    assert output.count("it is started again, and the run resumes") == 1
+    expected = tmp_path / "runs" / "whole"
+    assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
+    for path in sorted((expected / "rollouts").iterdir()):
+        assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
+    check_ledger(run)
 
 
 def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(head: Head, tmp_path):

@@ -11,9 +11,9 @@ import pytest
 
 from configs.faults import Faults
 from pipeline.contracts.phases import Heartbeat, PhaseClock
+from pipeline.contracts.restarts import RestartBudget
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.contracts.workers import WorkerDied
-from pipeline.control.restarts import RestartBudget
 from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from tests.fakes import (
     Disk,
