@@ -61,7 +61,7 @@ def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
         (
             "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
             "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, parity, "
-            "wandb, records, profile, alarms"
+            "wandb, records, profile, alarms, faults"
         ),
     )
 

@@ -156,7 +156,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "deadline_s": None,
         "adapter_sha256": run.learner.adapter,
         "resumed_from": None,
-        "faults": {"reward_errors": 0, "skipped_updates": 0},
+        "faults": {"reward_errors": 0, "skipped_updates": 0, "restarts": 0},
     }
     for name in ("before", "after"):
         answers = run.folder.read_rollouts(f"test_{name}") or []
@@ -331,7 +331,7 @@ def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
     assert metrics["groups/excluded_rollouts"] == 3
     assert (metrics["groups/mixed"], metrics["groups/all_equal"]) == (1, 1)
     assert run.folder.summary is not None
-    assert run.folder.summary["faults"] == {"reward_errors": 3, "skipped_updates": 0}
+    assert run.folder.summary["faults"] == {"reward_errors": 3, "skipped_updates": 0, "restarts": 0}
     assert run.events("reward_errors") == [
         {"step": 1, "name": "correct", "count": 3, "causes": {"raised": 3}, "first": "raised 3"}
     ]
