@@ -657,6 +657,7 @@ class Process:
         self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()
+        self.restarts = Restarts(config.faults, self.meter.ledger.phases, self.records.event)
         self.connect()
 
     def connect(self) -> None:
@@ -669,7 +670,7 @@ class Process:
             config=self.config,
             clock=self.clock,
             stop=self.script.stop,
-            restarts=Restarts(self.config.faults, self.meter.ledger.phases, self.records.event),
+            restarts=self.restarts,
         )
         self.coordinator = Coordinator(
             self.config,

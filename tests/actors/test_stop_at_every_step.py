@@ -82,6 +82,9 @@ class InProcess:
 
         return call
 
+    def kill(self, why: str | None = None) -> None:
+        raise NotImplementedError
+
     async def publish(self, which: AdapterRef = "current") -> Published:
         label, payload = self.actor.publish(which=which)
         return Published(*label, payload)
@@ -118,6 +121,7 @@ class RealProcess(Process):
             config=self.config,
             clock=self.clock,
             stop=self.script.stop,
+            restarts=self.restarts,
             one_process=True,
         )
         self.coordinator = Coordinator(
