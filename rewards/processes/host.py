@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
@@ -172,22 +173,29 @@ class _Part:
             ValueError: if the function cannot be used.
         """
         try:
-            # The first alone: a function that cannot be used is imported once.
-            first = await self._started(0)
+            # The first alone: a function that cannot be used is imported once, or twice if that
+            # ends its process, which can have other reasons.
+            try:
+                first = await self._started(0)
+            except ProcessEnded:
+                first = await self._started(0)
             self._processes[0] = first
             self._facts = RewardFacts(self.name, **first.facts)
             if self._facts.kind != "async" and self._concurrency is not None:
                 raise ValueError(
                     "concurrency has no effect: the function is not async; set workers instead"
                 )
-            await asyncio.gather(*map(self._open_process, range(1, len(self._processes))))
+            others = range(1, len(self._processes))
+            # One that ends here is started again for its first inputs.
+            await asyncio.gather(*map(self._open_process, others))
         except (ValueError, OSError, ProcessEnded) as error:
             raise ValueError(f"{self._function}: {error}") from None
         self._tasks = [asyncio.create_task(self._work(n)) for n in range(len(self._processes))]
         return self._facts
 
     async def _open_process(self, index: int) -> None:
-        self._processes[index] = await self._started(index)
+        with suppress(ProcessEnded):
+            self._processes[index] = await self._started(index)
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
