@@ -29,7 +29,6 @@ from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
 from pipeline.run.run_folder import ENDED, RunFolder
 
-_EXTEND = "--extend"
 _ENDS = frozenset({0, EXIT_MISTAKE, EXIT_INTERRUPTED, 128 + signal.SIGTERM})
 """Exit statuses of a run that has ended by itself or at a signal."""
 _POLL_S = 1.0
@@ -45,7 +44,8 @@ def supervise(argv: Sequence[str], folder: RunFolder, faults: Faults) -> int:
         faults: how often it is started again without a new training step in between, and after how
             many seconds a process that is stopped is ended.
     """
-    return _Supervisor([one for one in argv if one != SUPERVISE], folder, faults).run()
+    given = [one for one in argv if one != SUPERVISE]
+    return _Supervisor(without(given, "--adopt"), folder, faults).run()  # it is adopted
 
 
 class _Supervisor:
@@ -88,7 +88,7 @@ class _Supervisor:
             if SUBMITTED in environment:  # the time until now is counted already
                 environment[SUBMITTED] = str(time.time())
             if self._count("extended") > extensions:
-                argv = without_extension(argv)
+                argv = without(argv, "--extend")
             if self._signalled.wait(pause_s):
                 return 128 + self._received
 
@@ -101,6 +101,8 @@ class _Supervisor:
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has one thread
         )
+        if self._signalled.is_set():  # while it was started
+            self._child.send_signal(self._received)
         stopped_s, process = 0.0, psutil.Process(self._child.pid)
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -147,13 +149,13 @@ class _Supervisor:
             self._child.send_signal(number)
 
 
-def without_extension(argv: Sequence[str]) -> list[str]:
-    """The arguments without `--extend AMOUNT`, which a resume would add again."""
-    found, is_amount = list[str](), False
+def without(argv: Sequence[str], flag: str) -> list[str]:
+    """The arguments without a flag and its value: what it does is done, and not to be repeated."""
+    found, is_value = list[str](), False
     for one in argv:
-        if not is_amount and one != _EXTEND and not one.startswith(f"{_EXTEND}="):
+        if not is_value and one != flag and not one.startswith(f"{flag}="):
             found.append(one)
-        is_amount = one == _EXTEND
+        is_value = not is_value and one == flag
     return found
 
 

@@ -1,0 +1,183 @@
+"""`launch.train --supervise`: what is started again, with which arguments, and what ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.faults import Faults
+from launch.exits import EXIT_FAILED
+from launch.submission import VARIABLE
+from launch.supervise import supervise, without
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import make_config
+
+ARGV = ["demo.toml", "--supervise", "--extend", "1h", "--run.seed=3", "--adopt=elsewhere"]
+Child = Callable[[RunFolder], int]
+
+
+class Children:
+    """Runs of the command, each a function of the folder that returns its exit status.
+
+    Attributes:
+        argv: arguments of each.
+        environments: of each.
+        pauses: before each restart, in seconds.
+    """
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *children: Child) -> None:
+        self.folder = RunFolder.of(make_config(folder))
+        self.argv: list[list[str]] = []
+        self.environments: list[dict[str, str]] = []
+        self.pauses: list[float] = []
+        waiting = list(children)
+
+        def run(_: object, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+            self.argv.append(list(argv))
+            self.environments.append(dict(environment))
+            return waiting.pop(0)(self.folder)
+
+        def wait(event: threading.Event, seconds: float) -> bool:
+            self.pauses.append(seconds)
+            return event.is_set()
+
+        monkeypatch.setattr("launch.supervise.signal.signal", lambda *_: None)
+        monkeypatch.setattr("launch.supervise._Supervisor._run_child", run)
+        monkeypatch.setattr("launch.supervise.threading.Event.wait", wait)
+
+    def run(self, **faults: int) -> int:
+        try:
+            return supervise(ARGV, self.folder, Faults(**faults))
+        finally:
+            self.folder.close()
+
+
+def begins(folder: RunFolder) -> None:
+    config = make_config(folder.path.parent)
+    folder.create(config)
+    folder.journal("started")
+
+
+def killed(folder: RunFolder) -> int:
+    begins(folder)
+    return -signal.SIGKILL
+
+
+def fails(folder: RunFolder, **facts: bool) -> int:
+    begins(folder)
+    folder.journal("failed", error="wrong", **facts)
+    return EXIT_FAILED
+
+
+def finishes(_: RunFolder) -> int:
+    return 0
+
+
+def test_a_killed_process_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    children = Children(tmp_path, monkeypatch, killed, finishes)
+    assert children.run() == 0
+    assert capsys.readouterr().out == (
+        "the run's process was ended by SIGKILL; it is started again, and the run resumes\n"
+    )
+    # What the first process has not journaled is still to be done; adopted is already.
+    assert children.argv == [["demo.toml", "--extend", "1h", "--run.seed=3"]] * 2
+
+
+@pytest.mark.parametrize("status", [0, 2, 130, 143])
+def test_a_run_that_ends_by_itself_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
+):
+    children = Children(tmp_path, monkeypatch, lambda _: status)
+    assert children.run() == status
+
+
+def test_a_journaled_failure_ends_unless_only_ray_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def loses_ray(folder: RunFolder) -> int:
+        return fails(folder, resumes=True)
+
+    def ends_hard(folder: RunFolder) -> int:
+        begins(folder)
+        return EXIT_FAILED
+
+    children = Children(tmp_path, monkeypatch, loses_ray, ends_hard, fails, finishes)
+    assert children.run() == EXIT_FAILED
+    assert len(children.argv) == 3
+
+
+def test_a_failure_before_the_run_began_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    children = Children(tmp_path, monkeypatch, lambda _: EXIT_FAILED)
+    assert children.run() == EXIT_FAILED
+
+
+def test_deaths_without_a_new_step_are_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def step(folder: RunFolder) -> int:
+        begins(folder)
+        folder.write_metrics({"step": len(folder.metrics) + 1})
+        return -signal.SIGKILL
+
+    children = Children(tmp_path, monkeypatch, killed, killed, step, killed, killed, killed)
+    assert children.run(restarts=2) == EXIT_FAILED
+    assert children.pauses == [0.0, 1.0, 0.0, 1.0]
+    assert capsys.readouterr().err == (
+        "the run's process was ended by SIGKILL 3 times without a new training step; the same "
+        "command continues from the last checkpoint\n"
+    )
+
+
+def test_an_extension_and_the_wait_of_a_job_count_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def extended(folder: RunFolder) -> int:
+        begins(folder)
+        folder.journal("extended", steps=None, time_s=3600)
+        return -signal.SIGKILL
+
+    monkeypatch.setenv(VARIABLE, "1000")
+    children = Children(tmp_path, monkeypatch, extended, finishes)
+    assert children.run() == 0
+    assert children.argv[1] == ["demo.toml", "--run.seed=3"]
+    first, second = (float(one[VARIABLE]) for one in children.environments)
+    assert first == 1000.0 < second
+
+
+def test_a_flag_is_removed_with_its_value():
+    assert without(["--a", "--extend", "--extend", "b"], "--extend") == ["--a", "b"]
+    assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
+
+
+def test_a_signal_is_forwarded_once_and_nothing_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    code = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); "
+    code += "print('ready', flush=True); time.sleep(1000)"
+    real = subprocess.Popen
+
+    def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
+        child = real([sys.executable, "-c", code], stdout=subprocess.PIPE, **settings)
+        assert child.stdout is not None
+        with child.stdout as out:
+            out.readline()
+        os.kill(os.getpid(), signal.SIGINT)
+        return child
+
+    monkeypatch.setattr("launch.supervise.subprocess.Popen", popen)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        assert supervise(ARGV, RunFolder(tmp_path / "run"), Faults()) == 130
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
