@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
+import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from launch.exits import EXIT_INTERRUPTED
+
+_AT_ONCE = b"stopped at once; nothing was waited for\n"
 
 T = TypeVar("T")
 
 
 @dataclass
 class Stop:
-    """Turns Ctrl-C and SIGTERM into an event. A second Ctrl-C ends the process at once.
+    """Turns Ctrl-C and SIGTERM into an event. A Ctrl-C after it ends the process at once.
+
+    Nothing is cleaned up then, as if the process were killed: a run folder is valid at any time,
+    and what belongs to the process (cluster, W&B, temporary folders) ends without it.
 
     Attributes:
         notice: printed when the first signal arrives.
@@ -27,22 +36,51 @@ class Stop:
 
     def listen(self) -> None:
         """Installs the handlers; call it again after Ray has installed its own."""
+        if self.received is not None:
+            return
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._on, number)
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if self.received is None:
+            self._on(number)
+            _end_at_ctrl_c()
+        elif number == signal.SIGINT:  # it came before the loop was free
+            _end()
 
     def _on(self, number: signal.Signals) -> None:
         if self.received is None:
             self.received = number
             print(self.notice, flush=True)
             self.event.set()
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt  # the event loop cancels all tasks
 
     @property
     def exit_status(self) -> int:
         """128 plus the signal's number."""
         return 128 + (self.received or signal.SIGINT)
+
+
+def _end_at_ctrl_c() -> None:
+    """Makes the next Ctrl-C end the process, also while its main thread waits for Ray.
+
+    A thread reads the numbers of signals in place of the event loop, which no longer gets any.
+    """
+    numbers, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written)
+
+    def wait() -> None:
+        while signal.SIGINT not in os.read(numbers, 1):
+            pass
+        _end()
+
+    threading.Thread(target=wait, name="ctrl-c", daemon=True).start()
+
+
+def _end() -> None:
+    os.write(2, _AT_ONCE)
+    os._exit(EXIT_INTERRUPTED)
 
 
 class Stopped(Exception):  # noqa: N818  # no error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -16,15 +18,47 @@ from launch import cluster
 from launch.stop import Stop, Stopped, unless
 
 
-def test_a_second_ctrl_c_does_not_wait(capsys: pytest.CaptureFixture[str]):
+def test_the_first_signal_counts(capsys: pytest.CaptureFixture[str]):
     stop = Stop("stopping")
     stop._on(signal.SIGTERM)
-    stop._on(signal.SIGTERM)
+    stop._on(signal.SIGINT)
     assert stop.event.is_set()
-    with pytest.raises(KeyboardInterrupt):
-        stop._on(signal.SIGINT)
     assert stop.exit_status == 143
     assert capsys.readouterr().out == "stopping\n"
+
+
+DEAF = """
+import asyncio, threading
+from launch.stop import Stop
+
+async def run():
+    stop = Stop("stopping")
+    stop.listen()
+    print("listening", flush=True)
+    await stop.event.wait()
+    print("busy", flush=True)
+    try:
+        threading.Event().wait()  # blocks the event loop
+    finally:
+        print("cleaned up")
+
+asyncio.run(run())
+"""
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_ends_a_busy_process_with_one_line(first: signal.Signals):
+    child = subprocess.Popen(
+        [sys.executable, "-c", DEAF], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "listening\n"
+    child.send_signal(first)
+    assert [child.stdout.readline() for _ in range(2)] == ["stopping\n", "busy\n"]
+    child.send_signal(signal.SIGTERM)  # ignored
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate()
+    assert (child.returncode, out, err) == (130, "", "stopped at once; nothing was waited for\n")
 
 
 def test_real_signals_arrive():
