@@ -38,6 +38,7 @@ AS_TRAINED: tuple[Override, ...] = (
 """First overrides of commands without training: they sample with the weights that were trained."""
 _PRESETS = Path(__file__).parent
 _DEMO = _PRESETS / "demo.toml"
+_SHA256 = "sha256"
 _ROUNDS = 8
 """Maximum rounds of replacing invalid values: one replacement may require another one."""
 
@@ -108,7 +109,32 @@ def config_to_json(config: Config) -> str:
 
 def config_sha256(config: Config) -> str:
     """The hash of the resolved configuration."""
-    return hashlib.sha256(config_to_json(config).encode()).hexdigest()
+    return _sha256(config.model_dump(mode="json"))
+
+
+def saved_config_text(config: Config) -> str:
+    """The content of a run's `config.json`: all settings, and as the last key their `sha256`."""
+    tree = {**config.model_dump(mode="json"), _SHA256: config_sha256(config)}
+    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_saved_config(path: Path) -> dict[str, Any]:
+    """Reads the settings that `saved_config_text` wrote; a file without a hash is not checked.
+
+    Raises:
+        FileNotFoundError: if there is no file.
+        ConfigError: if it is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged: not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path} is damaged: not a JSON object")
+    written = found.pop(_SHA256, None)
+    if written is not None and written != _sha256(found):
+        raise ConfigError(f"{path} is damaged: its content does not match its sha256")
+    return found
 
 
 def presets() -> list[str]:
@@ -157,19 +183,16 @@ def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:
 
 
 def _read_run(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_saved_config(folder / "config.json")
     except FileNotFoundError:
-        what = f"{folder}: not a run folder: it has no config.json"
-    except ValueError as error:
-        what = f"{path}: not JSON: {error}"
-    else:
-        if isinstance(found, dict):
-            refuse_unknown_keys(found, folder)
-            return found
-        what = f"{path}: not a JSON object"
-    raise ConfigError(what)
+        raise ConfigError(f"{folder}: not a run folder: it has no config.json") from None
+    refuse_unknown_keys(found, folder)
+    return found
+
+
+def _sha256(tree: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:

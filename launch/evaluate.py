@@ -15,11 +15,11 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.base import home, nearest_hint
 from configs.cli import parse
-from configs.load import AS_TRAINED, config_to_json, load_config
+from configs.load import AS_TRAINED, config_to_json, load_config, read_saved_config
 from configs.resume import diff_configs
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
@@ -171,7 +171,7 @@ def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: b
 
 def _notes(config: Config, folder: Path) -> tuple[str, ...]:
     """Differences between the settings of training and of this evaluation."""
-    trained: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    trained = read_saved_config(folder / "config.json")
     changes = diff_configs(trained, json.loads(config_to_json(config)))
     rewards = ("rewards.functions.", "rollout.overlong") if config.eval.uses_rewards else ()
     return tuple(

@@ -17,6 +17,7 @@ from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
 from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
 from pipeline.rollout.scoring import SUM, score_parts
+from pipeline.run.rollout_files import RecordedRollouts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput, Tags
@@ -57,17 +58,22 @@ def prepare_rescoring(
     folder = RunFolder(Path(run_dir).expanduser())
     tags = Tags.of(load_config(folder.path).prompt)
     first, last = _range(steps)
-    paths = sorted(folder.rollouts.glob(f"{_PREFIX}*.jsonl"))
-    numbers = [int(path.stem.removeprefix(_PREFIX)) for path in paths]
-    names = [
-        path.stem
-        for path, number in zip(paths, numbers, strict=True)
-        if first <= number and (last is None or number <= last)
-    ]
+    files = folder.recorded_rollouts
+    found = {path.stem for path in folder.rollouts.glob(f"{_PREFIX}*.jsonl")}
+    existing = {name for name in found if name.removeprefix(_PREFIX).isdecimal()}
+    lost = {name for name in files.missing if name.startswith(_PREFIX)}
+    asked = {
+        name
+        for name in existing | lost
+        if first <= _number(name) and (last is None or _number(name) <= last)
+    }
+    names, numbers = sorted(asked & existing), sorted(map(_number, existing))
     if not names:
         has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
-    recorded = list(_read(folder, names, tags))
+    for name in sorted(asked - existing):
+        print(f"{folder.rollouts / name}.jsonl is missing, left out")
+    recorded = list(_read(files, names, tags))
     if not recorded:
         raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
     log = RewardLog(log_file)
@@ -113,15 +119,19 @@ async def _score(
     return found
 
 
+def _number(name: str) -> int:
+    return int(name.removeprefix(_PREFIX))
+
+
 def _read(
-    folder: RunFolder, names: Sequence[str], tags: Tags
+    files: RecordedRollouts, names: Sequence[str], tags: Tags
 ) -> Iterator[tuple[Record, RewardInput]]:
     for name in names:
-        for record in folder.read_rollouts(name):
+        for record in files.read(name):
             try:
                 yield record, recorded_input(record, tags=tags)
             except ValueError as error:
-                raise ValueError(f"{folder.rollouts / name}.jsonl: {error}") from None
+                raise ValueError(f"{files.path(name)}: {error}") from None
 
 
 def _rescored(

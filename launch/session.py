@@ -41,7 +41,7 @@ from pipeline.rollout.restarts import Restarts, TrainingStopped
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
-from pipeline.run.ledger import Ledger, repair_ledger
+from pipeline.run.ledger import DAMAGED, Ledger, missing_lines, repair_ledger
 from pipeline.run.mirror import Mirror
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
@@ -171,15 +171,18 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
     phases.add(Span("loading", start_s, now_s))  # configuration, data, check of the rewards
     try:
         ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
+        lines = missing_lines(ledger.lines, folder.entries())
+        text = f"has lost its end: {lines} lines, and their tokens are not counted"
     except DamagedFileError:
         lines = repair_ledger(folder.ledger)
         text = (
-            f"{folder.ledger} is damaged: {lines} of its lines are lost, and their time is "
-            "unexplained; the old file is in superseded/"
+            f"is damaged: {lines} of its lines are lost, and their time is unexplained; the old "
+            "file is in superseded/"
         )
-        folder.journal("ledger_damaged", lines=lines)
-        print(text, flush=True)
         ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
+    if lines:
+        folder.journal(DAMAGED, lines=lines)
+        print(f"{folder.ledger} {text}", flush=True)
     uncounted = (
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
     )

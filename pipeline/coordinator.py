@@ -391,7 +391,8 @@ class Coordinator:
         if saving["step"] != self._saved:
             self._measured(CHECKPOINT, seconds)
         self._saved = saving["step"]
-        self.records.journal("checkpoint", **saving, seconds=seconds)
+        facts = {**saving, "seconds": seconds, **self.meter.ledger.facts}
+        self.records.journal("checkpoint", **facts)
 
     async def _save_at_stop(self) -> None:
         """Writes a checkpoint; if that takes too long, the last complete one stands."""
@@ -587,5 +588,5 @@ class Coordinator:
                 "restarts": self._restarts,
             },
         }
-        self.records.folder.write_summary(summary)
+        self.records.folder.write_summary(summary, **self.meter.ledger.facts)
         self.records.tracker.summarize(summary)

@@ -144,6 +144,22 @@ def decode_json(text: bytes, name: str) -> dict[str, Any]:
     raise DamagedFileError(f"{name} is damaged: its content does not match its sha256")
 
 
+def encode_seconds(seconds: float) -> bytes:
+    """A time with its checksum, of fixed width: a single write replaces an older one."""
+    text = b"%016.3f" % seconds
+    return b"%b %08x\n" % (text, zlib.crc32(text))
+
+
+def decode_seconds(written: bytes) -> float:
+    """The time that `encode_seconds` wrote; 0 if it is damaged."""
+    text = written.partition(b" ")[0]
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 0.0
+    return seconds if encode_seconds(seconds) == written else 0.0
+
+
 def time_stamp() -> str:
     """The time now, as rows have it."""
     return time.strftime(TIME_FORMAT, time.gmtime())

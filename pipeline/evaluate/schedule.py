@@ -20,7 +20,7 @@ from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
 from pipeline.contracts.evaluations import mean_key, mean_of, prompts_of, show_mean
-from pipeline.contracts.record_files import DamagedFileError
+from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
 from pipeline.contracts.rollouts import Completion, Prompt
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
@@ -193,11 +193,12 @@ class EvaluationSchedule:
         found = {}
         for name in self._tests:
             entry = last_entry(self._folder, f"{name}_before", since=self._since)
+            if entry is None:
+                continue
             try:
-                if entry is not None:
-                    found[name] = self._evaluation(entry)
+                found[name] = self._evaluation(entry)
             except DamagedFileError as error:
-                self._report_damage(error)
+                self._report_damage(error, entry)
         return found
 
     # --- validation
@@ -281,7 +282,7 @@ class EvaluationSchedule:
             try:
                 self._answers(at)
             except DamagedFileError as error:
-                self._report_damage(error)
+                self._report_damage(error, self._validated[at])
                 async with self._loaded("current" if at == step else "best"):
                     found = await self._timed("validation", self._validation, deadline)
                     self._record_validation(at, found)
@@ -489,5 +490,7 @@ class EvaluationSchedule:
         summary, rows = found.summary(), found.rows
         return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
 
-    def _report_damage(self, error: DamagedFileError) -> None:
+    def _report_damage(self, error: DamagedFileError, entry: Mapping[str, Any]) -> None:
+        file = self._folder.rollouts / f"{entry['file']}.jsonl"
+        move_to_superseded(self._folder.path, [file])
         self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))

@@ -7,22 +7,25 @@ damaged file costs its damaged lines, each named in `RunRecords.problems`.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from configs.errors import ConfigError
+from configs.load import read_saved_config
 from configs.schema import EXACT_ANSWER
 from pipeline.contracts.evaluations import mean_of
 from pipeline.contracts.record_files import (
     DamagedFileError,
-    parse_rows,
     read_json,
     readable_rows,
 )
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.run.history import RESUMED, valid_entries
+from pipeline.run.ledger import missing_lines
+from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 from pipeline.run.run_folder import ENDED, RunFolder
 
 Row = Mapping[str, Any]
@@ -82,6 +85,10 @@ class RunRecords:
         return [(step, count - evaluated.get(step, 0.0)) for step, count in generated]
 
     @cached_property
+    def _rollouts(self) -> RecordedRollouts:
+        return RecordedRollouts(self.path / "rollouts", self.journal, self.metrics)
+
+    @cached_property
     def summary(self) -> Row:
         """The summary of the run's clean end; empty if it has not ended, or was resumed since."""
         found: Row = {}
@@ -127,7 +134,7 @@ class RunRecords:
         Raises:
             DamagedFileError: if it is missing or damaged.
         """
-        return parse_rows(self.path / "rollouts" / f"{name}.jsonl")
+        return self._rollouts.read(name)
 
     def rollout_steps(self) -> list[int]:
         """Steps with recorded rollouts, ascending."""
@@ -150,14 +157,18 @@ def read_run(path: Path) -> RunRecords:
     rows = {
         name: _rows(path / f"{name}.jsonl", problems) for name in ("journal", "metrics", "ledger")
     }
+    rows["journal"] = [row for row in rows["journal"] if isinstance(row.get("event"), str)]
+    named = {problem.partition(":")[0] for problem in problems}
+    ends = [(name, what) for name, what in _lost(path, rows) if name not in named]
+    problems += [f"{name}: {what}" for name, what in ends]
     return RunRecords(
         path=path,
-        config=_plain_json(path / "config.json", problems),
+        config=_config(path / "config.json", problems),
         status=_plain_json(path / "status.json", problems),
         plan=_checked_json(path / "plan.json", problems),
         running=folder.is_locked,
         problems=problems,
-        journal=[row for row in rows["journal"] if isinstance(row.get("event"), str)],
+        journal=rows["journal"],
         metrics=sorted(
             {row["step"]: row for row in rows["metrics"] if "step" in row}.values(),
             key=lambda row: row["step"],
@@ -174,6 +185,35 @@ def _rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
             f"{path.name}: {lines} damaged (checksum mismatch), left out; {len(rows)} are shown"
         )
     return rows
+
+
+def _lost(path: Path, rows: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, str]]:
+    """Files that are missing, or have lost their end, by what other files say; and what of them."""
+    journal, steps = rows["journal"], {row.get("step") for row in rows["metrics"]}
+    saved = [one["step"] for one in valid_entries(journal, ["checkpoint"])]
+    lost = [step for step in range(1, max(saved, default=0) + 1) if step not in steps]
+    if lost:
+        yield "metrics.jsonl", f"{len(lost)} steps are missing, the first is {lost[0]}"
+    if lines := missing_lines(len(rows["ledger"]), journal):
+        yield "ledger.jsonl", f"{lines} lines are missing, with their time and tokens"
+    if not journal and (steps or rows["ledger"]):
+        yield "journal.jsonl", "missing or empty"
+    elif (path / "summary.json").is_file() and all(one["event"] != ENDED for one in journal):
+        yield "journal.jsonl", "its end is missing; summary.json is of a run that has ended"
+    steps_with_file = [row["step"] for row in rows["metrics"] if ROLLOUTS in row]
+    written = [f"rollouts/step_{step:06d}.jsonl" for step in steps_with_file]
+    written += ["config.json", "plan.json"] if saved else []
+    yield from ((name, "missing") for name in written if not (path / name).is_file())
+
+
+def _config(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        return read_saved_config(path)
+    except FileNotFoundError:
+        return {}
+    except ConfigError as error:
+        problems.append(f"{path.name}: damaged ({str(error).partition(' is damaged: ')[2]})")
+        return {}
 
 
 def _plain_json(path: Path, problems: list[str]) -> dict[str, Any]:

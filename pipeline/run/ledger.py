@@ -28,6 +28,10 @@ from pipeline.contracts.record_files import (
     time_stamp,
 )
 
+DAMAGED = "ledger_damaged"
+"""Journal event: lines are lost."""
+LINES = "ledger_lines"
+"""Key of journal entries: lines of the ledger so far."""
 DRIVER = "driver"
 LEARNER, SAMPLERS, REWARDS = "learner", "samplers", "rewards"
 """Kinds of processes, besides the driver."""
@@ -184,6 +188,14 @@ def read_ledger(path: Path) -> list[Account]:
         DamagedFileError: if a line is damaged.
     """
     return [Account.of_json(row) for row in read_rows(path)]
+
+
+def missing_lines(lines: int, journal: Iterable[Mapping[str, Any]]) -> int:
+    """How many lines a ledger has lost at its end, of those that the journal counted."""
+    counted = 0
+    for entry in journal:
+        counted = entry.get(LINES, 0 if entry["event"] == DAMAGED else counted)
+    return max(0, counted - lines)
 
 
 def repair_ledger(path: Path) -> int:
@@ -347,6 +359,7 @@ class Ledger:
     Attributes:
         phases: of the driver.
         total: of the run so far.
+        lines: of the file.
         processes: of the last account.
         step: training steps done at the last account.
         recorded: phases of all processes since it was set; None: they are not kept.
@@ -364,11 +377,17 @@ class Ledger:
         self._continued: Mapping[str, int] = {}
         self._lost_s = 0.0
         self.total, self._recent = Sums(), Sums()
+        self.lines = len(earlier)
         self.processes: list[str] = []
         self.recorded: dict[str, list[Span]] | None = None
         for one in earlier:
             self.total.add(one)
             self.processes = list(one.seconds)
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What the journal records, from time to time, to detect a lost end."""
+        return {LINES: self.lines}
 
     @property
     def wall_s(self) -> float:
@@ -462,6 +481,7 @@ class Ledger:
 
     def _write(self, account: Account) -> None:
         append_row(self._path, {"time": time_stamp(), **account.to_json()})
+        self.lines += 1
         self.processes, self.step = list(account.seconds), account.step
         self.total.add(account)
         self._recent.add(account)

@@ -23,6 +23,7 @@ from pipeline.contracts.evaluations import (
     show_change,
     show_number,
 )
+from pipeline.contracts.record_files import FileDigest
 from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.steering import EXPORTED_COPY, REWARDS_CHANGED
 from pipeline.run.console import Console
@@ -139,8 +140,8 @@ class Records:
             trained: false: a resume repeats the step, and W&B keeps the first row of a step.
         """
         # First, because W&B's process reads the file of a step that it is told of.
-        self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
-        self._metrics(step, metrics, rollouts=name, trained=trained)
+        digest = self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
+        self._metrics(step, metrics, rollouts=name, digest=digest, trained=trained)
 
     def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
         """Writes the packed demonstrations of an SFT step."""
@@ -156,10 +157,11 @@ class Records:
         metrics: Mapping[str, float],
         *,
         rollouts: str | None = None,
+        digest: FileDigest | None = None,
         trained: bool = True,
     ) -> None:
         metrics = finite({**metrics, **self._mirror.metrics()})
-        self.folder.write_metrics({"step": step, **metrics})
+        self.folder.write_metrics({"step": step, **metrics}, rollouts=digest)
         if trained:
             self.tracker.log(metrics, step=step, rollouts=rollouts)
         self.console.step(step, metrics)

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from configs.load import config_to_json
+from configs.errors import ConfigError
+from configs.load import config_to_json, read_saved_config, saved_config_text
 from configs.resume import REWARDS as ACCEPT_REWARDS
 from configs.resume import (
     Change,
@@ -32,9 +33,10 @@ from pipeline.contracts.record_files import (
     DamagedFileError,
     FileDigest,
     append_row,
+    decode_seconds,
+    encode_seconds,
     move_to_superseded,
     new_superseded_folder,
-    parse_rows,
     read_json,
     read_rows,
     recover_folder,
@@ -46,12 +48,14 @@ from pipeline.contracts.record_files import (
 )
 from pipeline.contracts.steering import REWARDS_CHANGED, sets_in_force, values_at, with_sets
 from pipeline.run.history import RESUMED, REWARDS, steps_with_changed_rewards, valid_entries
+from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 
 ENDED = "ended"
 """Journal event: a clean end with its summary."""
 _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
+_RESTORE = "restore it from a copy, or start another run with --run.name"
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
 
@@ -99,6 +103,8 @@ class RunFolder:
         if self.is_locked:
             raise ValueError(f"another process is using {self.path}")
         if not self.holds_run:
+            if self._journal.exists():
+                raise DamagedFileError(f"{self._config} is missing; {_RESTORE}")
             if self.path.exists() and {path.name for path in self.path.iterdir()} - _BEFORE_RUN:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
@@ -165,8 +171,7 @@ class RunFolder:
             old_code=self.reward_code,
             new_code=code,
         )
-        if changes:
-            # Not `step`: a rollback to an earlier step does not bring the old rewards back.
+        if changes:  # not `step`: a rollback to an earlier step does not bring the old ones back
             self.journal(REWARDS_CHANGED, after_step=step, changes=changes)
         return changes
 
@@ -180,7 +185,7 @@ class RunFolder:
         if rows and not entries:
             raise DamagedFileError(
                 f"{self._journal} is missing or empty, but {self._metrics.name} has {len(rows)} "
-                "steps; restore it from a copy, or start another run with --run.name"
+                f"steps; {_RESTORE}"
             )
         written = None
         with suppress(DamagedFileError):  # `restore_summary` rewrites it from the journal
@@ -188,7 +193,7 @@ class RunFolder:
         if written is not None and self.summary is None:
             raise DamagedFileError(
                 f"{self._journal} is truncated: according to {self._summary.name} the run has "
-                "ended; restore it from a copy, or start another run with --run.name"
+                f"ended; {_RESTORE}"
             )
 
     def check_writable(self) -> None:
@@ -243,7 +248,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Replaces `config.json`."""
-        write_atomically(self._config, config_to_json(config).encode())
+        write_atomically(self._config, saved_config_text(config).encode())
 
     def _refuse_file(self) -> None:
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -279,8 +284,7 @@ class RunFolder:
         """
         file = os.open(self.path / _LOCK, os.O_WRONLY)
         try:
-            # Fixed width: a single write replaces the old value without truncation.
-            os.pwrite(file, f"{seconds:016.3f}\n".encode(), 0)
+            os.pwrite(file, encode_seconds(seconds), 0)
         finally:
             os.close(file)
 
@@ -288,8 +292,8 @@ class RunFolder:
     def recorded_used_s(self) -> float:
         """The value that `record_used_s` wrote last; 0 if there is none or it is damaged."""
         try:
-            return float((self.path / _LOCK).read_bytes() or 0.0)
-        except (FileNotFoundError, ValueError):
+            return decode_seconds((self.path / _LOCK).read_bytes())
+        except FileNotFoundError:
             return 0.0
 
     @property
@@ -303,15 +307,12 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: if there is no run.
-            DamagedFileError: if it is not JSON, or the journal is damaged.
+            DamagedFileError: if it or the journal is damaged.
         """
         try:
-            found: dict[str, Any] = json.loads(self._config.read_bytes())
-        except ValueError as error:
-            raise DamagedFileError(
-                f"{self._config} is damaged: {error}; restore it from a copy, or start another run "
-                "with --run.name"
-            ) from None
+            found = read_saved_config(self._config)
+        except ConfigError as error:
+            raise DamagedFileError(f"{error}; {_RESTORE}") from None
         for key, value in values_at(sets_in_force(self.entries())).items():
             with suppress(KeyError):  # a process that is killed now has not replaced the file
                 set_value(found, key, value)
@@ -353,9 +354,9 @@ class RunFolder:
                 found = entry.get("summary")
         return found
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
         """Journals the summary and replaces `summary.json`, which is a copy for users."""
-        self.journal(ENDED, summary=dict(summary))
+        self.journal(ENDED, summary=dict(summary), **facts)
         write_json(self._summary, summary)
 
     def restore_summary(self) -> bool:
@@ -403,10 +404,9 @@ class RunFolder:
 
     def sync(self) -> int:
         """Flushes journal and metrics to disk; returns the number of the journal's entries."""
-        for path in (self._journal, self._metrics):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fsync(file.fileno())
+        for path in filter(Path.is_file, (self._journal, self._metrics)):
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
         return sum(1 for _ in self.entries())
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
@@ -427,31 +427,33 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all steps, oldest first, without time stamps.
+        """The metrics of all steps, oldest first, without time stamps and digests.
 
         Raises:
             DamagedFileError: if a line is damaged; with the remedy.
         """
         return [
-            {name: value for name, value in row.items() if name != "time"}
+            {name: value for name, value in row.items() if name not in {"time", ROLLOUTS}}
             for row in read_rows(self._metrics)
         ]
 
-    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Appends a step's metrics."""
-        append_row(self._metrics, {"time": time_stamp(), **metrics})
+    def write_metrics(self, metrics: Mapping[str, Any], rollouts: FileDigest | None = None) -> None:
+        """Appends a step's metrics, with the digest of the file of its rollouts, if it has one."""
+        more = {} if rollouts is None else {ROLLOUTS: vars(rollouts)}
+        append_row(self._metrics, {"time": time_stamp(), **metrics, **more})
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> FileDigest:
         """Writes `rollouts/NAME.jsonl`; returns its digest."""
         return write_rows(self._rollouts_file(name), rows)
 
-    def read_rollouts(self, name: str) -> list[dict[str, Any]]:
-        """Reads `rollouts/NAME.jsonl` without a digest, for uses without decisions or results.
+    @property
+    def recorded_rollouts(self) -> RecordedRollouts:
+        """The files in `rollouts/` with their digests."""
+        return RecordedRollouts(self.rollouts, self.entries(), read_rows(self._metrics))
 
-        Raises:
-            DamagedFileError: if it is missing or not JSONL.
-        """
-        return parse_rows(self._rollouts_file(name))
+    def read_rollouts(self, name: str) -> list[dict[str, Any]]:
+        """Reads `rollouts/NAME.jsonl`; raises as `RecordedRollouts.read`."""
+        return self.recorded_rollouts.read(name)
 
     def read_answers(self, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The answers of an evaluation.

@@ -156,7 +156,7 @@ def test_sets_are_read_and_dropped_rows_are_reported(
     [
         ([], "command line: RUN_DIR is missing"),
         (["gone"], "command line: RUN_DIR: no folder {folder}/gone"),
-        (["model"], "{folder}/model/config.json: "),
+        (["model"], "{folder}/model/config.json is damaged: not a JSON object"),
         (["runs/small", "--temperature=-1"], "command line: --temperature -1: must be at least 0"),
         (["runs/small", "--temprature=1"], "--temprature: unknown; did you mean --temperature?"),
     ],

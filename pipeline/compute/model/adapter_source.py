@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from configs.load import read_saved_config
 from configs.schema import Lora
 from pipeline.compute.model import adapter_file, lora, peft_folder
 from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
@@ -146,7 +147,7 @@ def _check_scale(folder: Path, settings: Lora) -> None:
     config = folder.parent.parent / "config.json"
     if not config.is_file():
         return
-    theirs = Lora.model_validate(json.loads(config.read_text(encoding="utf-8"))["lora"])
+    theirs = Lora.model_validate(read_saved_config(config)["lora"])
     if theirs.scale != settings.scale:
         raise ValueError(
             f"lora.start: {folder} was trained with scale {theirs.scale:g} (alpha "
