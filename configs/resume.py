@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,17 @@ FREE_KEYS = (
     "plan.hbm_gib",
     "plan.chip_hour_usd",
     "plan.calibration_share",
+)
+# Devices, and how work is divided among and on them: they change the order of sums, and with it the
+# last bits of results. A resume may change them, e.g. from 8 chips to 4 or from colocated to split;
+# from then on the run equals the former one up to rounding. Not here: what changes the policy that
+# samples (`plan.kv_cache`, `plan.rollout_weights`), and `plan.row_tokens`.
+HARDWARE_KEYS = (
+    *("plan.platform", "plan.placement", "plan.learner_devices", "plan.samplers"),
+    *("plan.sampler_devices", "plan.fsdp", "plan.tp", "plan.sampler_tp"),
+    *("plan.slots", "plan.slot_buckets", "plan.segment_steps", "plan.prefill_tokens"),
+    *("plan.prompt_buckets", "plan.micro_batch_tokens", "plan.head_tokens", "plan.head_vocab"),
+    *("plan.remat", "plan.layer_tokens", "plan.attention"),
 )
 # How fast a part is computed; the other settings of a part alter its rewards.
 _FREE_PART_KEYS = ("workers", "concurrency", "timeout_s")
@@ -81,6 +94,22 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
         and not _is_moved(change)
         and not (change[0] in missing and _is_default(change))
     ]
+
+
+def hardware_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """The differences of two resolved configurations in `HARDWARE_KEYS`."""
+    missing = {key for key, _ in _flatten(new)} - {key for key, _ in _flatten(old)}
+    return [
+        change
+        for change in diff_configs(old, new)
+        if change[0] in HARDWARE_KEYS and not (change[0] in missing and _is_default(change))
+    ]
+
+
+def hardware_id(config: Mapping[str, Any]) -> str:
+    """A short hash of the values of `HARDWARE_KEYS`: sizes belong to them."""
+    values = [(key, value) for key, value in _flatten(config) if key in HARDWARE_KEYS]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:_DIGITS]
 
 
 def reward_changes(
@@ -145,7 +174,7 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
 
 
 def _is_free(key: str) -> bool:
-    return key.partition(".")[0] in FREE_TABLES or key in FREE_KEYS
+    return key.partition(".")[0] in FREE_TABLES or key in {*FREE_KEYS, *HARDWARE_KEYS}
 
 
 def _is_moved(change: Change) -> bool:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass
 
 from actors.handles import RunActors
-from configs.resume import Change
+from configs.resume import Change, change_lines, hardware_changes
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
@@ -424,6 +424,7 @@ def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change
     if replaces_budget(config, folder):
         # Before the configuration with the earlier budget is replaced.
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
+    _record_hardware(prepared, step=step)
     changes = folder.record_reward_changes(config, prepared.reward_code, step=step)
     folder.create(config)
     folder.record_reward_code(prepared.reward_code)
@@ -435,6 +436,22 @@ def _record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change
         used = config.budget.from_submission
         folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
     return changes
+
+
+def _record_hardware(prepared: Prepared, *, step: int) -> None:
+    """Journals and prints that the run continues on other devices or with other sizes."""
+    config, folder = prepared.config, prepared.folder
+    if not folder.holds_run:
+        return
+    changes = hardware_changes(folder.saved_config, config.model_dump(mode="json"))
+    if changes:
+        # Not `step`: a rollback to an earlier step does not bring the old hardware back.
+        folder.journal("hardware_changed", after_step=step, changes=changes)
+        print(
+            f"other devices or sizes from step {step + 1} on; the results equal those of the "
+            f"former ones up to rounding:\n{change_lines(changes)}",
+            flush=True,
+        )
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

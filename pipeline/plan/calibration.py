@@ -22,7 +22,7 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds, Table
 from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
 from pipeline.plan.forecast import calibration_share_s
-from pipeline.plan.search.fitting import PlanCase, first_sizes, planned_sizes
+from pipeline.plan.search.fitting import PlanCase, first_sizes, is_of_hardware, planned_sizes
 from pipeline.plan.size_choice import SizeName, StepTimes, fastest_size, neighbours
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.plan.speed_cache import load_speeds, save_speeds
@@ -58,7 +58,7 @@ class CalibrationStart:
         plan = config.plan
         # The memory of a GPU is unknown before it is opened: the configured sizes are tried.
         measures = not plan.fixed and plan.platform != "gpu" and calibration_share_s(config) > 0
-        if recorded is not None or not measures:
+        if (recorded is not None and is_of_hardware(recorded, config)) or not measures:
             return CalibrationStart(first_sizes(config, recorded))
         case = PlanCase.of(config)
         cached = load_speeds(case)

@@ -24,7 +24,7 @@ from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.sizes import Sizes, WorkerPhase, smaller
 from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.contracts.workers import Resizable
-from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.search.fitting import PlanCase, hardware_of, is_of_hardware
 from pipeline.plan.size_choice import StepTimes
 
 T = TypeVar("T")
@@ -102,16 +102,19 @@ class SizeController:
     @property
     def meta(self) -> dict[str, Any]:
         """What a checkpoint carries of the sizes."""
-        return {} if self.config.plan.fixed else {"sizes": self.in_force.to_json()}
+        if self.config.plan.fixed:
+            return {}
+        return {"sizes": self.in_force.to_json(), "hardware": hardware_of(self.config)}
 
     def resume(self, meta: Mapping[str, Any]) -> None:
         """Restores the step and the sizes of a checkpoint.
 
-        A size that did not fit into this process stays smaller.
+        A size that did not fit into this process stays smaller. Sizes of other hardware do not
+        count.
         """
         self.step = meta["step"]
         found = meta.get("sizes")
-        if found is not None and not self.config.plan.fixed:
+        if found is not None and not self.config.plan.fixed and is_of_hardware(meta, self.config):
             self._at_checkpoint = Sizes.of_json(found)
             self.in_force = self._at_checkpoint.at_most(self.room)
 
@@ -123,7 +126,11 @@ class SizeController:
         self._log = log
         if not self.config.plan.fixed:
             decided = log.events(REPLAN)
-            self._earlier = [entry for entry in decided if "again" not in entry]
+            self._earlier = [
+                entry
+                for entry in decided
+                if "again" not in entry and is_of_hardware(entry, self.config)
+            ]
         for event, facts in self._pending:
             log.journal(event, **facts)
         self._pending.clear()
@@ -326,7 +333,8 @@ class SizeController:
 
     def _replan(self, after: Sizes, reason: str, text: str, **facts: Any) -> None:
         change = {"from": self.in_force.to_json(), "to": after.to_json()}
-        facts = {"step": self.step, "reason": reason, **change, **facts}
+        known = {"step": self.step, "reason": reason, "hardware": hardware_of(self.config)}
+        facts = {**known, **change, **facts}
         self.put_in_force(after, REPLAN, text, facts)
 
     # --- messages
@@ -358,6 +366,7 @@ class SizeController:
         self._log.write_plan(
             {
                 "fixed": self.config.plan.fixed,
+                "hardware": hardware_of(self.config),
                 "in_force": self.in_force.to_json(),
                 "at_checkpoint": None if kept is None else kept.to_json(),
             }

@@ -11,6 +11,8 @@ from configs.resume import (
     altering_changes,
     change_lines,
     diff_configs,
+    hardware_changes,
+    hardware_id,
     is_reward_change,
     reward_changes,
 )
@@ -68,6 +70,7 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
         "rewards.functions.0.workers=4; .timeout_s=5; .concurrency=2",
         "plan.hbm_gib=3.5",
         "plan.fixed=false",
+        "plan.micro_batch_tokens=768",
     ],
 )
 def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
@@ -87,7 +90,7 @@ def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
         "rewards.functions.0.weight=2",
         "rollout.temperature=0.9",
         'rollout.stop_strings=["</answer>"]',
-        "plan.micro_batch_tokens=768",
+        "plan.kv_cache=int8",
         "eval.temperature=0.5",
         "parity.probe=0.1",
     ],
@@ -113,6 +116,17 @@ def test_files_may_be_elsewhere_on_another_host(
     small: Path, here: str, there: str, is_same: bool
 ) -> None:
     assert (altering(small, here, there) == []) is is_same
+
+
+def test_other_devices_and_sizes_are_no_other_run(small: Path) -> None:
+    new = "plan.placement=colocated; .samplers=none; .sampler_devices=none; .learner_devices=2"
+    old, after = (load(small, text).model_dump(mode="json") for text in ("", new))
+    assert altering_changes(old, after) == []
+    changed = {key for key, _, _ in hardware_changes(old, after)}
+    assert {"plan.placement", "plan.learner_devices"} <= changed
+    assert hardware_changes(old, old) == []
+    assert hardware_id(old) == hardware_id(load(small, "learner.lr=1").model_dump(mode="json"))
+    assert hardware_id(old) != hardware_id(after)
 
 
 def test_a_longer_budget_alters_the_run_if_it_moves_the_decay(small: Path) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.resume import hardware_id
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Sizes, with_plan_settings
@@ -195,19 +196,33 @@ def planned_sizes(case: PlanCase) -> Sizes:
     return Sizes.of(found.config)
 
 
+def hardware_of(config: Config) -> str:
+    """A short hash of the settings of devices and sizes; see `configs.resume.HARDWARE_KEYS`."""
+    return hardware_id(config.model_dump(mode="json"))
+
+
+def is_of_hardware(recorded: Mapping[str, Any], config: Config) -> bool:
+    """Whether recorded sizes were chosen for the configuration's hardware.
+
+    Records of earlier versions, which do not say for which, are taken to be.
+    """
+    return "hardware" not in recorded or recorded["hardware"] == hardware_of(config)
+
+
 def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
     """The sizes that a process starts with: recorded, else configured, else planned.
 
     Args:
         config: the run.
-        recorded: content of its `plan.json`, which `plan.fixed` overrides; None: there is none.
+        recorded: content of its `plan.json`, which `plan.fixed` overrides, and which counts for
+            the same hardware only; None: there is none.
 
     Raises:
         FileNotFoundError: if sizes have to be planned and the model's folder is missing.
         ValueError: if sizes have to be planned and none fit or the devices are unknown.
     """
     plan = config.plan
-    if recorded is not None and not plan.fixed:
+    if recorded is not None and not plan.fixed and is_of_hardware(recorded, config):
         return Sizes.of_json(recorded["at_checkpoint"] or recorded["in_force"])
     if plan.slots is not None and plan.micro_batch_tokens is not None:
         return Sizes.of(config)

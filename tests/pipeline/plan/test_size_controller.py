@@ -16,7 +16,7 @@ from configs.schema import Config
 from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes, WorkerPhase
-from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.search.fitting import first_sizes, hardware_of
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.console import Console
 from pipeline.run.records import Records
@@ -140,6 +140,7 @@ def test_a_call_out_of_memory_is_repeated_and_nothing_else_changes(
         "phase": phase,
         "worker": "learner" if call.startswith("learner") else "sampler 0",
         "reason": "RESOURCE_EXHAUSTED: so many bytes",
+        "hardware": hardware_of(run.config),
         "from": WHOLE.to_json(),
         "to": after.to_json(),
     }
@@ -331,6 +332,7 @@ def test_a_fixed_plan_ignores_sizes_in_the_run_folder(tmp_path: Path):
     assert "sizes" not in disk[4][1]
     assert plan_of(run.folder) == {
         "fixed": True,
+        "hardware": hardware_of(fixed),
         "in_force": WHOLE.to_json(),
         "at_checkpoint": WHOLE.to_json(),
     }

@@ -139,7 +139,7 @@ def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, fol
         tmp_path,
         learner={"lr": 1e-3, "schedule": "linear"},
         prompt={"system": 'Say "why".'},
-        plan={"samplers": 2},
+        plan={"kv_cache": "int8"},
     )
     with pytest.raises(ValueError, match="contains a run with other settings") as caught:
         RunFolder.of(other).check(other)
@@ -148,7 +148,7 @@ def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, fol
         "  learner.lr: was 1e-05, now 0.001",
         '  learner.schedule: was "constant", now "linear"',
         "  learner.decay_steps: was none, now 3",
-        "  plan.samplers: was none, now 2",
+        '  plan.kv_cache: was "model", now "int8"',
     ]
 
 
