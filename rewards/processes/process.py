@@ -145,8 +145,9 @@ class RewardProcess:
         )
 
     def send(self, numbered: Sequence[tuple[int, RewardInput]]) -> None:
-        """Sends inputs to score."""
-        self._transport.write(message(list(numbered)))
+        """Sends inputs to score; if the process has ended, `answer` says how."""
+        if not self._transport.is_closing():
+            self._transport.write(message(list(numbered)))
 
     async def answer(self) -> Any:
         """The next answer.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import textwrap
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rewards.base import Outcome, RewardInput, Tags
 from rewards.processes.host import MAX_FAILURES_IN_A_ROW, RewardHost, check
 from rewards.processes.log import RewardLog
 
+uvloop = pytest.importorskip("uvloop")
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 TIMEOUT_S = 1.0
 
@@ -398,6 +400,31 @@ def test_abandoned_inputs_are_not_scored(calls: Path, tmp_path: Path):
 
     assert asyncio.run(run()) == [{"waits": Outcome(1.0)}]
     assert noted(calls) == ["hang", "dd"]
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_invariant_6_a_process_that_was_killed_while_it_was_idle_costs_nothing(
+    calls: Path, loop: Callable[[], asyncio.AbstractEventLoop]
+):
+    rewards = Rewards(functions=(function(calls, "sample"),))
+
+    async def work() -> list[dict[str, Outcome]]:
+        host = RewardHost(rewards, log=RewardLog(None))
+        await host.start()
+        try:
+            (process,) = (one for part in host._parts for one in part._processes if one)
+            assert process._process is not None
+            process._process.kill()
+            process._process.wait()
+            while not process._transport.is_closing():  # noqa: ASYNC110 - its end is not noticed
+                await asyncio.sleep(0.01)
+            return await host.score(inputs("a", "bb"))
+        finally:
+            await host.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:  # Ray's actors have uvloop's
+        scored = runner.run(work())
+    assert [row["sample"] for row in scored] == [Outcome(1.0), Outcome(2.0)]
 
 
 def test_a_log_that_cannot_be_written_costs_nothing(file: Path, tmp_path: Path):
