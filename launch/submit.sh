@@ -6,10 +6,10 @@
 # Uploads the project's source, the configuration and the modules of the current folder that the
 # reward functions need (module:function), and nothing else: no runs, no weights, no data. Data,
 # models and reward files (file.py:function) are read where they are, as they are when the job
-# starts, so their folders must exist on the cluster's host. Keys (WANDB_API_KEY, HF_TOKEN) are
-# never put into the job, because every user of the cluster can read its metadata: set them where
-# Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on this machine; its
-# Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
+# starts, so their folders must exist on the cluster's host. Keys (WANDB_API_KEY, HF_TOKEN, those of
+# run.mirror) are never put into the job, because every user of the cluster can read its metadata:
+# set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on this
+# machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
 set -euo pipefail
 
 usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from configs.schema import Config
 from pipeline.contracts.cache_folder import cache_folder
 from pipeline.contracts.decisions import DecisionLog
+from pipeline.contracts.record_files import DamagedFileError
 from pipeline.run.child_process import ChildProcess
 from pipeline.run.mirror_copier import continues, machine_of, other_run
 from pipeline.run.mirror_lease import Holder, Lease
@@ -89,7 +90,7 @@ class Mirror(ChildProcess):
         return Mirror(mirror_url(config))
 
     def acquire(self, folder: Path, say: Callable[[str], None]) -> None:
-        """Takes the lease; with a run on this host also without an answer of the store.
+        """Takes the lease; a run on this host starts without it if the mirror cannot be used.
 
         Args:
             folder: the run folder, with or without a run.
@@ -106,10 +107,10 @@ class Mirror(ChildProcess):
         try:
             answer(url, lambda: check_continues(url, folder))
             lease.acquire(say)
-        except ValueError as error:
-            if not isinstance(error, NoAnswerError):
-                raise
+        except (NoAnswerError, DamagedFileError) as error:
             failed = str(error)
+        except ValueError:
+            raise
         except Exception as error:  # noqa: BLE001  # of any library of a store
             failed = f"{url} cannot be written: {short(error)}"
         else:

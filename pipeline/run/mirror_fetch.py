@@ -17,9 +17,11 @@ from tqdm import tqdm
 from configs.base import absolute_url, mirror_problem
 from configs.schema import Config
 from pipeline.contracts.cache_folder import cache_folder
+from pipeline.contracts.record_files import DamagedFileError
 from pipeline.run.mirror import PROGRAMS, NoAnswerError, answer, check_continues, mirror_url
 from pipeline.run.mirror_copier import machine_of
 from pipeline.run.mirror_lease import Holder, Lease
+from pipeline.run.mirror_process import short
 from pipeline.run.mirror_store import Manifest, Store, Stored, is_local
 from pipeline.run.run_folder import RunFolder
 
@@ -53,10 +55,18 @@ def fetch_run(config: Config, *, adopt: str | None, say: Callable[[str], None]) 
         ValueError: if the run cannot be fetched, runs elsewhere, or went on elsewhere.
     """
     folder, url = RunFolder.of(config), mirror_url(config)
-    if adopt is not None:
-        _adopt(config, folder, adopt, say)
-    elif url is not None:
-        _fetch_from_mirror(config, folder, url, say)
+    try:
+        if adopt is not None:
+            _adopt(config, folder, adopt, say)
+        elif url is not None:
+            _fetch_from_mirror(config, folder, url, say)
+    except ValueError:
+        raise
+    except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
+        raise ValueError(
+            f"the run could not be fetched from {adopt or url}: {short(error)}; the same command "
+            "continues"
+        ) from None
 
 
 def _fetch_from_mirror(
@@ -64,7 +74,7 @@ def _fetch_from_mirror(
 ) -> None:
     store = Store(url)
     if folder.holds_run:
-        with suppress(NoAnswerError):  # reported when the run starts
+        with suppress(NoAnswerError, DamagedFileError):  # reported when the run starts
             answer(url, lambda: check_continues(url, folder.path))
         return
     store.check_folder()
@@ -113,23 +123,18 @@ def _fetch(
         f"({manifest.origin})"
     )
     fresh = folder.path.with_name(f".{folder.path.name}.fetched")
-    try:
-        manifest = store.read_consistently(manifest, partial(_fetch_files, store, fresh))
-        _remove_others(fresh, manifest.files)
-        RunFolder(fresh).journal(
-            FETCHED,
-            source=store.url,
-            host=manifest.host,
-            taken=manifest.time,
-            checkpoint=manifest.checkpoint,
-        )
-        # What a process left that was killed before its run began; `check` found nothing else.
-        shutil.rmtree(folder.path, ignore_errors=True)
-        fresh.rename(folder.path)
-    except OSError as error:
-        raise ValueError(
-            f"{store.url} could not be fetched to {fresh}: {error}; the same command continues"
-        ) from None
+    manifest = store.read_consistently(manifest, partial(_fetch_files, store, fresh))
+    _remove_others(fresh, manifest.files)
+    RunFolder(fresh).journal(
+        FETCHED,
+        source=store.url,
+        host=manifest.host,
+        taken=manifest.time,
+        checkpoint=manifest.checkpoint,
+    )
+    # What a process left that was killed before its run began; `check` found nothing else.
+    shutil.rmtree(folder.path, ignore_errors=True)
+    fresh.rename(folder.path)
     _fetch_programs(store, manifest, machine=machine_of(config.plan.platform))
 
 

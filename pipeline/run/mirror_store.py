@@ -139,6 +139,24 @@ def newest_checkpoint(paths: Iterable[str]) -> int | None:
     return max((int(match[1]) for match in found if match), default=None)
 
 
+def check_protocol(url: str) -> None:
+    """Checks that the library of a URL's protocol is installed.
+
+    Raises:
+        ValueError: if it is not, or the protocol is unknown.
+    """
+    protocol = "file" if is_local(url) else url.partition("://")[0]
+    try:
+        fsspec.get_filesystem_class(protocol)
+    except ImportError as error:
+        raise ValueError(
+            f"{protocol}:// needs a library that is not installed ({error}); `make "
+            "install-mirror` installs those of s3:// and gs://"
+        ) from None
+    except ValueError:
+        raise ValueError(f"{protocol}:// is not supported by fsspec") from None
+
+
 class Store:
     """The copy of one run in a mirror.
 
@@ -148,23 +166,15 @@ class Store:
         url: MIRROR/NAME.
 
     Raises:
-        ValueError: if no library is installed for the protocol, or a local mirror has no folder.
+        ValueError: as `check_protocol`.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url
-        protocol = url.partition("://")[0]
-        try:
-            # Not for other protocols: they have no folders, or do not know the option.
-            options = {"auto_mkdir": True} if is_local(url) else {}
-            fs, root = fsspec.url_to_fs(url, **options)
-        except ImportError as error:
-            raise ValueError(
-                f"{protocol}:// needs a library that is not installed ({error}); `make "
-                "install-mirror` installs those of s3:// and gs://"
-            ) from None
-        except ValueError as error:
-            raise ValueError(f"{url} cannot be opened: {error}") from None
+        check_protocol(url)
+        # Not for other protocols: they have no folders, or do not know the option.
+        options = {"auto_mkdir": True} if is_local(url) else {}
+        fs, root = fsspec.url_to_fs(url, **options)
         self._fs: AbstractFileSystem = fs
         self._root = str(root).rstrip("/")
 
@@ -194,7 +204,9 @@ class Store:
             except DamagedFileError as damage:
                 error = damage
         if error is not None:
-            raise error
+            raise DamagedFileError(
+                f"{error}; restore it from a copy, or delete {self.url} to begin a new mirror"
+            )
         return None
 
     def publish(self, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,8 +16,10 @@ from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.mirror import Mirror
+from pipeline.run.mirror_store import Store
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
+from tests.pipeline.run.mirror_parts import make_copier
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,6 +81,63 @@ def ended(request_path: Path) -> Callable[..., RunFolder]:
         return folder
 
     return make
+
+
+def test_a_finished_run_is_known_on_an_empty_host(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    started: list[Prepared],
+    capsys: pytest.CaptureFixture[str],
+):
+    folder, mirror = ended(), request_path.parent / "mirror"
+    mirror.mkdir()
+    make_copier(folder, Store(f"{mirror}/small")).copy()
+    folder.path.rename(request_path.parent / "lost")
+    command = [str(request_path), "--run.mirror", str(mirror)]
+    before = everything_below(request_path.parent)
+    assert train.main([*command, "--dry-run"]) == 0
+    assert everything_below(request_path.parent) == before
+    capsys.readouterr()
+    assert train.main(command) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(" ", 1)[0] for line in said] == ["fetching", str(folder.path)]
+    assert (folder.summary or {})["steps"] == 3
+    assert started == []
+
+
+def test_a_run_is_adopted(
+    request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
+):
+    folder = ended(ended="interrupted", steps=1)
+    copy = folder.path.rename(request_path.parent / "copy")
+    for _ in range(2):  # the same command resumes
+        assert train.main([str(request_path), "--adopt", "copy"]) == 0
+    assert [run.folder.path for run in started] == [folder.path] * 2
+    (entry,) = folder.events("fetched")
+    assert entry["source"] == str(copy)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--adopt", "nowhere"], "--adopt: .*/nowhere is neither a run folder nor the mirror"),
+        (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
+        (["--adopt", "x", "--rehearse"], "--adopt: has no effect with --rehearse"),
+    ],
+)
+def test_a_run_that_cannot_be_fetched_is_one_line(
+    request_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], what: str
+):
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path), *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.search(what, line)
+    assert everything_below(request_path.parent) == before
+
+
+def test_a_protocol_without_its_library_is_refused(refused: Refused):
+    (line,) = refused("--run.mirror", "adl://store/runs")
+    assert "adl:// needs a library that is not installed" in line
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:

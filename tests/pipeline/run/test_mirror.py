@@ -16,6 +16,7 @@ from configs.schema import Config
 from pipeline.run import mirror as mirror_module
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
+from pipeline.run.mirror_fetch import fetch_run
 from pipeline.run.mirror_lease import Holder, Lease
 from pipeline.run.mirror_store import Store
 from pipeline.run.records import Records
@@ -182,6 +183,23 @@ def test_a_store_that_is_gone_stops_only_a_new_run(
     with pytest.raises(ValueError, match=r"^run\.mirror: s3://bucket/runs/run cannot be "):
         Mirror.of(config).acquire(tmp_path / "new", print)
     server.start()
+
+
+def test_a_damaged_mirror_does_not_stop_a_run_of_this_host(tmp_path: Path):
+    config = make_config(tmp_path, run={"mirror": str(tmp_path / "mirror")})
+    (tmp_path / "mirror").mkdir()
+    folder = make_run(RunFolder.of(config).path)
+    make_copier(folder, Store(f"{tmp_path}/mirror/run")).copy()
+    (manifest,) = (tmp_path / "mirror/run/manifests").iterdir()
+    manifest.write_bytes(manifest.read_bytes()[:100])
+    said: list[str] = []
+    fetch_run(config, adopt=None, say=said.append)
+    Mirror.of(config).acquire(folder.path, said.append)
+    (line,) = said
+    assert "to begin a new mirror; the run starts" in line
+    folder.path.rename(tmp_path / "away")
+    with pytest.raises(ValueError, match=r"is damaged: .*; restore it from a copy, or delete"):
+        fetch_run(config, adopt=None, say=print)
 
 
 def test_a_store_that_cannot_be_written_stops_a_new_run(

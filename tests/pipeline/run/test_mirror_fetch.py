@@ -126,7 +126,7 @@ def test_a_damaged_file_is_not_used(hosts: Hosts):
 def test_a_file_that_is_gone_is_reported(hosts: Hosts):
     hosts.copy()
     shutil.rmtree(hosts.mirror / NAME / "files")
-    with pytest.raises(ValueError, match=r"could not be fetched to .*; the same command continues"):
+    with pytest.raises(ValueError, match=r"could not be fetched from .*; the same command"):
         hosts.fetch()
 
 
@@ -185,7 +185,7 @@ def test_a_protocol_without_its_library_is_named(tmp_path: Path, monkeypatch: py
 
 def test_an_unknown_protocol_is_named(tmp_path: Path):
     config = make_config(tmp_path, run={"mirror": "s4://store/runs"})
-    with pytest.raises(ValueError, match=r"s4://store/runs/run cannot be opened: .*s4"):
+    with pytest.raises(ValueError, match=r"^s4:// is not supported by fsspec$"):
         fetch_run(config, adopt=None, say=print)
 
 
