@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Submits a run to a running Ray cluster as a job: launch.train with the same arguments.
+# Submits a run to a running Ray cluster as a job: launch.train --supervise with the same arguments.
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
