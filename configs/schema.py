@@ -17,6 +17,7 @@ from pydantic import Field
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
 from configs.base import (
+    FolderPath,
     MirrorURL,
     OutputPath,
     Problem,
@@ -72,6 +73,9 @@ __all__ = [
 ]
 
 
+_FORK = re.compile(r".+@\d+")
+
+
 class Run(Table):
     """Name, folder, seed and phases of the run."""
 
@@ -90,6 +94,11 @@ class Run(Table):
         "another disk; a host without the run folder resumes from there; keys and passwords are "
         "read from the environment",
     )
+    fork: FolderPath | None = Field(
+        None,
+        description="RUN_DIR@STEP: begin from this checkpoint of another run, with its optimizer "
+        "state; other settings may differ but for the base and the shape of the adapter",
+    )
     seed: int = Field(
         0,
         ge=0,
@@ -102,9 +111,13 @@ class Run(Table):
     )
 
     def conflicts(self) -> Iterator[Problem]:
-        """GRPO is the last phase."""
+        """GRPO is the last phase; a fork names a step, and has the optimizer's state of GRPO."""
         if self.phases not in {("grpo",), ("sft", "grpo")}:
             yield "phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]'
+        if self.fork is not None and not _FORK.fullmatch(self.fork):
+            yield "fork", 'must be RUN_DIR@STEP, such as "runs/a@40"'
+        elif self.fork is not None and self.has_sft_phase:
+            yield "fork", 'goes with phases = ["grpo"] only'
 
     @property
     def has_sft_phase(self) -> bool:

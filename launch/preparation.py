@@ -14,6 +14,7 @@ from configs.errors import MistakeCollector
 from configs.resume import change_lines, diff_configs
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
+from launch.fork import check_base
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
@@ -297,7 +298,7 @@ def _same_base(config: Config, folder: RunFolder) -> str:
     """The fingerprint of the base's weights; compares it with that at the start of the run.
 
     Raises:
-        ValueError: if it has changed.
+        ValueError: if it has changed, or is not that of the run from which this one forks.
     """
     model = find_model(config.model)
     base = weights_fingerprint(model)
@@ -307,6 +308,7 @@ def _same_base(config: Config, folder: RunFolder) -> str:
             f"model.path: the weights in {model} have changed since {folder.path} started; restore "
             "them, or start another run with --run.name"
         )
+    check_base(config, base)
     return base
 
 

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from actors.handles import RunActors
 from configs.resume import Change, change_lines, hardware_changes
@@ -18,6 +18,7 @@ from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
+from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
 from launch.private_cluster import ClusterLost
 from launch.stop import Stop, Stopped, unless
@@ -119,6 +120,7 @@ async def run_session(
     stop.listen()
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
+        prepared = replace(prepared, config=copy_start(prepared.config))
         clock = _clock(prepared, started=started)
         meter = _meter(prepared, clock, started=started)
         if clock.used_before_s and not prepared.folder.holds_run:
@@ -551,6 +553,15 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
             "here on may differ from those of the former code",
             before=before,
             now=code,
+        )
+    checkpoint = origin(prepared.config)
+    if checkpoint is not None and not any(folder.events("forked")):
+        records.event(
+            "forked",
+            f"forked from {prepared.config.run.fork}, with its optimizer state",
+            source=prepared.config.run.fork,
+            adapter_sha256=checkpoint.adapter_sha256,
+            provenance=dict(checkpoint.provenance),
         )
     folder.journal(
         STARTED,

@@ -151,6 +151,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         found.raise_if_any()
     assert config is not None
     # Imported late: `--help` needs none of it.
+    from launch.fork import forked
     from launch.preparation import finished, in_force, prepare
     from launch.submission import waited_s
     from pipeline.run.mirror import Mirror
@@ -159,6 +160,8 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     if found.is_empty and not command.flags.dry_run:
         found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), say=say)
         found.raise_if_any()
+    if found.intact("run", "lora.start"):
+        config = found.attempt(forked, config) or config
     if found.intact("run.dir", "run.name"):
         config = found.attempt(in_force, config) or config
     if found.intact("run.dir", "run.name", "budget"):

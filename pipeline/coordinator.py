@@ -582,6 +582,7 @@ class Coordinator:
             "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
             **measured,
             "resumed_from": self.resumed_from,
+            **({} if self.config.run.fork is None else {"forked_from": self.config.run.fork}),
             "faults": {
                 "reward_errors": progress.reward_errors,
                 "skipped_updates": progress.skipped_updates,

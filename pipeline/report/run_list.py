@@ -86,6 +86,7 @@ class RunFacts:
             else {"step": best["step"], "metric": best["metric"], "mean": mean_of(best)},
             "bytes": self.num_bytes,
             "last_activity": _stamp(self.active_s),
+            "forked_from": self.records.setting("run.fork"),
             "rolled_back_to": [one["step"] for one in self.records.entries(ROLLED_BACK)],
             "problems": list(self.records.problems),
             "checkpoints": [
@@ -149,6 +150,9 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     valued = f", best validation {show_mean(best)} at step {best['step']}" if best else ""
     yield f"{run.records.path}: {word}, {steps}{valued}, {_megabytes(run.num_bytes)} MB"
     yield sentence
+    fork = run.records.setting("run.fork")
+    if fork is not None:
+        yield f"forked from {fork}"
     yield from run.records.problems
     if not run.checkpoints:
         yield "no checkpoints"

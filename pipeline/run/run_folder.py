@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -53,7 +54,7 @@ from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 ENDED = "ended"
 """Journal event: a clean end with its summary."""
 _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
-_BEFORE_RUN = frozenset({_LOCK, _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
+_BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
 _RESTORE = "restore it from a copy, or start another run with --run.name"
 _OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
@@ -71,6 +72,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.export = path / "export"
+        self.start = path / "start"
         self.rewards_log = path / _REWARDS_LOG
         self.ledger = path / "ledger.jsonl"
         self.status = path / _STATUS
@@ -229,6 +231,7 @@ class RunFolder:
             if not self.holds_run:
                 (self.path / _LOCK).unlink()
                 self.status.unlink(missing_ok=True)
+                shutil.rmtree(self.start, ignore_errors=True)  # a copy
                 # A parent may contain another run by now.
                 with suppress(OSError):
                     for path in made:

@@ -58,6 +58,7 @@ GIVEN = {
     "model.path": "runs/tiny",
     "model.tokenizer": "runs/tokenizer.json",
     "lora.start": "runs/adapter",
+    "run.fork": None,
     "learner.teacher": "teacher",
     "sft.train.path": "runs/demonstrations.csv",
     "data.train.path": "runs/train.jsonl",
@@ -165,6 +166,14 @@ def test_a_missing_file_is_reported_with_the_presets(
     monkeypatch.chdir(ROOT)
     (line,) = mistakes(wrong)
     assert "; presets: configs/demo.toml, configs/gemma" in line
+
+
+def test_the_run_that_is_forked_is_relative_to_the_file(small: Path, tmp_path: Path) -> None:
+    text = small.read_text().replace('name = "small"', 'name = "small", fork = "../a@3"')
+    path = tmp_path / "folder" / "run.toml"
+    path.parent.mkdir()
+    path.write_text(text, encoding="utf-8")
+    assert load_config(path).run.fork == str(tmp_path / "a@3")
 
 
 @pytest.mark.parametrize(

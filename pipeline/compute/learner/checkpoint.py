@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 import orbax.checkpoint as ocp
 from orbax.checkpoint import checkpoint_managers as retention
 
@@ -208,27 +209,64 @@ class Checkpoints:
         return None
 
     def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
-        restored = self._manager().restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
-            ),
-        )
-        facts, tree = restored["facts"], restored["state"]
-        state = replace(
+        return _read(self._manager(), step, like)
+
+
+def saved_optimizer(folder: Path, like: LearnerState) -> optax.OptState:
+    """The optimizer's state of the checkpoint in `folder`, which belongs to another run.
+
+    Args:
+        folder: `checkpoints/N` of a run, or a copy; nothing is written there.
+        like: a state with an adapter of the same shape.
+
+    Raises:
+        ValueError: if it is damaged, or of another shape.
+        OSError: if it cannot be read now.
+    """
+    try:
+        tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
+        like = replace(
             like,
-            adapter=tree["adapter"],
-            optimizer=tree["optimizer"],
-            reference=tree.get("reference"),
-            previous=tree.get("previous"),
-            version=facts["version"],
-            updates=facts["updates"],
+            reference=like.adapter if "reference" in tree else None,
+            previous=like.adapter if "previous" in tree else None,
         )
-        found = _sha256(state, facts["meta"])
-        if found != facts["sha256"]:
-            raise ValueError(f"the hash of its content is {found}, recorded was {facts['sha256']}")
-        return state, facts["meta"]
+        options = ocp.CheckpointManagerOptions(read_only=True)
+        with ocp.CheckpointManager(folder.parent, options=options) as manager:
+            return _read(manager, int(folder.name), like)[0].optimizer
+    except Exception as error:  # noqa: BLE001  # raised again, or reported
+        cause = _innermost(error)
+        if not _is_damage(cause):
+            raise _undamaged(int(folder.name), cause) from None
+        raise ValueError(
+            f"run.fork: the optimizer state in {folder} cannot be used: {_first_line(error)}"
+        ) from None
+
+
+def _read(
+    manager: ocp.CheckpointManager, step: int, like: LearnerState
+) -> tuple[LearnerState, Meta]:
+    """Reads a checkpoint and compares its hash."""
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
+    restored = manager.restore(
+        step,
+        args=ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract), facts=ocp.args.JsonRestore()
+        ),
+    )
+    facts, tree = restored["facts"], restored["state"]
+    state = replace(
+        like,
+        adapter=tree["adapter"],
+        optimizer=tree["optimizer"],
+        reference=tree.get("reference"),
+        previous=tree.get("previous"),
+        version=facts["version"],
+        updates=facts["updates"],
+    )
+    found = _sha256(state, facts["meta"])
+    if found != facts["sha256"]:
+        raise ValueError(f"the hash of its content is {found}, recorded was {facts['sha256']}")
+    return state, facts["meta"]
 
 
 def _tree(state: LearnerState) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -125,7 +126,13 @@ class Learner:
         return load_adapter(start, self.policy).adapter
 
     def _fresh(self) -> LearnerState:
-        return self._begin_phase(self.initial_adapter(), version=0)
+        state = self._begin_phase(self.initial_adapter(), version=0)
+        start = self._config.lora.start
+        if self._config.run.fork is None or start is None:
+            return state
+        from pipeline.compute.learner.checkpoint import saved_optimizer
+
+        return replace(state, optimizer=saved_optimizer(Path(start), state))
 
     def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
         """Initial state of a phase: a new optimizer, and this adapter as reference."""
