@@ -95,6 +95,8 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
         ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
     """
     tree, unknown = apply_overrides(_read(Path(path)), overrides)
+    if huge := next(_huge_integers(tree), None):
+        raise ConfigError(f"{path}: {huge}: an integer of more than 64 bits")
     meant = {key for mistake in unknown for key in _meant_keys(mistake.path, tree)}
     config, found, invalid = _validate(tree, meant)
     given = [tuple(key.split(".")) for key, _ in overrides]
@@ -164,7 +166,21 @@ def _read(path: Path) -> dict[str, Any]:
         what = f"{path}: not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:
         what = f"{path}:{_describe(error, text)}"
+    except RecursionError:
+        what = f"{path}: nested too deeply"
     raise ConfigError(what)
+
+
+def _huge_integers(value: object, key: str = "") -> Iterator[str]:
+    """Keys with an integer that TOML does not allow."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _huge_integers(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for item in value:
+            yield from _huge_integers(item, key)
+    elif isinstance(value, int) and value.bit_length() > 63:
+        yield key
 
 
 def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:

@@ -1,0 +1,350 @@
+"""Random damage to what users give: configurations, data, model folders, record files.
+
+Each case damages the demo's request at a place that its seed draws, and calls commands in this
+process. A command must end within seconds with exit status 0, 1 or 2, and say why it is not 0 in
+lines without a traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import configs
+from configs.load import load_config
+from launch import data, evaluate, plan, report, runs, train
+from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
+from launch.exits import exit_status
+from pipeline.run.ledger import Ledger
+from pipeline.run.run_folder import RunFolder
+
+MOST_S = 20.0
+"""A case that takes longer is broken: a person waits seconds."""
+_ROOT = Path(configs.__file__).parent.parent
+_DEMO = _ROOT / "launch" / "demo"
+_ROWS = 40
+"""Rows of the damaged dataset."""
+_EPOCH_S = 1.7e9
+_ROLLOUT: Mapping[str, Any] = {
+    "prompt_id": 1,
+    "prompt": "1 + 1?",
+    "answer": "2",
+    "row": {},
+    "text": "<answer>2</answer>",
+    "num_tokens": 9,
+    "logprob_mean": -0.5,
+    "stop_reason": "eos",
+    "rewards": {"correct": 1.0, "format": 0.0},
+    "errors": {},
+    "reward": 1.0,
+    "excluded": None,
+    "advantage": 0.5,
+}
+"""A rollout of the recorded run, as `pipeline.run.rollout_records` writes it."""
+JUNK: Sequence[str] = (
+    *('""', "-1", "0", "1e400", "nan", "inf", "true", "[]", "{}", "9" * 400, '"\\u0000"', "[[]]"),
+    *("1e-320", '"' + "x" * 70_000 + '"', '"../../../etc/passwd"', '"/dev/null"', '"\\ud800"'),
+    *('"é\u202e\U0001f600"', "[1, [2, {a = 3}]]", "1979-05-27", "0x7fffffffffffffffffff", "-0.0"),
+    *("9223372036854775807", "-9223372036854775808", "1e308", "4611686018427387904", "65537"),
+    *("[" * 2000 + "]" * 2000, "null", '"rewards.correctness:nothing"', '["a", 1]', '"1h"'),
+)
+"""Values in TOML and JSON, some of them invalid."""
+
+PLAUSIBLE: Sequence[str] = (
+    *("1", "2", "3", "7", "64", "1000", "1_000_000", "0.5", "1e-9", "0.0", "false", '"off"'),
+    *('"auto"', '"colocated"', '"bfloat16"', '"token"', '"question"', '["<end_of_turn>"]'),
+)
+"""Values in TOML that many settings take, though not each."""
+
+Damage = Callable[[Path, random.Random], None]
+Command = Callable[[Path], int]
+
+
+def junk_bytes(content: bytes, rng: random.Random) -> bytes:
+    """A file as failing disks, editors and people leave it."""
+    at = rng.randrange(len(content) + 1)
+    end = min(len(content), at + rng.choice([1, 2, 8, 200]))
+    middle = {
+        "cut": b"",
+        "twice": content[at:end] * 2,
+        "noise": rng.randbytes(end - at),
+        "zeros": bytes(end - at),
+        "flip": bytes(byte ^ 1 << rng.randrange(8) for byte in content[at:end]),
+        "text": rng.choice([b"\xff\xfe", b"\r", b"\xe2\x80\xa8", b"]" * 9, b"{" * 5000, b"\n\n"]),
+    }[rng.choice(["cut", "twice", "noise", "zeros", "flip", "text"])]
+    whole = content[:at] + middle + content[end:]
+    return rng.choice([whole, whole, whole, content[:at], b"", bytes(len(content))])
+
+
+def damage_config(folder: Path, rng: random.Random) -> None:
+    """Replaces, repeats or invents settings."""
+    path = folder / "request.toml"
+    lines = path.read_text(encoding="utf-8").splitlines()
+    places = [n for n, line in enumerate(lines) if re.match(r"\w+ = ", line)]
+    for _ in range(rng.choice([1, 1, 2])):
+        at = rng.choice(places)
+        key, value = lines[at].split(" = ")[:2]
+        plausible = f"{key} = {rng.choice(PLAUSIBLE)}"
+        if re.fullmatch(r"[\d_]+", number := value.partition("#")[0].strip()):
+            plausible = f"{key} = {int(int(number) * rng.choice([0, 0.3, 0.5, 1, 2, 3, 10, 1e4]))}"
+        lines[at] = rng.choice(
+            [
+                *[plausible] * 6,
+                f"{key} = {rng.choice(JUNK)}",
+                lines[at] + "\n" + lines[at],
+                f"{key}{rng.choice('xs_1')} = 1",
+                f"[{key}]",
+                f"{key}.{key} = {rng.choice(JUNK)}",
+            ]
+        )
+    text = "\n".join(lines).encode("utf-8", errors="surrogateescape")
+    path.write_bytes(junk_bytes(text, rng) if rng.random() < 0.2 else text)
+
+
+def damage_rows(folder: Path, rng: random.Random) -> None:
+    """Damages rows of the dataset: keys, types, sizes, encodings."""
+    path = folder / "train.jsonl"
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    values = [None, 7, 1e300, True, [], {}, ["a", 1], {"a": {"b": 1}}, "", " ", "\0", "\ud800"]
+    values += ["x" * 10**6, "\u202e", "<start_of_turn>", "{question}", float("nan"), -(2**70)]
+    for _ in range(rng.choice([1, 3, _ROWS])):
+        row = rng.choice(rows)
+        key = rng.choice([*row, "question", "answer", "new", ""])
+        if rng.random() < 0.3:
+            row.pop(key, None)
+        else:
+            row[key] = rng.choice(values)
+    text = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    path.write_bytes(junk_bytes(text, rng) if rng.random() < 0.5 else text)
+
+
+def damage_model(folder: Path, rng: random.Random) -> None:
+    """Damages a file of the model: bytes, headers with absurd offsets, settings, links, names."""
+    model = folder / "model"
+    kind = rng.choice(["bytes", "header", "setting", "link", "index", "removed"])
+    path = rng.choice(sorted(model.iterdir()))
+    if kind == "bytes":
+        path.write_bytes(junk_bytes(path.read_bytes(), rng))
+    elif kind == "header":
+        _damage_header(model / "model.safetensors", rng)
+    elif kind == "setting":
+        path = rng.choice([model / "config.json", model / "tokenizer_config.json"])
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        values = [None, -1, 0, 1e30, 2**63, "x", [], {}, True, [-1], {"type": "x"}, 0.5]
+        tree[rng.choice(sorted(tree))] = rng.choice(values)
+        path.write_text(json.dumps(tree), encoding="utf-8")
+    elif kind == "link":
+        path.unlink()
+        targets = ["/etc/passwd", "/dev/zero", "../request.toml", path.name, "/nowhere", ".."]
+        path.symlink_to(rng.choice(targets))
+    elif kind == "index":
+        (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
+        files = ["../../../etc/passwd", "/etc/passwd", "model-00001-of-00001.safetensors", 7, None]
+        names = ["model.norm.weight", "model.embed_tokens.weight", "x", ""]
+        index = {"weight_map": {name: rng.choice(files) for name in names}}
+        text = json.dumps(rng.choice([index, index, [], {"weight_map": [1]}]))
+        (model / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+    else:
+        path.unlink()
+
+
+def _damage_header(path: Path, rng: random.Random) -> None:
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    tensor = header[rng.choice([name for name in header if name != "__metadata__"])]
+    key = rng.choice(sorted(tensor))
+    tensor[key] = rng.choice(
+        [[0, 2**62], [-8, 8], [8, 0], [0, 0], [1], [], [2**40, 2**40], "F4", "F64", None, 7, [-1]]
+    )
+    text = json.dumps(header).encode()
+    size = rng.choice([len(text), len(text), 2**63, 0, len(content) * 2])
+    path.write_bytes(size.to_bytes(8, "little") + text + content[8 + int(size) :][:2_000_000])
+
+
+def damage_records(folder: Path, rng: random.Random) -> None:
+    """Damages a file of the run folder."""
+    files = sorted(path for path in (folder / "runs").rglob("*") if path.is_file())
+    path = rng.choice(files)
+    if rng.random() < 0.1:
+        path.unlink()
+    else:
+        path.write_bytes(junk_bytes(path.read_bytes(), rng))
+
+
+def _checked(prepare: Callable[[], object]) -> int:
+    """The exit status of a command that only prepares."""
+    return exit_status(prepare, lambda _: 0)
+
+
+def _config_commands(folder: Path) -> Iterator[tuple[str, Command]]:
+    path = str(folder / "request.toml")
+    yield "plan", lambda _: plan.main([path])
+    yield "data", lambda _: data.main([path])
+    yield "evaluate", lambda _: _evaluation(path)
+    yield "train", lambda _: train.main([path, "--dry-run", "--run.name", "new"])
+
+
+def _data_commands(folder: Path) -> Iterator[tuple[str, Command]]:
+    path = str(folder / "request.toml")
+    yield "data", lambda _: data.main([path, "--show", "2"])
+    yield "skip", lambda _: data.main([path, "--data.malformed", "skip"])
+
+
+def _model_commands(folder: Path) -> Iterator[tuple[str, Command]]:
+    path = str(folder / "request.toml")
+    yield "plan", lambda _: plan.main([path])
+    yield "evaluate", lambda _: _evaluation(path)
+
+
+def _record_commands(folder: Path) -> Iterator[tuple[str, Command]]:
+    from launch.preparation import finished
+
+    run = folder / "runs" / "fuzz"
+    yield "report", lambda _: report.main([str(run), "--out", str(folder / "page.html")])
+    yield "runs", lambda _: runs.main([str(run)])
+    yield "evaluate", lambda _: _evaluation(str(run))
+    config = load_config(folder / "request.toml")
+    yield "train", lambda _: _checked(lambda: finished(config, extend=None))
+
+
+def _evaluation(path: str) -> int:
+    def prepare() -> object:
+        config = load_config(path)
+        return evaluate.prepare(config, checkpoint=None, base_only=True, result=None)
+
+    return _checked(prepare)
+
+
+KINDS: dict[str, tuple[Damage, Callable[[Path], Iterator[tuple[str, Command]]]]] = {
+    "configurations": (damage_config, _config_commands),
+    "data rows": (damage_rows, _data_commands),
+    "model folders": (damage_model, _model_commands),
+    "record files": (damage_records, _record_commands),
+}
+
+
+def make_request(folder: Path) -> None:
+    """Writes the demo's request with a small dataset, a copy of the model, and a recorded run."""
+    shutil.copytree(_DEMO / "tiny_gemma3", folder / "model")
+    for name in ("train", "validation", "test"):
+        with (_DEMO / "data" / f"{name}.jsonl").open(encoding="utf-8") as file:
+            (folder / f"{name}.jsonl").write_text(
+                "".join(next(file) for _ in range(_ROWS)), "utf-8"
+            )
+    text = (_ROOT / "configs" / "demo.toml").read_text(encoding="utf-8")
+    text = text.replace("../launch/demo/tiny_gemma3", "model").replace("../launch/demo/data/", "")
+    text = text.replace('name = "demo"', f'name = "fuzz"\ndir = "{folder / "runs"}"', 1)
+    (folder / "request.toml").write_text(text, encoding="utf-8")
+    _record_run(folder)
+
+
+def _record_run(folder: Path) -> None:
+    from pipeline.contracts.phases import PhaseClock
+
+    config = load_config(folder / "request.toml")
+    run = RunFolder.of(config)
+    run.create(config)
+    run.write_plan({"in_force": {"slots": 192}})
+    run.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    ledger = Ledger(run.ledger, phases=PhaseClock(lambda: _EPOCH_S), start_s=_EPOCH_S)
+    for step in (1, 2):
+        rows = [{**_ROLLOUT, "step": step, "sample": sample} for sample in range(4)]
+        digest = run.write_rollouts(f"step_{step:06d}", rows)
+        run.write_metrics({"step": step, "reward/mean": 0.5}, digest)
+        ledger.account(step, {})
+        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1, **ledger.facts)
+    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None}, **ledger.facts)
+    run.close()
+
+
+def run_case(kind: str, seed: int) -> list[dict[str, Any]]:
+    """Damages a fresh request and calls the commands of its kind.
+
+    Returns:
+        Of each command its name, exit status (None: it raised), seconds, and what is wrong with
+        its end ("": nothing).
+    """
+    damage, commands = KINDS[kind]
+    with tempfile.TemporaryDirectory(prefix="grpo-fuzz-") as name:
+        folder = Path(name)
+        make_request(folder)
+        calls = list(commands(folder))
+        damage(folder, random.Random(f"{kind} {seed}"))
+        return [{"command": what, **_call(partial(call, folder))} for what, call in calls]
+
+
+def _call(command: Callable[[], int]) -> dict[str, Any]:
+    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+    status: int | None = None
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limit(MOST_S):
+        try:
+            status = command()
+        except SystemExit as left:
+            status = left.code if isinstance(left.code, int) else None
+        except BaseException:  # noqa: BLE001  # any error is the finding
+            traceback.print_exc()
+    wrong = ""
+    if status not in {0, 1, 2} or "Traceback" in err.getvalue():
+        wrong = err.getvalue().strip()[-2000:] or f"exit status {status}"
+    elif status and not (err.getvalue() + out.getvalue()).strip():
+        wrong = f"exit status {status} without a sentence"
+    return {"status": status, "seconds": time.monotonic() - began, "wrong": wrong}
+
+
+@contextlib.contextmanager
+def _limit(seconds: float) -> Iterator[None]:
+    def late(_: int, __: FrameType | None) -> None:
+        raise TimeoutError(f"not done after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def measure(*, kind: str, cases: int) -> Figures:
+    """Runs the cases of a kind; shows those that break."""
+    os.environ |= {"HF_HUB_OFFLINE": "1"}
+    found = [(seed, one) for seed in range(cases) for one in run_case(kind, seed)]
+    broken = [(seed, one) for seed, one in found if one["wrong"]]
+    if broken:
+        seed, one = broken[0]
+        raise RuntimeError(
+            f"{len(broken)} of {len(found)} commands broke; the first is {one['command']} with "
+            f"seed {seed}:\n{one['wrong']}"
+        )
+    counted = Counter(one["status"] for _, one in found)
+    statuses = {f"status_{status}": counted[status] for status in (0, 1, 2)}
+    slowest_s = max(one["seconds"] for _, one in found)
+    return {"cases": cases, "commands": len(found), **statuses, "slowest_s": slowest_s}
+
+
+BENCHMARK = Benchmark(
+    [
+        Section(
+            "damage",
+            "Commands by exit status, given damaged input",
+            [Row(kind, measure, {"kind": kind, "cases": 250}) for kind in KINDS],
+            [Bound("slowest_s", most=MOST_S)],
+        )
+    ]
+)
