@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -9,6 +10,7 @@ from typing import TypeVar
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
 T = TypeVar("T")
 
@@ -25,11 +27,22 @@ class Failure(Exception):  # noqa: N818  # named after EXIT_FAILED
         self.status = status
 
 
+def disk_problem(error: BaseException) -> str | None:
+    """What to do about a file that could not be written; None for another error."""
+    if not isinstance(error, OSError) or error.errno not in _DISK:
+        return None
+    return (
+        f"{error.filename or 'a file'} cannot be written: {error.strerror}; what was written "
+        "before is valid: make space, or repair the disk, and give the same command again"
+    )
+
+
 def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
     """Prepares and runs a command; returns its exit status, 130 after Ctrl-C.
 
     A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
-    status is 2. A `Failure` is printed, and has its own status. Other errors are raised.
+    status is 2. A `Failure` is printed, and has its own status; a full or broken disk is printed,
+    with status 1. Other errors are raised.
     """
     try:
         try:
@@ -41,6 +54,12 @@ def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
         sys.stdout.flush()
         print(failure, file=sys.stderr)
         return failure.status
+    except OSError as error:
+        if (problem := disk_problem(error)) is None:
+            raise
+        sys.stdout.flush()
+        print(problem, file=sys.stderr)
+        return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

@@ -17,7 +17,7 @@ from configs.resume import Change, change_lines, hardware_changes
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem
 from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
 from launch.private_cluster import ClusterLost
@@ -397,9 +397,11 @@ async def _coordinate(
     except WorkerDied:
         raise
     except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
-        folder.journal("failed", error=f"{type(error).__name__}: {error}")
-        if isinstance(error, OutOfMemory | TrainingStopped):
-            print(error, file=sys.stderr)
+        problem = disk_problem(error)
+        with suppress(*([] if problem is None else [OSError])):
+            folder.journal("failed", error=f"{type(error).__name__}: {error}")
+        if problem is not None or isinstance(error, OutOfMemory | TrainingStopped):
+            print(problem or error, file=sys.stderr)
         else:
             traceback.print_exception(error)
         if session.rehearse is None:

@@ -12,6 +12,7 @@ as a whole by `replace_folder`.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -73,13 +74,29 @@ class FileDigest:
 
 
 def write_atomically(path: Path, text: bytes) -> None:
-    """Replaces a file; a reader sees either the old or the new content."""
+    """Replaces a file; a reader sees either the old or the new content.
+
+    Raises:
+        OSError: naming the file, which is unchanged.
+    """
     partial = path.with_name(path.name + ".tmp")
-    with partial.open("wb") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise unwritten(path, error) from None
+
+
+def unwritten(path: Path, error: Exception) -> OSError:
+    """The error of a write with the file's name, which Python and TensorStore may leave out."""
+    code = getattr(error, "errno", None) or errno.EIO
+    code = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else code
+    return OSError(code, os.strerror(code), str(path))
 
 
 def replace_folder(folder: Path, fresh: Path) -> None:
@@ -166,7 +183,18 @@ def time_stamp() -> str:
 
 
 def append_row(path: Path, row: Row) -> None:
-    """Appends an object as one line; replaces an incomplete last line of a killed process."""
+    """Appends an object as one line; replaces an incomplete last line of a killed process.
+
+    Raises:
+        OSError: naming the file, which has at most an incomplete line more.
+    """
+    try:
+        _append(path, row)
+    except OSError as error:
+        raise unwritten(path, error) from None
+
+
+def _append(path: Path, row: Row) -> None:
     with path.open("ab+") as file:
         end = file.tell()
         file.seek(max(0, end - _TAIL_BYTES))

@@ -81,10 +81,12 @@ class RunMeter:
     def close(self) -> None:
         """Accounts for the time since the last account: the workers have ended.
 
-        A run whose processes are not known yet has no ledger.
+        A run whose processes are not known yet has no ledger. A full disk does not change how the
+        run ended.
         """
         if self.ledger.processes:
-            self.account(self.ledger.step, {}, tokens={})
+            with suppress(OSError):
+                self.account(self.ledger.step, {}, tokens={})
 
     def summary(self) -> dict[str, Any]:
         """The ledger of the whole run, goodput and cost, for `summary.json`."""

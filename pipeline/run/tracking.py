@@ -7,6 +7,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -144,12 +145,17 @@ class Tracker(ChildProcess):
         """
         if self._mode == "disabled":
             return
-        self._log_event = log_event
+
+        def log_if_possible(event: str, text: str, **facts: Any) -> None:
+            with suppress(OSError):  # a full disk, which the run's own records report
+                log_event(event, text, **facts)
+
+        self._log_event = log_if_possible
         try:
             # W&B shows the arguments of its process as those of the run.
             await self.spawn("pipeline.run.wandb_process", *sys.argv[1:])
         except OSError as error:
-            log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
+            self._log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
             return
         self.send(
             mode=self._mode,

@@ -1,4 +1,4 @@
-"""Damaged input ends commands with an exit status and a sentence: a share of `launch.bench fuzz`."""
+"""Damaged input ends commands in a sentence: a share of `launch.bench fuzz`."""
 
 from __future__ import annotations
 

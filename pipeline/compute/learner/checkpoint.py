@@ -28,7 +28,7 @@ from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.contracts.checkpoint_files import BEST, best_version
-from pipeline.contracts.record_files import move_to_superseded
+from pipeline.contracts.record_files import move_to_superseded, unwritten
 
 Meta = dict[str, Any]
 """The state of the coordinator: counters and sampling state, as JSON."""
@@ -162,12 +162,13 @@ class Checkpoints:
                 "adapter_sha256": lora.sha256(state.adapter),
                 "meta": meta,
             }
-            saved = self._manager().save(
-                state.version,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
-                ),
+            args = ocp.args.Composite(
+                state=ocp.args.StandardSave(_tree(state)), facts=ocp.args.JsonSave(facts)
             )
+            try:
+                saved = self._manager().save(state.version, args=args)
+            except ValueError as error:  # of TensorStore
+                raise unwritten(self.folder / str(state.version), error) from None
             assert saved, state.version
         return time.monotonic() - began
 

@@ -1,0 +1,135 @@
+"""A disk that is full while one kind of file is written: one sentence, and the run resumes."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launch.exits import exit_status
+from pipeline.contracts.phases import PhaseClock
+from pipeline.contracts.record_files import append_row, read_json, read_rows, write_json
+from tests.fakes import Disk, left_behind, make_config
+from tests.launch.test_session import Session
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+STEPS: dict[str, Any] = {"budget": {"steps": 4}}
+
+
+@pytest.fixture(autouse=True)
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
+
+
+@pytest.fixture
+def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
+    """Makes writes of a file fail, after some successful ones, once a part of it is written."""
+    opened = Path.open
+
+    def fill(name: str, after: int) -> None:
+        left = [after]
+
+        def open_file(path: Path, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+            if path.name in {name, f"{name}.tmp"} and mode[0] in "aw":
+                left[0] -= 1
+                if left[0] < 0:
+                    with opened(path, mode[0] + "b") as file:
+                        file.write(b'{"step": 3, "torn')
+                    raise FULL
+            return opened(path, mode, *args, **kwargs)
+
+        monkeypatch.setattr(Path, "open", open_file)
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    ("name", "after"),
+    [
+        ("config.json", 0),
+        ("plan.json", 0),
+        *(("journal.jsonl", after) for after in (0, 1, 4, 8)),
+        *(("metrics.jsonl", after) for after in (0, 2)),
+        *(("ledger.jsonl", after) for after in (0, 3)),
+        ("test_before.jsonl", 0),
+        ("step_000002.jsonl", 0),
+        ("test_after.jsonl", 0),
+        ("summary.json", 0),
+    ],
+)
+def test_a_full_disk_ends_with_one_sentence_and_the_run_resumes(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    fill: Callable[[str, int], None],
+    name: str,
+    after: int,
+):
+    whole = Session(make_config(tmp_path / "whole", **STEPS), Disk())
+    assert whole.run() == 0
+    config, disk = make_config(tmp_path / "full", **STEPS), Disk()
+    capsys.readouterr()
+    with monkeypatch.context():
+        fill(name, after)
+        assert exit_status(lambda: Session(config, disk).run(), int) == 1
+    monkeypatch.undo()
+    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert f"{name} cannot be written: No space left on device" in sentence
+    assert "give the same command again" in sentence
+    again = Session(config, disk)
+    assert exit_status(again.run, int) == 0
+    assert left_behind(again.folder) == left_behind(whole.folder)
+    assert list(again.folder.path.rglob("*.tmp")) == []
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_with_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path, **STEPS), Disk())
+
+    def full() -> None:
+        raise FULL
+
+    session.script.on["learner.save 2"] = full
+    assert exit_status(session.run, int) == 1
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "cannot be written: No space left on device" in sentence
+    assert Session(session.prepared.config, session.learner.disk).run() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs a file system of its own, which this user may not mount")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_files_on_a_full_disk_keep_what_they_had(small_disk: Path):
+    rows, value = small_disk / "rows.jsonl", small_disk / "value.json"
+    append_row(rows, {"n": 0})
+    write_json(value, {"old": True})
+    ballast = small_disk / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    with pytest.raises(OSError, match=r"No space left on device: '.*/value.json'"):
+        write_json(value, {"new": "x" * 9000})
+    with pytest.raises(OSError, match=r"No space left on device: '.*/rows.jsonl'"):
+        append_row(rows, {"n": "x" * 9000})
+    assert (read_json(value), list(read_rows(rows))) == ({"old": True}, [{"n": 0}])
+    ballast.unlink()
+    append_row(rows, {"n": 1})
+    write_json(value, {"new": True})
+    assert (read_json(value), list(read_rows(rows))) == ({"new": True}, [{"n": 0}, {"n": 1}])
