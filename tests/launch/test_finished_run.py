@@ -15,7 +15,9 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
+    SECRETS,
     VALIDATED,
+    FinishedJob,
     Head,
     copy_run,
     holding,
@@ -30,6 +32,19 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_no_secret_reaches_records_or_output(job: FinishedJob):
+    texts = {"output": job.output.encode()}
+    texts |= {str(path): path.read_bytes() for path in job.run.rglob("*") if path.is_file()}
+    assert any("wandb" in name for name in texts)
+    found = [
+        (name, variable)
+        for name, text in texts.items()
+        for variable, value in SECRETS.items()
+        if value.encode() in text
+    ]
+    assert found == []
 
 
 def test_an_evaluation_repeats_the_answers_of_the_run(head: Head, finished: Path):

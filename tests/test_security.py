@@ -1,0 +1,70 @@
+"""What others wrote is never run, and names no file elsewhere."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.inputs.hub import hf_folder
+from tests.launch.cluster_fixtures import PROJECT
+
+PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")
+UNSAFE = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "torch"}
+UNSAFE |= {"tarfile", "zipfile", "yaml"}
+"""Modules that load pickles, or unpack archives to paths that these name."""
+CHILD = "rewards/processes/worker.py"
+"""Reads pickles that its parent process sends."""
+
+
+def sources() -> Iterator[tuple[str, ast.AST]]:
+    for package in PACKAGES:
+        for path in sorted((PROJECT / package).rglob("*.py")):
+            yield str(path.relative_to(PROJECT)), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(tree: ast.AST) -> set[str]:
+    names = set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def test_no_module_loads_a_pickle_or_unpacks_an_archive():
+    assert [name for name, tree in sources() if imported(tree) & UNSAFE] == [CHILD]
+
+
+def test_no_call_allows_pickles_or_code_of_others():
+    calls = [
+        (name, keyword.arg)
+        for name, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        for keyword in node.keywords
+        if keyword.arg in {"allow_pickle", "trust_remote_code"}
+    ]
+    assert calls == []
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../../../etc/passwd",
+        "/etc/passwd",
+        "../model.safetensors",
+        "a/b.safetensors",
+        "pytorch_model.bin",
+        "..\\x.safetensors",
+    ],
+)
+def test_an_index_names_only_weights_of_its_folder(tmp_path: Path, file: str):
+    index = {"weight_map": {"model.norm.weight": file}}
+    (tmp_path / hf_folder.INDEX).write_text(json.dumps(index), encoding="utf-8")
+    with pytest.raises(ValueError, match="invalid weight_map"):
+        hf_folder._read_index(tmp_path)
