@@ -12,10 +12,13 @@ import shutil
 from pathlib import Path
 
 from configs.base import nearest_hint
+from configs.resume import change_lines
 from configs.schema import Config
 from pipeline.contracts.checkpoint_files import CheckpointFiles, read_checkpoints
 from pipeline.run.run_folder import RunFolder
 
+_SHAPE = ("rank", "alpha", "scaling", "targets")
+"""Settings in `lora` that a fork cannot change."""
 _FORK = re.compile(r"(?P<run>.+)@(?P<step>\d+)")
 
 
@@ -37,8 +40,11 @@ def forked(config: Config) -> Config:
         raise ValueError(
             "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
         )
-    start = copy if copy.is_dir() else _checkpoint(source, step).path
-    return _started(config, start)
+    if copy.is_dir():
+        return _started(config, copy)
+    checkpoint = _checkpoint(source, step)
+    _check_shape(config, RunFolder(source))
+    return _started(config, checkpoint.path)
 
 
 def copy_start(config: Config) -> Config:
@@ -88,6 +94,22 @@ def check_base(config: Config, base: str) -> None:
 def _started(config: Config, start: Path) -> Config:
     lora = config.lora.model_copy(update={"start": str(start)})
     return config.model_copy(update={"lora": lora})
+
+
+def _check_shape(config: Config, run: RunFolder) -> None:
+    """Compares the shape and the scale of the adapter with those of the other run."""
+    theirs = run.saved_config["lora"] if run.holds_run else {}
+    ours = config.lora.model_dump(mode="json")
+    changes = [
+        (f"lora.{key}", theirs[key], ours[key])
+        for key in _SHAPE
+        if key in theirs and theirs[key] != ours[key]
+    ]
+    if changes:
+        raise ValueError(
+            f"run.fork: the adapter of {run.path} has another shape or scale; give the settings "
+            f"of that run:\n{change_lines(changes)}"
+        )
 
 
 def _source(fork: str) -> tuple[Path, int]:

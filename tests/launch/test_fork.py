@@ -99,12 +99,16 @@ def test_damage_of_the_optimizer_state_is_a_sentence(
     [
         ({"step": 7}, r"run\.fork: .*/a has no checkpoint of step 7; there are 2"),
         ({"run": "nowhere"}, r"run\.fork: no run folder .*nowhere"),
+        ({"lora": {"rank": 4}}, r"(?s)another shape or scale.*  lora\.rank: was 3, now 4"),
         ({"lora": {"start": "/elsewhere"}}, r"lora\.start: run\.fork gives the initial adapter"),
     ],
 )
 def test_a_mistake_is_a_sentence(
     tmp_path: Path, other: tuple[Path, list[np.ndarray]], change: dict[str, Any], told: str
 ):
+    run = RunFolder(other[0])
+    run.create(tiny.make_config())
+    run.close()
     given = {"run": other[0], **change}
     with pytest.raises((ValueError, FileNotFoundError), match=told):
         forked(config_of(tmp_path, given.pop("run"), **given))
