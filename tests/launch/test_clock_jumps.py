@@ -1,0 +1,33 @@
+"""A wall clock that jumps while a run runs changes neither its time nor its result."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from pipeline.contracts.phases import PhaseClock
+from pipeline.run.ledger import read_ledger
+from tests.fakes import Disk, left_behind, make_config
+from tests.launch.test_session import Session
+
+
+def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
+    budget = {"budget": {"steps": 4}}
+    whole = Session(make_config(tmp_path / "whole", **budget), Disk())
+    assert whole.run(started=time.monotonic()) == 0
+    jumps, true = itertools.cycle([0.0, 9e6, -9e6]), time.time
+    monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
+    jumped = Session(make_config(tmp_path / "jumped", **budget), Disk())
+    assert jumped.run(started=time.monotonic()) == 0
+    found, expected = left_behind(jumped.folder), left_behind(whole.folder)
+    assert found["rollouts"] == expected["rollouts"]
+    assert found["summary"]["adapter_sha256"] == expected["summary"]["adapter_sha256"]
+    accounts = read_ledger(jumped.folder.ledger)
+    assert all(one.start_s <= one.end_s for one in accounts)
+    assert all(one.end_s == two.start_s for one, two in itertools.pairwise(accounts))
+    assert jumped.folder.summary is not None
+    assert 0 <= jumped.folder.summary["wall_s"] < 3600
