@@ -8,16 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import psutil
 import ray
+from ray._private import auto_init_hook
+from ray._private import worker as ray_worker
 from ray.util.placement_group import placement_group_table
 
 from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
 from launch.private_cluster import private_cluster
+from launch.ray_watch import RayWatch
 from launch.stop import Stop, Stopped, unless
 
 A = TypeVar("A", bound=DeviceActors)
@@ -39,8 +43,11 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
             cluster, or a dashboard, which only takes jobs.
-        Failure: if a private cluster does not start, or ends before the body does.
+        Failure: if a private cluster does not start.
+        ClusterLost: if the cluster ends before the body does.
     """
+    # Otherwise a call after the end of the cluster would start another one.
+    auto_init_hook.enable_auto_connect = False
     with _joined() if "RAY_ADDRESS" in os.environ else _started(plan, learner=learner):
         problem = shortage(plan, ray.cluster_resources(), learner=learner)
         if problem:
@@ -97,8 +104,10 @@ def _joined() -> Iterator[None]:
             f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs: use launch/submit.sh, "
             "or unset RAY_ADDRESS for a private cluster"
         )
+    watch = RayWatch()
     try:
         ray.init(log_to_driver=False)
+        watch.begin(_own_raylet())
         yield
     except ConnectionError as error:
         if ray.is_initialized():
@@ -108,7 +117,19 @@ def _joined() -> Iterator[None]:
             "RAY_ADDRESS for a private cluster"
         ) from error
     finally:
+        watch.stop()
         ray.shutdown()
+        watch.raise_if_lost()
+
+
+def _own_raylet() -> dict[str, int]:
+    """Name and pid of the raylet that this process is connected to, if it can be seen."""
+    socket = ray_worker.global_worker.node.raylet_socket_name
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.name() == "raylet" and socket in " ".join(process.cmdline()):
+                return {"raylet": process.pid}
+    return {}
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,13 +17,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 from ray._private import worker as ray_worker
 
-from actors.placement import cluster_is_gone
 from launch import reaper
 from launch.exits import Failure
+from launch.ray_watch import RayWatch
 from pipeline.contracts.folder_lock import LockedFolder
 
 _RETRY_PAUSES_S = (2.0, 8.0)
@@ -33,13 +31,7 @@ _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
 _ESSENTIAL = {"gcs_server", "raylet"}
 """Ray's processes that the cluster cannot run without."""
-_STOPPED_S, _STOPS_POLL_S = 20.0, 1.0
-"""Seconds for which one of them may be stopped, and between two looks."""
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
-
-
-class ClusterLost(Failure):
-    """An essential process of Ray ended; the same command resumes the run."""
 
 
 @contextmanager
@@ -62,8 +54,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
                 yield
             finally:
                 cluster.stop()
-                if cluster.lost is not None:
-                    raise ClusterLost(cluster.lost) from None
+                cluster.watch.raise_if_lost()
     finally:
         folder.remove()
 
@@ -76,16 +67,12 @@ class _Cluster:
         settings: of `ray.init`.
 
     Attributes:
-        lost: why the cluster ended too early; None: it did not.
+        watch: over Ray's essential processes.
     """
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self.lost: str | None = None
-        self._folder, self._stopping = str(folder), False
-        cluster_is_gone.clear()
-        self._loop = self._task = None
-        with suppress(RuntimeError):  # no event loop
-            self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        self._folder = str(folder)
+        self.watch = RayWatch(lambda: reaper.end_processes(self._folder))
         # In a separate session: signals to the terminal's processes do not reach it.
         self._reaper = subprocess.Popen(
             [sys.executable, "-P", reaper.__file__, self._folder],
@@ -101,47 +88,16 @@ class _Cluster:
                 )
             # Ray's agents would print 20 lines of the log of a raylet that ended.
             ray_worker.print_to_stdstream = lambda *_, **__: None
-            for name, pid in _essential_processes(self._folder).items():
-                for watch in (self._watch, self._watch_stops):
-                    threading.Thread(target=watch, args=(name, pid), daemon=True).start()
+            self.watch.begin(_essential_processes(self._folder))
         except BaseException:
             self.stop()
             raise
 
     def stop(self) -> None:
         """Ends all processes."""
-        self._stopping = True
+        self.watch.stop()
         ray.shutdown()
         self._reaper.communicate()
-
-    def _watch(self, name: str, pid: int) -> None:
-        """Waits for the end of a process; cancels the body if the end comes too early."""
-        with suppress(ChildProcessError):  # Ray has read its exit status
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        if self._stopping or self.lost is not None:
-            return
-        self.lost = (
-            f"Ray's process {name} (pid {pid}) ended unexpectedly, which ended this command; the "
-            "same command resumes the run from its last checkpoint"
-        )
-        cluster_is_gone.set()
-        if self._loop is not None and self._task is not None:
-            with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._task.cancel)
-        # Otherwise Ray's calls would wait for an answer for minutes.
-        reaper.end_processes(self._folder)
-
-    def _watch_stops(self, _: str, pid: int) -> None:
-        """Kills a process that stays stopped: Ray would wait for it for minutes."""
-        stopped_s = 0.0
-        with suppress(psutil.Error):
-            process = psutil.Process(pid)
-            while True:
-                time.sleep(_STOPS_POLL_S)
-                is_stopped = process.status() == psutil.STATUS_STOPPED
-                stopped_s = stopped_s + _STOPS_POLL_S if is_stopped else 0.0
-                if stopped_s >= _STOPPED_S:
-                    process.kill()
 
 
 def _essential_processes(folder: str) -> dict[str, int]:

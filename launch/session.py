@@ -20,7 +20,7 @@ from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem
 from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
-from launch.private_cluster import ClusterLost
+from launch.ray_watch import ClusterLost
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock

@@ -286,8 +286,9 @@ def _command_line(process: psutil.Process) -> str:
 
 
 def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
-    results = [figures["result"] for figures in found.values()]
-    for name, figures in found.items():
+    done = {name: figures for name, figures in found.items() if "result" in figures}
+    results = [figures["result"] for figures in done.values()]
+    for name, figures in done.items():
         same = figures["result"] == results[0]
         yield Claim(
             f"{name}: the adapters and rollouts of the first row ({figures['result']})", same

@@ -24,9 +24,7 @@ class RestartBudget:
         if self.used >= self.most:
             return None
         self.used += 1
-        if self.used == 1:
-            return 0.0
-        return min(_FIRST_PAUSE_S * 4.0 ** (self.used - 2), _LONGEST_PAUSE_S)
+        return min(_FIRST_PAUSE_S * 4.0 ** (self.used - 1), _LONGEST_PAUSE_S)
 
     def renew(self) -> None:
         """Notes progress."""

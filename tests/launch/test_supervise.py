@@ -131,7 +131,7 @@ def test_deaths_without_a_new_step_are_limited(
 
     children = Children(tmp_path, monkeypatch, killed, killed, step, killed, killed, killed)
     assert children.run(restarts=2) == EXIT_FAILED
-    assert children.pauses == [0.0, 1.0, 0.0, 1.0]
+    assert children.pauses == [1.0, 4.0, 1.0, 4.0]
     assert capsys.readouterr().err == (
         "the run's process was ended by SIGKILL 3 times without a new training step; the same "
         "command continues from the last checkpoint\n"

@@ -87,7 +87,7 @@ def test_a_sampler_that_keeps_dying_ends_the_run_with_a_checkpoint(tmp_path: Pat
     why = "^its process ended unexpectedly again, after 2 restarts without a finished step"
     with pytest.raises(TrainingStopped, match=why):
         run(one)
-    assert [entry["pause_s"] for entry in one.events("restarted")] == [0.0, 1.0]
+    assert [entry["pause_s"] for entry in one.events("restarted")] == [1.0, 4.0]
     assert max(one.disk) == 2
 
 
@@ -294,7 +294,7 @@ def test_a_heartbeat_says_how_long_a_phase_makes_no_progress():
 
 def test_pauses_grow_and_progress_renews_the_budget():
     budget = RestartBudget(5)
-    assert [budget.next_pause_s() for _ in range(6)] == [0.0, 1.0, 4.0, 16.0, 60.0, None]
+    assert [budget.next_pause_s() for _ in range(6)] == [1.0, 4.0, 16.0, 60.0, 60.0, None]
     budget.renew()
-    assert budget.next_pause_s() == 0.0
+    assert budget.next_pause_s() == 1.0
     assert RestartBudget(0).next_pause_s() is None
