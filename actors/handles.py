@@ -109,7 +109,7 @@ class RayWorker:
             why = "its process ended unexpectedly"
             if _MEMORY in str(error):
                 why += ", because the host ran low on memory"
-            raise WorkerDied(f"{self._name}: {self._why or why}") from None
+            raise WorkerDied(self._name, self._why or why) from None
 
     async def publish(self, which: AdapterRef = "current") -> Published:
         """See `pipeline.contracts.workers.Learner`; the payload is a reference."""
@@ -138,7 +138,7 @@ class RayWorker:
             await asyncio.wait_for(self._result(self.actor.__ray_ready__.remote()), _START_S)
         except TimeoutError:
             raise WorkerDied(
-                f"{self._name}: its process did not start again in {_START_S:.0f} s"
+                self._name, f"its process did not start again in {_START_S:.0f} s"
             ) from None
 
 

@@ -131,7 +131,8 @@ class ModelActor(ABC):
 
     def heartbeat(self) -> Heartbeat:
         """Returns what the process does; can be called at any time."""
-        return self.phases.heartbeat()
+        is_ready = self._needs is not None
+        return self.phases.heartbeat() if is_ready else Heartbeat("loading")
 
     def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace."""

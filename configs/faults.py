@@ -13,8 +13,8 @@ class Faults(Table):
     restarts: int = Field(
         3,
         ge=0,
-        description="restarts of a process without a finished training step in between; one more "
-        "death ends the run with a checkpoint",
+        description="restarts of a process without a new training step in between; one more death "
+        "ends the run, with a checkpoint if the learner lives",
     )
     silent_s: float = Field(
         60.0,
@@ -23,7 +23,7 @@ class Faults(Table):
         "times as many while it loads or compiles",
     )
     stuck_s: float = Field(
-        900.0,
+        3600.0,
         ge=5.0,
         description="seconds without progress in a phase after which a process is ended and "
         "restarted; loading, compiling and writing files have no such limit",

@@ -9,6 +9,8 @@ from typing import TypeVar
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
+EXIT_RAY_LOST = 75
+"""Ray ended before the command did (`EX_TEMPFAIL` of sysexits.h): it can be given again."""
 EXIT_INTERRUPTED = 130
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import psutil
 
 from actors.placement import cluster_is_gone
-from launch.exits import Failure
+from launch.exits import EXIT_RAY_LOST, Failure
 
 _POLL_S = 0.5
 _STOPPED_S = 20.0
@@ -20,6 +20,9 @@ _STOPPED_S = 20.0
 
 class ClusterLost(Failure):
     """An essential process of Ray ended; the same command resumes the run."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why, EXIT_RAY_LOST)
 
 
 class RayWatch:

@@ -20,7 +20,6 @@ from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem
 from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
-from launch.ray_watch import ClusterLost
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
@@ -151,8 +150,7 @@ async def run_session(
                         status = await _run(session)
                 except Failure as failure:
                     if prepared.folder.holds_run:
-                        resumes = isinstance(failure, ClusterLost)
-                        prepared.folder.journal("failed", error=str(failure), resumes=resumes)
+                        prepared.folder.journal("failed", error=str(failure))
                     meter.close()
                     await copying.finish()
                     raise
@@ -255,12 +253,19 @@ async def _run(session: _Session) -> int:
                 try:
                     return await _run_actors(session)
                 except WorkerDied as death:
-                    ledger.account(ledger.step, {}, repeated=True)
-                    ledger.resumed()
+                    if stop.event.is_set():
+                        raise Stopped from None
+                    if session.prepared.folder.holds_run:
+                        ledger.account(ledger.step, {}, repeated=True)
+                        ledger.resumed()
+                    if _budget_is_used_up(session):
+                        raise Failure(
+                            f"{death}; no time is left to restart it; the last export stands"
+                        ) from None
                     then = (
                         "all processes are restarted, and the run goes on from its last checkpoint"
                     )
-                    pause_s = session.restarts.pause_s("learner", death, then=then)
+                    pause_s = session.restarts.pause_s(death, then=then)
                 with session.during("restart"):
                     await unless(stop, asyncio.sleep(pause_s))
         except Stopped:
@@ -270,6 +275,11 @@ async def _run(session: _Session) -> int:
             return EXIT_FAILED
         except TrainingStopped as error:
             raise Failure(f"{error}; the same command continues from the last checkpoint") from None
+
+
+def _budget_is_used_up(session: _Session) -> bool:
+    budget = Budget.of(session.prepared.config, session.prepared.folder)
+    return budget.is_used_up(elapsed_s=session.clock.elapsed_s, now_s=time.time())
 
 
 async def _run_actors(session: _Session) -> int:

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -52,8 +53,9 @@ class Stop:
     def _on(self, number: signal.Signals) -> None:
         if self.received is None:
             self.received = number
-            print(self.notice, flush=True)
             self.event.set()
+            with suppress(OSError):  # the terminal is gone
+                print(self.notice, flush=True)
 
     @property
     def exit_status(self) -> int:

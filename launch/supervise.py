@@ -17,55 +17,53 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 import psutil
 
-from configs.faults import Faults
-from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_MISTAKE
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_RAY_LOST
 from launch.flags import SUPERVISE
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
-from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.control.budget import Budget, used_s
+from pipeline.run.run_folder import RunFolder
 
-_ENDS = frozenset({0, EXIT_MISTAKE, EXIT_INTERRUPTED, 128 + signal.SIGTERM})
-"""Exit statuses of a run that has ended by itself or at a signal."""
 _POLL_S = 1.0
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: a child process must not do that between fork and exec
 
 
-def supervise(argv: Sequence[str], folder: RunFolder, faults: Faults) -> int:
+def supervise(argv: Sequence[str], config: Config) -> int:
     """Runs `launch.train` until it ends; returns its exit status.
 
     Args:
         argv: arguments of `launch.train`.
-        folder: of its run.
-        faults: how often it is started again without a new training step in between, and after how
-            many seconds a process that is stopped is ended.
+        config: of the run.
     """
     given = [one for one in argv if one != SUPERVISE]
-    return _Supervisor(without(given, "--adopt"), folder, faults).run()  # it is adopted
+    return _Supervisor(without(given, "--adopt"), config).run()  # it is adopted
 
 
 class _Supervisor:
     """See `supervise`."""
 
-    def __init__(self, argv: Sequence[str], folder: RunFolder, faults: Faults) -> None:
+    def __init__(self, argv: Sequence[str], config: Config) -> None:
         self._argv = argv
-        self._folder = folder
-        self._faults = faults
-        self._budget = RestartBudget(faults.restarts)
+        self._config = config
+        self._folder = RunFolder.of(config)
+        self._faults = config.faults
+        self._budget = RestartBudget(config.faults.restarts)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
-        self._received = 0
+        self._received = self._done = 0
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._forward)
         argv, environment = list(self._argv), dict(os.environ)
-        extensions, steps = self._count("extended"), self._steps()
+        extensions, self._done = self._count("extended"), self._steps()
         while True:
             status = self._run_child(argv, environment)
             if self._signalled.is_set():
@@ -73,24 +71,33 @@ class _Supervisor:
             why = self._death(status)
             if why is None:
                 return status
-            if self._steps() > steps:
-                steps = self._steps()
-                self._budget.renew()
-            pause_s = self._budget.next_pause_s()
+            pause_s = self._pause_s(why)
             if pause_s is None:
-                print(
-                    f"{why} {self._budget.used + 1} times without a new training step; the same "
-                    "command continues from the last checkpoint",
-                    file=sys.stderr,
-                )
                 return EXIT_FAILED
-            print(f"{why}; it is started again, and the run resumes", flush=True)
             if SUBMITTED in environment:  # the time until now is counted already
                 environment[SUBMITTED] = str(time.time())
             if self._count("extended") > extensions:
                 argv = without(argv, "--extend")
             if self._signalled.wait(pause_s):
                 return 128 + self._received
+
+    def _pause_s(self, why: str) -> float | None:
+        """Says what follows a death; seconds to wait before the restart, None: there is none."""
+        steps = self._steps()
+        if steps > self._done:
+            self._done = steps
+            self._budget.renew()
+        pause_s, text, out = self._budget.next_pause_s(), "", sys.stderr
+        if self._is_time_up():
+            pause_s, text = None, f"{why}; no time is left to start it again"
+        elif pause_s is None:
+            text = f"{why} {self._budget.used + 1} times without a new training step; the same "
+            text += "command continues from the last checkpoint"
+        else:
+            text, out = f"{why}; it is started again, and the run resumes", sys.stdout
+        with suppress(OSError):  # the terminal is gone
+            print(text, file=out, flush=True)
+        return pause_s
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Runs the command once; returns its exit status, negative if a signal ended it."""
@@ -99,7 +106,7 @@ class _Supervisor:
             env=environment,
             # Ctrl-C reaches it through this process only, and thus once.
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # this process has one thread
+            preexec_fn=_end_with_parent,  # noqa: PLW1509  # a system call
         )
         if self._signalled.is_set():  # while it was started
             self._child.send_signal(self._received)
@@ -115,22 +122,15 @@ class _Supervisor:
 
     def _death(self, status: int) -> str | None:
         """How the command died; None if it has ended by itself."""
-        if status in _ENDS:
-            return None
         if status < 0:
             return f"the run's process was ended by {signal.Signals(-status).name}"
-        if not self._folder.holds_run or self._has_failed():
-            return None
-        return f"the run's process ended with status {status}"
+        return "the run lost its Ray cluster" if status == EXIT_RAY_LOST else None
 
-    def _has_failed(self) -> bool:
-        """Whether the command has journaled why it ended, and may not be started again."""
-        last: dict[str, Any] = {}
+    def _is_time_up(self) -> bool:
         with suppress(DamagedFileError):
-            for entry in self._folder.entries():
-                if entry["event"] in {"started", "failed", ENDED}:
-                    last = entry
-        return last.get("event") == "failed" and not last.get("resumes")
+            budget = Budget.of(self._config, self._folder)
+            return budget.is_used_up(elapsed_s=used_s(self._folder), now_s=time.time())
+        return False
 
     def _count(self, event: str) -> int:
         with suppress(DamagedFileError):
@@ -161,4 +161,4 @@ def without(argv: Sequence[str], flag: str) -> list[str]:
 
 def _end_with_parent() -> None:
     """Makes Linux send SIGTERM to this process when the one that starts it is gone."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -31,8 +31,8 @@ DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
 finished. With --rehearse one step runs at full length, up to an export, and is compared with the
 plan; an existing run of that name is not touched.
-Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM
-(checkpointed)."""
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 Ray ended before the run did (the
+same command continues), 130 / 143 after Ctrl-C / SIGTERM (checkpointed)."""
 
 
 say = partial(print, flush=True)
@@ -172,10 +172,9 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
             return 0
     if command.flags.supervise and not command.flags.dry_run:
         from launch.supervise import supervise
-        from pipeline.run.run_folder import RunFolder
 
         found.raise_if_any()
-        return supervise(argv, RunFolder.of(config), config.faults)
+        return supervise(argv, config)
     queued_s = None
     if found.intact("budget"):
         queued_s = found.attempt(waited_s, config.budget, started=STARTED)

@@ -52,6 +52,7 @@ PHASES = (
     "evaluation",
     "export",
 )
+UNDISTURBED = "undisturbed"
 FAULTS = 5
 """Faults of a row."""
 _VARIABLE = "GEMMA_GRPO_CHAOS"
@@ -70,6 +71,7 @@ def digits(completion):
 _SETTINGS: Mapping[str, Any] = {
     "run.name": "run",
     "rollout.prompts_per_step": 4,
+    "plan.fixed": "true",
     "plan.slots": 32,
     "plan.prefill_tokens": 208,
     "plan.micro_batch_tokens": 1536,
@@ -293,6 +295,8 @@ def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
         yield Claim(
             f"{name}: the adapters and rollouts of the first row ({figures['result']})", same
         )
+        hits = figures["in place"] + figures["restarted"] + figures["no effect"]
+        yield Claim(f"{name}: {hits} faults", hits > 0 or name == UNDISTURBED)
         yield Claim(f"{name}: nothing is left ({figures['left']})", figures["left"] == "nothing")
 
 
@@ -303,7 +307,7 @@ BENCHMARK = Benchmark(
             "Signals to the processes of small runs, by the phase of the driver: what became of "
             "the run, and the seconds to its next training step",
             [
-                Row("undisturbed", measure, {"role": "", "name": SIGNALS[0], "seed": 0}),
+                Row(UNDISTURBED, measure, {"role": "", "name": SIGNALS[0], "seed": 0}),
                 *(
                     Row(
                         f"{role}, {name}",

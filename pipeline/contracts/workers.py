@@ -27,7 +27,16 @@ from rewards.base import Outcome, RewardFacts, RewardInput
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened
-    """The process of a worker has ended; the message says how."""
+    """The process of a worker has ended.
+
+    Attributes:
+        worker: its name.
+        why: how it ended.
+    """
+
+    def __init__(self, worker: str, why: str) -> None:
+        super().__init__(f"{worker}: {why}")
+        self.worker, self.why = worker, why
 
 
 class Restartable(Protocol):

@@ -18,7 +18,6 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.workers import Sampler, WorkerDied
-from pipeline.rollout.restarts import WorkerRestarted
 
 REPORT_S = 0.1
 """Seconds between two questions to a sampler for the rollouts that have ended."""
@@ -80,9 +79,6 @@ async def generate(
 ) -> tuple[list[Completion], DecodeWork]:
     """Generates all requests on all samplers in parallel; completions in the order of requests.
 
-    Where a sampler dies and is restarted, what it had not reported is requested again; with a
-    cut-off all of its share, because the choice of the truncated rollouts depends on all.
-
     Args:
         samplers: at least one.
         requests: of any groups.
@@ -94,24 +90,19 @@ async def generate(
 
     async def one(sampler: Sampler, share: Sequence[RolloutRequest]) -> list[Completion]:
         ending = None if cut_off is None else min_finished(len(share), cut_off=cut_off)
-        reported: dict[RolloutName, Completion] = {}
-
-        def keep(completions: Sequence[Completion]) -> None:
-            if cut_off is None:
-                reported.update((completion.name, completion) for completion in completions)
-            if report is not None:
-                report(completions)
-
-        while rest := [request for request in share if request.name not in reported]:
-            work = sampler.generate(rest, temperature=temperature, min_finished=ending)
-            with suppress(WorkerRestarted):
-                completions = await _reporting(sampler, work, keep)
-                total.add(await sampler.work())
-                return [*reported.values(), *completions]
-        return list(reported.values())
+        work = sampler.generate(share, temperature=temperature, min_finished=ending)
+        completions = await (work if report is None else _reporting(sampler, work, report))
+        total.add(await sampler.work())
+        return completions
 
     total = DecodeWork()
     dealt = zip(samplers, shares(requests, samplers=len(samplers)), strict=True)
-    generated = await asyncio.gather(*(one(sampler, share) for sampler, share in dealt if share))
+    tasks = [asyncio.create_task(one(sampler, share)) for sampler, share in dealt if share]
+    try:
+        generated = await asyncio.gather(*tasks)
+    except BaseException:  # where one fails, the others end, too
+        for task in tasks:
+            task.cancel()
+        raise
     by_name = {completion.name: completion for part in generated for completion in part}
     return [by_name[request.name] for request in requests], total

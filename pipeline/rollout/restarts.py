@@ -33,16 +33,12 @@ _SLOW = 10
 """How many times longer."""
 _ENDLESS_PHASES = _SLOW_PHASES | {"checkpoint", "export"}
 """Phases whose length is not limited."""
-_DIRECT = frozenset({"abort", "finished"})
+_DIRECT = frozenset({"abort", "resume", "finished"})
 """Methods that a dead process need not answer."""
 
 
 class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
     """Training makes no progress; the user has to act."""
-
-
-class WorkerRestarted(Exception):  # noqa: N818  # no error: the call is to be made again
-    """The process of a `generate` died and is a new one; its rollouts are to be requested again."""
 
 
 @dataclass
@@ -53,22 +49,21 @@ class Restarts:
         faults: how many are allowed.
         phases: of the driver.
         log: takes an event for the journal, its text for the console, and its facts.
-        total: restarts of this process of the run.
+        total: restarts in this process of the run.
+        done: training steps done, the most so far.
     """
 
     faults: Faults
     phases: PhaseClock
     log: Callable[..., None]
     total: int = 0
+    done: int = 0
     _budgets: dict[str, RestartBudget] = field(default_factory=dict)
 
-    async def restart(
-        self, name: str, death: WorkerDied, restart: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def restart(self, death: WorkerDied, restart: Callable[[], Awaitable[None]]) -> None:
         """Restarts a process after a pause.
 
         Args:
-            name: of the process.
             death: what happened to it.
             restart: starts it.
 
@@ -77,21 +72,20 @@ class Restarts:
             WorkerDied: if it dies again.
         """
         with self.phases.during("restart"):
-            await asyncio.sleep(self.pause_s(name, death))
+            await asyncio.sleep(self.pause_s(death))
             await restart()
 
-    def pause_s(self, name: str, death: WorkerDied, *, then: str = "it is restarted") -> float:
+    def pause_s(self, death: WorkerDied, *, then: str = "it is restarted") -> float:
         """Records a death; returns the seconds to wait before the restart.
 
         Args:
-            name: of the process.
-            death: what happened to it.
+            death: what happened to a process.
             then: what is done.
 
         Raises:
             TrainingStopped: if the process has died too often.
         """
-        budget = self._budgets.setdefault(name, RestartBudget(self.faults.restarts))
+        budget = self._budgets.setdefault(death.worker, RestartBudget(self.faults.restarts))
         pause_s = budget.next_pause_s()
         if pause_s is None:
             again = f" again, after {budget.used} restarts without a finished step in between"
@@ -100,24 +94,28 @@ class Restarts:
                 f"{self.faults.restarts} allows no further restart"
             )
         self.total += 1
-        self.log(RESTARTED, f"{death}; {then}", worker=name, why=str(death), pause_s=pause_s)
+        self.log(RESTARTED, f"{death}; {then}", worker=death.worker, why=death.why, pause_s=pause_s)
         return pause_s
 
-    def step_done(self) -> None:
-        """Notes a finished step: every process may be restarted as often again."""
-        for budget in self._budgets.values():
-            budget.renew()
+    def step_done(self, step: int) -> None:
+        """Notes a finished step, counted from 1.
+
+        After one that is not repeated every process may be restarted as often again.
+        """
+        if step > self.done:
+            self.done = step
+            for budget in self._budgets.values():
+                budget.renew()
 
 
 class RestartingWorker:
     """The methods of a worker; a call is repeated if its process dies.
 
-    A call that is repeated has the same names, so that nothing is lost or counted twice. Of
-    `generate` the caller repeats what has not been reported: it raises `WorkerRestarted`.
+    A call that is repeated has the same names, so that nothing is lost or counted twice; a repeated
+    `generate` runs through the same shapes and returns the same rollouts.
 
     Args:
         target: the worker.
-        name: of its process, in messages.
         restarts: of the run; None: a death raises `WorkerDied`.
         attempt: makes a call of a method; repeats it with smaller sizes when out of memory, for
             example.
@@ -132,14 +130,12 @@ class RestartingWorker:
         self,
         target: Any,
         *,
-        name: str,
         restarts: Restarts | None,
         attempt: Attempt = lambda _, work: work(),
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.target = target
         self.loaded: Published | None = None
-        self._name = name
         self._restarts = restarts
         self._attempt = attempt
         self._renew = renew
@@ -169,8 +165,6 @@ class RestartingWorker:
                     )
                 except WorkerDied as death:
                     await self._restart(number, death)
-                    if method == "generate":
-                        raise WorkerRestarted from None
                 else:
                     if method == "load":
                         (self.loaded,) = args
@@ -198,7 +192,7 @@ class RestartingWorker:
             while number == self._number:
                 self._is_fresh = True
                 try:
-                    await self._restarts.restart(self._name, death, self.target.restart)
+                    await self._restarts.restart(death, self.target.restart)
                 except WorkerDied as again:
                     death = again
                 else:
@@ -212,6 +206,11 @@ class _Life:
     last: Heartbeat | None = None
     silent_s: float = 0.0
     asked: asyncio.Future[Heartbeat] | None = None
+
+    def forget(self) -> None:
+        """Does not wait for the heartbeat that is asked for."""
+        if self.asked is not None and not self.asked.cancel():
+            self.asked.exception()  # retrieved, so that nobody reports it
 
 
 class Heartbeats:
@@ -260,7 +259,13 @@ class Heartbeats:
             why = self._hangs(life)
             if why is not None:
                 process.kill(why)
+                life.forget()
                 self._lives[name] = _Life()
+
+    def close(self) -> None:
+        """Ends the watch."""
+        for life in self._lives.values():
+            life.forget()
 
     def _hangs(self, life: _Life) -> str | None:
         last, faults = life.last, self._faults

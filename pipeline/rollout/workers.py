@@ -80,7 +80,7 @@ class Workers:
         evaluation_tokens: tokens generated for evaluations.
         learner: its methods, repeated with smaller sizes when out of memory.
         scorer: the reward workers.
-        restarts: of samplers and reward workers.
+        restarts: of the run's processes.
         published: the adapter that the samplers hold; None: none yet.
     """
 
@@ -122,9 +122,7 @@ class Workers:
             self._resizing(*pair, None if one_process else restarts) for pair in pairs
         ]
         self.learner = cast("Learner", self._resizing(learner, self.learner_process, None))
-        self._scoring = RestartingWorker(
-            scorer, name="rewards", restarts=restarts, renew=self._renew_rewards
-        )
+        self._scoring = RestartingWorker(scorer, restarts=restarts, renew=self._renew_rewards)
         self.scorer = cast("MeasuredScorer", self._scoring)
         self._temperature = config.rollout.temperature
         self._clock = clock
@@ -160,6 +158,7 @@ class Workers:
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.wait({self._watching})
+            self._heartbeats.close()
 
     def _resizing(
         self, target: Sampler | Learner, process: Worker, restarts: Restarts | None
@@ -175,9 +174,7 @@ class Workers:
             if worker.loaded is not None:
                 await parity.sync([cast("Sampler", target)], worker.loaded)
 
-        worker = RestartingWorker(
-            target, name=process.name, restarts=restarts, attempt=attempt, renew=renew
-        )
+        worker = RestartingWorker(target, restarts=restarts, attempt=attempt, renew=renew)
         return worker
 
     async def _renew_rewards(self) -> None:
@@ -289,7 +286,7 @@ class Workers:
         else:
             metrics = await self.learner.sft_update(data.sequences)
             self.sizes.step_done((), left)
-        self.restarts.step_done()
+        self.restarts.step_done(step.number + 1)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:

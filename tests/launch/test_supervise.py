@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from configs.faults import Faults
-from launch.exits import EXIT_FAILED
+from launch.exits import EXIT_FAILED, EXIT_RAY_LOST
 from launch.submission import VARIABLE
 from launch.supervise import supervise, without
 from pipeline.run.run_folder import RunFolder
@@ -34,7 +34,8 @@ class Children:
     """
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, *children: Child) -> None:
-        self.folder = RunFolder.of(make_config(folder))
+        self.config = make_config(folder)
+        self.folder = RunFolder.of(self.config)
         self.argv: list[list[str]] = []
         self.environments: list[dict[str, str]] = []
         self.pauses: list[float] = []
@@ -55,7 +56,7 @@ class Children:
 
     def run(self, **faults: int) -> int:
         try:
-            return supervise(ARGV, self.folder, Faults(**faults))
+            return supervise(ARGV, self.config.model_copy(update={"faults": Faults(**faults)}))
         finally:
             self.folder.close()
 
@@ -69,12 +70,6 @@ def begins(folder: RunFolder) -> None:
 def killed(folder: RunFolder) -> int:
     begins(folder)
     return -signal.SIGKILL
-
-
-def fails(folder: RunFolder, **facts: bool) -> int:
-    begins(folder)
-    folder.journal("failed", error="wrong", **facts)
-    return EXIT_FAILED
 
 
 def finishes(_: RunFolder) -> int:
@@ -101,24 +96,12 @@ def test_a_run_that_ends_by_itself_is_not_started_again(
     assert children.run() == status
 
 
-def test_a_journaled_failure_ends_unless_only_ray_was_lost(
+def test_a_lost_cluster_is_started_again_and_a_failure_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def loses_ray(folder: RunFolder) -> int:
-        return fails(folder, resumes=True)
-
-    def ends_hard(folder: RunFolder) -> int:
-        begins(folder)
-        return EXIT_FAILED
-
-    children = Children(tmp_path, monkeypatch, loses_ray, ends_hard, fails, finishes)
+    children = Children(tmp_path, monkeypatch, lambda _: EXIT_RAY_LOST, lambda _: EXIT_FAILED)
     assert children.run() == EXIT_FAILED
-    assert len(children.argv) == 3
-
-
-def test_a_failure_before_the_run_began_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    children = Children(tmp_path, monkeypatch, lambda _: EXIT_FAILED)
-    assert children.run() == EXIT_FAILED
+    assert len(children.argv) == 2
 
 
 def test_deaths_without_a_new_step_are_limited(
@@ -154,6 +137,20 @@ def test_an_extension_and_the_wait_of_a_job_count_once(
     assert first == 1000.0 < second
 
 
+def test_nothing_is_started_again_when_no_time_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def used(folder: RunFolder) -> int:
+        begins(folder)
+        folder.record_used_s(100.0)
+        return -signal.SIGKILL
+
+    children = Children(tmp_path, monkeypatch, used)
+    children.config = make_config(tmp_path, budget={"steps": None, "time": "90s"})
+    assert children.run() == EXIT_FAILED
+    assert "no time is left to start it again" in capsys.readouterr().err
+
+
 def test_a_flag_is_removed_with_its_value():
     assert without(["--a", "--extend", "--extend", "b"], "--extend") == ["--a", "b"]
     assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
@@ -177,7 +174,7 @@ def test_a_signal_is_forwarded_once_and_nothing_is_started_again(
     monkeypatch.setattr("launch.supervise.subprocess.Popen", popen)
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     try:
-        assert supervise(ARGV, RunFolder(tmp_path / "run"), Faults()) == 130
+        assert supervise(ARGV, make_config(tmp_path)) == 130
     finally:
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGTERM, before[1])

@@ -12,19 +12,17 @@ import pytest
 from configs.faults import Faults
 from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.restarts import RestartBudget
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.contracts.rollouts import Completion, RolloutRequest
 from pipeline.contracts.workers import WorkerDied
 from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from tests.fakes import (
     Disk,
     FakeClock,
-    FakeSampler,
     Process,
     Script,
     left_behind,
     make_config,
     make_data,
-    make_prompts,
 )
 from tests.simulation import VirtualLoop
 
@@ -36,7 +34,7 @@ STEPS: dict[str, Any] = {
 
 
 def dies() -> None:
-    raise WorkerDied("its process ended unexpectedly")
+    raise WorkerDied("sampler 0", "its process ended unexpectedly")
 
 
 def process(folder: Path, script: Script | None = None, **tables: Any) -> Process:
@@ -67,9 +65,7 @@ def test_a_death_in_any_call_of_a_sampler_or_the_rewards_changes_nothing(tmp_pat
         assert left_behind(one.folder) == left_behind(whole.folder), calls[number]
         assert one.learner.adapter == whole.learner.adapter
         (entry,) = one.events("restarted")
-        assert entry["worker"] == calls[number].split(".")[0].replace(
-            "sampler0", "sampler 0"
-        ).replace("scorer", "rewards")
+        assert entry["worker"] == "sampler 0"
         assert one.folder.summary is not None
         assert one.folder.summary["faults"]["restarts"] == 1
 
@@ -84,7 +80,7 @@ def test_a_sampler_that_keeps_dying_ends_the_run_with_a_checkpoint(tmp_path: Pat
         return await generate(requests, **settings)
 
     one.samplers[0].generate = deadly  # type: ignore[method-assign]
-    why = "^its process ended unexpectedly again, after 2 restarts without a finished step"
+    why = "^sampler 0: its process ended unexpectedly again, after 2 restarts without"
     with pytest.raises(TrainingStopped, match=why):
         run(one)
     assert [entry["pause_s"] for entry in one.events("restarted")] == [1.0, 4.0]
@@ -96,59 +92,6 @@ def test_a_dead_learner_ends_the_coordinator(tmp_path: Path):
     with pytest.raises(WorkerDied):
         run(one)
     assert one.events("restarted") == []
-
-
-class HalfDead(FakeSampler):
-    """A sampler that dies once, after it has reported its first rollout."""
-
-    reported: list[Completion]
-    asked: list[int]
-
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
-    ) -> list[Completion]:
-        found = await super().generate(requests, temperature=temperature, min_finished=min_finished)
-        self.asked.append(len(requests))
-        if len(self.asked) == 1:
-            self.reported = found[:1]
-            await asyncio.sleep(1.0)
-            dies()
-        return found
-
-    async def finished(self) -> list[Completion]:
-        found, self.reported = self.reported, []
-        return found
-
-
-@pytest.mark.parametrize(("cut_off", "asked"), [(None, [4, 3]), (0.9, [4, 4])])
-def test_only_what_was_not_reported_is_requested_again(
-    tmp_path: Path, cut_off: float | None, asked: list[int]
-):
-    whole, one = process(tmp_path / "whole"), process(tmp_path / "one")
-    sampler = HalfDead(one.script, seed=3, number=0)
-    sampler.reported, sampler.asked = [], []
-    one.samplers = [sampler]
-    one.connect()
-    requests = [
-        RolloutRequest(RolloutName("train", 0, prompt.id, 0), prompt.tokens)
-        for prompt in make_prompts(4)
-    ]
-
-    async def generated(given: Process) -> list[Completion]:
-        await given.workers.publish()
-        found, _ = await given.workers.generate(requests, temperature=1.0, cut_off=cut_off)
-        return found
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        expected, found = runner.run(generated(whole)), runner.run(generated(one))
-    for given in (whole, one):
-        given.folder.close()
-    assert sampler.asked == asked
-    assert [one.tokens.tolist() for one in found] == [one.tokens.tolist() for one in expected]
 
 
 class Mortal:
@@ -177,7 +120,7 @@ def test_concurrent_calls_of_a_dead_process_restart_it_once():
     async def work() -> tuple[Mortal, list[str]]:
         target = Mortal()
         restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
-        worker = RestartingWorker(target, name="rewards", restarts=restarts, renew=target.renew)
+        worker = RestartingWorker(target, restarts=restarts, renew=target.renew)
         return target, list(await asyncio.gather(*(worker.score(text) for text in "abc")))
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
@@ -189,7 +132,7 @@ def test_a_restart_that_was_cancelled_is_made_up_for_by_the_next_call():
     async def work() -> tuple[Mortal, str]:
         target = Mortal()
         restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
-        worker = RestartingWorker(target, name="rewards", restarts=restarts, renew=target.renew)
+        worker = RestartingWorker(target, restarts=restarts, renew=target.renew)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(worker.score("a"), 1.5)
         return target, await worker.score("b")
