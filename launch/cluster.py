@@ -20,8 +20,9 @@ from ray.util.placement_group import placement_group_table
 from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
+from launch.exits import Failure
 from launch.private_cluster import private_cluster
-from launch.ray_watch import RayWatch
+from launch.ray_watch import ClusterLost, RayWatch
 from launch.stop import Stop, Stopped, unless
 
 A = TypeVar("A", bound=DeviceActors)
@@ -118,8 +119,12 @@ def _joined() -> Iterator[None]:
         ) from error
     finally:
         watch.stop()
-        ray.shutdown()
-        watch.raise_if_lost()
+        if not watch.is_lost:  # Ray would wait for its processes for a minute
+            ray.shutdown()
+        try:
+            watch.raise_if_lost()
+        except ClusterLost as lost:  # nobody here can start it again
+            raise Failure(f"{lost}, once the cluster runs again") from None
 
 
 def _own_raylet() -> dict[str, int]:

@@ -9,6 +9,8 @@ from typing import NoReturn
 
 SUPERVISE = "--supervise"
 """Flag of `launch.train`."""
+SUPERVISED = "GEMMA_GRPO_SUPERVISED"
+"""Environment variable of the process that `launch.train --supervise` starts."""
 
 
 class Parser(argparse.ArgumentParser):

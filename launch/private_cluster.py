@@ -96,7 +96,8 @@ class _Cluster:
     def stop(self) -> None:
         """Ends all processes."""
         self.watch.stop()
-        ray.shutdown()
+        if not self.watch.is_lost:  # Ray would wait for its processes for a minute
+            ray.shutdown()
         self._reaper.communicate()
 
 

@@ -35,6 +35,7 @@ class RayWatch:
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self._then = then
         self._stopping = False
+        self._processes: list[int] = []
         self._lost: str | None = None
         cluster_is_gone.clear()
         self._loop = self._task = None
@@ -43,12 +44,18 @@ class RayWatch:
 
     def begin(self, processes: Mapping[str, int]) -> None:
         """Watches processes, given by name and pid, in threads."""
+        self._processes += processes.values()
         for name, pid in processes.items():
             threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
 
     def stop(self) -> None:
         """Takes later ends as intended."""
         self._stopping = True
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a process has ended, or is stopped."""
+        return self._lost is not None or not all(map(_runs, self._processes))
 
     def raise_if_lost(self) -> None:
         """Raises the end of a process.
@@ -81,3 +88,9 @@ class RayWatch:
                 self._loop.call_soon_threadsafe(self._task.cancel)
         # Otherwise Ray's calls would wait for an answer for minutes.
         self._then()
+
+
+def _runs(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED}
+    return False

@@ -21,8 +21,8 @@ from contextlib import suppress
 import psutil
 
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_RAY_LOST
-from launch.flags import SUPERVISE
+from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
+from launch.flags import SUPERVISE, SUPERVISED
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
@@ -62,7 +62,7 @@ class _Supervisor:
         """Runs the command, as often as necessary; returns the exit status."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._forward)
-        argv, environment = list(self._argv), dict(os.environ)
+        argv, environment = list(self._argv), {**os.environ, SUPERVISED: "1"}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
             status = self._run_child(argv, environment)
@@ -70,7 +70,7 @@ class _Supervisor:
                 return status if status >= 0 else 128 + self._received
             why = self._death(status)
             if why is None:
-                return status
+                return EXIT_FAILED if status == EXIT_REPORTED else status
             pause_s = self._pause_s(why)
             if pause_s is None:
                 return EXIT_FAILED
@@ -124,7 +124,9 @@ class _Supervisor:
         """How the command died; None if it has ended by itself."""
         if status < 0:
             return f"the run's process was ended by {signal.Signals(-status).name}"
-        return "the run lost its Ray cluster" if status == EXIT_RAY_LOST else None
+        if status == EXIT_RAY_LOST:
+            return "the run lost its Ray cluster"
+        return "the run's process ended with status 1" if status == EXIT_FAILED else None
 
     def _is_time_up(self) -> bool:
         with suppress(DamagedFileError):

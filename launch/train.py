@@ -15,6 +15,7 @@ STARTED = time.monotonic()  # the budget's clock starts with the process
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,8 +25,8 @@ from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
 from configs.resume import REWARDS
-from launch.exits import exit_status
-from launch.flags import SUPERVISE, add_json, command_flags, json_file
+from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status
+from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
@@ -193,4 +194,11 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    if status == EXIT_FAILED and SUPERVISED in os.environ:
+        status = EXIT_REPORTED
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without Ray's exit handlers: they wait a minute for a cluster that is gone, and then change
+    # the status.
+    os._exit(status)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from configs.faults import Faults
-from launch.exits import EXIT_FAILED, EXIT_RAY_LOST
+from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
 from launch.submission import VARIABLE
 from launch.supervise import supervise, without
 from pipeline.run.run_folder import RunFolder
@@ -96,12 +96,13 @@ def test_a_run_that_ends_by_itself_is_not_started_again(
     assert children.run() == status
 
 
-def test_a_lost_cluster_is_started_again_and_a_failure_is_not(
+def test_only_a_reported_failure_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    children = Children(tmp_path, monkeypatch, lambda _: EXIT_RAY_LOST, lambda _: EXIT_FAILED)
+    ends = [lambda _: EXIT_RAY_LOST, lambda _: EXIT_FAILED, lambda _: EXIT_REPORTED]
+    children = Children(tmp_path, monkeypatch, *ends)
     assert children.run() == EXIT_FAILED
-    assert len(children.argv) == 2
+    assert len(children.argv) == 3
 
 
 def test_deaths_without_a_new_step_are_limited(
