@@ -12,7 +12,7 @@ EXIT_MISTAKE = 2
 EXIT_RAY_LOST = 75
 """Ray ended before the command did (`EX_TEMPFAIL` of sysexits.h): it can be given again."""
 EXIT_REPORTED = 70
-"""Of a supervised process that has said why it failed, instead of 1, with which Ray ends it, too."""
+"""Of a supervised process that has said why it failed; Ray itself ends processes with 1."""
 EXIT_INTERRUPTED = 130
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 
