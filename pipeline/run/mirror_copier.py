@@ -32,6 +32,8 @@ MOST_PROGRAM_BYTES = 2**30
 """Compiled programs that are copied: the newest ones, up to this size."""
 _LOCK = ".lock"
 """Has the time used; it is written every few seconds, and changes no state."""
+_OUTPUT = "rewards.log"
+"""Grows as often as reward functions print; a resume reads nothing from it."""
 _TRIES = 20
 _PROGRAM = "*-cache"
 
@@ -105,9 +107,14 @@ def take_state(folder: Path, known: Mapping[str, Stamp]) -> State:
             if lock.is_file():
                 shutil.copyfile(lock, staging / _LOCK)
                 state.staged[_LOCK] = staging / _LOCK
-        if scan(folder) == state.stamps:
+        if _state_of(scan(folder)) == _state_of(state.stamps):
             return state
     raise BusyFolderError(f"{folder} changes faster than it can be copied")
+
+
+def _state_of(stamps: Mapping[str, Stamp]) -> dict[str, Stamp]:
+    """The stamps of the files that belong to the state of the run."""
+    return {path: stamp for path, stamp in stamps.items() if path != _OUTPUT}
 
 
 def _stage(file: Path, staged: Path) -> Path:

@@ -163,6 +163,22 @@ def test_a_folder_that_changes_all_the_time_is_reported(
         make_copier(run, Store(str(tmp_path / "mirror"))).copy()
 
 
+def test_rewards_that_print_all_the_time_delay_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run, scan = make_run(tmp_path / "run", steps=2), mirror_copier.scan
+
+    def scan_while_rewards_print(folder: Path) -> dict[str, mirror_copier.Stamp]:
+        with run.rewards_log.open("a") as log:
+            log.write("seen\n")
+        return scan(folder)
+
+    monkeypatch.setattr(mirror_copier, "scan", scan_while_rewards_print)
+    store = Store(str(tmp_path / "mirror"))
+    make_copier(run, store).copy()
+    assert fetched(store, tmp_path / "there")["metrics.jsonl"] == content(run.path)["metrics.jsonl"]
+
+
 def test_the_mirror_of_another_run_is_not_overwritten(tmp_path: Path):
     store = Store(str(tmp_path / "mirror"))
     first, second = make_run(tmp_path / "first"), make_run(tmp_path / "second", steps=0)
