@@ -176,7 +176,9 @@ def test_rewards_that_print_all_the_time_delay_no_copy(
     monkeypatch.setattr(mirror_copier, "scan", scan_while_rewards_print)
     store = Store(str(tmp_path / "mirror"))
     make_copier(run, store).copy()
-    assert fetched(store, tmp_path / "there")["metrics.jsonl"] == content(run.path)["metrics.jsonl"]
+    found = fetched(store, tmp_path / "there")
+    assert found is not None
+    assert found["metrics.jsonl"] == content(run.path)["metrics.jsonl"]
 
 
 def test_the_mirror_of_another_run_is_not_overwritten(tmp_path: Path):
