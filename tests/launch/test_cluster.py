@@ -58,6 +58,7 @@ class FakeRay:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    monkeypatch.setattr("launch.cluster._own_raylet", dict)
     return FakeRay(monkeypatch)
 
 
