@@ -96,8 +96,7 @@ class _Cluster:
     def stop(self) -> None:
         """Ends all processes."""
         self.watch.stop()
-        if not self.watch.is_lost:  # Ray would wait for its processes for a minute
-            ray.shutdown()
+        ray.shutdown()
         self._reaper.communicate()
 
 

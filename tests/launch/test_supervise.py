@@ -157,6 +157,7 @@ def test_a_flag_is_removed_with_its_value():
     assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
 def test_a_signal_is_forwarded_once_and_nothing_is_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
