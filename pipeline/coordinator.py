@@ -15,13 +15,11 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from configs.load import config_sha256
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import (
@@ -45,21 +43,19 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.report.ledger_lines import ledger_lines
 from pipeline.report.meter import RunMeter
 from pipeline.report.profile import Profiler
+from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
-from pipeline.run.history import provenance
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
 from pipeline.run.requests import Requests
 
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
-STOP_S = 30.0
-"""Maximum seconds that the checkpoint at a stop signal may take."""
 
 Decided = TypeVar("Decided", bound="Decision | None")
 
@@ -143,10 +139,13 @@ class Coordinator:
         self.profiler = Profiler(
             config.profile.range, workers=workers, ledger=meter.ledger, records=records
         )
-        saved = [entry["step"] for entry in records.folder.events("checkpoint")]
-        self._saved = saved[-1] if saved else -1
-        self._saving: dict[str, Any] | None = None
-        self._provenance = provenance(entries)
+        self.checkpoints = Checkpoints(
+            workers=workers,
+            records=records,
+            ledger=meter.ledger,
+            clock=clock,
+            measure=self._measured,
+        )
         self._replay_alarms()
         self._is_uncounted = False
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
@@ -184,14 +183,14 @@ class Coordinator:
                 await self._perform_duties()
             await self._perform_duties()
         except Interrupted:
-            await self._save_at_stop()
+            await self.checkpoints.save_at_stop(self.progress, self.config)
             await self._summarize(ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
             # A step that was trained and not counted would be trained twice after a resume.
             if not self._is_uncounted:
                 await self._save()
-            await self._settle()
+            await self.checkpoints.settle()
             raise
         return "finished"
 
@@ -233,7 +232,7 @@ class Coordinator:
 
     async def _perform_duties(self) -> None:
         """Start and end of the run, and what is due between two steps."""
-        await self._settle(wait=False)
+        await self.checkpoints.settle(wait=False)
         step = self.progress.step
         duties: Mapping[DutyKind, Callable[[Duty], Awaitable[None]]] = {
             "check_parity": lambda _: self._check_parity(),
@@ -345,70 +344,14 @@ class Coordinator:
         raise Interrupted
 
     async def _finish(self) -> None:
-        await self._settle()
+        await self.checkpoints.settle()
         result = self.schedule.result
         assert result is not None
         best = {} if result.best is None else {"best": result.best}
         await self._summarize(ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
-        """Begins to write a checkpoint; it counts from when `_settle` finds it complete.
-
-        The first one of a run is waited for: the planner needs to know its duration.
-        """
-        await self._settle()
-        self.progress = replace(self.progress, wall_s=self._now_s)
-        watch = Stopwatch(self.clock.now)
-        with self.phases.during("checkpoint"):
-            await self.workers.save(
-                {
-                    **self.progress.to_meta(),
-                    "provenance": {**self._provenance, "config": config_sha256(self.config)},
-                    "journal_lines": self.records.folder.sync(),
-                }
-            )
-        self._saving = {
-            "step": self.progress.step,
-            "wall_s": self.progress.wall_s,
-            "waited_s": watch.total_s,
-        }
-        if self._saved < 0:
-            await self._settle()
-
-    async def _settle(self, *, wait: bool = True) -> None:
-        """Journals the checkpoint that is being written, if there is one and it is complete.
-
-        Args:
-            wait: until it is complete.
-        """
-        if self._saving is None:
-            return
-        with self.phases.during("checkpoint"):
-            seconds = await self.workers.saved(wait=wait)
-        if seconds is None:
-            return
-        saving, self._saving = self._saving, None
-        if saving["step"] != self._saved:
-            self._measured(CHECKPOINT, seconds)
-        self._saved = saving["step"]
-        facts = {**saving, "seconds": seconds, **self.meter.ledger.facts}
-        self.records.journal("checkpoint", **facts)
-
-    async def _save_at_stop(self) -> None:
-        """Writes a checkpoint; if that takes too long, the last complete one stands."""
-        try:
-            async with asyncio.timeout(STOP_S):
-                await self._save()
-                await self._settle()
-        except TimeoutError:
-            last = f"that of step {self._saved} stands" if self._saved >= 0 else "there is none"
-            self.records.event(
-                "checkpoint_abandoned",
-                f"the checkpoint of step {self.progress.step} is not complete after "
-                f"{STOP_S:.0f} s and is abandoned; {last}",
-                step=self.progress.step,
-                last=self._saved,
-            )
+        await self.checkpoints.save(self.progress, self.config)
 
     # --- ledger
 

@@ -8,6 +8,7 @@ flags and version of jaxlib.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -45,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives this process the kept programs, and the processes that it starts."""
     if config.getoption("numprocesses", None):
         return  # the tests run in other processes
+    # A shell lets its background jobs ignore Ctrl-C, as would the commands that the tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     (KEPT / "xla").mkdir(parents=True, exist_ok=True)
     # What else a run keeps, as measured speeds, would be different for the next run of the tests.
     folder = tempfile.TemporaryDirectory(prefix="gemma-grpo-tests-")

@@ -10,7 +10,7 @@ import pytest
 
 from configs.load import config_sha256
 from configs.schema import Config
-from pipeline import coordinator
+from pipeline.rollout import checkpoints
 from tests.fakes import Disk, FakeLearner, Killed, Process, Script, left_behind, make_config
 from tests.fakes import make_data as fake_data
 
@@ -113,7 +113,7 @@ def test_at_a_stop_signal_a_checkpoint_that_takes_too_long_is_abandoned(
     capsys: pytest.CaptureFixture[str],
     undisturbed: dict[str, Any],
 ):
-    monkeypatch.setattr(coordinator, "STOP_S", 0.0)
+    monkeypatch.setattr(checkpoints, "STOP_S", 0.0)
     config, disk = settings(tmp_path), Disk()
     run = process(config, disk)
 
