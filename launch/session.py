@@ -17,6 +17,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem
 from launch.fork import copy_start, origin
+from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
@@ -112,6 +113,8 @@ async def run_session(
     if rehearse is not None:
         stop.notice = "stopping: nothing is kept; Ctrl-C again does not wait"
     stop.listen()
+    if prepared.config.plan.platform == "tpu":
+        stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         prepared = replace(prepared, config=copy_start(prepared.config))

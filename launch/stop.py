@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C and SIGTERM for commands that must shut down in order."""
+"""Handling of Ctrl-C, SIGTERM and other reasons to stop, for commands that shut down in order."""
 
 from __future__ import annotations
 
@@ -50,12 +50,20 @@ class Stop:
         elif number == signal.SIGINT:  # it came before the loop was free
             _end()
 
-    def _on(self, number: signal.Signals) -> None:
+    def request(self, why: str) -> bool:
+        """Stops as SIGTERM does, and shows why; returns whether it is the first reason."""
+        is_first = self.received is None
+        if is_first:
+            self._on(signal.SIGTERM, f"{why}; ")
+            _end_at_ctrl_c()
+        return is_first
+
+    def _on(self, number: signal.Signals, why: str = "") -> None:
         if self.received is None:
             self.received = number
             self.event.set()
             with suppress(OSError):  # the terminal is gone
-                print(self.notice, flush=True)
+                print(why + self.notice, flush=True)
 
     @property
     def exit_status(self) -> int:

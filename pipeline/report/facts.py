@@ -28,7 +28,7 @@ _EVENTS = frozenset(
         "hardware_changed", "rolled_back", "forked", "metrics_lost", "ledger_damaged",
         "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
-        "truncated_rollouts", "steered",
+        "truncated_rollouts", "steered", "stop_notice",
         RESUMED, ENDED,
     }
 )  # fmt: skip
