@@ -32,7 +32,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import ProcessUse
+from pipeline.contracts.workers import LearnerWorker, ProcessUse, SamplerWorker
 from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator
@@ -660,17 +660,24 @@ class Process:
         self.restarts = Restarts(config.faults, self.meter.ledger.phases, self.records.event)
         self.connect()
 
-    def connect(self) -> None:
-        """Makes the coordinator and its workers from samplers, learner and scorer."""
+    def connect(
+        self,
+        *,
+        samplers: Sequence[SamplerWorker] | None = None,
+        learner: LearnerWorker | None = None,
+        one_process: bool = False,
+    ) -> None:
+        """Makes the coordinator and its workers, of the fakes or of others."""
         self.workers = Workers(
-            samplers=self.samplers,
-            learner=self.learner,
+            samplers=samplers or self.samplers,
+            learner=learner or self.learner,
             scorer=self.scorer,
             sizes=self.sizes,
             config=self.config,
             clock=self.clock,
             stop=self.script.stop,
             restarts=self.restarts,
+            one_process=one_process,
         )
         self.coordinator = Coordinator(
             self.config,

@@ -17,13 +17,11 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.opening import OpenedModel
 from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
 from pipeline.contracts.sizes import Sizes
-from pipeline.coordinator import Coordinator
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.rollout.workers import Workers
 from pipeline.run.rollback import check_rollback, roll_back
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
-from tests.fakes import CharTokenizer, Disk, Killed, Process, left_behind, make_data
+from tests.fakes import Disk, Killed, Process, left_behind, make_data
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 STEPS, PROMPTS, PER_STEP = 12, 8, 2
@@ -112,30 +110,8 @@ class RealProcess(Process):
             disk[actor.learner.state.version] = ("", dict(self.restored.meta))
         super().__init__(config, disk=disk, data=make_data(train=PROMPTS, validation=3))
 
-    def connect(self) -> None:
-        self.workers = Workers(
-            samplers=[self.actor],
-            learner=self.actor,
-            scorer=self.scorer,
-            sizes=self.sizes,
-            config=self.config,
-            clock=self.clock,
-            stop=self.script.stop,
-            restarts=self.restarts,
-            one_process=True,
-        )
-        self.coordinator = Coordinator(
-            self.config,
-            data=self.data,
-            tokenizer=CharTokenizer(),
-            workers=self.workers,
-            records=self.records,
-            meter=self.meter,
-            deadline=self.deadline,
-            clock=self.clock,
-            progress=self.progress,
-            resumed_from=self.resumed_from,
-        )
+    def connect(self, **_: Any) -> None:
+        super().connect(samplers=[self.actor], learner=self.actor, one_process=True)
 
     @property
     def result(self) -> tuple[dict[str, Any], list[np.ndarray]]:
