@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,17 @@ import pytest
 from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
 from tests.launch.small_run import write_request
+
+
+@pytest.fixture(autouse=True)
+def _own_signal_handlers() -> Iterator[None]:
+    """Removes the handlers that a command has installed in the process of the tests."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        if handler is not None:  # not of Python
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -126,7 +127,7 @@ def test_a_folder_too_long_for_sockets_is_not_used(
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Collects the pauses between attempts, in seconds."""
     found: list[float] = []
-    monkeypatch.setattr("launch.private_cluster.time.sleep", found.append)
+    monkeypatch.setattr(private_cluster, "time", SimpleNamespace(sleep=found.append))
     return found
 
 
@@ -160,20 +161,14 @@ def test_a_process_that_ends_at_once_is_a_failed_start(
 
 
 def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: pytest.MonkeyPatch):
-    before = signal.getsignal(signal.SIGTERM)
-
     async def run() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
         start(failures=1)
 
-    monkeypatch.setattr(
-        "launch.private_cluster.time.sleep", lambda _: os.kill(os.getpid(), signal.SIGTERM)
-    )
-    try:
-        with pytest.raises(SystemExit) as ended:
-            asyncio.run(run())
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    ended_by_signal = SimpleNamespace(sleep=lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    monkeypatch.setattr(private_cluster, "time", ended_by_signal)
+    with pytest.raises(SystemExit) as ended:
+        asyncio.run(run())
     assert ended.value.code == 143
 
 

@@ -286,7 +286,6 @@ def command(path: Path) -> Command:
             return train.main([str(path), *arguments, "--rehearse", *flags])
         finally:
             assert everything_below(path.parent) - {"found.json"} == before
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     return run
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,13 +47,16 @@ class Children:
             self.environments.append(dict(environment))
             return waiting.pop(0)(self.folder)
 
-        def wait(event: threading.Event, seconds: float) -> bool:
-            self.pauses.append(seconds)
-            return event.is_set()
+        pauses = self.pauses
 
-        monkeypatch.setattr("launch.supervise.signal.signal", lambda *_: None)
+        class Event(threading.Event):
+            def wait(self, timeout: float | None = None) -> bool:
+                assert timeout is not None
+                pauses.append(timeout)
+                return self.is_set()
+
         monkeypatch.setattr("launch.supervise._Supervisor._run_child", run)
-        monkeypatch.setattr("launch.supervise.threading.Event.wait", wait)
+        monkeypatch.setattr("launch.supervise.threading", SimpleNamespace(Event=Event))
 
     def run(self, **faults: int) -> int:
         try:
@@ -173,10 +177,6 @@ def test_a_signal_is_forwarded_once_and_nothing_is_started_again(
         os.kill(os.getpid(), signal.SIGINT)
         return child
 
-    monkeypatch.setattr("launch.supervise.subprocess.Popen", popen)
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    try:
-        assert supervise(ARGV, make_config(tmp_path)) == 130
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
+    module = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("launch.supervise.subprocess", module)
+    assert supervise(ARGV, make_config(tmp_path)) == 130
