@@ -41,8 +41,9 @@ test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
 	.venv-latest/bin/python $(PYTEST)
 
-lint: style ## style, format, types, layers
+lint: style ## style, format, types, layers, known vulnerabilities of the requirements
 	$(PY) -m mypy
+	launch/audit.sh requirements-dev.txt requirements-cuda13.txt requirements-latest.txt
 
 style: .venv/.dev
 	$(PY) -m ruff check .

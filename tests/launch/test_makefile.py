@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -149,3 +153,58 @@ def test_make_clean_removes_caches_and_keeps_runs(project: Path) -> None:
     left = {path.name for path in project.iterdir() if path.is_dir()}
     assert left == {"launch", "runs", "tests"}
     assert not (project / "tests/__pycache__").exists()
+
+
+class Advisories(BaseHTTPRequestHandler):
+    """Answers as osv.dev does: version 1 of a package has a vulnerability."""
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        flaw = {"id": "PYSEC-1", "affected": [], "summary": "reads too much"}
+        self.send_response(200)
+        self.end_headers()
+        found = {"vulns": [flaw]} if asked["version"] == "1" else {}
+        self.wfile.write(json.dumps(found).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_the_audit_shows_vulnerabilities_and_needs_no_network(tmp_path: Path) -> None:
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").symlink_to(sys.executable)
+    (tmp_path / ".venv/pyvenv.cfg").symlink_to(Path(sys.prefix) / "pyvenv.cfg")
+    (tmp_path / ".venv/lib").symlink_to(Path(sys.prefix) / "lib")
+    script = tmp_path / "audit.sh"
+    source = (ROOT / "launch/audit.sh").read_text(encoding="utf-8")
+
+    def audit(version: int, *, accepted: str = "") -> tuple[int, str]:
+        script.write_text(source.replace("\naccepted=", f"\naccepted={accepted}"))
+        (tmp_path / "pinned.txt").write_text(f"one=={version}\ntwo==2\n", encoding="utf-8")
+        done = subprocess.run(
+            ["sh", str(script), "pinned.txt"],
+            cwd=tmp_path,
+            env=os.environ | {"PIP_AUDIT_OSV_URL": url, "no_proxy": "*"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    with HTTPServer(("127.0.0.1", 0), Advisories) as server:
+        url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            assert audit(2) == (0, "No known vulnerabilities found\n")
+            status, shown = audit(1)
+            assert status == 1
+            assert "PYSEC-1" in shown
+            assert "'accepted' in launch/audit.sh" in shown
+            assert audit(1, accepted="PYSEC-1")[0] == 0
+        finally:
+            server.shutdown()
+    status, shown = audit(1)
+    assert status == 0
+    (line,) = shown.splitlines()
+    assert line.startswith("not searched for known vulnerabilities: ")

@@ -82,7 +82,7 @@ def test_all_files_of_the_packages_are_installed() -> None:
     ]
     left = {name for name in files if not any(fnmatch(name, one) for one in patterns)}
     # What `make` alone uses.
-    assert left == {"launch/find_python.sh", "launch/make_venv.sh"}
+    assert left == {"launch/audit.sh", "launch/find_python.sh", "launch/make_venv.sh"}
 
 
 def test_a_users_modules_do_not_hide_the_projects(folder: Path) -> None:
