@@ -84,7 +84,7 @@ def plan_figures(found: PlanReport) -> Figures:
             "chips": topology.chips,
             "hosts": topology.hosts,
             "hbm_gib": topology.chip.hbm_gib,
-            "plan_only": topology.why_not_trained,
+            "plan_only": topology.why_not_trained(found.plan.config.plan),
         },
         "lengths": {
             "source": ESTIMATED,

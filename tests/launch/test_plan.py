@@ -46,8 +46,8 @@ def test_every_preset_is_planned(
 
 def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    out, _ = shown(capsys, ONE_B, "--topology", "v5e-32", "--json", str(path))
-    assert "plan only: v5e-32 has 4 hosts and a run uses one" in out
+    out, _ = shown(capsys, ONE_B, "--topology", "v6e-32", "--json", str(path))
+    assert "plan only: v6e-32 can be planned for, from its published limits" in out
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
     assert figures["plan"]["slots"] <= 512
@@ -57,11 +57,23 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_p
         for key, value in figures["plan"]["set"].items()
         for text in (f"--plan.{key}", "none" if value is None else str(value))
     ]
-    shown(capsys, ONE_B, "--topology", "v5e-32", *settings, "--json", str(path))
+    shown(capsys, ONE_B, "--topology", "v6e-32", *settings, "--json", str(path))
     again = json.loads(path.read_text())["plan"]
     assert again["configured"]
     for key in ("slots", "segment_steps", "micro_batch_tokens", "remat"):
         assert again[key] == figures["plan"][key]
+
+
+def test_several_hosts_are_planned_for_processes_of_one_host_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out, _ = shown(capsys, ONE_B, "--topology", "v5e-16")
+    assert "\nsplit, 2 x 4 + 8 " in out
+    assert "\ncolocated over 2 hosts (plan only), base on every device " in out
+    assert "plan only:" not in out
+    many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
+    out, _ = shown(capsys, ONE_B, *many, "--plan.fixed", "true")
+    assert "plan only: a process of 16 chips spans 2 hosts of v5e-16" in out
 
 
 def test_completion_tokens_change_the_estimate(
@@ -161,7 +173,7 @@ def test_without_a_compiler_everything_is_estimated(
 def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
-    assert "v5e-16 has 2 hosts and a run uses one" in capsys.readouterr().err
+    assert "a process of 16 chips spans 2 hosts of v5e-16" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", [plan.main, train.main])

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
-from configs.schema import Config
+from configs.schema import Config, Plan
 from pipeline.contracts.topology import GIB, HBM_GIB
 
 
@@ -66,15 +66,22 @@ class Topology:
         return self.chips > 1 and self.chip.platform != "cpu"
 
     @property
-    def why_not_trained(self) -> str | None:
-        """Why a run cannot use it; None: it can."""
-        if self.hosts > 1:
-            return (
-                f"{self.name} has {self.hosts} hosts and a run uses one: it can be planned for, "
-                "with data parallelism over the hosts, but not trained on"
-            )
-        if self.chip.platform == "tpu" and not self.has_compiler:
+    def chips_per_host(self) -> int:
+        """Number of chips of a machine."""
+        return self.chips // self.hosts
+
+    def why_not_trained(self, plan: Plan) -> str | None:
+        """Why a run of this plan cannot use it; None: it can."""
+        if self.chip.platform == "tpu" and self.chip.name != _V5E.name:
             return f"{self.name} can be planned for, from its published limits, but not trained on"
+        devices = largest_process(plan)
+        if devices > self.chips_per_host:
+            return (
+                f"a process of {devices} chips spans {-(-devices // self.chips_per_host)} hosts of "
+                f"{self.name}: it can be planned for, with data parallelism over the hosts, but "
+                "not trained, which comes later; until then a process has at most the "
+                f"{self.chips_per_host} chips of a host"
+            )
         return None
 
 
@@ -133,6 +140,11 @@ def device_count(config: Config) -> int:
     return plan.learner_devices + plan.num_samplers * plan.devices_per_sampler
 
 
+def largest_process(plan: Plan) -> int:
+    """Number of devices of the process that has the most; each is on one host."""
+    return max(plan.learner_devices, plan.devices_per_sampler)
+
+
 def topology_of(config: Config, name: str | None) -> Topology:
     """The topology to plan for: `name`, or else the devices of the configuration.
 
@@ -167,17 +179,21 @@ def topology_of(config: Config, name: str | None) -> Topology:
 
 
 def refuse_plan_only(config: Config) -> None:
-    """Checks that a run can have the number of devices that it requests.
+    """Checks that a run can have the devices that it requests.
 
     Raises:
-        ValueError: if it needs more chips than one host has.
+        ValueError: if a process needs more chips than one host has.
     """
-    if config.plan.platform != "tpu":
+    plan = config.plan
+    if plan.platform != "tpu":
         return
-    why = topology_of(config, None).why_not_trained
+    topology = topology_of(config, None)
+    why = topology.why_not_trained(plan)
     if why is not None:
-        what = f"{device_count(config)} chips: {why}; nearest valid: 8"
-        raise ValueError(f"plan.learner_devices = {config.plan.learner_devices}: {what}")
+        is_learner = plan.learner_devices == largest_process(plan)
+        key = "learner_devices" if is_learner else "sampler_devices"
+        nearest = f"nearest valid: {topology.chips_per_host}"
+        raise ValueError(f"plan.{key} = {getattr(plan, key)}: {why}; {nearest}")
 
 
 def _named(name: str) -> Topology:

@@ -9,7 +9,7 @@ from typing import Any
 from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.plan.cost_model.hardware import Topology, device_count
+from pipeline.plan.cost_model.hardware import Topology, device_count, largest_process
 
 PLACEMENT_KEYS = (
     "placement",
@@ -21,6 +21,8 @@ PLACEMENT_KEYS = (
     "sampler_tp",
 )
 """Settings of [plan] that define a placement."""
+_SAMPLER_CHIPS = 4
+"""Chips of each sampler on hosts beside that of the learner."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,8 @@ def _identity(config: Config) -> tuple[object, ...]:
 
 
 def _holds(topology: Topology, config: Config) -> bool:
-    """Whether the topology has the devices of the configuration; several hosts are used whole."""
-    if topology.hosts > 1:
+    """Whether the topology has the devices; a process over several hosts uses all of them."""
+    if largest_process(config.plan) > topology.chips_per_host:
         return device_count(config) == topology.chips
     return device_count(config) <= topology.chips
 
@@ -107,21 +109,30 @@ def _placements(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, 
         yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
         for learner in TPU_LEASES:
-            samplers = chips - learner
-            if samplers > 0:
-                yield {
-                    "placement": "split",
-                    "learner_devices": learner,
-                    "samplers": samplers,
-                    "sampler_devices": 1,
-                    "fsdp": 1,
-                    "tp": 1,
-                }
+            if chips > learner:
+                yield _split(topology, learner=learner, each=1)
+    if platform == "tpu" and topology.hosts > 1:
+        host = topology.chips_per_host  # the learner's; samplers share the others
+        for fsdp in (1, host):
+            if shape.vocab % fsdp == 0:
+                yield _split(topology, learner=host, each=_SAMPLER_CHIPS, fsdp=fsdp)
+
+
+def _split(topology: Topology, *, learner: int, each: int, fsdp: int = 1) -> Mapping[str, Any]:
+    """A learner, and samplers of `each` chips on all chips that are left."""
+    return {
+        "placement": "split",
+        "learner_devices": learner,
+        "samplers": (topology.chips - learner) // each,
+        "sampler_devices": each,
+        "fsdp": fsdp,
+        "tp": 1,
+    }
 
 
 def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
     """Values of (fsdp, tp); both axes stay within a host."""
-    within = topology.chips // topology.hosts
+    within = topology.chips_per_host
     found = [(1, 1), (within, 1), (1, 2), (1, 4), (within // 2, 2)]
     for fsdp, tp in dict.fromkeys(found):
         parts = fsdp * tp
@@ -130,18 +141,20 @@ def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
 
 
 def _name(config: Config, topology: Topology) -> str:
-    """The placement in words; names the number of devices if a colocated one leaves some idle."""
+    """The placement in words; names idle devices and hosts that a process spans."""
     plan = config.plan
+    hosts = -(-largest_process(plan) // topology.chips_per_host)
+    over = f" over {hosts} hosts (plan only)" if hosts > 1 else ""
     mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
     if plan.placement == "colocated":
         devices = plan.learner_devices
         if devices == 1:
             return "colocated, one device"
         some = f" on {devices} of {topology.chips}" if devices < topology.chips else ""
-        return f"colocated{some}, {', '.join(mesh) or 'base on every device'}"
+        return f"colocated{some}{over}, {', '.join(mesh) or 'base on every device'}"
     each = plan.devices_per_sampler
     samplers = f"{plan.num_samplers} x {each}" if each > 1 else f"{plan.num_samplers}"
     sampler_mesh = [f"sampler tp {plan.tp_of_sampler}"] if plan.tp_of_sampler > 1 else []
     parts = ", ".join([*mesh, *sampler_mesh])
     parts = ", ".join([parts] * bool(parts) + ["a step ahead"] * (config.rollout.ahead != "off"))
-    return f"split, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")
+    return f"split{over}, {samplers} + {plan.learner_devices}" + (f", {parts}" if parts else "")

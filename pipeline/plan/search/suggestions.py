@@ -258,5 +258,6 @@ def _topologies(case: PlanCase) -> Iterator[Change]:
             continue  # no placement on it suits the configuration
         if best.fits:
             found.add(kind)
-            note = f"{best.name}{'; plan only' if topology.why_not_trained else ''}"
+            plan_only = topology.why_not_trained(best.config.plan) is not None
+            note = f"{best.name}{'; plan only' if plan_only else ''}"
             yield Change(f"--topology {name} ({note})", {}, other, best)

@@ -40,10 +40,11 @@ def test_the_name_gives_the_number_of_chips(name: str, chips: int, hosts: int) -
 
 
 def test_plan_only_topologies_give_the_reason() -> None:
-    trained = {name for name, one in TOPOLOGIES.items() if one.why_not_trained is None}
-    assert {name for name in trained if not name.startswith("gpu")} == {"v5e-1", "v5e-4", "v5e-8"}
-    assert "16 has 2 hosts and a run uses one" in str(TOPOLOGIES["v5e-16"].why_not_trained)
-    assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained)
+    one = preset("gemma3_1b").plan
+    trained = {name for name, found in TOPOLOGIES.items() if found.why_not_trained(one) is None}
+    assert all(name.startswith(("v5e-", "gpu-")) for name in trained)
+    assert {"v5e-8", "v5e-16", "v5e-256", "gpu-80x8"} <= trained
+    assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained(one))
 
 
 def test_a_configuration_determines_its_topology() -> None:
@@ -60,11 +61,17 @@ def test_a_configuration_determines_its_topology() -> None:
     assert topology_of(split, "v6e-8").chip.hbm_gib == 31.25
 
 
-def test_a_run_on_more_than_a_host_is_refused() -> None:
+def test_a_process_on_more_than_a_host_is_refused() -> None:
     refuse_plan_only(preset("gemma3_1b"))
     refuse_plan_only(load_config(PROJECT / "configs/demo.toml"))
+    split = [("plan.placement", "split"), ("plan.samplers", "2")]
+    refuse_plan_only(preset("gemma3_1b", *split, ("plan.sampler_devices", "4")))
+    with pytest.raises(ValueError, match=r"plan\.sampler_devices = 16: .* 2 hosts of v5e-64"):
+        refuse_plan_only(preset("gemma3_1b", *split, ("plan.sampler_devices", "16")))
     many = preset("gemma3_1b", ("plan.learner_devices", "16"), ("plan.micro_batch_tokens", "32768"))
-    message = r"plan\.learner_devices = 16: 16 chips: v5e-16 has 2 hosts .* not trained on; nearest"
+    message = (
+        r"plan\.learner_devices = 16: a process of 16 chips spans 2 hosts .* comes later; .* 8$"
+    )
     with pytest.raises(ValueError, match=message):
         refuse_plan_only(many)
 
