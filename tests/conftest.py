@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,15 @@ class ProgramExchange:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves tests with a Ray cluster to the start: they are long, and others fill their waits."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs a file system of its own, which this user may not mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 
 def damages(content: bytes, *, flips: int = 4, seed: int = 0) -> Iterator[tuple[str, bytes | None]]:
@@ -29,3 +31,12 @@ def damages(content: bytes, *, flips: int = 4, seed: int = 0) -> Iterator[tuple[
         flipped = bytearray(content)
         flipped[at] ^= 1 << bit
         yield f"with bit {bit} of byte {at} flipped", bytes(flipped)
+
+
+def fill_disk(folder: Path) -> Path:
+    """Fills the file system of a folder; returns the file that does."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return ballast

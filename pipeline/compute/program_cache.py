@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import zlib
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -52,7 +53,10 @@ class ProgramCache:
         """Moves new entries to the shared folder; call it between compilations."""
         for entry in self.path.glob(f"*{_SUFFIX}"):
             if entry.name not in self._names:
-                self._link(entry.replace(self._shared / entry.name))
+                if _is_whole(entry):
+                    self._link(entry.replace(self._shared / entry.name))
+                else:
+                    entry.unlink()  # JAX would not write it again
         self._prune()
 
     def _link(self, entry: Path) -> None:
@@ -84,6 +88,16 @@ class ProgramCache:
             total -= size
 
 
+def _is_whole(entry: Path) -> bool:
+    """Whether the compressed data of an entry have an end: on a full disk JAX writes a part."""
+    data = zlib.decompressobj()
+    try:
+        data.decompress(entry.read_bytes())
+    except zlib.error:
+        return True  # compressed otherwise
+    return data.eof
+
+
 @cache
 def _of_this_process() -> ProgramCache | None:
     """The cache; None if the user has set JAX's own, or the folder cannot be written."""
@@ -110,7 +124,8 @@ def use_program_cache() -> None:
 
 
 def share_programs() -> None:
-    """See `ProgramCache.share`; does nothing without a cache."""
+    """See `ProgramCache.share`; does nothing without a cache, or if its disk is full."""
     programs = _of_this_process()
     if programs is not None:
-        programs.share()
+        with suppress(OSError):
+            programs.share()

@@ -187,7 +187,9 @@ class Mirror(ChildProcess):
 
     def receive(self, message: Mapping[str, Any]) -> None:
         """See `ChildProcess`; the messages are those of `mirror_process`."""
-        if "copied" in message:
+        if "current" in message:
+            self._copied_s = self._now()
+        elif "copied" in message:
             self._copied_s = self._now() - message["copied"]["seconds"]
             self._left = (0, 0)
         elif "left" in message:
@@ -204,7 +206,8 @@ class Mirror(ChildProcess):
             self._finished = True
 
     def _event(self, what: str, **facts: Any) -> None:
-        self._log.event("mirror", f"mirror {self.url}: {what}", **facts)
+        with suppress(OSError):  # a full disk, which the run's own records report
+            self._log.event("mirror", f"mirror {self.url}: {what}", **facts)
 
 
 def mirror_url(config: Config) -> str | None:

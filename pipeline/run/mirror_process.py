@@ -6,6 +6,7 @@ Reads JSON objects from stdin, one per line: a request (see `main`), and `{"fini
 end of the run. Writes JSON objects to stdout:
 
     {"copied": {...}}     a state is in the mirror
+    {"current": true}     nothing has changed since then
     {"left": [3, 4096]}   files and bytes that the copy under way has still to store
     {"failed": TEXT}      the first failure
     {"works": TEXT}       the first success after it
@@ -89,7 +90,9 @@ class Service:
     def _attempt(self) -> bool:
         """Copies once, if something has changed; returns whether that succeeded."""
         try:
-            if not self._copier.is_current():
+            if self._copier.is_current():
+                self._send(current=True)
+            else:
                 self._copy()
         except (LeaseLostError, OtherRunError):
             raise

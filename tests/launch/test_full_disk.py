@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from launch.exits import exit_status
 from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.record_files import append_row, read_json, read_rows, write_json
+from tests.damage import fill_disk
 from tests.fakes import Disk, left_behind, make_config
 from tests.launch.test_session import Session
 
@@ -104,26 +103,11 @@ def test_a_checkpoint_that_cannot_be_written_ends_with_one_sentence(
     assert Session(session.prepared.config, session.learner.disk).run() == 0
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 64 KiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.getuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs a file system of its own, which this user may not mount")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_files_on_a_full_disk_keep_what_they_had(small_disk: Path):
     rows, value = small_disk / "rows.jsonl", small_disk / "value.json"
     append_row(rows, {"n": 0})
     write_json(value, {"old": True})
-    ballast = small_disk / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
+    ballast = fill_disk(small_disk)
     with pytest.raises(OSError, match=r"No space left on device: '.*/value.json'"):
         write_json(value, {"new": "x" * 9000})
     with pytest.raises(OSError, match=r"No space left on device: '.*/rows.jsonl'"):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,7 +23,7 @@ from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.sharding import placed
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.adapters import FORMATS, ExportReport, Format
-from pipeline.contracts.record_files import replace_folder
+from pipeline.contracts.record_files import replace_folder, unwritten
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.hf_config import is_multimodal
 from pipeline.inputs.hub.hf_folder import read_config
@@ -144,12 +146,16 @@ class Exporter:
         Raises:
             RuntimeError: if the loaded export scores tokens differently; `folder` does not change.
             ValueError: if a number is too large for `export.dtype`; `folder` does not change.
+            OSError: if the disk is full; `folder` does not change.
         """
         fresh = begin(folder)
-        found = [
-            self.add(fresh, kind, tuned, examples=examples) for kind in FORMATS if kind in formats
-        ]
-        self.finish(fresh, folder, tuned, formats=formats)
+        with _naming(fresh):
+            found = [
+                self.add(fresh, kind, tuned, examples=examples)
+                for kind in FORMATS
+                if kind in formats
+            ]
+            self.finish(fresh, folder, tuned, formats=formats)
         scored = [difference for difference in found if difference is not None]
         if not self._verify or len(scored) < len(found):
             return ExportReport(str(folder), None, 0, tuned.version)
@@ -258,3 +264,19 @@ def begin(folder: Path) -> Path:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     return fresh
+
+
+@contextmanager
+def _naming(fresh: Path) -> Iterator[None]:
+    """Deletes what does not fit on a full disk; Python's error does not name it.
+
+    Raises:
+        OSError: with the name of the folder.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise unwritten(fresh, error) from None

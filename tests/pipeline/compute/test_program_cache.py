@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import zlib
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from jax._src.lru_cache import LRUCache
 
 from pipeline.compute import program_cache
 from pipeline.compute.program_cache import ProgramCache
+from tests.damage import fill_disk
 
 
 def names(folder: Path) -> set[str]:
@@ -29,6 +31,40 @@ def test_an_entry_is_shared_when_it_is_complete(tmp_path: Path):
     assert names(other.path) == set()
     other.fetch()
     assert (other.path / "a-cache").read_bytes() == b"program a"
+
+
+def test_a_program_that_does_not_fit_on_the_disk_is_written_again(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = ProgramCache(small_disk)
+    monkeypatch.setattr(program_cache, "_of_this_process", lambda: cache)
+    program = zlib.compress(os.urandom(9000))
+    ballast = fill_disk(small_disk)
+    jax_cache = LRUCache(str(cache.path), max_size=-1)
+    with pytest.raises(OSError, match="No space left on device"):  # JAX warns
+        jax_cache.put("a", program)
+    program_cache.share_programs()
+    assert names(small_disk) == set()
+    ballast.unlink()
+    jax_cache.put("a", program)
+    program_cache.share_programs()
+    assert (small_disk / "a-cache").read_bytes() == program
+
+
+def test_programs_that_cannot_be_shared_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cache = ProgramCache(tmp_path)
+    monkeypatch.setattr(program_cache, "_of_this_process", lambda: cache)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (cache.path / "a-cache").write_bytes(b"program a")
+    monkeypatch.setattr(Path, "hardlink_to", full)
+    monkeypatch.setattr("shutil.copyfile", full)
+    program_cache.share_programs()
+    assert names(tmp_path) == {"a-cache"}
 
 
 @pytest.fixture(params=["hard links", "no hard links"])

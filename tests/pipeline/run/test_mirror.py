@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import closing
@@ -99,6 +100,36 @@ def test_the_metric_is_recorded_with_each_step(config: Config, folder: RunFolder
     metrics = {"sft/loss": 1.0, "sft/tokens_trained": 1.0}
     records(folder, mirror).sft_step(2, metrics)
     assert folder.metrics[-1].keys() == {"step", *metrics, "mirror/behind_s"}
+
+
+def test_a_mirror_that_has_all_is_not_behind():
+    clock = FakeClock()
+    mirror = Mirror(URL, now=clock)
+    mirror.receive({"copied": {"seconds": 3.0}})
+    assert mirror.metrics() == {"mirror/behind_s": 3.0}
+    clock.seconds += 100.0
+    mirror.receive({"current": True})
+    clock.seconds += 4.0
+    assert mirror.metrics() == {"mirror/behind_s": 4.0}
+
+
+def test_a_failure_that_cannot_be_journaled_does_not_end_the_run(
+    config: Config, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RunFolder, "journal", full)
+    mirror = Mirror(URL)
+    monkeypatch.setattr(mirror, "spawn", full)
+    mirror.acquire(folder.path, print)
+
+    async def run() -> None:
+        await mirror.start(config, folder=folder.path, log=records(folder))
+        mirror.receive({"failed": "cannot be written"})
+
+    with closing(mirror):
+        asyncio.run(run())
 
 
 def test_what_is_not_copied_at_the_end_is_said(

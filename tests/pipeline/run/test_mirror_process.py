@@ -13,6 +13,7 @@ from pipeline.run.mirror_lease import LAPSE_S, Holder, Lease, LeaseLostError
 from pipeline.run.mirror_process import LOOK_EVERY_S, SLOW_S, Service
 from pipeline.run.mirror_store import Store
 from pipeline.run.run_folder import RunFolder
+from tests.damage import fill_disk
 from tests.fakes import FakeClock
 from tests.pipeline.run.mirror_parts import content, fetched, make_copier, make_run, train
 from tests.pipeline.run.s3_server import BUCKET, S3Server, s3_server
@@ -67,7 +68,8 @@ class Setting:
 
     def told(self) -> list[str]:
         """What the run is told, besides copies."""
-        return [kind for message in self.sent for kind in message if kind not in {"copied", "left"}]
+        usual = {"copied", "current", "left"}
+        return [kind for message in self.sent for kind in message if kind not in usual]
 
     @property
     def mirrored(self) -> dict[str, bytes] | None:
@@ -86,7 +88,9 @@ def steps(run: RunFolder, *numbers: int) -> list[Callable[[], None]]:
 def test_each_state_is_copied_and_the_last_one(setting: Setting):
     finish = setting.serve(*steps(setting.run, 2, 3), lambda: None)
     assert setting.mirrored == content(setting.run.path)
-    assert [message["copied"]["checkpoint"] for message in setting.sent] == [1, 2, 3]
+    copied = [message["copied"] for message in setting.sent if "copied" in message]
+    assert [one["checkpoint"] for one in copied] == [1, 2, 3]
+    assert setting.sent[-1] == {"current": True}
     assert finish.paused == [LOOK_EVERY_S] * 4
 
 
@@ -102,6 +106,26 @@ def test_a_full_store_is_reported_once_and_when_it_works_again(setting: Setting,
     assert setting.told() == ["failed", "works"]
     assert "Insufficient Storage" in next(m["failed"] for m in setting.sent if "failed" in m)
     assert finish.paused == [5, 10, 20, 40, 5, 5]
+    assert setting.mirrored == content(setting.run.path)
+
+
+def test_a_run_folder_on_a_full_disk_is_reported_once_and_when_it_is_copied_again(
+    small_disk: Path, tmp_path: Path, server: S3Server
+):
+    setting, ballast = Setting(small_disk), list[Path]()
+    setting.folder = tmp_path
+
+    def full() -> None:
+        train(setting.run, 2)
+        ballast.append(fill_disk(small_disk))
+
+    def room() -> None:
+        ballast[0].unlink()
+
+    setting.serve(full, lambda: None, room, lambda: None)
+    assert setting.told() == ["failed", "works"]
+    failed = next(message["failed"] for message in setting.sent if "failed" in message)
+    assert "No space left on device" in failed
     assert setting.mirrored == content(setting.run.path)
 
 

@@ -27,6 +27,7 @@ from pipeline.run.tracking import (
     step_message,
 )
 from pipeline.run.wandb_files import read_records, run_files
+from tests.damage import fill_disk
 from tests.fakes import make_config
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
 
@@ -559,6 +560,22 @@ def test_a_wandb_process_that_cannot_start_does_not_end_the_run(
 
     run = asyncio.run(work())
     assert run.told[0][0].startswith("W&B: ")
+
+
+@pytest.mark.slow  # W&B's service is restarted three times
+def test_a_full_disk_does_not_end_the_run(small_disk: Path, server: WandbServer):
+    fill_disk(small_disk)
+
+    async def work() -> Run:
+        run = Run(small_disk, "offline")
+        await run.start()
+        run.log(1, 2)
+        await run.tracker.finish(exit_status=0)
+        return run
+
+    run = asyncio.run(work())
+    failed = [facts["failed"] for _, facts in run.told if "failed" in facts]
+    assert set(failed) == {"its service has failed ([Errno 28] No space left on device)"}
 
 
 def test_disabled_starts_nothing(tmp_path: Path):

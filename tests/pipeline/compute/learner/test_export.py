@@ -104,6 +104,18 @@ def test_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learne
     assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
 
 
+def test_an_export_that_does_not_fit_on_the_disk_leaves_the_one_before(
+    small_disk: Path, learner: Learner, like: Path
+):
+    folder = small_disk / "export"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"the one before")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/export.tmp'"):
+        exporter(learner, like).export(folder, tuned(learner), examples=examples())
+    assert [path.name for path in small_disk.iterdir()] == ["export"]
+    assert (folder / "model.safetensors").read_bytes() == b"the one before"
+
+
 def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     exporter(learner, like).export(folder, tuned(learner), examples=examples())
