@@ -104,6 +104,8 @@ class Judge:
         ]
         if urlsplit(url).scheme not in {"http", "https"}:
             mistakes.append(f"url = {url!r} begins with neither http:// nor https://")
+        if urlsplit(url).password:
+            mistakes.append("url has a password, which records would show; use key_variable")
         key = os.environ.get(key_variable) if key_variable else None
         if key_variable and not key:
             mistakes.append(f"key_variable: the environment variable {key_variable} is not set")

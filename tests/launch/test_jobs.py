@@ -13,6 +13,7 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
+    SECRETS,
     FinishedJob,
     Head,
     finish,
@@ -43,6 +44,13 @@ def job_id(output: str) -> str:
         r"^submitting job (\S+); to stop it .*: .*ray job stop \1$", output, re.MULTILINE
     )
     return str(found)
+
+
+def test_no_secret_is_in_what_the_cluster_shows_of_a_job(head: Head, job: FinishedJob):
+    assert job.status == 0, job.output
+    shown = head.get("/api/jobs/") + head.get("/api/v0/jobs?detail=1")
+    assert job_id(job.output) in shown
+    assert [name for name, value in SECRETS.items() if value in shown] == []
 
 
 def test_a_submitted_job_leaves_a_complete_run_folder(head: Head, job: FinishedJob):

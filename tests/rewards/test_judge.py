@@ -239,6 +239,12 @@ def test_an_unknown_column_is_an_error(server: Server) -> None:
         ask(server, "five", template="{completion} {title}")
 
 
+def test_a_password_in_the_address_is_refused() -> None:
+    with pytest.raises(ValueError, match="url has a password") as refused:
+        Judge(url="https://me:secret@judge:8000/v1", model="m", template="{completion}")
+    assert "secret" not in str(refused.value)
+
+
 def test_all_invalid_arguments_are_refused_at_once() -> None:
     with pytest.raises(ValueError, match="template") as refused:
         Judge(
