@@ -58,7 +58,14 @@ class LearnerActor(ModelActor):
             with self.compiling():
                 self.learner = catch_out_of_memory(
                     "update",
-                    lambda: Learner(model.policy, {}, config, model.vocabulary, log=self.log),
+                    lambda: Learner(
+                        model.policy,
+                        {},
+                        config,
+                        model.vocabulary,
+                        log=self.log,
+                        progressed=self.phases.progress,
+                    ),
                 )
             self._set_base(catch_out_of_memory("load", model.wait))
             self.checkpoints = Checkpoints(

@@ -20,7 +20,7 @@ from ray.util.placement_group import placement_group_table
 from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, shortage, total_resources
 from configs.schema import Plan
-from launch.exits import Failure
+from launch.exits import Failure, say
 from launch.private_cluster import private_cluster
 from launch.ray_watch import ClusterLost, RayWatch
 from launch.stop import Stop, Stopped, unless
@@ -78,7 +78,7 @@ def with_actors(
 
     async def work_once_placed(actors: A) -> T:
         await wait_for_devices(actors.devices, plan, learner=learner)
-        print("Devices acquired; loading weights and compiling.", flush=True)
+        say("Devices acquired; loading weights and compiling.")
         return await work(actors)
 
     async def run() -> T:
@@ -152,7 +152,7 @@ async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = 
     """Returns when all devices are reserved; prints every minute what it waits for."""
     placed = asyncio.ensure_future(devices.placed())
     while not (await asyncio.wait({placed}, timeout=REPORT_WAIT_EVERY_S))[0]:
-        print(_waiting_line(devices, plan, learner=learner), flush=True)
+        say(_waiting_line(devices, plan, learner=learner))
     placed.result()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import sys
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from contextlib import suppress
+from typing import TextIO, TypeVar
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
@@ -29,6 +30,17 @@ class Failure(Exception):  # noqa: N818  # named after EXIT_FAILED
     def __init__(self, why: object, status: int = EXIT_FAILED) -> None:
         super().__init__(str(why))
         self.status = status
+
+
+def say(text: object, *, file: TextIO | None = None) -> None:
+    """Prints a line to `file`, stdout by default; a lost terminal does not end the command."""
+    with suppress(OSError):
+        print(text, file=file, flush=True)
+
+
+def _flush() -> None:
+    with suppress(OSError):  # the terminal is gone
+        sys.stdout.flush()
 
 
 def disk_problem(error: BaseException) -> str | None:
@@ -55,14 +67,14 @@ def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
             raise Failure(mistake, EXIT_MISTAKE) from mistake
         return run(prepared)
     except Failure as failure:
-        sys.stdout.flush()
-        print(failure, file=sys.stderr)
+        _flush()
+        say(failure, file=sys.stderr)
         return failure.status
     except OSError as error:
         if (problem := disk_problem(error)) is None:
             raise
-        sys.stdout.flush()
-        print(problem, file=sys.stderr)
+        _flush()
+        say(problem, file=sys.stderr)
         return EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED

@@ -21,7 +21,7 @@ import ray
 from ray._private import worker as ray_worker
 
 from launch import reaper
-from launch.exits import Failure
+from launch.exits import Failure, say
 from launch.ray_watch import RayWatch
 from pipeline.contracts.folder_lock import LockedFolder
 
@@ -132,7 +132,7 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> _Cluster:
                     f"Ray did not start in {number + 1} attempts: {message} Is the machine very "
                     "busy, or short of memory? Nothing is lost; repeat the command later"
                 ) from None
-            print(f"Ray did not start: {message} Retrying in {pause_s:g} s", flush=True)
+            say(f"Ray did not start: {message} Retrying in {pause_s:g} s")
             time.sleep(pause_s)
     raise AssertionError
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from configs.resume import Change, change_lines, hardware_changes
+from launch.exits import say
 from launch.preparation import Prepared
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
@@ -52,29 +53,28 @@ def resume(
     """Resumes from the newest usable checkpoint; later steps are trained again."""
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
-        print(line, flush=True)
+        say(line)
     progress, resumed_from = Progress(), None
     if restored.meta is not None:
         sizes.resume(restored.meta)
         progress = Progress.of_meta(restored.meta)
         resumed_from = progress.step
-        print(f"resuming after step {progress.step}", flush=True)
+        say(f"resuming after step {progress.step}")
     listed = _last_checkpoint(folder)
     if listed is not None and listed > progress.step and not restored.damaged:
         folder.journal("checkpoint_lost", step=progress.step, lost=listed, where=restored.where)
-        print(f"the checkpoint of step {listed} is gone from {restored.where}", flush=True)
+        say(f"the checkpoint of step {listed} is gone from {restored.where}")
     recorded = {row["step"] for row in folder.metrics}
     missing = [step for step in range(1, progress.step + 1) if step not in recorded]
     if missing:
         folder.journal("metrics_lost", step=progress.step, steps=missing)
-        print(
+        say(
             f"metrics.jsonl lacks {len(missing)} of {progress.step} steps, the first is "
-            f"{missing[0]}; step times are measured again",
-            flush=True,
+            f"{missing[0]}; step times are measured again"
         )
     superseded = folder.rewind_to(progress.step)
     if superseded is not None:
-        print(f"records of later steps are in {superseded}", flush=True)
+        say(f"records of later steps are in {superseded}")
     return progress, resumed_from
 
 
@@ -112,8 +112,7 @@ def _record_hardware(prepared: Prepared, *, step: int) -> None:
     if changes:
         # Not `step`: a rollback to an earlier step does not bring the old hardware back.
         folder.journal("hardware_changed", after_step=step, changes=changes)
-        print(
+        say(
             f"other devices or sizes from step {step + 1} on; the results equal those of the "
-            f"former ones up to rounding:\n{change_lines(changes)}",
-            flush=True,
+            f"former ones up to rounding:\n{change_lines(changes)}"
         )

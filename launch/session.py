@@ -15,7 +15,7 @@ from actors.handles import RunActors
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.fork import copy_start, origin
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
@@ -121,10 +121,9 @@ async def run_session(
         clock = _clock(prepared, started=started)
         meter = _meter(prepared, clock, started=started)
         if clock.used_before_s and not prepared.folder.holds_run:
-            print(
+            say(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
-                f"run began; to begin anew delete {prepared.folder.path}",
-                flush=True,
+                f"run began; to begin anew delete {prepared.folder.path}"
             )
         with (
             _console(prepared, clock, meter) as console,
@@ -180,7 +179,7 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
         ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
     if lines:
         folder.journal(DAMAGED, lines=lines)
-        print(f"{folder.ledger} {text}", flush=True)
+        say(f"{folder.ledger} {text}")
     uncounted = (
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
     )
@@ -269,7 +268,7 @@ async def _run(session: _Session) -> int:
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
-            print(error, file=sys.stderr)
+            say(error, file=sys.stderr)
             return EXIT_FAILED
         except TrainingStopped as error:
             raise Failure(f"{error}; the same command continues from the last checkpoint") from None
@@ -335,7 +334,7 @@ async def _start(
     with session.clock.waiting(used=config.budget.from_submission), during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
-    print("Devices acquired; loading weights and compiling.", flush=True)
+    say("Devices acquired; loading weights and compiling.")
     load_s, rewards = await workers.start()
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
@@ -400,7 +399,7 @@ async def _coordinate(
     try:
         ended = await coordinator.run()
     except BudgetTooSmallError as mistake:
-        print(mistake, file=sys.stderr)
+        say(mistake, file=sys.stderr)
         return EXIT_MISTAKE
     except WorkerDied:
         raise
@@ -408,7 +407,7 @@ async def _coordinate(
         _report_failure(session, error)
         return EXIT_FAILED
     if session.rehearse is None:
-        print(f"{ended}: {folder.path}", flush=True)
+        say(f"{ended}: {folder.path}")
     return 0 if ended == "finished" else session.stop.exit_status
 
 
@@ -419,16 +418,13 @@ def _report_failure(session: _Session, error: Exception) -> None:
     with suppress(*([] if problem is None else [OSError])):
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
     if problem is not None or isinstance(error, OutOfMemory | TrainingStopped):
-        print(problem or error, file=sys.stderr)
+        say(problem or error, file=sys.stderr)
     else:
         traceback.print_exception(error)
     if session.rehearse is None:
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
-        print(
-            f"the run failed; the same command continues from its last checkpoint{remedy}",
-            flush=True,
-        )
+        say(f"the run failed; the same command continues from its last checkpoint{remedy}")
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:

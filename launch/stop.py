@@ -7,11 +7,10 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from launch.exits import EXIT_INTERRUPTED
+from launch.exits import EXIT_INTERRUPTED, say
 
 _AT_ONCE = b"stopped at once; nothing was waited for\n"
 
@@ -62,8 +61,7 @@ class Stop:
         if self.received is None:
             self.received = number
             self.event.set()
-            with suppress(OSError):  # the terminal is gone
-                print(why + self.notice, flush=True)
+            say(why + self.notice)
 
     @property
     def exit_status(self) -> int:

@@ -21,7 +21,7 @@ from contextlib import suppress
 import psutil
 
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
+from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED, say
 from launch.flags import SUPERVISE, SUPERVISED
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
@@ -57,6 +57,7 @@ class _Supervisor:
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
         self._received = self._done = 0
+        self._lived_s = 0.0
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
@@ -65,6 +66,7 @@ class _Supervisor:
         argv, environment = list(self._argv), {**os.environ, SUPERVISED: "1"}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
+            self._lived_s = time.monotonic()
             status = self._run_child(argv, environment)
             if self._signalled.is_set():
                 return status if status >= 0 else 128 + self._received
@@ -74,12 +76,19 @@ class _Supervisor:
             pause_s = self._pause_s(why)
             if pause_s is None:
                 return EXIT_FAILED
-            if SUBMITTED in environment:  # the time until now is counted already
-                environment[SUBMITTED] = str(time.time())
             if self._count("extended") > extensions:
                 argv = without(argv, "--extend")
             if self._signalled.wait(pause_s):
                 return 128 + self._received
+            self._count_time()
+            if SUBMITTED in environment:  # the time until now is counted already
+                environment[SUBMITTED] = str(time.time())
+
+    def _count_time(self) -> None:
+        """Counts the time since the process was last seen alive as used by the run."""
+        with suppress(OSError, DamagedFileError):  # there is no folder, or none to resume
+            gap_s = time.monotonic() - self._lived_s
+            self._folder.record_used_s(used_s(self._folder) + gap_s)
 
     def _pause_s(self, why: str) -> float | None:
         """Says what follows a death; seconds to wait before the restart, None: there is none."""
@@ -95,8 +104,7 @@ class _Supervisor:
             text += "command continues from the last checkpoint"
         else:
             text, out = f"{why}; it is started again, and the run resumes", sys.stdout
-        with suppress(OSError):  # the terminal is gone
-            print(text, file=out, flush=True)
+        say(text, file=out)
         return pause_s
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
@@ -112,6 +120,8 @@ class _Supervisor:
             self._child.send_signal(self._received)
         stopped_s, process = 0.0, psutil.Process(self._child.pid)
         while True:
+            if not stopped_s:
+                self._lived_s = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 return self._child.wait(_POLL_S)
             with suppress(psutil.Error):

@@ -18,7 +18,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 
 from configs.cli import CommandLine, parse
@@ -197,8 +197,9 @@ if __name__ == "__main__":
     status = main()
     if status == EXIT_FAILED and SUPERVISED in os.environ:
         status = EXIT_REPORTED
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # the terminal is gone
+        sys.stdout.flush()
+        sys.stderr.flush()
     # Without Ray's exit handlers: they wait a minute for a cluster that is gone, and then change
     # the status.
     os._exit(status)

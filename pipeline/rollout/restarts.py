@@ -10,7 +10,7 @@ a state: its death ends the coordinator, and `launch.session` resumes from the l
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -33,7 +33,7 @@ _SLOW = 10
 """How many times longer."""
 _ENDLESS_PHASES = _SLOW_PHASES | {"checkpoint", "export"}
 """Phases whose length is not limited."""
-_DIRECT = frozenset({"abort", "resume", "finished"})
+_DIRECT = frozenset({"finished"})
 """Methods that a dead process need not answer."""
 
 
@@ -88,7 +88,7 @@ class Restarts:
         budget = self._budgets.setdefault(death.worker, RestartBudget(self.faults.restarts))
         pause_s = budget.next_pause_s()
         if pause_s is None:
-            again = f" again, after {budget.used} restarts without a finished step in between"
+            again = f" again, after {budget.used} restarts without a new training step"
             raise TrainingStopped(
                 f"{death}{again if budget.used else ''}; faults.restarts = "
                 f"{self.faults.restarts} allows no further restart"
@@ -142,6 +142,17 @@ class RestartingWorker:
         self._lock = asyncio.Lock()
         self._number = 0
         self._is_fresh = False
+        self._aborted = asyncio.Event()
+
+    async def abort(self) -> None:
+        """Ends generation, and a restart that is under way: its call raises `WorkerDied`."""
+        self._aborted.set()
+        await self.target.abort()
+
+    async def resume(self) -> None:
+        """Allows generation and restarts again."""
+        self._aborted.clear()
+        await self.target.resume()
 
     def __getattr__(self, method: str) -> Callable[..., Awaitable[Any]]:
         """An async method of the worker.
@@ -159,12 +170,15 @@ class RestartingWorker:
             while True:
                 number = self._number
                 try:
-                    await self._renewed()
+                    if self._is_fresh:
+                        await self._unless_aborted(self._renewed())
                     result = await self._attempt(
                         method, lambda: getattr(self.target, method)(*args, **kwargs)
                     )
                 except WorkerDied as death:
-                    await self._restart(number, death)
+                    if self._restarts is None:
+                        raise
+                    await self._unless_aborted(self._restart(self._restarts, number, death))
                 else:
                     if method == "load":
                         (self.loaded,) = args
@@ -179,20 +193,33 @@ class RestartingWorker:
                 await self._renew()
             self._is_fresh = False
 
-    async def _restart(self, number: int, death: WorkerDied) -> None:
+    async def _unless_aborted(self, work: Coroutine[Any, Any, None]) -> None:
+        """Waits for a part of a restart; the next call makes up for one that is aborted.
+
+        Raises:
+            WorkerDied: if it is aborted.
+        """
+        task, aborted = asyncio.create_task(work), asyncio.create_task(self._aborted.wait())
+        try:
+            await asyncio.wait({task, aborted}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            aborted.cancel()
+            is_done = task.done() or not task.cancel()
+        if not is_done:
+            raise WorkerDied("a process", "its restart was abandoned")
+        task.result()
+
+    async def _restart(self, restarts: Restarts, number: int, death: WorkerDied) -> None:
         """Restarts the process, unless another call has done that since start `number`.
 
         Raises:
             TrainingStopped: if it has died too often.
-            WorkerDied: if it is not restarted.
         """
-        if self._restarts is None:
-            raise death
         async with self._lock:
             while number == self._number:
                 self._is_fresh = True
                 try:
-                    await self._restarts.restart(death, self.target.restart)
+                    await restarts.restart(death, self.target.restart)
                 except WorkerDied as again:
                     death = again
                 else:

@@ -317,6 +317,8 @@ class Workers:
         does not answer, because it is stuck or dead, has an empty report, and is not waited for
         again until it has answered.
         """
+        if self._watching is not None and self._watching.done():
+            self._watching.result()  # an error: hanging processes would not be noticed any more
         work = {name: self._use_of(name) for name in self._reporting}
         work["rewards"] = self._use_of_rewards()
         new = dict[str, asyncio.Future[dict[str, ProcessUse]]]()

@@ -192,7 +192,8 @@ class Reporter:
         row: int | None
         values: dict[str, Any]
         if "mark" in message:
-            row, values = self._rows.beside(step), {message["mark"]: 1.0}
+            metric = message["mark"]
+            row, values = self._rows.of_mark(metric, step=step), {metric: 1.0}
         elif "evaluation" in message:
             name, version, rewards = evaluation = _evaluation_of(message)
             row = self._rows.of_evaluation(evaluation, step=step)

@@ -47,6 +47,7 @@ class WandbRows:
         self.step = int(max(steps, default=self._row - 1))
         self._holds_step = False
         self._names: set[str] = set()
+        self._marks: set[tuple[str, int]] = set()
         self._evaluated = {found for row in known for found in _evaluations(row)}
         if not known:
             self._evaluated |= {one for one in evaluated if one[1] <= self.step}
@@ -69,8 +70,11 @@ class WandbRows:
         self._names.add(name)
         return self._row
 
-    def beside(self, step: int) -> int:
-        """The row of something that belongs to a step, or else the row that is not complete."""
+    def of_mark(self, metric: str, *, step: int) -> int | None:
+        """The row of a mark of a step, or else the row that is not complete; None: it is logged."""
+        if (metric, step) in self._marks:
+            return None
+        self._marks.add((metric, step))
         self._open(max(step, self._row))
         return self._row
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from configs.faults import Faults
 from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
 from launch.submission import VARIABLE
 from launch.supervise import supervise, without
+from pipeline.control.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
 
@@ -109,6 +111,33 @@ def test_only_a_reported_failure_is_not_started_again(
     assert len(children.argv) == 3
 
 
+def test_a_death_before_the_run_has_begun_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    children = Children(tmp_path, monkeypatch, lambda _: -signal.SIGKILL, finishes)
+    assert children.run() == 0
+    assert not children.folder.path.exists()
+
+
+def test_the_time_without_a_process_is_used_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    found = list[float]()
+
+    def dies(folder: RunFolder) -> int:
+        begins(folder)
+        folder.record_used_s(100.0)
+        return -signal.SIGKILL
+
+    def ends(folder: RunFolder) -> int:
+        found.append(used_s(folder))
+        return 0
+
+    children = Children(tmp_path, monkeypatch, dies, dies, ends)
+    clock = SimpleNamespace(monotonic=lambda: sum(children.pauses), time=time.time)
+    monkeypatch.setattr("launch.supervise.time", clock)
+    assert children.run() == 0
+    assert found == [104.0]  # with the pause before it
+
+
 def test_deaths_without_a_new_step_are_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -161,22 +190,51 @@ def test_a_flag_is_removed_with_its_value():
     assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
 
 
+STOPS_AT_LAST = """
+import os, signal, sys
+left = int(sys.argv[1])
+
+def stop(*_):
+    global left
+    left -= 1
+    print("signalled", flush=True)
+    if not left:
+        os._exit(130)
+
+signal.signal(signal.SIGINT, stop)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
-def test_a_signal_is_forwarded_once_and_nothing_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("signals", [1, 2])
+def test_each_signal_is_forwarded_and_nothing_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
 ):
-    code = "import signal, sys, time; signal.signal(2, lambda *_: sys.exit(130)); "
-    code += "print('ready', flush=True); time.sleep(1000)"
-    real = subprocess.Popen
+    readers = list[threading.Thread]()
 
     def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
-        child = real([sys.executable, "-c", code], stdout=subprocess.PIPE, **settings)
+        command = [sys.executable, "-c", STOPS_AT_LAST, str(signals)]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, **settings)
         assert child.stdout is not None
-        with child.stdout as out:
-            out.readline()
+        lines = child.stdout
+        lines.readline()
+
+        def interrupt() -> None:
+            with lines:
+                for _ in range(1, signals):
+                    lines.readline()
+                    os.kill(os.getpid(), signal.SIGINT)
+                lines.readline()
+
         os.kill(os.getpid(), signal.SIGINT)
+        readers.append(threading.Thread(target=interrupt))
+        readers[0].start()
         return child
 
     module = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("launch.supervise.subprocess", module)
     assert supervise(ARGV, make_config(tmp_path)) == 130
+    readers[0].join()

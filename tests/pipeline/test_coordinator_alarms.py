@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.contracts.workers import WorkerDied
 from pipeline.rollout.restarts import TrainingStopped
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config
@@ -89,6 +90,23 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
         assert resumed.run() == "finished"
         assert alarms(resumed) == alarms(logged)
         assert left_behind(resumed.folder) == left_behind(logged.folder)
+
+
+def test_a_repeated_step_sends_no_alert_again(logged: Process, tmp_path: Path):
+    def dies() -> None:
+        raise WorkerDied("learner", "its process ended unexpectedly")
+
+    disk, folder, first_alarm = Disk(), tmp_path / "repeated", alarms(logged)[0]
+    dying = alarmed(
+        folder, "log", disk=disk, script=Script(on={f"learner.update {first_alarm}": dies})
+    )
+    with pytest.raises(WorkerDied):
+        dying.run()
+    dying.folder.close()
+    resumed = alarmed(folder, "log", disk=disk)
+    assert resumed.run() == "finished"
+    assert len(list(resumed.folder.events("alarm"))) == len(logged.tracker.alerts) + 1
+    assert dying.tracker.alerts + resumed.tracker.alerts == logged.tracker.alerts
 
 
 def test_invariant_7_steps_with_new_rewards_count_after_a_rollback_before_the_change(

@@ -6,7 +6,7 @@ sampler's; if each batch is used once, they are the current ones, so the ratio i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ class Learner:
         config: the loss, the optimizer and the shapes.
         vocabulary: special token ids.
         log: receives an entry for each compiled program.
+        progressed: called after each micro-batch of an update.
     """
 
     def __init__(
@@ -62,8 +63,10 @@ class Learner:
         vocabulary: Vocabulary,
         *,
         log: BuildLog | None = None,
+        progressed: Callable[[], None] = lambda: None,
     ) -> None:
         self.policy = policy
+        self._progressed = progressed
         self.base = base
         self._vocabulary = vocabulary
         self._sft_rate = sft_rate(config)
@@ -250,8 +253,9 @@ class Learner:
             placed = DemonstrationBatch(place_inputs(batch, self.policy.mesh), weights)
             program = self._compiled.sft_gradient[len(batch.tokens)]
             total, share = program(self.base, state.adapter, total, placed)
-            shares.append(share)
-        found = self._apply(apply, total, combined(jax.device_get(shares), weight=1.0))
+            shares.append(jax.device_get(share))
+            self._progressed()
+        found = self._apply(apply, total, combined(shares, weight=1.0))
         version = state.version + 1
         self.state = replace(self.state, version=version)
         if version == self._config.sft_steps:
@@ -366,6 +370,7 @@ class Learner:
             # Summed on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
+            self._progressed()
         found = self._apply(self._compiled.apply, total, combined(shares, weight=weight), rate)
         return found | {"lr": rate}, logprobs
 

@@ -128,6 +128,81 @@ def test_concurrent_calls_of_a_dead_process_restart_it_once():
     assert (found, target.restarts, target.renewed) == (["a", "b", "c"], 1, 1)
 
 
+def test_an_abort_does_not_wait_for_a_restart():
+    class Sampler(Mortal):
+        aborted = 0
+
+        async def restart(self) -> None:
+            if not self.aborted:
+                await asyncio.sleep(1000.0)
+            await super().restart()
+
+        async def abort(self) -> None:
+            self.aborted += 1
+
+        async def resume(self) -> None:
+            pass
+
+    async def work() -> float:
+        loop, target = asyncio.get_running_loop(), Sampler()
+        restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
+        worker = RestartingWorker(target, restarts=restarts, renew=target.renew)
+        call = asyncio.ensure_future(worker.score("a"))
+        await asyncio.sleep(100.0)
+        await worker.abort()
+        with pytest.raises(WorkerDied, match="abandoned"):
+            await call
+        ended_s = loop.time()
+        await worker.resume()
+        assert await worker.score("b") == "b"
+        return ended_s
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(work()) < 110.0
+
+
+def test_one_of_two_samplers_dies_and_only_its_share_is_requested_again(tmp_path: Path):
+    two: dict[str, Any] = {"plan": {"samplers": 2, "placement": "split"}}
+    whole = process(tmp_path / "whole", **two)
+    assert run(whole) == "finished"
+    one = process(tmp_path / "one", Script(on={"sampler1.generate": dies}), **two)
+    assert run(one) == "finished"
+    assert left_behind(one.folder) == left_behind(whole.folder)
+    calls = [
+        [call for call in each.script.calls if call.startswith("sampler0.generate")]
+        for each in (one, whole)
+    ]
+    assert len(calls[0]) == len(calls[1])
+
+
+def test_a_step_that_is_repeated_renews_no_budget():
+    restarts = Restarts(Faults(restarts=1), PhaseClock(), lambda *_, **__: None)
+    death = WorkerDied("sampler 0", "its process ended unexpectedly")
+    restarts.step_done(3)
+    restarts.pause_s(death)
+    restarts.step_done(2)
+    restarts.step_done(3)
+    with pytest.raises(TrainingStopped, match="after 1 restarts without a new training step"):
+        restarts.pause_s(death)
+    restarts.step_done(4)
+    restarts.pause_s(death)
+
+
+def test_an_error_of_the_watch_over_hanging_processes_ends_the_run(tmp_path: Path):
+    one = process(tmp_path)
+
+    async def fails() -> None:
+        raise ArithmeticError("heartbeat")
+
+    async def work() -> None:
+        one.workers._watching = asyncio.create_task(fails())
+        await one.coordinator.run()
+
+    with pytest.raises(ArithmeticError), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work())
+    one.folder.close()
+
+
 def test_a_restart_that_was_cancelled_is_made_up_for_by_the_next_call():
     async def work() -> tuple[Mortal, str]:
         target = Mortal()

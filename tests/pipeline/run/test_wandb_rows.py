@@ -75,7 +75,8 @@ def test_without_files_the_server_has_the_steps_before_its_first_free_row():
 
 def test_a_mark_is_in_the_row_of_the_step_to_come():
     rows = WandbRows([{"_step": 2, "step": 2}])
-    assert rows.beside(3) == 3
+    assert rows.of_mark("changed", step=3) == 3
     assert rows.of_step(3) == 3
-    assert rows.beside(5) == 5
+    assert rows.of_mark("changed", step=5) == 5
+    assert rows.of_mark("changed", step=5) is None  # a resume repeats it
     assert rows.of_step(4) == 5
