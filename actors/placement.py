@@ -19,6 +19,7 @@ from pipeline.compute.devices import environment
 
 cluster_is_gone = threading.Event()
 """Set if the cluster ends before this process: calls get no answer, devices need no release."""
+_POLL_S = 0.5
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 
 
@@ -62,8 +63,12 @@ class Reservation:
 
     def release(self) -> None:
         """Releases the devices; actors that still hold them are ended."""
+        # In a thread: without its GCS, Ray would wait for a minute, and then end this process.
+        work = threading.Thread(target=remove_placement_group, args=(self.group,), daemon=True)
         if not cluster_is_gone.is_set():
-            remove_placement_group(self.group)
+            work.start()
+        while work.is_alive() and not cluster_is_gone.is_set():
+            work.join(_POLL_S)
 
 
 def lease(plan: Plan, devices: int) -> Lease:

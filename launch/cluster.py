@@ -34,12 +34,15 @@ _OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @contextmanager
-def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
+def cluster(plan: Plan, *, learner: bool = True) -> Iterator[RayWatch]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
         plan: whose devices the cluster must have.
         learner: whether the command has a learner; otherwise only samplers need devices.
+
+    Yields:
+        The watch over the processes of Ray that this one needs.
 
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
@@ -49,11 +52,12 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[None]:
     """
     # Otherwise a call after the end of the cluster would start another one.
     auto_init_hook.enable_auto_connect = False
-    with _joined() if "RAY_ADDRESS" in os.environ else _started(plan, learner=learner):
+    joins = "RAY_ADDRESS" in os.environ
+    with _joined() if joins else _started(plan, learner=learner) as watch:
         problem = shortage(plan, ray.cluster_resources(), learner=learner)
         if problem:
             raise ValueError(problem)
-        yield
+        yield watch
 
 
 def with_actors(
@@ -98,7 +102,7 @@ def with_actors(
 
 
 @contextmanager
-def _joined() -> Iterator[None]:
+def _joined() -> Iterator[RayWatch]:
     address = os.environ["RAY_ADDRESS"]
     if address.startswith(("http://", "https://")):
         raise ValueError(
@@ -109,7 +113,7 @@ def _joined() -> Iterator[None]:
     try:
         ray.init(log_to_driver=False)
         watch.begin(_own_raylet())
-        yield
+        yield watch
     except ConnectionError as error:
         if ray.is_initialized():
             raise
@@ -138,14 +142,14 @@ def _own_raylet() -> dict[str, int]:
 
 
 @contextmanager
-def _started(plan: Plan, *, learner: bool) -> Iterator[None]:
+def _started(plan: Plan, *, learner: bool) -> Iterator[RayWatch]:
     cpus = max(os.cpu_count() or 1, int(total_resources(plan, learner=learner).get("CPU", 1)))
     with private_cluster(
         num_cpus=cpus,
         log_to_driver=False,
         object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-    ):
-        yield
+    ) as watch:
+        yield watch
 
 
 async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:

@@ -35,11 +35,14 @@ _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 @contextmanager
-def private_cluster(**settings: Any) -> Iterator[None]:
+def private_cluster(**settings: Any) -> Iterator[RayWatch]:
     """Starts Ray; no process and no file of it remains, however this process ends.
 
     Args:
         settings: of `ray.init`.
+
+    Yields:
+        The watch over Ray's essential processes.
 
     Raises:
         Failure: if Ray does not start.
@@ -51,7 +54,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
         with _environment(_own_token(folder.path)):
             cluster = _start(folder.path, settings)
             try:
-                yield
+                yield cluster.watch
             finally:
                 cluster.stop()
                 cluster.watch.raise_if_lost()

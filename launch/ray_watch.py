@@ -16,6 +16,8 @@ from launch.exits import EXIT_RAY_LOST, Failure
 _POLL_S = 0.5
 _STOPPED_S = 20.0
 """Seconds for which a process may be stopped; Ray would wait for it for minutes."""
+_CLOSED_S = 2.0
+"""Seconds for which a process that has closed its port may shut down."""
 
 
 class ClusterLost(Failure):
@@ -34,7 +36,7 @@ class RayWatch:
 
     def __init__(self, then: Callable[[], None] = lambda: None) -> None:
         self._then = then
-        self._stopping = False
+        self._stopping = self._finished = False
         self._processes: list[int] = []
         self._lost: str | None = None
         cluster_is_gone.clear()
@@ -46,11 +48,16 @@ class RayWatch:
         """Watches processes, given by name and pid, in threads."""
         self._processes += processes.values()
         for name, pid in processes.items():
-            threading.Thread(target=self._watch, args=(name, pid), daemon=True).start()
+            facts = (name, pid, _listens(pid))
+            threading.Thread(target=self._watch, args=facts, daemon=True).start()
 
     def stop(self) -> None:
         """Takes later ends as intended."""
         self._stopping = True
+
+    def finish(self) -> None:
+        """The command has its result: the end of a process, seen or not, is no longer its own."""
+        self._finished = True
 
     @property
     def is_lost(self) -> bool:
@@ -61,19 +68,22 @@ class RayWatch:
         """Raises the end of a process.
 
         Raises:
-            ClusterLost: if a process ended before `stop`.
+            ClusterLost: if a process ended before `stop` and `finish`.
         """
-        if self._lost is not None:
+        if self._lost is not None and not self._finished:
             raise ClusterLost(self._lost) from None
 
-    def _watch(self, name: str, pid: int) -> None:
-        """Waits for the end of a process; one that stays stopped is killed."""
-        stopped_s = 0.0
+    def _watch(self, name: str, pid: int, listened: bool) -> None:  # noqa: FBT001
+        """Waits for the end of a process; one that stays stopped, or shuts down, is killed."""
+        hangs_s = 0.0
         with suppress(psutil.Error):
             process = psutil.Process(pid)
             while (status := process.status()) != psutil.STATUS_ZOMBIE:
-                stopped_s = stopped_s + _POLL_S if status == psutil.STATUS_STOPPED else 0.0
-                if stopped_s >= _STOPPED_S:
+                # After SIGTERM a GCS closes its port, and stays for a minute or more.
+                is_closed = listened and not _listens(pid)
+                hangs = is_closed or status == psutil.STATUS_STOPPED
+                hangs_s = hangs_s + _POLL_S if hangs else 0.0
+                if hangs_s >= (_CLOSED_S if is_closed else _STOPPED_S):
                     process.kill()
                 time.sleep(_POLL_S)
         if self._stopping or self._lost is not None:
@@ -83,11 +93,23 @@ class RayWatch:
             "same command resumes the run from its last checkpoint"
         )
         cluster_is_gone.set()
-        if self._loop is not None and self._task is not None:
+        if self._loop is not None:
             with suppress(RuntimeError):  # the event loop is closed
-                self._loop.call_soon_threadsafe(self._task.cancel)
+                self._loop.call_soon_threadsafe(self._cancel)
         # Otherwise Ray's calls would wait for an answer for minutes.
         self._then()
+
+    def _cancel(self) -> None:
+        if self._task is not None and not self._finished:
+            self._task.cancel()
+
+
+def _listens(pid: int) -> bool:
+    """Whether a process waits for connections; false for one of another user."""
+    with suppress(psutil.Error):
+        found = psutil.Process(pid).net_connections("inet")
+        return any(one.status == psutil.CONN_LISTEN for one in found)
+    return False
 
 
 def _runs(pid: int) -> bool:

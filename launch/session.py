@@ -19,6 +19,7 @@ from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.fork import copy_start, origin
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
+from launch.ray_watch import RayWatch
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.clock import Clock
@@ -243,12 +244,12 @@ async def _run(session: _Session) -> int:
     stop, ledger = session.stop, session.meter.ledger
     with ExitStack() as stack:
         with session.during("ray_start"):
-            stack.enter_context(cluster(session.prepared.config.plan))
+            ray_watch = stack.enter_context(cluster(session.prepared.config.plan))
             stop.listen()
         try:
             while True:
                 try:
-                    return await _run_actors(session)
+                    return await _run_actors(session, ray_watch)
                 except WorkerDied as death:
                     if stop.event.is_set():
                         raise Stopped from None
@@ -279,7 +280,7 @@ def _budget_is_used_up(session: _Session) -> bool:
     return budget.is_used_up(elapsed_s=session.clock.elapsed_s, now_s=time.time())
 
 
-async def _run_actors(session: _Session) -> int:
+async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
     """Starts all processes and runs the coordinator; returns the exit status.
 
     Raises:
@@ -298,7 +299,10 @@ async def _run_actors(session: _Session) -> int:
         try:
             with session.during("loading"):
                 load_s = await unless(session.stop, _start(session, actors, workers, beginning))
-                return await _coordinate(session, config, actors, workers, load_s=load_s)
+                status = await _coordinate(session, config, actors, workers, load_s=load_s)
+                if status != EXIT_FAILED:
+                    ray_watch.finish()
+                return status
         finally:
             await workers.close()
     finally:

@@ -1,27 +1,28 @@
-"""Faults in small runs: whether the run survives them and ends with the undisturbed adapter.
+"""Faults in small runs: whether each run survives them and ends with the undisturbed adapter.
 
-Each row is a run of the demo's model by `launch.train --supervise`. One of its processes gets a
-signal in several phases of the driver, which the row's seed draws. A phase is what `status.json`
-says: a short one may have ended when the signal arrives.
+A row is a role. For each signal a run of the demo's model by `launch.train --supervise` gets
+several faults, in the phases that the seed draws. A phase is that of any process of the run, as it
+reports it (`launch.bench.phase_reports`); the signal goes to the role's process.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import random
 import re
-import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,38 +30,77 @@ import psutil
 
 import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.phase_reports import VARIABLE as REPORTS
 from pipeline.run.run_folder import RunFolder
 
-ROLES: Mapping[str, str] = {
-    "sampler": r"^ray::.*SamplerActor",
-    "learner": r"^ray::.*LearnerActor",
-    "rewards": r"^ray::.*RewardActor",
-    "reward process": r"rewards\.processes",
-    "driver": r"launch\.train (?!.*--supervise)",
-    "raylet": r"/raylet ",
-    "gcs": r"/gcs_server ",
-}
-"""A pattern of the command line of each role's process."""
+SEED = 1
 SIGNALS = ("SIGKILL", "SIGSTOP", "SIGTERM")
-PHASES = (
-    "loading",
-    "calibration",
-    "sample",
-    "reward",
-    "learn",
-    "checkpoint",
-    "evaluation",
-    "export",
-)
-UNDISTURBED = "undisturbed"
-FAULTS = 5
-"""Faults of a row."""
-_VARIABLE = "GEMMA_GRPO_CHAOS"
+PHASES: Mapping[str, frozenset[str]] = {
+    "waiting": frozenset({"ray_start", "device_wait"}),
+    "compiling": frozenset({"compile"}),
+    "prefill": frozenset({"prefill"}),
+    "decode": frozenset({"decode"}),
+    "scoring": frozenset({"reward"}),
+    "update": frozenset({"update"}),
+    "saving": frozenset({"checkpoint"}),
+    "publishing": frozenset({"sync"}),
+    "evaluating": frozenset({"evaluation"}),
+    "exporting": frozenset({"export"}),
+}
+"""Names in `pipeline.contracts.phases`, in the order of a run."""
+STARTING = ("waiting", "compiling")
+"""Phases that do not come again with each step: the first fault of a run."""
+LEAST = 100
+"""Faults that must be sent in all."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """A process of a run.
+
+    Attributes:
+        pattern: of its command line; of several, the one that was started first gets the signals.
+        starting: those of `STARTING` in which it runs.
+        is_essential: whether its death ends the run's process, or the command.
+        settings: that it needs.
+    """
+
+    pattern: str
+    starting: tuple[str, ...] = STARTING
+    is_essential: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+ROLES: Mapping[str, Role] = {
+    "driver": Role(r"launch\.train (?!.*--supervise)", is_essential=True),
+    "learner": Role(r"^ray::.*LearnerActor", ("compiling",)),
+    "sampler": Role(r"^ray::.*SamplerActor", ("compiling",)),
+    "one of two samplers": Role(
+        r"^ray::.*SamplerActor", ("compiling",), settings={"plan.samplers": 2}
+    ),
+    "rewards' host": Role(r"^ray::.*RewardActor", ("compiling",)),
+    "reward process": Role(r"rewards\.processes", ("compiling",)),
+    "supervisor": Role(r"launch\.train .*--supervise", is_essential=True),
+    "W&B": Role(r"pipeline\.run\.wandb_process", (), settings={"wandb.mode": "offline"}),
+    "mirror": Role(
+        r"pipeline\.run\.mirror_process", (), settings={"run.mirror": "{scratch}/mirror"}
+    ),
+    "raylet": Role(r"/raylet ", is_essential=True),
+    "GCS": Role(r"/gcs_server ", is_essential=True),
+}
+_OUTCOMES = ("in place", "restarted", "given again", "not sent")
+"""The run's process went on, the supervisor started another one, or the command ended (in order
+after SIGTERM, or with its supervisor) and was given again."""
+_ENDED = {-signal.SIGKILL, 128 + signal.SIGTERM}
+"""Statuses of a command that is given again."""
+_MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
 _POLL_S = 0.02
-_LONGEST_DELAY_S = 0.3
-_END_S = 5.0
-"""Processes that a run has left get some time to end."""
+_LONGEST_DELAY_S = 0.05
+_CONTINUED_S = 3.0
+"""Nobody but the user continues a stopped supervisor."""
+_END_S = 30.0
+"""Processes of a run whose supervisor is gone get some time to end."""
 _REWARDS = """
 import time
 
@@ -70,16 +110,23 @@ def digits(completion):
 """
 _SETTINGS: Mapping[str, Any] = {
     "run.name": "run",
+    "run.dir": "{scratch}",
     "rollout.prompts_per_step": 4,
+    "rollout.group_size": 4,
+    "rewards.functions": "[{{name = 'digits', function = '{scratch}/planted_rewards.py:digits'}}]",
+    "rewards.timeout_s": 5,
     "plan.fixed": "true",
-    "plan.slots": 32,
+    # One shape of each program: most of a start is compiling.
+    "plan.slots": 16,
+    "plan.slot_buckets": "[]",
     "plan.prefill_tokens": 208,
-    "plan.micro_batch_tokens": 1536,
+    "plan.micro_batch_tokens": 192,
     "plan.sampler_devices": 1,
     "plan.learner_devices": 1,
     "learner.updates_per_batch": 2,
     "eval.every_steps": 2,
-    "data.validation.limit": 32,
+    "eval.metric": "digits",
+    "data.validation.limit": 16,
     "data.test.limit": 8,
     "checkpoint.every_steps": 2,
     "wandb.mode": "disabled",
@@ -91,194 +138,240 @@ _SETTINGS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Fault:
-    """A signal to a process in a phase of the driver.
+    """A signal in a phase.
 
     Attributes:
         phase: see `PHASES`.
-        delay_s: seconds between the first sight of the phase and the signal.
-        after: training steps that are done before.
+        delay_s: seconds after the phase begins; a shorter phase gets it sooner the next time.
     """
 
     phase: str
     delay_s: float
-    after: int
 
 
-def faults(seed: int) -> list[Fault]:
-    """The faults of a row, in the order of their steps."""
-    draw = random.Random(seed)
-    phases = draw.sample(PHASES, FAULTS)
-    steps = sorted(draw.sample(range(10), FAULTS))
-    # A start is loading and calibration; later faults make starts.
-    phases.sort(key=lambda phase: phase not in {"loading", "calibration"})
-    delays = (draw.uniform(0, _LONGEST_DELAY_S) for _ in phases)
-    return [
-        Fault(phase, delay_s, 0 if number == 0 else after)
-        for number, (phase, delay_s, after) in enumerate(zip(phases, delays, steps, strict=True))
-    ]
+def planned(role: str, *, seed: int = SEED) -> dict[str, list[Fault]]:
+    """The faults of a role's runs, by signal.
+
+    All roles together meet each phase with each signal.
+    """
+    draw, number = random.Random(f"{seed} {role}"), list(ROLES).index(role)
+    starting = draw.sample(ROLES[role].starting, len(ROLES[role].starting))
+    others = [phase for phase in PHASES if phase not in STARTING]
+    dealt = draw.sample(others, len(others))
+    found = dict[str, list[Fault]]()
+    for place in range(len(SIGNALS)):
+        mine = starting[place % len(starting)] if starting else None
+        phases = {mine, *dealt[place :: len(SIGNALS)]}
+        found[SIGNALS[(place + number) % len(SIGNALS)]] = [
+            Fault(phase, draw.uniform(0, _LONGEST_DELAY_S)) for phase in PHASES if phase in phases
+        ]
+    return found
 
 
-def measure(*, role: str, name: str, seed: int) -> Figures:
-    """Runs with faults.
+def measure(*, role: str) -> Figures:
+    """Runs with faults, one for each signal, at the same time.
 
     Args:
-        role: a key of `ROLES`; "": without faults.
-        name: of the signal.
-        seed: draws the phases.
+        role: a key of `ROLES`; "": one run without faults.
     """
-    with tempfile.TemporaryDirectory(prefix="c") as folder:
-        began, run = time.perf_counter(), _Run(Path(folder))
-        planned = faults(seed) if role else []
-        done = run.finish(ROLES.get(role, "$^"), signal.Signals[name], planned)
-        return {
-            **done,
-            "result": _result(run.folder),
-            "left": ", ".join(run.left()) or "nothing",
-            "seconds": time.perf_counter() - began,
-        }
+    began = time.perf_counter()
+    plans = planned(role) if role else {SIGNALS[0]: []}
+    with ThreadPoolExecutor(len(plans)) as pool:
+        runs = list(pool.map(lambda name: _figures(role, name, plans[name]), plans))
+    cells = [(name, *cell) for name, run in zip(plans, runs, strict=True) for cell in run["cells"]]
+    outcomes = Counter(outcome for _, _, outcome, _ in cells)
+    return {
+        **{
+            phase: "; ".join(
+                f"{name.removeprefix('SIG')} {outcome} {seconds:.0f} s"
+                for name, at, outcome, seconds in cells
+                if at == phase
+            )
+            for phase in PHASES
+        },
+        **{outcome: outcomes[outcome] for outcome in _OUTCOMES},
+        "slowest_s": max((seconds for *_, seconds in cells), default=0.0),
+        "result": ", ".join(sorted({run["result"] for run in runs})),
+        "left": ", ".join(sorted({run["left"] for run in runs})),
+        "seconds": time.perf_counter() - began,
+    }
 
 
-def _result(folder: RunFolder) -> str:
-    """What faults must not change: a hash of last and best adapter and of all rollout files."""
-    summary = folder.summary or {}
-    found = [summary.get("adapter_sha256"), (summary.get("best") or {}).get("adapter_sha256")]
-    found += [f"{path.name} {path.read_bytes()!r}" for path in sorted(folder.rollouts.iterdir())]
-    return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
+def _figures(role: str, name: str, faults: list[Fault]) -> dict[str, Any]:
+    """A run with faults of one signal."""
+    with tempfile.TemporaryDirectory(prefix="c") as scratch:
+        run = _Run(Path(scratch), ROLES.get(role, Role("$^")), signal.Signals[name])
+        try:
+            cells = list(run.run(faults))
+        finally:
+            run.end()
+        return {"cells": cells, "result": run.result, "left": ", ".join(run.left()) or "nothing"}
 
 
 class _Run:
     """A run in a folder of its own."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._mark = uuid.uuid4().hex
-        self._temporary = Path(tempfile.mkdtemp(prefix="c"))
-        self._log = scratch / "log"
-        self._starts = 0
-        rewards = scratch / "planted_rewards.py"
-        rewards.write_text(_REWARDS)
-        function = f"{{name = 'digits', function = '{rewards}:digits'}}"
-        settings = {**_SETTINGS, "run.dir": scratch, "rewards.functions": f"[{function}]"}
-        settings |= {"eval.metric": "digits"}
-        arguments = [f"--{key}={value}" for key, value in settings.items()]
-        demo = Path(configs.__file__).parent / "demo.toml"
-        self._command = [sys.executable, "-m", "launch.train", str(demo), *arguments, "--supervise"]
-        self.folder = RunFolder(scratch / "run")
-
-    def finish(self, pattern: str, number: int, planned: list[Fault]) -> dict[str, Any]:
-        """Runs with faults until the end; returns figures by phase.
-
-        Raises:
-            RuntimeError: if the run fails, with the end of its output.
-        """
-        survived = {"in place": 0, "restarted": 0, "no effect": 0, "not hit": 0}
-        seconds, cells = list[float](), dict[str, str]()
-        process = self._start()
-        try:
-            for fault in planned:
-                before = self._deaths()
-                began_s = self._inject(process, pattern, number, fault)
-                if began_s is None:
-                    outcome = "not hit"
-                else:
-                    process = self._after(process)
-                    after = self._deaths()
-                    names = ("restarted", "in place")
-                    changed = [
-                        n for n, old, new in zip(names, before, after, strict=True) if new > old
-                    ]
-                    outcome = changed[0] if changed else "no effect"
-                    seconds.append(time.monotonic() - began_s)
-                survived[outcome] += 1
-                cells[fault.phase] = outcome + (f" {seconds[-1]:.0f} s" if began_s else "")
-            while (status := process.wait()) == 128 + signal.SIGTERM:
-                process = self._start()
-        finally:
-            for one in self._processes():
-                with suppress(psutil.Error):
-                    one.kill()
-            process.wait()
-        if status:
-            raise RuntimeError(self._log.read_text()[-2000:])
-        longest = max(seconds, default=0.0)
-        return {
-            **{phase: cells.get(phase, "") for phase in PHASES},
-            **survived,
-            "slowest_s": longest,
+    def __init__(self, scratch: Path, role: Role, number: signal.Signals) -> None:
+        self._role, self._number = role, number
+        self._log, self._mirror = scratch / "log", scratch / "mirror"
+        self._temporary = scratch / "t"
+        self._temporary.mkdir()
+        self._mirror.mkdir()
+        (scratch / "planted_rewards.py").write_text(_REWARDS)
+        (scratch / "sitecustomize.py").write_text("import launch.bench.phase_reports\n")
+        self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._reports.bind(str(scratch / "reports"))
+        self._mark, project = uuid.uuid4().hex, Path(configs.__file__).parents[1]
+        self._environment = os.environ | {
+            _MARK: self._mark,
+            REPORTS: str(scratch / "reports"),
+            "TMPDIR": str(self._temporary),
+            "PYTHONPATH": f"{scratch}:{project}",
         }
+        settings = {**_SETTINGS, **role.settings}.items()
+        self._command = [
+            *(sys.executable, "-m", "launch.train", f"{project}/configs/demo.toml"),
+            *(f"--{key}={str(value).format(scratch=scratch)}" for key, value in settings),
+            "--supervise",
+        ]
+        self._folder = RunFolder(scratch / "run")
+        self._victim: psutil.Process | None = None
+        self._left = list[str]()
+        self._starts = 0
+        self._process = self._start()
+
+    def run(self, faults: list[Fault]) -> Iterator[tuple[str, str, float]]:
+        """Runs until the end; yields phase, outcome and seconds to the next step of each fault."""
+        for fault in faults:
+            before = self._starts, self._restarts
+            sent_s = self._inject(fault)
+            if sent_s is None:
+                yield fault.phase, "not sent", 0.0
+                continue
+            self._wait_for_step(before, sent_s=sent_s)
+            outcome = "restarted" if self._restarts > before[1] else "in place"
+            outcome = "given again" if self._starts > before[0] else outcome
+            yield fault.phase, outcome, time.monotonic() - sent_s
+        while self._process.wait() in _ENDED:
+            self._process = self._start()
+
+    @property
+    def result(self) -> str:
+        """What faults must not change: a hash of last and best adapter and of all rollout files."""
+        if self._process.returncode:
+            lines = self._log.read_text().splitlines()
+            return f"status {self._process.returncode}: {lines[-1] if lines else ''}"
+        summary = self._folder.summary or {}
+        found = [summary.get("adapter_sha256"), (summary.get("best") or {}).get("adapter_sha256")]
+        files = sorted(self._folder.rollouts.iterdir())
+        found += [f"{path.name} {path.read_bytes()!r}" for path in files]
+        return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
+
+    def left(self) -> Iterator[str]:
+        """Temporary files and leases that are left."""
+        yield from self._left
+        yield from (path.name for path in self._temporary.iterdir())
+        yield from (path.name for path in self._folder.path.rglob("*tmp*"))
+        yield from (str(path) for path in self._mirror.rglob("lease*"))
+
+    def end(self) -> None:
+        """Kills the processes that are left."""
+        _, alive = psutil.wait_procs(self._processes(), timeout=_END_S)
+        self._left = [_command_line(one)[:80] for one in alive]
+        for one in alive:
+            with suppress(psutil.Error):
+                one.kill()
+        self._process.wait()
+        self._reports.close()
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if self._starts:
+            psutil.wait_procs(self._processes(), timeout=_END_S)
         self._starts += 1
-        environment = os.environ | {_VARIABLE: self._mark, "TMPDIR": str(self._temporary)}
         with self._log.open("a") as output:
             return subprocess.Popen(
-                self._command, stdout=output, stderr=subprocess.STDOUT, env=environment
+                self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
             )
 
-    def _inject(
-        self, process: subprocess.Popen[bytes], pattern: str, number: int, fault: Fault
-    ) -> float | None:
+    def _inject(self, fault: Fault) -> float | None:
         """Sends the signal in the phase of a fault; None: the phase or the process never came."""
-        while process.poll() is None:
-            if self._phase() == fault.phase and self._steps() >= fault.after:
-                time.sleep(fault.delay_s)
-                victims = [
-                    one for one in self._processes() if re.search(pattern, _command_line(one))
-                ]
-                for victim in victims:
-                    with suppress(psutil.Error):
-                        victim.send_signal(number)
-                if victims:
+        delay_s = fault.delay_s
+        self._lasts(None, 0.0)  # forgets what was reported before
+        while self._process.poll() is None:
+            pid, phase = self._report(_POLL_S)
+            if phase not in PHASES[fault.phase]:
+                continue
+            while self._victim is None or not self._victim.is_running():
+                self._victim = next(iter(self._processes(self._role.pattern)), None)
+                if self._victim is None and not self._lasts(pid, _POLL_S):
+                    break  # it has not been started when the phase ends
+            if self._victim is not None and self._lasts(pid, delay_s):
+                with suppress(psutil.Error):
+                    self._victim.send_signal(self._number)
                     return time.monotonic()
-            time.sleep(_POLL_S)
+            delay_s /= 2
         return None
 
-    def _after(self, process: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
-        """Waits for the next training step or the end; starts a stopped command again."""
-        least = self._steps()
+    def _report(self, timeout_s: float) -> tuple[str, str]:
+        """The next report of a process: its pid and phase; empty: there is none."""
+        self._reports.settimeout(timeout_s)
+        with suppress(TimeoutError, BlockingIOError):
+            pid, _, phase = self._reports.recv(256).decode().partition(" ")
+            return pid, phase
+        return "", ""
+
+    def _lasts(self, pid: str | None, seconds: float) -> bool:
+        """Whether a process stays in its phase for some time."""
+        end_s = time.monotonic() + seconds
+        while (found := self._report(max(0.0, end_s - time.monotonic())))[0]:
+            if found[0] == pid:
+                return False
+        return True
+
+    def _wait_for_step(self, before: tuple[int, int], *, sent_s: float) -> None:
+        """Waits for the next training step or the end; gives a command again that has ended.
+
+        Args:
+            before: starts of the command, and by its supervisor, before the fault.
+            sent_s: when the signal was sent.
+        """
+        is_stopped_supervisor = (self._role, self._number) == (ROLES["supervisor"], signal.SIGSTOP)
+        ends = self._role.is_essential and not is_stopped_supervisor
+        least = self._steps
         while True:
-            status = process.poll()
-            if status == 128 + signal.SIGTERM:
-                process = self._start()
-            elif status is not None:
-                return process
-            steps = self._steps()
-            least = min(least, steps)  # a resume repeats steps
-            if steps > least:
-                return process
+            status, steps = self._process.poll(), self._steps
+            # Not a step of the process that is about to end; a resume repeats steps.
+            is_old = ends and (self._starts, self._restarts) == before
+            least = steps if is_old else min(least, steps)
+            if status in _ENDED:
+                self._process = self._start()
+            elif status is not None or steps > least:
+                return
+            if is_stopped_supervisor and time.monotonic() > sent_s + _CONTINUED_S:
+                with suppress(psutil.Error):
+                    psutil.Process(self._process.pid).resume()
             time.sleep(_POLL_S)
 
-    def _phase(self) -> str:
-        with suppress(OSError, ValueError):
-            return str(json.loads(self.folder.status.read_bytes())["phase"])
-        return ""
-
+    @property
     def _steps(self) -> int:
         with suppress(OSError):
-            return (self.folder.path / "metrics.jsonl").read_bytes().count(b"\n")
+            return (self._folder.path / "metrics.jsonl").read_bytes().count(b"\n")
         return 0
 
-    def _deaths(self) -> tuple[int, int]:
-        """Starts of the command, and deaths that its process survived."""
-        text = self._log.read_text()
-        again = text.count("; it is started again")
-        return self._starts + again, len(re.findall("; (it is|all processes are) restarted", text))
+    @property
+    def _restarts(self) -> int:
+        """Starts of the run's process by its supervisor."""
+        return self._log.read_text().count("; it is started again")
 
-    def _processes(self) -> list[psutil.Process]:
-        """The processes of the run, by the mark in their environment."""
+    def _processes(self, pattern: str = "") -> list[psutil.Process]:
+        """The processes of the run, by the mark in their environment; the oldest first."""
         found = []
         for one in psutil.process_iter():
             with suppress(psutil.Error):
-                if one.environ().get(_VARIABLE) == self._mark:
+                is_role = re.search(pattern, _command_line(one))
+                if is_role and one.environ().get(_MARK) == self._mark:
                     found.append(one)
-        return found
-
-    def left(self) -> Iterator[str]:
-        """Processes and temporary files that the run has left."""
-        _, alive = psutil.wait_procs(self._processes(), timeout=_END_S)
-        yield from (_command_line(one)[:80] for one in alive)
-        yield from (path.name for path in self._temporary.iterdir())
-        yield from (str(path.name) for path in self.folder.path.rglob("*tmp*"))
-        shutil.rmtree(self._temporary)
+        return sorted(found, key=psutil.Process.create_time)
 
 
 def _command_line(process: psutil.Process) -> str:
@@ -292,31 +385,22 @@ def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
     results = [figures["result"] for figures in done.values()]
     for name, figures in done.items():
         same = figures["result"] == results[0]
-        yield Claim(
-            f"{name}: the adapters and rollouts of the first row ({figures['result']})", same
-        )
-        hits = figures["in place"] + figures["restarted"] + figures["no effect"]
-        yield Claim(f"{name}: {hits} faults", hits > 0 or name == UNDISTURBED)
+        yield Claim(f"{name}: adapters and rollouts of the first row ({figures['result']})", same)
         yield Claim(f"{name}: nothing is left ({figures['left']})", figures["left"] == "nothing")
+    if found.keys() == {"undisturbed", *ROLES}:
+        sent = sum(figures[outcome] for figures in done.values() for outcome in _OUTCOMES[:-1])
+        yield Claim(f"{sent} faults were sent (at least {LEAST})", sent >= LEAST)
 
 
 BENCHMARK = Benchmark(
     [
         Section(
             "chaos",
-            "Signals to the processes of small runs, by the phase of the driver: what became of "
-            "the run, and the seconds to its next training step",
+            "Signals to the processes of small runs, by the phase of the run: what became of its "
+            "process, and the seconds to the next training step or the end",
             [
-                Row(UNDISTURBED, measure, {"role": "", "name": SIGNALS[0], "seed": 0}),
-                *(
-                    Row(
-                        f"{role}, {name}",
-                        measure,
-                        {"role": role, "name": name, "seed": 10 * number + place},
-                    )
-                    for number, role in enumerate(ROLES)
-                    for place, name in enumerate(SIGNALS)
-                ),
+                Row("undisturbed", measure, {"role": ""}),
+                *(Row(role, measure, {"role": role}) for role in ROLES),
             ],
             [_claims],
             environment={},

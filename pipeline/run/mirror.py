@@ -82,7 +82,7 @@ class Mirror(ChildProcess):
         self._log: DecisionLog
         self._copied_s: float | None = None
         self._left = (0, 0)
-        self._finished = self._lost = False
+        self._finished = self._lost = self._abandoned = False
 
     @staticmethod
     def of(config: Config) -> Mirror:
@@ -156,7 +156,7 @@ class Mirror(ChildProcess):
         if not self.is_connected:
             return
         self.send(finish=True)
-        await self.ends_within(FINISH_S)
+        self._abandoned |= not await self.ends_within(FINISH_S)
         await self.kill()
         if self._finished or self._lost:
             return
@@ -172,15 +172,18 @@ class Mirror(ChildProcess):
         )
 
     def close(self) -> None:
-        """Ends the process; gives the lease back that none was started for."""
+        """Ends the process; gives the lease back if there is no process that has done so."""
         super().close()
         lease, self._lease = self._lease, None
+        if self._abandoned and self.url is not None and self._holder is not None:
+            lease, self._abandoned = Lease(Store(self.url), self._holder), False
         if lease is not None and self.url is not None:
             with suppress(ValueError):
                 answer(self.url, lease.release, limit_s=10.0)
 
     def lost(self) -> None:
         """See `ChildProcess`."""
+        self._abandoned = True
         if not self._lost:
             ended = "its process has ended; nothing more is copied until the next start"
             self._event(ended, failed=ended)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
-from actors.placement import Lease, device_free_lease, lease, shortage, total_resources
+from actors import placement
+from actors.placement import (
+    Lease,
+    Reservation,
+    cluster_is_gone,
+    device_free_lease,
+    lease,
+    shortage,
+    total_resources,
+)
 from configs.schema import Plan
 from pipeline.compute.devices import malloc_environment
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
@@ -92,3 +102,21 @@ def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str
         f"plan.platform = 'tpu' needs 8 TPU in the cluster, which has {has}; "
         "no other kind of device is used instead"
     )
+
+
+def test_a_release_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch):
+    asked, answered = threading.Event(), threading.Event()
+
+    def remove(_: object) -> None:
+        asked.set()
+        cluster_is_gone.set()
+        answered.wait()
+
+    monkeypatch.setattr(placement, "placement_group", lambda *_, **__: None)
+    monkeypatch.setattr(placement, "remove_placement_group", remove)
+    try:
+        Reservation("run", []).release()
+        assert asked.is_set()
+    finally:
+        cluster_is_gone.clear()
+        answered.set()

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import ray
 
+from actors.placement import cluster_is_gone
 from launch import private_cluster, reaper
 from launch.exits import Failure
 from pipeline.run.run_folder import RunFolder
@@ -172,22 +173,62 @@ def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: py
     assert ended.value.code == 143
 
 
-def test_the_end_of_ray_cancels_the_body(start: Start, monkeypatch: pytest.MonkeyPatch):
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+WAITS = "input()"
+SHUTS_DOWN = """
+import socket
+with socket.create_server(("127.0.0.1", 0)):
+    print(flush=True)
+    input()
+input()
+"""
+"""As a GCS after SIGTERM: it no longer listens, and stays."""
+
+
+@pytest.mark.parametrize("code", [WAITS, SHUTS_DOWN])
+def test_the_end_of_ray_cancels_the_body(start: Start, monkeypatch: pytest.MonkeyPatch, code: str):
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    pipe = process.stdin
+    assert pipe is not None
+    assert process.stdout is not None
+    if code == SHUTS_DOWN:
+        process.stdout.readline()
     monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {"raylet": process.pid})
+    monkeypatch.setattr(ray, "init", FakeRay(0).init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
 
     async def forever() -> None:
         # Entered within the loop's task, which is cancelled.
-        fake = FakeRay(0)
-        monkeypatch.setattr(ray, "init", fake.init)
         with private_cluster.private_cluster(num_cpus=3):
-            process.kill()
+            if code == WAITS:
+                process.kill()
+            else:
+                pipe.write("\n")
+                pipe.flush()
             await asyncio.Event().wait()
 
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
     message = rf"^Ray's process raylet \(pid {process.pid}\) ended unexpectedly"
     with pytest.raises(Failure, match=message):
         asyncio.run(forever())
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_the_end_of_ray_does_not_change_a_result(start: Start, monkeypatch: pytest.MonkeyPatch):
+    process = subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE)
+    monkeypatch.setattr(private_cluster, "_essential_processes", lambda _: {"gcs": process.pid})
+    monkeypatch.setattr(ray, "init", FakeRay(0).init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+
+    async def finish() -> None:
+        with private_cluster.private_cluster(num_cpus=3) as watch:
+            watch.finish()
+            process.kill()
+            assert cluster_is_gone.wait(PATIENCE_S)
+        await asyncio.sleep(0)  # an upload, for example
+
+    asyncio.run(finish())
     process.communicate()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -132,30 +133,36 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
 
 
 def test_a_run_survives_a_death_in_each_role(tmp_path: Path):
-    settings = ["--budget.steps=8", "--checkpoint.every_steps=1"]
+    """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
+    settings = ["--budget.steps=5", "--checkpoint.every_steps=1", f"--run.mirror={tmp_path}/mirror"]
     whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
-    status, output = run_alone(train_command(whole, *settings))
+    (tmp_path / "mirror").mkdir()
+    status, output = run_alone(train_command(whole, *settings[:-1]))
     assert status == 0, output
     process = start(train_command(faulty, *settings, "--supervise"), private_environment())
     run = tmp_path / "runs" / "faulty"
-    for steps, role in enumerate(("SamplerActor", "RewardActor", "LearnerActor", "launch.train")):
+    at_once = ["SamplerActor", "RewardActor", "rewards.processes", "mirror_process"]
+    for steps, roles in enumerate((at_once, ["LearnerActor"], ["launch.train"])):
         wait_for_lines(run / "metrics.jsonl", steps + 1, process)
+        lines = dict[psutil.Process, str]()
         for one in family(process.pid)[1:]:
-            if role in " ".join(one.cmdline()):
-                one.kill()
-                break
-        else:
-            raise AssertionError(f"no {role}")
+            with suppress(psutil.NoSuchProcess):  # Ray starts short-lived helpers
+                lines[one] = " ".join(one.cmdline())
+        for role in roles:
+            found = [one for one, line in lines.items() if role in line]
+            assert found, f"no {role}: {sorted(lines.values())}"
+            found[0].kill()
     status, output = finish(process)
     assert status == 0, output
-    assert [entry["worker"] for entry in journal(run) if entry["event"] == "restarted"] == [
+    assert {entry["worker"] for entry in journal(run) if entry["event"] == "restarted"} == {
         "sampler 0", "rewards", "learner"
-    ]  # fmt: skip
+    }  # fmt: skip
     assert output.count("it is started again, and the run resumes") == 1
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
     for path in sorted((expected / "rollouts").iterdir()):
         assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
+    assert not list((tmp_path / "mirror").rglob("lease*"))
     check_ledger(run)
 
 

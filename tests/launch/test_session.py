@@ -19,6 +19,7 @@ from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.code_version import code_version
 from launch.preparation import Prepared
+from launch.ray_watch import RayWatch
 from launch.session import (
     _clock,
     _coordinate,
@@ -487,8 +488,8 @@ def test_devices_are_released_before_wandb_finishes(
     order: list[str] = []
 
     @contextmanager
-    def cluster(_: Plan) -> Iterator[None]:
-        yield
+    def cluster(_: Plan) -> Iterator[RayWatch]:
+        yield RayWatch()
         order.append("Ray is left")
 
     async def start(*_: object) -> float:

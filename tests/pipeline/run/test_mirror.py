@@ -152,7 +152,9 @@ def test_what_is_not_copied_at_the_end_is_said(
     assert not psutil.pid_exists(child)
 
 
-def test_the_death_of_the_process_is_reported(config: Config, folder: RunFolder):
+def test_the_death_of_the_process_is_reported_and_its_lease_is_given_back(
+    config: Config, folder: RunFolder
+):
     async def run() -> None:
         with closing(Mirror(URL)) as mirror:
             mirror.acquire(folder.path, print)
@@ -164,6 +166,7 @@ def test_the_death_of_the_process_is_reported(config: Config, folder: RunFolder)
 
     asyncio.run(run())
     assert "its process has ended" in told(folder)[0]["failed"]
+    assert Store(URL).read_lease() is None
 
 
 def test_a_run_that_was_overtaken_goes_on_without_its_mirror(config: Config, folder: RunFolder):
