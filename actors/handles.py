@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.colocated_actor import ColocatedActor
 from actors.exporter_actor import ExporterActor
 from actors.learner_actor import LearnerActor
-from actors.placement import Lease, Reservation, device_free_lease, lease
+from actors.placement import Bundle, Lease, Reservation, device_free_lease, lease
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
@@ -74,14 +74,18 @@ class RayWorker:
     Args:
         start: starts the process.
         name: of the process, in messages.
+        bundle: its devices; None: it has none.
 
     Attributes:
         actor: the Ray actor.
     """
 
-    def __init__(self, start: Callable[[], Any], *, name: str) -> None:
+    def __init__(
+        self, start: Callable[[], Any], *, name: str, bundle: Bundle | None = None
+    ) -> None:
         self._start = start
         self._name = name
+        self._bundle = bundle
         self._why: str | None = None
         self.actor = start()
 
@@ -133,13 +137,55 @@ class RayWorker:
         """See `pipeline.contracts.workers.Restartable`."""
         ray.kill(self.actor)
         self._why = None
-        self.actor = self._start()
         try:
-            await asyncio.wait_for(self._result(self.actor.__ray_ready__.remote()), _START_S)
+            await asyncio.wait_for(self._start_again(), _START_S)
         except TimeoutError:
-            raise WorkerDied(
-                self._name, f"its process did not start again in {_START_S:.0f} s"
+            why = f"its process did not start again in {_START_S:.0f} s"
+            if self._bundle is not None and self._bundle.node is None:
+                why = f"its node is gone, and no other had devices for it in {_START_S:.0f} s"
+            raise WorkerDied(self._name, why) from None
+        except (FileNotFoundError, ValueError) as error:
+            raise WorkerDied(self._name, str(error)) from None
+
+    async def _start_again(self) -> None:
+        """Starts the process; one with devices on their node, or on another one.
+
+        Raises:
+            FileNotFoundError: if the node does not have the model's files.
+            ValueError: if they cannot be used.
+            WorkerDied: if the process dies, or cannot be restarted without the others.
+        """
+        if self._bundle is not None:
+            await self._bundle.settled()
+            if self._bundle.devices.is_stranded():
+                why = "its node is gone, and only the node of this command has devices for it"
+                raise WorkerDied(self._name, why, alone=False)
+        self.actor = self._start()
+        await self._result(self.actor.__ray_ready__.remote())
+        if self._bundle is not None:
+            await self.find_model()
+
+    async def find_model(self) -> str:
+        """Finds the model's files on the process's node; returns the fingerprint of the weights.
+
+        Raises:
+            FileNotFoundError: if they are missing; names the node, as all errors.
+            ValueError: if they cannot be used, or downloaded.
+            WorkerDied: if the process dies.
+        """
+        try:
+            fingerprint: str = await self._result(self.actor.find_model.remote())
+        except (FileNotFoundError, ValueError) as error:
+            raise type(error)(
+                f"{error}; this is on {self.node}, where {self._name} runs: each node needs the "
+                "files at that path, or a model of the hub (hf://OWNER/NAME) and a network"
             ) from None
+        return fingerprint
+
+    @property
+    def node(self) -> str:
+        """The node of the process, in words."""
+        return str(self._bundle and self._bundle.node)
 
 
 class RayScorer(RayWorker):
@@ -192,12 +238,28 @@ class DeviceActors:
     workers: tuple[RayWorker, ...]
 
     async def started(self) -> None:
-        """Returns when the processes have been started.
+        """Returns when the processes have been started and have found the model on their nodes.
 
-        Errors are ignored here: the next call of an actor that failed raises them.
+        Deaths are ignored here: the next call of an actor that died raises them.
+
+        Raises:
+            FileNotFoundError: if the model's files are missing on a node.
+            ValueError: if they cannot be used, or differ between nodes.
         """
-        ready = (worker.actor.__ray_ready__.remote() for worker in self.workers)
-        await asyncio.gather(*ready, return_exceptions=True)
+        finding = (worker.find_model() for worker in self.workers)
+        found = await asyncio.gather(*finding, return_exceptions=True)
+        first: tuple[str, str] | None = None
+        for worker, fingerprint in zip(self.workers, found, strict=True):
+            if isinstance(fingerprint, FileNotFoundError | ValueError):
+                raise fingerprint
+            if isinstance(fingerprint, BaseException):
+                continue
+            first = first or (fingerprint, worker.node)
+            if fingerprint != first[0]:
+                raise ValueError(
+                    f"model.path: the weights on {worker.node} differ from those on {first[1]}; "
+                    "put the same files on both, or name a revision: hf://OWNER/NAME@REVISION"
+                )
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
@@ -206,10 +268,18 @@ class DeviceActors:
         self.devices.release()
 
 
-def _spawn_together(config: Config, processes: Sequence[Process]) -> DeviceActors:
-    """Requests processes from Ray; they get devices in their order, and may have to wait."""
+def _spawn_together(
+    config: Config, processes: Sequence[Process], *, learner: bool = True
+) -> DeviceActors:
+    """Requests processes from Ray; they get devices in their order, and may have to wait.
+
+    Args:
+        config: of the run.
+        processes: what runs on the devices.
+        learner: whether the first has to be on the node of this process.
+    """
     leases = [lease(config.plan, process.devices) for process in processes]
-    devices = Reservation(_run_name(config), leases)
+    devices = Reservation(_run_name(config), leases, learner=learner)
     workers = (
         RayWorker(
             partial(
@@ -218,10 +288,11 @@ def _spawn_together(config: Config, processes: Sequence[Process]) -> DeviceActor
                 *process.args,
                 lease=leases[number],
                 name=f"{_run_name(config)}: {process.name}",
-                strategy=devices.bundle(number),
+                strategy=devices.bundle(number).strategy,
                 threads=_THREADS,
             ),
             name=process.name,
+            bundle=devices.bundle(number),
         )
         for number, process in enumerate(processes)
     )
@@ -255,12 +326,13 @@ class SamplerActors(DeviceActors):
     @staticmethod
     def spawn(config: Config) -> SamplerActors:
         """Requests the processes from Ray."""
-        found = _spawn_together(config, _samplers(config))
+        found = _spawn_together(config, _samplers(config), learner=False)
         samplers = [cast("SamplerWorker", worker) for worker in found.workers]
         return SamplerActors(found.devices, found.workers, samplers)
 
     async def start(self, sizes: Sizes) -> None:
-        """Compiles the programs of all samplers for these sizes."""
+        """Compiles the programs of all samplers for these sizes; see `started` for errors."""
+        await self.started()
         await asyncio.gather(*(sampler.prepare(sizes) for sampler in self.samplers))
 
 

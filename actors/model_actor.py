@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from actors.log import logs, open_log
@@ -22,7 +23,9 @@ from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
 from pipeline.contracts.workers import ProcessUse
 from pipeline.evaluate.recorded import comparable_since
-from pipeline.inputs.hub.model_source import find_model
+from pipeline.inputs.hub.fingerprint import weights_fingerprint
+from pipeline.inputs.hub.hf_folder import check_folder
+from pipeline.inputs.hub.model_source import find_model, find_tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.run.run_folder import RunFolder
 
@@ -105,6 +108,27 @@ class ModelActor(ABC):
             if is_first:
                 self.phases.watch_for_stalls()
             return Ready(load_s, self.log.read().done[known:])
+
+    def find_model(self) -> str:
+        """Finds model, tokenizer and `lora.start` on this node; does not start JAX.
+
+        A model of a hub is downloaded, if necessary.
+
+        Returns:
+            The fingerprint of the weights.
+
+        Raises:
+            FileNotFoundError: if they are missing, and cannot be downloaded.
+            ValueError: if they cannot be used, or not be downloaded without a login.
+        """
+        model, start = self.requested.model, self.requested.lora.start
+        if start is not None and not Path(start).is_dir():
+            raise FileNotFoundError(f"lora.start: no folder {start}")
+        if model.tokenizer is not None:
+            find_tokenizer(model.tokenizer)
+        folder = find_model(model)
+        check_folder(folder)
+        return weights_fingerprint(folder)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:

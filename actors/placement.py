@@ -3,15 +3,25 @@
 All processes of a command get their devices together or not at all, so that two commands that wait
 for the same devices never hold half of them each. The learner comes first, so that on a TPU host it
 gets the first, contiguous chips: Ray assigns chips in the order of a placement group's bundles.
+In a cluster of several nodes the learner is on the node of this process, samplers on the others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+import ray
+from ray._private.state import available_resources_per_node
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs.schema import Plan
@@ -21,6 +31,11 @@ cluster_is_gone = threading.Event()
 """Set if the cluster ends before this process: calls get no answer, devices need no release."""
 _POLL_S = 0.5
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
+_NODE_LABEL = "ray.io/node-id"
+_DIGITS = 12
+"""Digits of a node's id that are shown."""
+_CONNECT_S = 5.0
+_NOTICE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -36,26 +51,129 @@ class Lease:
     variables: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class Node:
+    """A machine of the cluster that is alive.
+
+    Attributes:
+        ident: Ray's id.
+        host: name of the machine.
+        address: its IP address.
+        port: of Ray's process on it.
+        resources: total amounts by Ray's resource names.
+    """
+
+    ident: str
+    host: str
+    address: str
+    port: int
+    resources: Mapping[str, float]
+
+    def __str__(self) -> str:
+        return f"node {self.address} (host {self.host}, id {self.ident[:_DIGITS]})"
+
+    async def answers(self) -> bool:
+        """Whether Ray's process still takes connections; Ray notices its end with a delay."""
+        try:
+            connecting = asyncio.open_connection(self.address, self.port)
+            _, writer = await asyncio.wait_for(connecting, _CONNECT_S)
+        except (OSError, TimeoutError):
+            return False
+        writer.close()
+        return True
+
+
+def alive_nodes() -> list[Node]:
+    """The nodes of the cluster, first that of this process."""
+    own = ray.get_runtime_context().get_node_id()
+    found = [
+        Node(
+            node["NodeID"],
+            node["NodeManagerHostname"],
+            node["NodeManagerAddress"],
+            node["NodeManagerPort"],
+            node["Resources"],
+        )
+        for node in ray.nodes()
+        if node["Alive"]
+    ]
+    return sorted(found, key=lambda node: (node.ident != own, node.ident))
+
+
+def assign(
+    amounts: Sequence[float], rooms: Mapping[str, float], *, learner: bool
+) -> list[str] | None:
+    """Chooses a node for each process, which needs its devices on one node.
+
+    The learner is on the first node, whose disk has the run folder; samplers are spread over the
+    others, and the rest of them is on the first node, too. Without a learner that node comes first.
+
+    Args:
+        amounts: devices of each process, the learner's first.
+        rooms: devices of each node, first that of this process.
+        learner: whether there is a learner.
+
+    Returns:
+        A key of `rooms` for each process; None if there is no room for all.
+    """
+    left, (home, *others) = dict(rooms), rooms
+    found = []
+    for number, amount in enumerate(amounts):
+        spread = sorted(others, key=lambda node: -left[node])
+        order = [*spread, home] if learner else [home, *spread]
+        if learner and number == 0:
+            order = [home]
+        node = next((node for node in order if left[node] >= amount), None)
+        if node is None:
+            return None
+        left[node] -= amount
+        found.append(node)
+    return found
+
+
 class Reservation:
     """The devices of all processes of a command, as a placement group with a bundle for each.
 
-    Ray removes it when this process ends, if it was not released before.
+    Ray removes it when this process ends, if it was not released before. If a node dies, Ray places
+    its bundles on other nodes, as soon as they have room.
 
     Args:
         name: shown to other commands that wait for these devices.
-        leases: one per process, the learner's first.
+        leases: one per process, the learner's first; all of the same kind of device.
+        learner: whether there is a learner.
 
     Attributes:
         group: the placement group, which may be waiting for devices.
     """
 
-    def __init__(self, name: str, leases: Sequence[Lease]) -> None:
-        bundles = [dict(one.resources) for one in leases]
-        self.group: PlacementGroup = placement_group(bundles, strategy="PACK", name=name)
+    def __init__(self, name: str, leases: Sequence[Lease], *, learner: bool = True) -> None:
+        self._resource, *_ = (name for one in leases for name in one.resources)
+        self._amounts = [one.resources[self._resource] for one in leases]
+        self._learner = learner
+        free = available_resources_per_node()
+        nodes = alive_nodes()
+        home = nodes[0].ident
+        rooms = {node.ident: free.get(node.ident, {}).get(self._resource, 0.0) for node in nodes}
+        placed = (
+            assign(self._amounts, rooms, learner=learner)
+            or assign(self._amounts, self._totals(nodes), learner=learner)
+            or [home] * len(leases)
+        )
+        self._elsewhere = [
+            amount for amount, node in zip(self._amounts, placed, strict=True) if node != home
+        ]
+        self.group: PlacementGroup = placement_group(
+            [dict(one.resources) for one in leases],
+            strategy="SPREAD" if self._elsewhere else "PACK",
+            name=name,
+            bundle_label_selector=[
+                {_NODE_LABEL: home if node == home else f"!{home}"} for node in placed
+            ],
+        )
 
-    def bundle(self, number: int) -> PlacementGroupSchedulingStrategy:
-        """Scheduling strategy that places an actor on the devices of process `number`."""
-        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
+    def bundle(self, number: int) -> Bundle:
+        """The devices of process `number`."""
+        return Bundle(self, number)
 
     async def placed(self) -> None:
         """Returns when all devices are reserved."""
@@ -69,6 +187,51 @@ class Reservation:
             work.start()
         while work.is_alive() and not cluster_is_gone.is_set():
             work.join(_POLL_S)
+
+    def is_stranded(self) -> bool:
+        """Whether so many nodes are gone that only another reservation would find devices."""
+        (home, room), *others = self._totals(alive_nodes()).items()
+        amounts, rooms = self._elsewhere, dict(others)
+        fits = not amounts or (rooms and assign(amounts, rooms, learner=False) is not None)
+        anew = assign(self._amounts, {home: room, **rooms}, learner=self._learner)
+        return not fits and anew is not None
+
+    def _totals(self, nodes: Sequence[Node]) -> dict[str, float]:
+        return {node.ident: node.resources.get(self._resource, 0.0) for node in nodes}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The devices of a process.
+
+    Attributes:
+        devices: those of all processes.
+        number: of the process.
+    """
+
+    devices: Reservation
+    number: int
+
+    @property
+    def strategy(self) -> PlacementGroupSchedulingStrategy:
+        """Scheduling strategy that places an actor on these devices."""
+        return PlacementGroupSchedulingStrategy(
+            self.devices.group, placement_group_bundle_index=self.number
+        )
+
+    @property
+    def node(self) -> Node | None:
+        """The node of the devices; None: there is none yet, or it is gone."""
+        table: Mapping[str, Any] = placement_group_table(self.devices.group)
+        if table["state"] != "CREATED":
+            return None
+        ident = table["bundles_to_node_id"][self.number]
+        return next((node for node in alive_nodes() if node.ident == ident), None)
+
+    async def settled(self) -> None:
+        """Returns when Ray has noticed a death of the node, on which it starts processes else."""
+        while (node := self.node) is not None and not await node.answers():  # noqa: ASYNC110
+            await asyncio.sleep(_NOTICE_EVERY_S)
 
 
 def lease(plan: Plan, devices: int) -> Lease:
@@ -91,21 +254,50 @@ def device_free_lease() -> Lease:
     return Lease(resources={}, variables={"JAX_PLATFORMS": "cpu"})
 
 
+def _amounts(plan: Plan, *, learner: bool) -> tuple[str, list[float]]:
+    """Ray's name of the plan's devices, and the amount of each process, the learner's first."""
+    name = RESOURCE[plan.platform]
+    devices = [plan.devices_per_sampler] * plan.num_samplers
+    if learner and plan.placement == "split":
+        devices = [plan.learner_devices, *devices]
+    return name, [lease(plan, count).resources[name] for count in devices]
+
+
 def total_resources(plan: Plan, *, learner: bool = True) -> dict[str, float]:
     """Returns the total resources of the plan's processes; without a learner, of its samplers."""
-    name = RESOURCE[plan.platform]
-    total = plan.num_samplers * lease(plan, plan.devices_per_sampler).resources[name]
-    if learner and plan.placement == "split":
-        total += lease(plan, plan.learner_devices).resources[name]
-    return {name: total}
+    name, amounts = _amounts(plan, learner=learner)
+    return {name: sum(amounts)}
 
 
-def shortage(plan: Plan, total: Mapping[str, float], *, learner: bool = True) -> str | None:
-    """Returns why a cluster with these resources can never hold the plan; None if it can."""
-    for name, amount in total_resources(plan, learner=learner).items():
-        if total.get(name, 0.0) < amount:
-            return (
-                f"plan.platform = {plan.platform!r} needs {amount:g} {name} in the cluster, which "
-                f"has {total.get(name, 0.0):g}; no other kind of device is used instead"
-            )
-    return None
+def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str | None:
+    """Returns why a cluster can never hold the plan; None if it can.
+
+    Args:
+        plan: of the run.
+        nodes: of the cluster, first that of this process.
+        learner: whether there is a learner.
+    """
+    name, amounts = _amounts(plan, learner=learner)
+    rooms = {str(node): node.resources.get(name, 0.0) for node in nodes}
+    if assign(amounts, rooms, learner=learner) is not None:
+        return None
+    needs = f"plan.platform = {plan.platform!r} needs"
+    home, *others = rooms
+    if not others:
+        return (
+            f"{needs} {sum(amounts):g} {name} in the cluster, which has {rooms[home]:g}; no other "
+            "kind of device is used instead"
+        )
+    if learner and amounts[0] > rooms[home]:
+        return (
+            f"{needs} {amounts[0]:g} {name} for the learner on {home}, which runs this command and "
+            f"has {rooms[home]:g}; start the command on a node that has them"
+        )
+    if learner:
+        rooms[home] -= amounts[0]
+    left = ", ".join(f"{node} has {room:g}" for node, room in rooms.items())
+    beside = " beside the learner" if learner else ""
+    return (
+        f"{needs} {amounts[-1]:g} {name} on one node for each of {plan.num_samplers} samplers"
+        f"{beside}; {left}; add a node, or reduce plan.samplers or plan.sampler_devices"
+    )

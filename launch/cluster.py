@@ -18,7 +18,7 @@ from ray._private import worker as ray_worker
 from ray.util.placement_group import placement_group_table
 
 from actors.handles import DeviceActors
-from actors.placement import RESOURCE, Reservation, shortage, total_resources
+from actors.placement import RESOURCE, Reservation, alive_nodes, shortage, total_resources
 from configs.schema import Plan
 from launch.exits import Failure, say
 from launch.private_cluster import private_cluster
@@ -54,7 +54,7 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[RayWatch]:
     auto_init_hook.enable_auto_connect = False
     joins = "RAY_ADDRESS" in os.environ
     with _joined() if joins else _started(plan, learner=learner) as watch:
-        problem = shortage(plan, ray.cluster_resources(), learner=learner)
+        problem = shortage(plan, alive_nodes(), learner=learner)
         if problem:
             raise ValueError(problem)
         yield watch
@@ -136,7 +136,7 @@ def _own_raylet() -> dict[str, int]:
     socket = ray_worker.global_worker.node.raylet_socket_name
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            if process.name() == "raylet" and socket in " ".join(process.cmdline()):
+            if process.name() == "raylet" and f"--raylet_socket_name={socket}" in process.cmdline():
                 return {"raylet": process.pid}
     return {}
 

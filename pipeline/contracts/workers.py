@@ -32,11 +32,12 @@ class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened
     Attributes:
         worker: its name.
         why: how it ended.
+        alone: whether it can be restarted while the others go on.
     """
 
-    def __init__(self, worker: str, why: str) -> None:
+    def __init__(self, worker: str, why: str, *, alone: bool = True) -> None:
         super().__init__(f"{worker}: {why}")
-        self.worker, self.why = worker, why
+        self.worker, self.why, self.alone = worker, why, alone
 
 
 class Restartable(Protocol):

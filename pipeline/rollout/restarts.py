@@ -214,6 +214,7 @@ class RestartingWorker:
 
         Raises:
             TrainingStopped: if it has died too often.
+            WorkerDied: if it cannot be restarted while the others go on.
         """
         async with self._lock:
             while number == self._number:
@@ -221,6 +222,8 @@ class RestartingWorker:
                 try:
                     await restarts.restart(death, self.target.restart)
                 except WorkerDied as again:
+                    if not again.alone:
+                        raise
                     death = again
                 else:
                     self._number += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
@@ -10,7 +11,9 @@ import pytest
 from actors import placement
 from actors.placement import (
     Lease,
+    Node,
     Reservation,
+    assign,
     cluster_is_gone,
     device_free_lease,
     lease,
@@ -30,6 +33,14 @@ def plan(platform: str, placement: str, **changes: Any) -> Plan:
 @pytest.fixture(autouse=True)
 def _without_a_cache_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+
+
+def nodes(*resources: dict[str, float]) -> list[Node]:
+    """Nodes a, b, ... with these resources; a is the node of the command."""
+    return [
+        Node(ident, f"host-{ident}", f"10.0.0.{number}", 1, amounts)
+        for number, (ident, amounts) in enumerate(zip("abc", resources, strict=False), 1)
+    ]
 
 
 V5E_SPLIT = plan("tpu", "split", learner_devices=4, samplers=4)
@@ -89,16 +100,16 @@ def test_a_plan_needs_the_sum_of_its_leases(asked: Plan, amounts: dict[str, floa
 )
 def test_samplers_alone_need_no_devices_of_a_learner(asked: Plan, amounts: dict[str, float]):
     assert total_resources(asked, learner=False) == amounts
-    assert shortage(asked, amounts, learner=False) is None
+    assert shortage(asked, nodes(amounts), learner=False) is None
 
 
 def test_a_cluster_with_the_devices_has_no_shortage():
-    assert shortage(V5E_SPLIT, {"CPU": 1.0, "TPU": 8.0}) is None
+    assert shortage(V5E_SPLIT, nodes({"CPU": 1.0, "TPU": 8.0})) is None
 
 
 @pytest.mark.parametrize(("total", "has"), [({"CPU": 96.0}, "0"), ({"TPU": 4.0}, "4")])
 def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str, float], has: str):
-    assert shortage(V5E_COLOCATED, total) == (
+    assert shortage(V5E_COLOCATED, nodes(total)) == (
         f"plan.platform = 'tpu' needs 8 TPU in the cluster, which has {has}; "
         "no other kind of device is used instead"
     )
@@ -112,11 +123,130 @@ def test_a_release_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.
         cluster_is_gone.set()
         answered.wait()
 
-    monkeypatch.setattr(placement, "placement_group", lambda *_, **__: None)
     monkeypatch.setattr(placement, "remove_placement_group", remove)
+    reservation = Reservation.__new__(Reservation)
+    reservation.group = None  # type: ignore[assignment]
     try:
-        Reservation("run", []).release()
+        reservation.release()
         assert asked.is_set()
     finally:
         cluster_is_gone.clear()
         answered.set()
+
+
+@pytest.mark.parametrize(
+    ("amounts", "rooms", "places"),
+    [
+        ([8, 4, 4], {"a": 8, "b": 8}, "abb"),  # a learner with a host, samplers share the other
+        ([4, 4], {"a": 8}, "aa"),
+        ([1, 1, 1, 1], {"a": 4, "b": 4, "c": 4}, "abcb"),
+        ([4, 4, 4, 4], {"a": 8, "b": 8}, "abba"),  # the others first, the rest beside the learner
+        ([4, 8], {"a": 8, "b": 8}, "ab"),
+        ([8, 8], {"a": 8, "b": 4, "c": 4}, None),  # enough in all, but not for a process
+        ([8], {"a": 4, "b": 8}, None),  # the run folder is on a
+    ],
+)
+def test_the_learner_is_on_the_first_node_and_samplers_on_the_others(
+    amounts: list[float], rooms: dict[str, float], places: str | None
+):
+    assert assign(amounts, rooms, learner=True) == (places and list(places))
+
+
+def test_without_a_learner_samplers_are_where_the_adapters_are():
+    assert assign([4, 4, 4], {"a": 8, "b": 8}, learner=False) == ["a", "a", "b"]
+
+
+TWO_HOSTS = plan("tpu", "split", learner_devices=8, samplers=2, sampler_devices=4)
+
+
+def test_two_hosts_have_a_learner_of_one_and_samplers_of_the_other():
+    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 8.0})) is None
+    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 4.0}, {"TPU": 4.0})) is None
+
+
+def test_a_process_needs_its_devices_on_one_node():
+    halves = nodes({"TPU": 4.0}, {"TPU": 8.0}, {"TPU": 4.0})
+    assert shortage(TWO_HOSTS, halves) == (
+        "plan.platform = 'tpu' needs 8 TPU for the learner on node 10.0.0.1 (host host-a, id a), "
+        "which runs this command and has 4; start the command on a node that has them"
+    )
+    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 2.0}, {"TPU": 6.0})) == (
+        "plan.platform = 'tpu' needs 4 TPU on one node for each of 2 samplers beside the learner; "
+        "node 10.0.0.1 (host host-a, id a) has 0, node 10.0.0.2 (host host-b, id b) has 2, "
+        "node 10.0.0.3 (host host-c, id c) has 6; add a node, or reduce plan.samplers or "
+        "plan.sampler_devices"
+    )
+
+
+class Ray:
+    """A cluster; records the placement groups that are requested."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, free: str = "abc") -> None:
+        self.total = total
+        self.free = free
+        self.requested: list[dict[str, Any]] = []
+        monkeypatch.setattr(placement, "alive_nodes", self.alive_nodes)
+        monkeypatch.setattr(placement, "available_resources_per_node", self.available)
+        monkeypatch.setattr(placement, "placement_group", self.placement_group)
+
+    def alive_nodes(self) -> list[Node]:
+        return nodes(*({"TPU": amount} for amount in self.total))
+
+    def available(self) -> dict[str, dict[str, float]]:
+        found = {node.ident: dict(node.resources) for node in self.alive_nodes()}
+        return {ident: amounts for ident, amounts in found.items() if ident in self.free}
+
+    def placement_group(self, bundles: list[dict[str, float]], **options: Any) -> None:
+        self.requested.append({"bundles": bundles, **options})
+
+    def reserve(self, *devices: int) -> tuple[Reservation, str, list[str]]:
+        """Reserves devices; returns the strategy, and which nodes each process may be on."""
+        found = Reservation("run", [lease(TWO_HOSTS, count) for count in devices])
+        (request,) = self.requested
+        labels = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
+        return found, request["strategy"], labels
+
+
+def test_one_node_has_all_processes_in_their_order(monkeypatch: pytest.MonkeyPatch):
+    cluster = Ray(monkeypatch, 8)
+    _, strategy, labels = cluster.reserve(4, 1, 1)
+    assert (strategy, labels) == ("PACK", ["a", "a", "a"])
+    assert cluster.requested[0]["bundles"] == [{"TPU": 4}, {"TPU": 1}, {"TPU": 1}]
+
+
+def test_samplers_are_bound_to_no_other_node(monkeypatch: pytest.MonkeyPatch):
+    """So that Ray can place them on another one when theirs dies."""
+    _, strategy, labels = Ray(monkeypatch, 8, 8).reserve(8, 4, 4)
+    assert (strategy, labels) == ("SPREAD", ["a", "!a", "!a"])
+
+
+def test_free_devices_come_before_those_to_wait_for(monkeypatch: pytest.MonkeyPatch):
+    assert Ray(monkeypatch, 8, 8, free="a").reserve(4, 4)[2] == ["a", "a"]
+    assert Ray(monkeypatch, 8, 8, free="").reserve(4, 4)[2] == ["a", "!a"]
+
+
+def test_only_a_reservation_that_could_be_replaced_is_stranded(monkeypatch: pytest.MonkeyPatch):
+    cluster = Ray(monkeypatch, 8, 8, 8)
+    small = cluster.reserve(4, 4)[0]
+    cluster.requested.clear()
+    large = cluster.reserve(8, 4, 4)[0]
+    assert not small.is_stranded()
+    cluster.total = (8, 8)  # another node is left
+    assert not small.is_stranded()
+    assert not large.is_stranded()
+    cluster.total = (8,)
+    assert small.is_stranded()  # both fit on the node of the command
+    assert not large.is_stranded()  # only a node that joins helps
+
+
+def test_a_node_answers_until_its_process_ends():
+    async def answers() -> tuple[bool, bool]:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        node = Node("a", "host", "127.0.0.1", port, {})
+        before = await node.answers()
+        server.close()
+        await server.wait_closed()
+        return before, await node.answers()
+
+    assert asyncio.run(answers()) == (True, False)

@@ -218,28 +218,35 @@ def running_head() -> Iterator[Head]:
 
 
 @contextlib.contextmanager
-def running_node(head: Head, log: Path, *, without: Path | None = None) -> Iterator[None]:
-    """Adds a node with four CPUs to a cluster, on this machine, and removes it.
+def running_node(
+    head: Head, home: Path, *, cpus: int = 4, without: Path | None = None
+) -> Iterator[int]:
+    """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
     Args:
         head: of the cluster.
-        log: file for the node's output.
+        home: the user's folder on the node; its name is that of the node.
+        cpus: number of its CPUs.
         without: a folder that is empty on the node, as if hosts did not share it.
     """
+    home.mkdir()
+    log, before = home / "log", head.nodes()
     agent, grpc, metrics = _free_ports(3)
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", head.gcs]
-    command += ["--block", "--num-cpus", "4", "--object-store-memory", str(128 * 2**20)]
+    command += ["--block", "--num-cpus", str(cpus), "--object-store-memory", str(128 * 2**20)]
+    command += ["--node-name", home.name]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
     command += [str(grpc), "--metrics-export-port", str(metrics)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     if without is not None:
         mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
         command = ["unshare", "--mount", "sh", "-c", mounted]
-    with _running(command, head.environment, log, lambda: head.nodes() == 2):
-        yield
+    environment = head.environment | {"HOME": str(home)}
+    with _running(command, environment, log, lambda: head.nodes() > before) as process:
+        yield process
     # The head notices the end with a delay.
     deadline = time.monotonic() + PATIENCE_S
-    while head.nodes() != 1:
+    while head.nodes() > before:
         assert time.monotonic() < deadline, log.read_text()
         time.sleep(_POLL_S)
 
@@ -255,7 +262,7 @@ class Holder:
 ray.init(log_to_driver=False)
 lease = Lease({sys.argv[1]: int(sys.argv[2])}, {})
 devices = Reservation("run first", [lease])
-actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.bundle(0))
+actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.bundle(0).strategy)
 ray.get(actor.__ray_ready__.remote())
 print("\nholding", flush=True)  # not in a line of Ray's own
 sys.stdin.readline()

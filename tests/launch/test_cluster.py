@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 import ray
 
-from actors.placement import Reservation
+from actors.placement import Node, Reservation
 from configs.schema import Plan
 from launch import cluster
 
@@ -41,6 +41,9 @@ class FakeRay:
             "available_resources": lambda: self.free,
         }.items():
             monkeypatch.setattr(ray, name, fake)
+        monkeypatch.setattr(
+            cluster, "alive_nodes", lambda: [Node("a", "host", "10.0.0.1", 1, self.total)]
+        )
         monkeypatch.setattr(cluster, "placement_group_table", self.placement_group_table)
 
     def init(self, **settings: Any) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import signal
-import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,7 @@ from tests.launch.cluster_fixtures import (
     VALIDATED,
     FinishedJob,
     Head,
-    copy_run,
-    holding,
     launch,
-    running_node,
     train_command,
     write_config,
 )
@@ -154,30 +149,3 @@ def contents(folder: Path) -> dict[str, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and path.name not in {".lock", "status.json"}
     }
-
-
-def can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
-    return found.returncode == 0
-
-
-@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace of its own: run as root")
-def test_invariant_12_a_learner_on_a_node_without_the_checkpoints_changes_nothing(
-    head: Head, finished: Path, tmp_path: Path
-):
-    config, run = copy_run(finished, tmp_path)
-    before = contents(run)
-    # Only the second node has free CPUs.
-    with (
-        holding(head, "CPU", 4),
-        running_node(head, tmp_path / "node.log", without=tmp_path / "runs"),
-    ):
-        status, output = head.run(*train_command(config, "--budget.steps=4"))
-    assert status == 2, output
-    assert f"the journal in {run} on host" in output
-    assert "lists checkpoints up to step 2, and the learner finds none" in output
-    assert "Traceback" not in output
-    assert contents(run) == before
-    assert json.loads((run / "status.json").read_bytes())["phase"] == "refused"

@@ -217,6 +217,22 @@ def test_a_restart_that_was_cancelled_is_made_up_for_by_the_next_call():
     assert (found, target.restarts, target.renewed) == ("b", 1, 1)
 
 
+def test_a_process_that_cannot_be_restarted_alone_ends_the_call():
+    class Stranded(Mortal):
+        async def restart(self) -> None:
+            raise WorkerDied("sampler 0", "its node is gone", alone=False)
+
+    async def work() -> None:
+        restarts = Restarts(Faults(), PhaseClock(), lambda *_, **__: None)
+        await RestartingWorker(Stranded(), restarts=restarts).score("a")
+
+    with (
+        asyncio.Runner(loop_factory=VirtualLoop) as runner,
+        pytest.raises(WorkerDied, match=r"^sampler 0: its node is gone$"),
+    ):
+        runner.run(work())
+
+
 # --- heartbeats
 
 
