@@ -125,7 +125,7 @@ def test_a_release_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.
 
     monkeypatch.setattr(placement, "remove_placement_group", remove)
     reservation = Reservation.__new__(Reservation)
-    reservation.group = None  # type: ignore[assignment]
+    reservation.group = None
     try:
         reservation.release()
         assert asked.is_set()
