@@ -248,7 +248,7 @@ class _Run:
             if sent_s is None:
                 yield fault.phase, "not sent", 0.0
                 continue
-            self._wait_for_step(before, sent_s=sent_s)
+            self._wait_for_step(before)
             outcome = "restarted" if self._restarts > before[1] else "in place"
             outcome = "given again" if self._starts > before[0] else outcome
             yield fault.phase, outcome, time.monotonic() - sent_s
@@ -328,15 +328,17 @@ class _Run:
                 return False
         return True
 
-    def _wait_for_step(self, before: tuple[int, int], *, sent_s: float) -> None:
+    def _wait_for_step(self, before: tuple[int, int]) -> None:
         """Waits for the next training step or the end; gives a command again that has ended.
 
         Args:
             before: starts of the command, and by its supervisor, before the fault.
-            sent_s: when the signal was sent.
         """
         is_stopped_supervisor = (self._role, self._number) == (ROLES["supervisor"], signal.SIGSTOP)
         ends = self._role.is_essential and not is_stopped_supervisor
+        if is_stopped_supervisor:
+            time.sleep(_CONTINUED_S)
+            self._process.send_signal(signal.SIGCONT)
         least = self._steps
         while True:
             status, steps = self._process.poll(), self._steps
@@ -347,9 +349,6 @@ class _Run:
                 self._process = self._start()
             elif status is not None or steps > least:
                 return
-            if is_stopped_supervisor and time.monotonic() > sent_s + _CONTINUED_S:
-                with suppress(psutil.Error):
-                    psutil.Process(self._process.pid).resume()
             time.sleep(_POLL_S)
 
     @property
