@@ -21,6 +21,7 @@ from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation, rehearsal, session, train
+from launch.ray_watch import RayWatch
 from launch.rehearsal import FullLengthWorker, full_length_data, one_step, temporary_folder
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
@@ -261,8 +262,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration whose model has no weights; no cluster is started."""
 
     @contextlib.contextmanager
-    def no_cluster(_: object) -> Iterator[None]:
-        yield
+    def no_cluster(_: object) -> Iterator[RayWatch]:
+        yield RayWatch()
 
     async def no_wait(*_: object) -> None:
         pass
