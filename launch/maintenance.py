@@ -52,7 +52,7 @@ def stop_at_notice(stop: Stop, folder: RunFolder, *, server: str = SERVER) -> No
                 folder.journal(NOTICE, key=key, value=value)
 
     def watch(key: str) -> None:
-        await_notice(key, server=server)
+        wait_for_notice(key, server=server)
         with suppress(RuntimeError):  # the event loop is closed
             loop.call_soon_threadsafe(noticed, key, NOTICES[key])
 
@@ -60,7 +60,7 @@ def stop_at_notice(stop: Stop, folder: RunFolder, *, server: str = SERVER) -> No
         threading.Thread(target=watch, args=(key,), name=key, daemon=True).start()
 
 
-def await_notice(
+def wait_for_notice(
     key: str, *, server: str = SERVER, pause: Callable[[float], object] = time.sleep
 ) -> None:
     """Returns when a key of the metadata server has the value of the notice.

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from launch.maintenance import NOTICES, await_notice, stop_at_notice
+from launch.maintenance import NOTICES, stop_at_notice, wait_for_notice
 from launch.stop import Stop
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
@@ -86,7 +86,7 @@ def metadata() -> Iterator[Metadata]:
 def test_a_notice_is_awaited(metadata: Metadata, key: str):
     pauses: list[float] = []
     waiting = threading.Thread(
-        target=await_notice, args=(key,), kwargs={"server": metadata.url, "pause": pauses.append}
+        target=wait_for_notice, args=(key,), kwargs={"server": metadata.url, "pause": pauses.append}
     )
     waiting.start()
     metadata.await_questions(2)  # the first is answered at once
@@ -114,7 +114,7 @@ def test_without_a_metadata_server_nothing_happens(
     metadata.server.shutdown()
     metadata.server.server_close()
     with pytest.raises(EnoughError):
-        await_notice("preempted", server=metadata.url, pause=pause)
+        wait_for_notice("preempted", server=metadata.url, pause=pause)
     assert pauses == [10.0] * 3
     assert capfd.readouterr() == ("", "")
 
