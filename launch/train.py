@@ -159,7 +159,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     from pipeline.run.mirror_fetch import adopted, fetch_run
 
     if found.is_empty and not command.flags.dry_run:
-        found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), say=say)
+        found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), accept=accept, say=say)
         found.raise_if_any()
     if found.intact("run", "lora.start"):
         config = found.attempt(forked, config) or config

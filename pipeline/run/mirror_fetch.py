@@ -7,9 +7,8 @@ verified. A fetch that was interrupted continues.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
@@ -27,6 +26,8 @@ from pipeline.run.run_folder import RunFolder
 
 FETCHED = "fetched"
 """Journal event: the run came from elsewhere."""
+_SETTINGS = ("config.json", "journal.jsonl")
+"""Files with the settings of a run."""
 
 
 def adopted(source: str | None) -> str | None:
@@ -43,23 +44,34 @@ def adopted(source: str | None) -> str | None:
     return absolute_url(source)
 
 
-def fetch_run(config: Config, *, adopt: str | None, say: Callable[[str], None]) -> None:
+def fetch_run(
+    config: Config,
+    *,
+    adopt: str | None,
+    accept: Collection[str] = (),
+    say: Callable[[str], None],
+) -> None:
     """Fetches the run if this host has none.
 
     Args:
         config: of the run.
         adopt: a run folder, or the mirror of a run, that is read instead of the mirror.
+        accept: see `RunFolder.check`.
         say: shows a line.
 
     Raises:
-        ValueError: if the run cannot be fetched, runs elsewhere, or went on elsewhere.
+        ValueError: if the run cannot be fetched, has other settings, runs elsewhere, or went on
+            elsewhere.
     """
     folder, url = RunFolder.of(config), mirror_url(config)
     try:
+        found = None
         if adopt is not None:
-            _adopt(config, folder, adopt, say)
+            found = _found_to_adopt(folder, adopt)
         elif url is not None:
-            _fetch_from_mirror(config, folder, url, say)
+            found = _found_in_mirror(folder, url, say)
+        if found is not None:
+            _fetch(config, folder, *found, accept, say)
     except ValueError:
         raise
     except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
@@ -69,14 +81,15 @@ def fetch_run(config: Config, *, adopt: str | None, say: Callable[[str], None]) 
         ) from None
 
 
-def _fetch_from_mirror(
-    config: Config, folder: RunFolder, url: str, say: Callable[[str], None]
-) -> None:
+def _found_in_mirror(
+    folder: RunFolder, url: str, say: Callable[[str], None]
+) -> tuple[Store, Manifest] | None:
+    """The mirror's newest state; None if it is empty, or this host has the run."""
     store = Store(url)
     if folder.holds_run:
         with suppress(NoAnswerError, DamagedFileError):  # reported when the run starts
             answer(url, lambda: check_continues(url, folder.path))
-        return
+        return None
     store.check_folder()
     try:
         manifest = answer(url, store.newest)
@@ -87,14 +100,14 @@ def _fetch_from_mirror(
             f"run.mirror: {error}; whether it has a run to resume is unknown. Give the command "
             "again when it answers, or remove run.mirror"
         ) from None
-    if manifest is not None:
-        _fetch(config, folder, store, manifest, say)
+    return None if manifest is None else (store, manifest)
 
 
-def _adopt(config: Config, folder: RunFolder, source: str, say: Callable[[str], None]) -> None:
+def _found_to_adopt(folder: RunFolder, source: str) -> tuple[Store, Manifest] | None:
+    """The run that `--adopt` names; None if this host has fetched it."""
     if folder.holds_run:
         if any(entry["source"] == source for entry in folder.events(FETCHED)):
-            return
+            return None
         raise ValueError(
             f"--adopt: {folder.path} holds a run; remove --adopt to continue it, or choose "
             "another run.name"
@@ -105,7 +118,7 @@ def _adopt(config: Config, folder: RunFolder, source: str, say: Callable[[str], 
     manifest = answer(source, lambda: store.newest() or store.plain_run())
     if manifest is None:
         raise ValueError(f"--adopt: {source} is neither a run folder nor the mirror of a run")
-    _fetch(config, folder, store, manifest, say)
+    return store, manifest
 
 
 def _fetch(
@@ -113,9 +126,13 @@ def _fetch(
     folder: RunFolder,
     store: Store,
     manifest: Manifest,
+    accept: Collection[str],
     say: Callable[[str], None],
 ) -> None:
-    """Fetches all files, then puts them in the place of the run folder."""
+    """Fetches all files, then puts them in the place of the run folder.
+
+    The files with the settings come first: a run with other ones is not fetched.
+    """
     folder.check(config)
     size = sum(stored.bytes for stored in manifest.files.values())
     say(
@@ -123,7 +140,18 @@ def _fetch(
         f"({manifest.origin})"
     )
     fresh = folder.path.with_name(f".{folder.path.name}.fetched")
-    manifest = store.read_consistently(manifest, partial(_fetch_files, store, fresh))
+
+    def fetch(manifest: Manifest) -> None:
+        settings = {path: manifest.files[path] for path in _SETTINGS if path in manifest.files}
+        _fetch_files(store, fresh, settings, disable=True)
+        try:
+            RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
+        except ValueError:
+            shutil.rmtree(fresh)
+            raise
+        _fetch_files(store, fresh, manifest.files)
+
+    manifest = store.read_consistently(manifest, fetch)
     _remove_others(fresh, manifest.files)
     RunFolder(fresh).journal(
         FETCHED,
@@ -138,10 +166,12 @@ def _fetch(
     _fetch_programs(store, manifest, machine=machine_of(config.plan.platform))
 
 
-def _fetch_files(store: Store, fresh: Path, manifest: Manifest) -> None:
-    size = sum(stored.bytes for stored in manifest.files.values())
-    with tqdm(total=size, unit="B", unit_scale=True, disable=None) as bar:
-        for path, stored in manifest.files.items():
+def _fetch_files(
+    store: Store, fresh: Path, files: Mapping[str, Stored], *, disable: bool | None = None
+) -> None:
+    size = sum(stored.bytes for stored in files.values())
+    with tqdm(total=size, unit="B", unit_scale=True, disable=disable) as bar:
+        for path, stored in files.items():
             store.get(path, stored, fresh / path)
             bar.update(stored.bytes)
 

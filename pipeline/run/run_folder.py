@@ -110,9 +110,19 @@ class RunFolder:
             if self.path.exists() and {path.name for path in self.path.iterdir()} - _BEFORE_RUN:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
+        self.check_settings(config, accept=accept, place=str(self.path))
+        self._check_records()
+
+    def check_settings(self, config: Config, *, accept: Collection[str], place: str) -> None:
+        """Refuses to resume a run that has other settings, as `check` does.
+
+        Args:
+            config: of the resume.
+            accept: see `check`.
+            place: where the user knows the run to be.
+        """
         saved = self.saved_config
         refuse_unknown_keys(saved, self.path)
-        self._check_records()
         changes = [
             change
             for change in altering_changes(saved, json.loads(config_to_json(config)))
@@ -121,7 +131,7 @@ class RunFolder:
         if changes:
             accepting = "" if any(not is_reward_change(one) for one in changes) else _OR_ACCEPT
             raise ValueError(
-                f"{self.path} contains a run with other settings; start another run with "
+                f"{place} contains a run with other settings; start another run with "
                 f"--run.name, or resume this one with the old values{accepting}:\n"
                 + change_lines(changes)
             )

@@ -117,6 +117,20 @@ def test_a_run_is_adopted(
     assert entry["source"] == str(copy)
 
 
+def test_a_run_with_other_settings_is_not_adopted(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    capsys: pytest.CaptureFixture[str],
+):
+    copy = ended(ended="interrupted", steps=1).path.rename(request_path.parent / "copy")
+    before = everything_below(request_path.parent)
+    assert train.main([str(request_path), "--adopt", "copy", "--run.name", "other"]) == 2
+    told = capsys.readouterr().err
+    assert f"{copy} contains a run with other settings" in told
+    assert "run.name" in told
+    assert everything_below(request_path.parent) == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

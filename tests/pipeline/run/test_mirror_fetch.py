@@ -100,6 +100,27 @@ def test_an_interrupted_fetch_continues(hosts: Hosts, monkeypatch: pytest.Monkey
     assert not partial.exists()
 
 
+def test_of_a_run_with_other_settings_only_the_settings_are_fetched(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+):
+    hosts.copy()
+    hosts.config = make_config(
+        hosts.target.path.parent,
+        run={"dir": str(hosts.target.path.parent), "mirror": str(hosts.mirror), "seed": 7},
+    )
+    got, get = list[str](), Store.get
+
+    def recorded(store: Store, path: str, *rest: object) -> None:
+        got.append(path)
+        get(store, path, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Store, "get", recorded)
+    with pytest.raises(ValueError, match=f"{hosts.mirror}/{NAME} contains a run with other"):
+        hosts.fetch()
+    assert set(got) <= {"config.json", "journal.jsonl"}
+    assert list(hosts.target.path.parent.iterdir()) == []
+
+
 def test_what_a_process_left_that_never_began_is_replaced(hosts: Hosts):
     hosts.copy()
     write(hosts.target.path, {".lock": "", "status.json": "{}"})
