@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 
@@ -36,8 +39,15 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """Whether the process was started and is not left alone yet."""
         return self._transport is not None
 
-    async def spawn(self, module: str, *arguments: str) -> None:
+    async def spawn(
+        self, module: str, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
         """Starts the process.
+
+        Args:
+            module: its main module.
+            arguments: of its command line.
+            environment: variables beside those of the run.
 
         Raises:
             OSError: if that is impossible.
@@ -46,6 +56,7 @@ class ChildProcess(asyncio.SubprocessProtocol):
             lambda: self,
             *(sys.executable, "-m", module, *arguments),
             stderr=asyncio.subprocess.DEVNULL,
+            env=os.environ | (environment or {}),
             start_new_session=True,
         )
 
@@ -75,6 +86,10 @@ class ChildProcess(asyncio.SubprocessProtocol):
         """As `kill`, without waiting for its end."""
         if self._transport is not None:
             self._finishing = True
+            if not self._ended.is_set():
+                # Also what the process started, and is itself if it has detached by a fork.
+                with suppress(ProcessLookupError):
+                    os.killpg(self._transport.get_pid(), signal.SIGKILL)
             self._transport.close()
             self._transport = None
 

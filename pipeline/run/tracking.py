@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import netrc
 import os
+import shutil
 import sys
+import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -109,7 +111,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 class Tracker(ChildProcess):
     """A W&B run in a separate process, `pipeline.run.wandb_process`; logging never blocks.
 
-    Its process exits by itself within `FINISH_S` after `close`.
+    Its process ends by itself within `FINISH_S` after the run is killed.
 
     Args:
         mode: see `choose_mode`.
@@ -124,6 +126,7 @@ class Tracker(ChildProcess):
         self._resumed = not new
         self._log_event: LogEvent
         self._sync: str | None = None
+        self._temporary: str | None = None
         self._finished = self._uploaded = False
 
     async def start(
@@ -152,8 +155,14 @@ class Tracker(ChildProcess):
 
         self._log_event = log_if_possible
         try:
+            # Not in the run folder, whose path can be too long for W&B's socket.
+            self._temporary = tempfile.mkdtemp(prefix="gemma-grpo-wandb-")
             # W&B shows the arguments of its process as those of the run.
-            await self.spawn("pipeline.run.wandb_process", *sys.argv[1:])
+            await self.spawn(
+                "pipeline.run.wandb_process",
+                *sys.argv[1:],
+                environment={"TMPDIR": self._temporary},
+            )
         except OSError as error:
             self._log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
             return
@@ -164,6 +173,7 @@ class Tracker(ChildProcess):
             table_steps=(config.wandb.table_every, config.sft_steps + 1),
             start_s=START_S,
             finish_s=FINISH_S,
+            temporary=self._temporary,
             init={
                 "project": config.wandb.project,
                 "entity": config.wandb.entity,
@@ -226,6 +236,13 @@ class Tracker(ChildProcess):
         if self._mode == "offline" and self._finished:
             text = f"to upload this run: {self._sync}"
         self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._sync)
+
+    def close(self) -> None:
+        """Ends the process and removes its temporary files."""
+        super().close()
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
 
     def lost(self) -> None:
         """See `ChildProcess`."""

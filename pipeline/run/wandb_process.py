@@ -33,6 +33,7 @@ import contextlib
 import json
 import select
 import shlex
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -78,7 +79,8 @@ class Reporter:
         request: `mode`, "online" or "offline"; `init`, arguments of `wandb.init`; `start_s`, time
             limit of the start in seconds; `rows`, messages of the run's earlier processes;
             `resumed`, whether these were logged to W&B; `table_steps`, the number of steps between
-            two tables, and the first step with one.
+            two tables, and the first step with one; `temporary`, the folder for temporary files,
+            TMPDIR, which is removed at the end.
         send: sends an object to the run.
     """
 
@@ -345,7 +347,10 @@ def main() -> None:
             print(json.dumps(facts), file=out, flush=True)
 
     request = json.loads(lines.readline())
-    bound = threading.Thread(target=_end, args=(lines.fileno(), request["finish_s"]), daemon=True)
+    temporary = request["temporary"]
+    bound = threading.Thread(
+        target=_end, args=(lines.fileno(), request["finish_s"], temporary), daemon=True
+    )
     bound.start()
     reporter = Reporter(request, send)
     reporter.start()
@@ -361,12 +366,13 @@ def main() -> None:
     if uploaded:
         reporter.skip_offline_parts()
     send(uploaded=uploaded)
+    shutil.rmtree(temporary, ignore_errors=True)
     out.close()
     # Skips wandb's exit handlers, which may never return.
     os._exit(0)
 
 
-def _end(stdin: int, finish_s: float) -> None:
+def _end(stdin: int, finish_s: float, temporary: str) -> None:
     """Ends this process `finish_s` after the other end of its stdin is closed."""
     poll = select.poll()
     poll.register(stdin, 0)  # hang-ups are always reported
@@ -375,6 +381,7 @@ def _end(stdin: int, finish_s: float) -> None:
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
+    shutil.rmtree(temporary, ignore_errors=True)
     os._exit(1)
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -540,6 +540,40 @@ def test_a_wandb_process_that_does_not_read_blocks_nothing(
     assert [text for text, _ in asyncio.run(work()).told] == [
         "W&B: the upload of this run is incomplete after 0.1 s; metrics.jsonl is complete"
     ]
+
+
+@pytest.mark.parametrize("fault", [None, signal.SIGKILL, signal.SIGSTOP])
+def test_nothing_of_the_wandb_process_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: signal.Signals | None
+):
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    if fault == signal.SIGSTOP:
+        monkeypatch.setattr(tracking, "FINISH_S", 0.1)
+
+    def processes() -> list[psutil.Process]:
+        """Those with the temporary folder in their environment."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("TMPDIR", "").startswith(str(temporary)):
+                    found.append(process)
+        return found
+
+    async def work() -> None:
+        async with begun(tmp_path, "offline") as run:
+            run.log(1)
+            assert len(list(temporary.iterdir())) == 1
+            (main,) = [one for one in processes() if "pipeline.run.wandb_process" in one.cmdline()]
+            if fault is not None:
+                main.send_signal(fault)
+            await run.tracker.finish(exit_status=0)
+        while processes():  # noqa: ASYNC110  # their end sets no event
+            await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize("program", ["/nonexistent/python", "/bin/false"])
