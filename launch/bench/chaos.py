@@ -62,12 +62,16 @@ class Role:
         pattern: of its command line; of several, the one that was started first gets the signals.
         starting: those of `STARTING` in which it runs.
         is_essential: whether its death ends the run's process, or the command.
+        is_restarted: by the run; else a fault after its end needs the command again.
+        pause_s: seconds by which each reward takes longer.
         settings: that it needs.
     """
 
     pattern: str
     starting: tuple[str, ...] = STARTING
     is_essential: bool = False
+    is_restarted: bool = True
+    pause_s: float = 0.02
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -81,12 +85,21 @@ ROLES: Mapping[str, Role] = {
     "rewards' host": Role(r"^ray::.*RewardActor", ("compiling",)),
     "reward process": Role(r"rewards\.processes", ("compiling",)),
     "supervisor": Role(r"launch\.train .*--supervise", is_essential=True),
-    "W&B": Role(r"pipeline\.run\.wandb_process", (), settings={"wandb.mode": "offline"}),
+    "W&B": Role(
+        r"pipeline\.run\.wandb_process",
+        (),
+        is_restarted=False,
+        settings={"wandb.mode": "offline"},
+    ),
     "mirror": Role(
-        r"pipeline\.run\.mirror_process", (), settings={"run.mirror": "{scratch}/mirror"}
+        r"pipeline\.run\.mirror_process",
+        (),
+        is_restarted=False,
+        settings={"run.mirror": "{scratch}/mirror"},
     ),
     "raylet": Role(r"/raylet ", is_essential=True),
-    "GCS": Role(r"/gcs_server ", is_essential=True),
+    # A run that ends sooner than 20 s after the GCS is stopped does not notice it.
+    "GCS": Role(r"/gcs_server ", is_essential=True, pause_s=0.2),
 }
 _OUTCOMES = ("in place", "restarted", "given again", "not sent")
 """The run's process went on, the supervisor started another one, or the command ended (in order
@@ -95,6 +108,7 @@ _ENDED = {-signal.SIGKILL, 128 + signal.SIGTERM}
 """Statuses of a command that is given again."""
 _MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
+_GONE = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD, psutil.STATUS_STOPPED}
 _POLL_S = 0.02
 _LONGEST_DELAY_S = 0.05
 _CONTINUED_S = 3.0
@@ -104,8 +118,8 @@ _END_S = 30.0
 _REWARDS = """
 import time
 
-def digits(completion):
-    time.sleep(0.02)
+def digits(completion, pause_s):
+    time.sleep(pause_s)
     return sum(map(ord, completion)) % 7 / 6
 """
 _SETTINGS: Mapping[str, Any] = {
@@ -113,7 +127,8 @@ _SETTINGS: Mapping[str, Any] = {
     "run.dir": "{scratch}",
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,
-    "rewards.functions": "[{{name = 'digits', function = '{scratch}/planted_rewards.py:digits'}}]",
+    "rewards.functions": "[{{name = 'digits', function = '{scratch}/planted_rewards.py:digits', "
+    "args = {{pause_s = {pause_s}}}}}]",
     "rewards.timeout_s": 5,
     "plan.fixed": "true",
     # One shape of each program: most of a start is compiling.
@@ -231,7 +246,10 @@ class _Run:
         settings = {**_SETTINGS, **role.settings}.items()
         self._command = [
             *(sys.executable, "-m", "launch.train", f"{project}/configs/demo.toml"),
-            *(f"--{key}={str(value).format(scratch=scratch)}" for key, value in settings),
+            *(
+                f"--{key}={str(value).format(scratch=scratch, pause_s=role.pause_s)}"
+                for key, value in settings
+            ),
             "--supervise",
         ]
         self._folder = RunFolder(scratch / "run")
@@ -243,12 +261,16 @@ class _Run:
     def run(self, faults: list[Fault]) -> Iterator[tuple[str, str, float]]:
         """Runs until the end; yields phase, outcome and seconds to the next step of each fault."""
         for fault in faults:
+            if not self._role.is_restarted and self._victim is not None and not self._works:
+                self._process.terminate()
+                if self._process.wait() in _ENDED:
+                    self._process = self._start()
             before = self._starts, self._restarts
             sent_s = self._inject(fault)
             if sent_s is None:
                 yield fault.phase, "not sent", 0.0
                 continue
-            self._wait_for_step(before)
+            self._wait_for_step(fault, before)
             outcome = "restarted" if self._restarts > before[1] else "in place"
             outcome = "given again" if self._starts > before[0] else outcome
             yield fault.phase, outcome, time.monotonic() - sent_s
@@ -301,16 +323,23 @@ class _Run:
             pid, phase = self._report(_POLL_S)
             if phase not in PHASES[fault.phase]:
                 continue
-            while self._victim is None or not self._victim.is_running():
+            while not self._works:
                 self._victim = next(iter(self._processes(self._role.pattern)), None)
-                if self._victim is None and not self._lasts(pid, _POLL_S):
+                if not self._works and not self._lasts(pid, _POLL_S):
                     break  # it has not been started when the phase ends
-            if self._victim is not None and self._lasts(pid, delay_s):
+            if self._victim is not None and self._works and self._lasts(pid, delay_s):
                 with suppress(psutil.Error):
                     self._victim.send_signal(self._number)
                     return time.monotonic()
             delay_s /= 2
         return None
+
+    @property
+    def _works(self) -> bool:
+        """Whether the last victim can get another signal."""
+        with suppress(psutil.NoSuchProcess):
+            return self._victim is not None and self._victim.status() not in _GONE
+        return False
 
     def _report(self, timeout_s: float) -> tuple[str, str]:
         """The next report of a process: its pid and phase; empty: there is none."""
@@ -328,14 +357,16 @@ class _Run:
                 return False
         return True
 
-    def _wait_for_step(self, before: tuple[int, int]) -> None:
+    def _wait_for_step(self, fault: Fault, before: tuple[int, int]) -> None:
         """Waits for the next training step or the end; gives a command again that has ended.
 
         Args:
+            fault: that was injected.
             before: starts of the command, and by its supervisor, before the fault.
         """
         is_stopped_supervisor = (self._role, self._number) == (ROLES["supervisor"], signal.SIGSTOP)
-        ends = self._role.is_essential and not is_stopped_supervisor
+        # A start of Ray that fails is repeated by the same process.
+        ends = self._role.is_essential and not is_stopped_supervisor and fault.phase != "waiting"
         if is_stopped_supervisor:
             time.sleep(_CONTINUED_S)
             self._process.send_signal(signal.SIGCONT)
