@@ -261,7 +261,7 @@ class _Run:
     def run(self, faults: list[Fault]) -> Iterator[tuple[str, str, float]]:
         """Runs until the end; yields phase, outcome and seconds to the next step of each fault."""
         for fault in faults:
-            if not self._role.is_restarted and self._victim is not None and not self._works:
+            if not self._role.is_restarted and self._victim and not self._working():
                 self._process.terminate()
                 if self._process.wait() in _ENDED:
                     self._process = self._start()
@@ -323,23 +323,23 @@ class _Run:
             pid, phase = self._report(_POLL_S)
             if phase not in PHASES[fault.phase]:
                 continue
-            while not self._works:
+            while (victim := self._working()) is None:
                 self._victim = next(iter(self._processes(self._role.pattern)), None)
-                if not self._works and not self._lasts(pid, _POLL_S):
+                if self._working() is None and not self._lasts(pid, _POLL_S):
                     break  # it has not been started when the phase ends
-            if self._victim is not None and self._works and self._lasts(pid, delay_s):
+            if victim is not None and self._lasts(pid, delay_s):
                 with suppress(psutil.Error):
-                    self._victim.send_signal(self._number)
+                    victim.send_signal(self._number)
                     return time.monotonic()
             delay_s /= 2
         return None
 
-    @property
-    def _works(self) -> bool:
-        """Whether the last victim can get another signal."""
+    def _working(self) -> psutil.Process | None:
+        """The last victim, if it can get another signal."""
         with suppress(psutil.NoSuchProcess):
-            return self._victim is not None and self._victim.status() not in _GONE
-        return False
+            if self._victim is not None and self._victim.status() not in _GONE:
+                return self._victim
+        return None
 
     def _report(self, timeout_s: float) -> tuple[str, str]:
         """The next report of a process: its pid and phase; empty: there is none."""
