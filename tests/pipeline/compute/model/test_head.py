@@ -14,6 +14,7 @@ import pytest
 
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.model import head as head_module
 from pipeline.compute.model.gumbel import gumbel_noise
 from pipeline.compute.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
 from pipeline.compute.model.head_sample import sample as sample_tokens
@@ -158,6 +159,26 @@ def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
     )
     found = jax.jit(lambda h: ours(h, head=head, top_k=K))(HIDDEN)
     assert_equal(found, whole(HIDDEN, softcap=3.0))
+
+
+@pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
+@pytest.mark.parametrize("factor", [1.0, 3.0])
+def test_the_top_k_by_columns_is_that_of_a_sort(monkeypatch: pytest.MonkeyPatch, on, factor):
+    """A factor above 1 puts more than four of the highest scores into one column."""
+    embedding = draw(np.random.default_rng(0), 131_072, EMBED)
+    embedding = embedding.at[1::2048].multiply(factor)
+    arguments = (HIDDEN, TARGETS, embedding)
+    head = make_head(on=on)
+    mask = jnp.isin(jnp.arange(len(embedding)), jnp.asarray(BANNED))
+    expected = score(*arguments, head=head, forbidden=mask, top_k=K)
+    monkeypatch.setattr(head_module, "_BY_COLUMNS", {"cpu"})
+    monkeypatch.setattr(head_module, "_TOP_K_BLOCK", (16, 16_384))
+    found = jax.jit(lambda: score(*arguments, head=head, forbidden=mask, top_k=K))()
+    assert expected.top is not None
+    assert found.top is not None
+    np.testing.assert_array_equal(found.top.tokens, expected.top.tokens)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
