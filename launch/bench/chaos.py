@@ -293,7 +293,11 @@ class _Run:
         """Temporary files and leases that are left."""
         yield from self._left
         yield from (path.name for path in self._temporary.iterdir())
-        yield from (path.name for path in self._folder.path.rglob("*tmp*"))
+        yield from (
+            path.name
+            for path in self._folder.path.rglob("*tmp*")
+            if "wandb" not in path.parts  # whose files wait for their upload
+        )
         yield from (str(path) for path in self._mirror.rglob("lease*"))
 
     def end(self) -> None:
