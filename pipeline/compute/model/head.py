@@ -33,7 +33,7 @@ FORBIDDEN = -1e30
 """Score of a token that cannot be sampled; finite, so that no gradient becomes NaN."""
 _GATHERED = 4096
 """Rows of the embedding that are gathered at a time, so that they stay in fast memory."""
-_MAX_SHIFT = 60.0
+MAX_SHIFT = 60.0
 """Largest difference between the maximum score and the shift of the exponentials: e**60 times the
 vocabulary is far inside the range of float32, in both directions."""
 _TOP_K_BLOCK = 256, 32_768
@@ -306,7 +306,7 @@ def _forward(
     """One pass over the vocabulary for each block of positions."""
 
     def block(hidden: Float[Array, "block embed"], tokens: TokenIds) -> Outputs:
-        gathered = _gathered_scores(shard, hidden, tokens)
+        gathered = gathered_scores(shard, hidden, tokens)
         log_z, entropy, values, ids = _whole_vocabulary(shard, hidden, top_k)
         return log_z, entropy, gathered, values, ids
 
@@ -390,7 +390,7 @@ def _fixed_shift(shard: Shard, hidden: Float[Array, "block embed"]) -> Sums:
     def step(carry: Sums, number: Int[Array, ""]) -> tuple[Sums, None]:
         highest, total, weighted = carry
         _, scores, _ = shard.scores(hidden, number)
-        masses = jnp.exp(jnp.minimum(scores - shift[:, None], _MAX_SHIFT))
+        masses = jnp.exp(jnp.minimum(scores - shift[:, None], MAX_SHIFT))
         total += masses.sum(axis=-1)
         weighted += (masses * scores).sum(axis=-1)
         return (jnp.maximum(highest, scores.max(axis=-1)), total, weighted), None
@@ -399,7 +399,7 @@ def _fixed_shift(shard: Shard, hidden: Float[Array, "block embed"]) -> Sums:
     numbers = jnp.arange(shard.count)
     (highest, *sums), _ = jax.lax.scan(step, (zeros + FORBIDDEN, zeros, zeros), numbers)
     return jax.lax.cond(
-        jnp.max(highest - shift) > _MAX_SHIFT,
+        jnp.max(highest - shift) > MAX_SHIFT,
         lambda: _running_maximum(shard, hidden, 0)[:3],
         lambda: (shift, *sums),
     )
@@ -459,7 +459,7 @@ def _best(
     return values, jnp.take_along_axis(ids, at, axis=-1)
 
 
-def _gathered_scores(
+def gathered_scores(
     shard: Shard, hidden: Float[Array, "block embed"], tokens: TokenIds
 ) -> TokenIds:
     """Scores of `tokens`, each from the device that has its row of the embedding."""
