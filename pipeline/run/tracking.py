@@ -228,7 +228,7 @@ class Tracker(ChildProcess):
             return
         self.send(exit_status=exit_status)
         after = "" if await self.ends_within(FINISH_S) else f" after {FINISH_S:g} s"
-        self.close()
+        await self.kill()
         if self._uploaded:
             return
         text = f"the upload of this run is incomplete{after}; "

@@ -28,8 +28,6 @@ from pipeline.contracts.rollouts import VersionSpan
 from tests import tiny
 
 CONFIG = tiny.make_config()
-# Orbax closes its event loop at the first error, while TensorStore still reads other files.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def fresh(devices: int = 1) -> LearnerState:
