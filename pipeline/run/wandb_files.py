@@ -20,8 +20,9 @@ def run_files(folder: Path, run_id: str) -> list[Path]:
         folder: in which W&B has its folder `wandb`.
         run_id: of the W&B run.
     """
-    found = (folder / "wandb").glob(f"*run-*-{run_id}/run-{run_id}.wandb")
-    # The folders' names hold the time of their start: run-20261123_142301-abc12345.
+    found = (folder / "wandb").glob(f"*run-*-{run_id}*/run-{run_id}.wandb")
+    # The folders' names hold the time of their start: run-20261123_142301-abc12345; a second start
+    # within a second adds -1.
     return sorted(found, key=lambda file: file.parent.name.removeprefix("offline-"))
 
 

@@ -136,8 +136,9 @@ class Reporter:
         self._rows = self._known_rows(folder, first=None if run.offline else run.starting_step)
         self._defined, self._logged_artifacts = set(), {}
         run_id = self._request["init"]["id"]
-        # Offline each process writes a folder; W&B's command uploads them in their order.
-        parts = shlex.quote(str(folder.parent)) + f"/offline-run-*-{run_id}"
+        # Offline each process writes a folder; W&B's command uploads them in their order. See
+        # `run_files` for their names.
+        parts = shlex.quote(str(folder.parent)) + f"/offline-run-*-{run_id}*"
         self._send(
             address=run.url if online else str(folder),
             sync=f"wandb sync {parts}"

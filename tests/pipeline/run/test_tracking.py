@@ -339,11 +339,19 @@ def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, serv
     # It was killed, and repeats step 3.
     second = asyncio.run(offline(tmp_path, first.tracker.run_id, earlier(1, 2), 3, 4))
     text, facts = second.told[-1]
-    folder = f"{tmp_path}/wandb/offline-run-*-{first.tracker.run_id}"
+    folder = f"{tmp_path}/wandb/offline-run-*-{first.tracker.run_id}*"
     assert text == f"W&B: to upload this run: wandb sync {folder}"
     assert facts == {"uploaded": False, "sync": f"wandb sync {folder}"}
     sync(facts["sync"])
     assert server.steps() == [1, 2, 3, 4]
+
+
+def test_the_files_of_two_processes_of_one_second_are_in_their_order(tmp_path: Path):
+    names = "offline-run-20261124_103735-5696ad86", "offline-run-20261124_103735-5696ad86-1"
+    for name in (*names, "offline-run-20261124_103735-00000000"):
+        (tmp_path / "wandb" / name).mkdir(parents=True)
+        (tmp_path / "wandb" / name / f"run-{name.split('-')[3]}.wandb").touch()
+    assert [file.parent.name for file in run_files(tmp_path, "5696ad86")] == [*names]
 
 
 def test_rows_whose_files_wandb_has_cleaned_are_not_logged_again(
