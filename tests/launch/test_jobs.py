@@ -207,6 +207,7 @@ def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
 
 
 def test_runs_of_equal_names_do_not_collide(head):
+    """`holding` fails if a run gets no devices, or if its actors do not start."""
     # All chips, which the tests before have released.
     with holding(head, "TPU", 2), holding(head, "TPU", 2):
         pass

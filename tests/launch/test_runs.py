@@ -131,18 +131,17 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_a_run_survives_a_death_in_each_role(tmp_path: Path):
+def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
     """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
     settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
-    settings.append(f"--run.mirror={tmp_path}/mirror")
     whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
     (tmp_path / "mirror").mkdir()
-    undisturbed = start(train_command(whole, *settings[:-1]), private_environment())
-    process = start(train_command(faulty, *settings, "--supervise"), private_environment())
+    undisturbed = head.start(*train_command(whole, *settings))
+    settings += [f"--run.mirror={tmp_path}/mirror", "--supervise"]
+    process = start(train_command(faulty, *settings), private_environment())
     run = tmp_path / "runs" / "faulty"
-    at_once = ["SamplerActor", "RewardActor", "rewards.processes", "mirror_process"]
-    for steps, roles in enumerate((["launch.train"], at_once, ["LearnerActor"])):
-        wait_for_lines(run / "metrics.jsonl", steps + 1, process)
+
+    def kill(*roles: str) -> None:
         lines = dict[psutil.Process, str]()
         for one in family(process.pid)[1:]:
             with suppress(psutil.NoSuchProcess):  # Ray starts short-lived helpers
@@ -151,6 +150,13 @@ def test_a_run_survives_a_death_in_each_role(tmp_path: Path):
             found = [one for one, line in lines.items() if role in line]
             assert found, f"no {role}: {sorted(lines.values())}"
             found[0].kill()
+
+    wait_for_lines(run / "metrics.jsonl", 1, process)
+    kill("launch.train")
+    wait_for_lines(run / "metrics.jsonl", 2, process)
+    kill("SamplerActor", "RewardActor", "rewards.processes", "mirror_process")
+    wait_for_lines(run / "metrics.jsonl", 3, process)
+    kill("LearnerActor")
     assert finish(undisturbed)[0] == 0
     status, output = finish(process)
     assert status == 0, output

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pipeline.compute.learner.batches import TopKLogprobs
-from pipeline.compute.model.head import TopK
+from pipeline.compute.model.top_k import TopK
 
 Entries = Float[Array, "rows seq k"]
 PerToken = Float[Array, "rows seq"]

@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.compute.model.attention import soft_cap
 from pipeline.compute.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES, platform
-from pipeline.compute.model.top_k import MOST, Columns
+from pipeline.compute.model.top_k import MOST, Columns, TopK
 
 FORBIDDEN = -1e30
 """Score of a token that cannot be sampled; finite, so that no gradient becomes NaN."""
@@ -175,18 +175,6 @@ def on_devices(
     return jax.shard_map(
         local, mesh=head.mesh, in_specs=specs, out_specs=positions, check_vma=False
     )(embedding, forbidden, *by_position)
-
-
-class TopK(NamedTuple):
-    """The k most likely tokens of a distribution; exact, ties in order of the token id.
-
-    Attributes:
-        logprobs: descending, normalised over the whole vocabulary.
-        tokens: their ids.
-    """
-
-    logprobs: Float[Array, "rows seq k"]
-    tokens: Int[Array, "rows seq k"]
 
 
 class Scores(NamedTuple):

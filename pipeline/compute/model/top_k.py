@@ -25,6 +25,18 @@ Entries = tuple[tuple[Array, ...], tuple[Array, ...]]
 """Scores, descending, and their tokens."""
 
 
+class TopK(NamedTuple):
+    """The k most likely tokens of a distribution; exact, ties in order of the token id.
+
+    Attributes:
+        logprobs: descending, normalised over the whole vocabulary.
+        tokens: their ids.
+    """
+
+    logprobs: Float[Array, "rows seq k"]
+    tokens: Int[Array, "rows seq k"]
+
+
 class Columns(NamedTuple):
     """The highest scores of each column.
 

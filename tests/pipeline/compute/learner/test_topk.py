@@ -19,7 +19,7 @@ from pipeline.compute.learner.topk import (
     top_k_logprobs,
     top_k_mass,
 )
-from pipeline.compute.model.head import TopK
+from pipeline.compute.model.top_k import TopK
 
 VOCAB = 12
 

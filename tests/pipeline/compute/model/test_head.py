@@ -16,9 +16,10 @@ from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import head as head_module
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import FORBIDDEN, Head, Scores, TopK, scaled_logits, score
+from pipeline.compute.model.head import FORBIDDEN, Head, Scores, scaled_logits, score
 from pipeline.compute.model.head_sample import sample as sample_tokens
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.top_k import TopK
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary
 from tests import tiny
