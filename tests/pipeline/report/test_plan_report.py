@@ -89,7 +89,8 @@ def test_everything_estimated_is_marked(found: PlanReport) -> None:
     assert text[1].startswith("~ estimated; = by the TPU compiler")
     given = {"15.75", "14.96", "0.79", "1.20", "8.00", "9.6"}  # memory, price, budget, share
     for one in text:
-        for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", one):
+        figures = one.partition("  ")[2] if one.startswith("rollout.partial") else one
+        for mark, number in re.findall(r"([~=]?[+-]?)(?<![\d.])(\d[\d,]*(?:\.\d+|%))", figures):
             assert mark.startswith("~") or number in given, one
 
 
