@@ -9,7 +9,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from configs.schema import Config
-from pipeline.compute.aot.estimated_time import estimated_seconds
+from pipeline.compute.aot.estimated_time import PartTime, part_times, program_seconds
 from pipeline.compute.aot.hlo import parse
 from pipeline.compute.aot.schedule import FLAGS, read_schedules
 from pipeline.compute.decode.programs import DecodePrograms
@@ -93,6 +93,14 @@ class Program:
     schedule: Mapping[str, int]
     hbm_bytes: int
     stats: Any
+
+    def parts(self) -> dict[str, PartTime]:
+        """Times of its parts.
+
+        Raises:
+            ValueError: if it has a loop whose trip count depends on its arguments.
+        """
+        return part_times(parse(self.text), self.schedule)
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
@@ -178,9 +186,12 @@ def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str
     except DoesNotFitError as error:
         needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
         return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
+    parts = compiled.parts()
     return {
         "fits": True,
         "hbm_bytes": compiled.hbm_bytes,
-        "seconds": estimated_seconds(parse(compiled.text), compiled.schedule),
+        "seconds": program_seconds(parts),
+        "modelled_s": sum(part.modelled_s for part in parts.values()),
+        "parts": {name: asdict(part) for name, part in parts.items()},
         "compile_s": time.monotonic() - began,
     }

@@ -1,122 +1,163 @@
-"""Seconds of a compiled TPU program, by part, from its optimised HLO and final schedule. No JAX.
+"""Seconds of a compiled TPU program by part of the model, from its HLO and final schedule. No JAX.
 
-The compiler's HLO has an estimate of most instructions in cycles, a cost model. It has none of
-sorts, gathers, scatters, updates in place, Pallas kernels and other custom calls: their time is
-that of their schedule or of the memory traffic at `SHARE` of the bandwidth, whichever is longer.
-Asynchronous copies overlap with computation. A program takes the time of its instructions, or that
-of its whole memory traffic, whichever is longer. No figure is a measurement.
+No figure is a measurement. An instruction takes, whichever is longer, the compiler's estimate in
+cycles, a cost model, or its bundles in the final schedule, which do not include stalls. Those
+without an estimate (sorts, gathers, updates in place, Pallas kernels and other custom calls,
+collectives) are modelled: by their schedule, by their traffic at `KERNEL_SHARE` of the memory
+bandwidth, or by the bytes that they move between chips. Asynchronous copies overlap with
+computation and share the bandwidth in the order of the program; what waits for one is a part of
+its own. A program takes at least as long as all of its memory traffic.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from pipeline.compute.aot.hlo import Computation, Instruction, Module
-from pipeline.compute.aot.traffic import FREE, hbm_bytes
+from pipeline.compute.aot.parts import part_of
+from pipeline.compute.aot.traffic import COLLECTIVES, hbm_bytes, is_free, touched_bytes
 
-TPU_CLOCK_HZ = 1.5e9
+CLOCK_HZ = 1.5e9
 """Clock of a TPU v5e; estimates and schedules are in its cycles."""
-TPU_BYTES_PER_S = 819e9
+BYTES_PER_S = 819e9
 """Peak bandwidth of its main memory."""
-SHARE = 0.85
-"""Share of the bandwidth that kernels, sorts and gathers get."""
+LINK_BYTES_PER_S = 200e9
+"""Peak bandwidth of all its links to other chips."""
+KERNEL_SHARE = 0.85
+"""Share of the bandwidth that an instruction without an estimate gets."""
+UNSCHEDULED_SHARE = 0.1
+"""Share of the bandwidth at which such an instruction goes through its operands and results if
+there is no schedule: that of sorts and gathers whose schedule is known (0.09 to 0.25)."""
 
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_START, _DONE = {"copy-start", "slice-start", "async-start"}, {"copy-done", "slice-done", "async-done"}
 
 
 @dataclass(frozen=True)
 class Work:
-    """All runs of an instruction that takes time.
+    """All runs of an instruction.
 
     Attributes:
-        line: the instruction.
+        part: see `parts.part_of`.
         runs: number of runs, by the trip counts of the enclosing loops.
         seconds: of one run.
-        hbm_bytes: of one run.
-        modelled: whether the compiler has no estimate, and `seconds` are those of the schedule.
+        hbm_bytes: bytes of main memory that a run reads and writes.
+        is_modelled: whether the compiler has no estimate.
     """
 
-    line: Instruction
+    part: str
     runs: int
     seconds: float
     hbm_bytes: int
-    modelled: bool
+    is_modelled: bool
 
 
-def works(module: Module, schedule: Mapping[str, int]) -> Iterator[Work]:
-    """The instructions of a program, once each for every call of their computation.
+@dataclass(frozen=True)
+class PartTime:
+    """Seconds of a part of a program.
 
-    A conditional counts as its cheapest branch, because the others run rarely.
+    Attributes:
+        seconds: of all its instructions.
+        modelled_s: of those without the compiler's estimate.
+        traffic_s: of its memory traffic at the peak bandwidth.
+    """
+
+    seconds: float
+    modelled_s: float
+    traffic_s: float
+
+    @classmethod
+    def of(cls, works: Iterable[Work]) -> PartTime:
+        """The sums of some works."""
+        found = list(works)
+        return cls(
+            sum(work.runs * work.seconds for work in found),
+            sum(work.runs * work.seconds for work in found if work.is_modelled),
+            sum(work.runs * work.hbm_bytes for work in found) / BYTES_PER_S,
+        )
+
+
+def part_times(module: Module, schedule: Mapping[str, int]) -> dict[str, PartTime]:
+    """Times of the parts of a program, the longest first.
+
+    A called computation counts at each call, a conditional as its cheapest branch, because the
+    others run rarely.
 
     Args:
         module: the program.
-        schedule: bundles of one run, by instruction; see `schedule.read_schedules`.
+        schedule: bundles of its instructions, see `schedule.read_schedules`; empty: unknown.
 
     Raises:
         ValueError: if the trip count of a loop is unknown.
     """
-    return _works(module, module.entry, 1, schedule)
+    parts = defaultdict[str, list[Work]](list)
+    for work in _Program(module, schedule).works(module.entry, 1):
+        parts[work.part].append(work)
+    found = {part: PartTime.of(works) for part, works in parts.items()}
+    return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
 
 
-def _works(module: Module, name: str, runs: int, schedule: Mapping[str, int]) -> Iterator[Work]:
-    """As `works`, of one computation: a clock, and the time at which all copies so far end."""
-    where, clock, copied, ends = module.computations[name], 0.0, 0.0, dict[str, float]()
-    for line in where.instructions.values():
-        if line.opcode in {"while", "conditional", "call"}:
-            inner = list(_inner(module, where, line, runs, schedule))
-            clock += total_s(inner) / runs
-            yield from inner
-        elif line.opcode in _DONE:
-            late = ends.get(line.operands[0], 0.0) - clock
-            if late > 0:
-                clock += late
-                yield Work(line, runs, late, 0, modelled=False)
-        elif line.opcode not in FREE:
-            own, size = _CYCLES.search(line.text), hbm_bytes(module, where, line)
-            copied = max(copied, clock) + size / TPU_BYTES_PER_S
-            seconds, modelled = int(own[1]) / TPU_CLOCK_HZ if own else 0.0, False
-            if line.opcode in _START:
-                ends[line.name] = copied
-            elif own is None:
-                modelled, cycles = True, schedule.get(line.name, 0)
-                seconds = max(cycles / TPU_CLOCK_HZ, size / (SHARE * TPU_BYTES_PER_S))
+def program_seconds(parts: Mapping[str, PartTime]) -> float:
+    """Seconds of a program: of its parts, or of their memory traffic, whichever is longer."""
+    return max(
+        sum(part.seconds for part in parts.values()),
+        sum(part.traffic_s for part in parts.values()),
+    )
+
+
+@dataclass(frozen=True)
+class _Program:
+    module: Module
+    schedule: Mapping[str, int]
+
+    def works(self, name: str, runs: int) -> Iterator[Work]:
+        """The instructions of a computation in the order of the program."""
+        where, clock = self.module.computations[name], 0.0
+        free_at = defaultdict[float, float](float)  # when memory and links have done their work
+        ends: dict[str, float] = {}
+        for line in where.instructions.values():
+            if line.opcode in {"while", "conditional", "call"}:
+                inner = self._inner(where, line, runs)
+                clock += PartTime.of(inner).seconds / runs
+                yield from inner
+                continue
+            if is_free(line):
+                continue
+            seconds, moved, is_modelled = 0.0, hbm_bytes(self.module, where, line), False
+            rate, size = BYTES_PER_S, moved
+            if line.opcode.removesuffix("-start") in COLLECTIVES:
+                rate, size = LINK_BYTES_PER_S, touched_bytes(where, line) // 2
+            if line.opcode.endswith("-done"):
+                seconds = max(0.0, ends.get(line.operands[0], 0.0) - clock)
+            else:
+                free_at[rate] = max(free_at[rate], clock) + size / rate
+                if line.opcode.endswith("-start"):
+                    ends[line.name] = free_at[rate]
+                else:
+                    seconds, is_modelled = self._seconds(where, line, moved)
             clock += seconds
-            yield Work(line, runs, seconds, size, modelled)
+            yield Work(part_of(self.module, line), runs, seconds, moved, is_modelled)
 
-
-def _inner(
-    module: Module, where: Computation, line: Instruction, runs: int, schedule: Mapping[str, int]
-) -> Iterator[Work]:
-    """The works of the computations that an instruction runs."""
-    if line.opcode == "while":
-        trips = module.trips(line, where)
-        yield from _works(module, line.attribute("body"), runs * trips, schedule)
-    else:
-        branches = [list(_works(module, called, runs, schedule)) for called in line.called]
+    def _inner(self, where: Computation, line: Instruction, runs: int) -> list[Work]:
+        """The works of the computations that an instruction runs."""
+        if line.opcode == "while":
+            runs *= self.module.trips(line, where)
+            return list(self.works(line.attribute("body"), runs))
+        branches = [list(self.works(called, runs)) for called in line.called]
         if line.opcode == "conditional":
-            branches = [min(branches, key=total_s)]
-        for branch in branches:
-            yield from branch
+            return min(branches, key=lambda works: PartTime.of(works).seconds)
+        return [work for works in branches for work in works]
 
-
-def total_s(works: list[Work]) -> float:
-    """Seconds of instructions that run one after another, without waiting for copies."""
-    return sum(work.runs * work.seconds for work in works)
-
-
-def traffic_s(works: list[Work]) -> float:
-    """Least seconds of their memory traffic."""
-    return sum(work.runs * work.hbm_bytes for work in works) / TPU_BYTES_PER_S
-
-
-def estimated_seconds(module: Module, schedule: Mapping[str, int]) -> float:
-    """Seconds of a program: of its instructions or of its memory traffic.
-
-    Raises:
-        ValueError: if the trip count of a loop is unknown.
-    """
-    found = list(works(module, schedule))
-    return max(total_s(found), traffic_s(found))
+    def _seconds(self, where: Computation, line: Instruction, moved: int) -> tuple[float, bool]:
+        """Seconds of a run that does not overlap, and whether they are modelled."""
+        own = _CYCLES.search(line.text)
+        scheduled = self.schedule.get(line.name, 0) / CLOCK_HZ
+        if own:
+            return max(int(own[1]) / CLOCK_HZ, scheduled), False
+        if line.opcode in COLLECTIVES:
+            return touched_bytes(where, line) / 2 / LINK_BYTES_PER_S, True
+        if not self.schedule:
+            return touched_bytes(where, line) / (UNSCHEDULED_SHARE * BYTES_PER_S), True
+        return max(scheduled, moved / (KERNEL_SHARE * BYTES_PER_S)), True

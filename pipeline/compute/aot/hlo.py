@@ -19,7 +19,9 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)(\(.*)$")
 _OPERANDS = re.compile(r"\(.*?\)(?=$|, \w+=)")
 # Element type, dimensions, and a layout: axes from the minor one, tiles, memory space.
-_SHAPE = re.compile(r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?")
+_SHAPE = re.compile(
+    r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?"
+)
 _TILE = re.compile(r"T\(([0-9,]+)\)")
 _SPACE = re.compile(r"S\((\d+)\)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
@@ -63,9 +65,9 @@ class Shape:
         return max(1, int(bits[0]) // 8) if bits else 1
 
     @property
-    def hbm_bytes(self) -> int:
-        """Bytes in main memory; 0 for an array that is elsewhere."""
-        return self.itemsize * (self.padded or self.elements) if self.in_hbm else 0
+    def bytes(self) -> int:
+        """Bytes in memory, padding included."""
+        return self.itemsize * (self.padded or self.elements)
 
 
 @dataclass(frozen=True)

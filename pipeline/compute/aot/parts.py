@@ -34,13 +34,12 @@ _BY_FUNCTION = {
 }
 _HEAVY = {"convolution", "dot", "gather", "scatter", "sort", "reduce", "custom-call"}
 _MOVES = {"copy", "transpose", "reshape", "copy-start", "slice-start", "async-start"}
-_WAITS = {"copy-done", "slice-done", "async-done"}
 
 
 def part_of(module: Module, line: Instruction) -> str:
     """Name of the part."""
-    if line.opcode in _WAITS:
-        return "waiting for copies to VMEM"
+    if line.opcode.endswith("-done"):
+        return "waits"
     functions = module.functions(line) or _of_called(module, line)
     if any(name.startswith("_compute_lora_delta") for name in functions):
         return "LoRA"

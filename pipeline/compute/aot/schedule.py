@@ -20,69 +20,46 @@ FLAGS = (
 )
 """Flags of libtpu that write the final schedules of a process to a folder."""
 
+# Address, label, a mark for each enclosing loop, and the bundle; an empty bundle has no marks.
 _BUNDLE = re.compile(r"^\s*(?:0x[0-9a-f]+|0)\s+(\w\w)?\s*:\s*(>*) *\{(.*)$")
-_DEFINED = re.compile(
-    r"%(\w+) = (sadd\.s32|sphi|smov|scmp\.ge\.s32\.totalorder) (?:\(!?%\w+\), )?([^/;}]*)"
-)
-_BACK = re.compile(r"sbr\.rel \(!%(\w+)\)")
+_EXIT = re.compile(r"scmp\.ge\.s32\.totalorder %\w+, (\d+) /\* loop exit test \*/")
 _FILE = re.compile(r"\d+-(.*?)(?:-\d+)?(?<!-schedule-analysis)-final_bundles\.txt")
-_FILLS = "iteration index, stage = 1"
 
 
 @dataclass
 class _Loop:
-    """A loop while it is read: its depth, bundles of its own, and trip count."""
+    """A loop while it is read: its depth, its own bundles and its trip count."""
 
     depth: int
-    inside: _Loop | None
+    outer: _Loop | None
     bundles: int = 0
     trips: int = 1
-    is_pipelined: bool = False
 
     @property
     def runs(self) -> int:
-        """Iterations, with those of the enclosing loops."""
-        return self.trips * (1 if self.inside is None else self.inside.runs)
+        """Its iterations in all iterations of the enclosing loops."""
+        return self.trips * (1 if self.outer is None else self.outer.runs)
 
 
 def bundles(text: str) -> int:
     """Bundles that one run of an instruction executes, from the text of its final schedule."""
-    top = _Loop(0, None)
-    loops, here = [top], top
-    defined: dict[str, tuple[str, list[str]]] = {}
-    counters: dict[str, _Loop] = {}
-    tests: list[str] = []
-    for line in text.splitlines():
-        found = _BUNDLE.match(line)
-        if found is None:
-            continue
+    here = _Loop(0, None)
+    loops = [here]
+    for found in filter(None, map(_BUNDLE.match, text.splitlines())):
         label, depth, code = found[1], len(found[2]), found[3]
-        is_empty = not code.startswith(" ")  # printed without its depth
-        while here.inside is not None and not is_empty and (
-            depth < here.depth or (label == "LB" and depth == here.depth)
+        while (
+            here.outer is not None
+            and not code.startswith("}")
+            and depth < here.depth + (label == "LB")
         ):
-            here = here.inside
+            here = here.outer
         if label == "LB":
             here = _Loop(depth, here)
             loops.append(here)
         here.bundles += 1
-        here.is_pipelined |= _FILLS in code
-        for name, operation, operands in _DEFINED.findall(code):
-            defined[name] = operation, [part.strip().lstrip("%") for part in operands.split(",")]
-            if operation == "sphi":
-                counters[name] = here
-        tests += _BACK.findall(code)
-    for test in tests:
-        _, (counter, bound) = defined.get(test, ("", ("", "")))
-        operation, added = defined.get(counter, ("", []))
-        phis = [name for name in added if name in counters]
-        if operation == "sadd.s32" and phis and bound.isdecimal():
-            loop = counters[phis[0]]
-            _, (first, *_) = defined[phis[0]]
-            start = defined.get(first, ("", ["0"]))[1][0]
-            step = next(int(part) for part in added if part.isdecimal())
-            begin = int(start) if start.isdecimal() else 0
-            loop.trips = max(1, -(-(int(bound) - begin) // step) - loop.is_pipelined)
+        if test := _EXIT.search(code):
+            # One iteration more than work: it fills the pipeline of transfers and computation.
+            here.trips = max(1, int(test[1]) - 1)
     return sum(loop.bundles * loop.runs for loop in loops)
 
 
