@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
+from launch.bench.harness import Benchmark, Figures, Row, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file, output_file
 
@@ -111,11 +111,11 @@ def _of_model(request: argparse.Namespace, sections: Sequence[Section]) -> list[
     if request.model not in MODELS:
         nearest = difflib.get_close_matches(request.model, MODELS, n=1, cutoff=0.0)[0]
         raise ValueError(f"command line: --model {request.model}: no preset; nearest: {nearest}")
-    changes = {"model": request.model}
-    return [
-        replace(one, rows=[replace(row, arguments=row.arguments | changes) for row in one.rows])
-        for one in sections
-    ]
+
+    def of_model(row: Row) -> Row:
+        return replace(row, arguments={**row.arguments, "model": request.model})
+
+    return [replace(one, rows=list(map(of_model, one.rows))) for one in sections]
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:

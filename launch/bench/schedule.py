@@ -1,4 +1,4 @@
-"""`python -m launch.bench schedule`: time of a v5e-8 preset's programs by part, beside the roofline.
+"""`python -m launch.bench schedule`: time of a preset's programs by part, beside the roofline.
 
 By the TPU compiler's estimates and final schedules, without a TPU; see `aot.estimated_time`. The
 programs are compiled as `launch.plan --verify` compiles them, and their reports are kept as there.

@@ -1,6 +1,6 @@
-"""Assigns the instructions of a compiled program to parts of the model, by what traced them. No JAX.
+"""Assigns the instructions of a compiled program to parts of the model. No JAX.
 
-HLO has the Python stack of each instruction. The innermost function of the table decides.
+HLO has the Python stack that traced an instruction. Its innermost function in the table decides.
 """
 
 from __future__ import annotations
