@@ -50,8 +50,8 @@ class Shape:
 
     dtype: str
     dims: tuple[int, ...]
-    in_hbm: bool = True
-    padded: int | None = None
+    in_hbm: bool = field(default=True, compare=False)
+    padded: int | None = field(default=None, compare=False)
 
     @property
     def elements(self) -> int:

@@ -30,7 +30,10 @@ _BY_FUNCTION = {
     "sample": "head",
     "_forward": "head",
     "_backward": "head",
+    "look_up": "embedding",
     "Gemma._embed": "embedding",
+    "Policy.bind": "LoRA",
+    "_layer": "norms and RoPE",
 }
 _HEAVY = {"convolution", "dot", "gather", "scatter", "sort", "reduce", "custom-call"}
 _MOVES = {"copy", "transpose", "reshape", "copy-start", "slice-start", "async-start"}
