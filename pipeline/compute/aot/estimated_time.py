@@ -138,7 +138,7 @@ class _Program:
                 else:
                     seconds, is_modelled = self._seconds(where, line, moved)
             clock += seconds
-            yield Work(part_of(self.module, line), runs, seconds, moved, is_modelled)
+            yield Work(part_of(self.module, where, line), runs, seconds, moved, is_modelled)
 
     def _inner(self, where: Computation, line: Instruction, runs: int) -> list[Work]:
         """The works of the computations that an instruction runs."""
