@@ -209,5 +209,6 @@ BENCHMARK = Benchmark(
             ],
             environment=TPU_COMPILER,
         ),
-    )
+    ),
+    needs_compiler=True,
 )
