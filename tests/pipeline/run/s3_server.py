@@ -45,7 +45,8 @@ class S3Server:
         """Listens, at the same port as before."""
         self._server = make_server("127.0.0.1", self.port, self, threaded=True)
         self.port = self._server.port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # An end is noticed at the next poll.
+        threading.Thread(target=self._server.serve_forever, args=[0.02], daemon=True).start()
 
     def stop(self) -> None:
         """Refuses connections; the content stays."""
