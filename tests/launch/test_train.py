@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,27 @@ def test_a_run_is_adopted(
     assert [run.folder.path for run in started] == [folder.path] * 2
     (entry,) = folder.events("fetched")
     assert entry["source"] == str(copy)
+
+
+def test_a_supervised_run_is_adopted_once(
+    request_path: Path, ended: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process, which is killed and started again, finds the run on this host."""
+    folder = ended(ended="interrupted", steps=1)
+    copy = folder.path.rename(request_path.parent / "copy")
+    before, started = everything_below(copy), list[list[str]]()
+
+    def child(_: object, argv: Sequence[str], __: object) -> int:
+        (entry,) = folder.events("fetched")
+        assert entry["source"] == str(copy)
+        started.append(list(argv))
+        return -signal.SIGKILL if len(started) == 1 else 0
+
+    monkeypatch.setattr("launch.supervise._Supervisor._run_child", child)
+    monkeypatch.setattr("pipeline.contracts.restarts._FIRST_PAUSE_S", 0.0)
+    assert train.main([str(request_path), "--supervise", "--adopt", "copy"]) == 0
+    assert started == [[str(request_path)]] * 2
+    assert everything_below(copy) == before
 
 
 def test_a_run_with_other_settings_is_not_adopted(

@@ -41,6 +41,11 @@ class S3Server:
                 return Response("full", status=507)(environ, start_response)
         return self._app(environ, start_response)
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self) -> None:
         """Listens, at the same port as before."""
         self._server = make_server("127.0.0.1", self.port, self, threaded=True)
@@ -66,7 +71,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.port}",
+        "AWS_ENDPOINT_URL_S3": server.url,
         "AWS_MAX_ATTEMPTS": "1",
     }.items():
         monkeypatch.setenv(name, value)
