@@ -57,7 +57,7 @@ def kill_child_of(submission: subprocess.Popen[str], head: Head) -> None:
         assert submission.poll() is None, submission.communicate()[0]
         for one in head.actors("launch.train submitted"):
             with suppress(psutil.NoSuchProcess):
-                if "--supervise" not in one.cmdline():
+                if "--supervise" not in " ".join(one.cmdline()):
                     child = one
         return child is not None
 
