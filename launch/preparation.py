@@ -31,7 +31,7 @@ from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
 from pipeline.run.history import STARTED
-from pipeline.run.mirror_store import check_protocol
+from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.processes.host import check
@@ -199,7 +199,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     found.check(_DEVICE_SETTINGS, _check_devices, config.plan)
     found.check(_FOLDER_SETTINGS, folder.check_writable)
     if config.run.mirror is not None:
-        found.check(("run.mirror",), check_protocol, config.run.mirror)
+        found.check(("run.mirror",), check_mirror, config.run.mirror)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
         if path is not None:

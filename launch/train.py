@@ -25,6 +25,7 @@ from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
 from configs.resume import REWARDS
+from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status
 from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
 
@@ -156,11 +157,8 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     from launch.preparation import finished, in_force, prepare
     from launch.submission import waited_s
     from pipeline.run.mirror import Mirror
-    from pipeline.run.mirror_fetch import adopted, fetch_run
 
-    if found.is_empty and not command.flags.dry_run:
-        found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), accept=accept, say=say)
-        found.raise_if_any()
+    _fetch(config, command.flags, found)
     if found.intact("run", "lora.start"):
         config = found.attempt(forked, config) or config
     if found.intact("run.dir", "run.name"):
@@ -191,6 +189,18 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     with closing(Mirror.of(config)) as mirror:
         mirror.acquire(prepared.folder.path, say)
         return asyncio.run(run_session(prepared, started=STARTED, mirror=mirror))
+
+
+def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:
+    """Fetches the run if this host has none; with --dry-run only `--adopt` is checked."""
+    from pipeline.run.mirror_fetch import adopted, check_adopt, fetch_run
+
+    if not flags.dry_run and found.is_empty:
+        adopt = adopted(flags.adopt)
+        found.attempt(fetch_run, config, adopt=adopt, accept=flags.accept, say=say)
+        found.raise_if_any()
+    elif flags.dry_run and found.intact("run.dir", "run.name"):
+        found.attempt(check_adopt, config, flags.adopt)
 
 
 if __name__ == "__main__":

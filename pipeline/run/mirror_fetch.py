@@ -21,7 +21,7 @@ from pipeline.run.mirror import PROGRAMS, NoAnswerError, answer, check_continues
 from pipeline.run.mirror_copier import machine_of
 from pipeline.run.mirror_lease import Holder, Lease
 from pipeline.run.mirror_process import short
-from pipeline.run.mirror_store import Manifest, Store, Stored, is_local
+from pipeline.run.mirror_store import Manifest, Store, Stored, check_protocol, is_local
 from pipeline.run.run_folder import RunFolder
 
 FETCHED = "fetched"
@@ -42,6 +42,20 @@ def adopted(source: str | None) -> str | None:
     if problem is not None:
         raise ValueError(f"--adopt: {problem}")
     return absolute_url(source)
+
+
+def check_adopt(config: Config, source: str | None) -> None:
+    """Checks what `--adopt` names without fetching it, and without keys: a job may have others.
+
+    Raises:
+        ValueError: if it cannot be adopted.
+    """
+    url, folder = adopted(source), RunFolder.of(config)
+    if url is None:
+        return
+    check_protocol(url)
+    if is_local(url) or folder.holds_run:
+        _found_to_adopt(folder, url)
 
 
 def fetch_run(
@@ -115,7 +129,10 @@ def _found_to_adopt(folder: RunFolder, source: str) -> tuple[Store, Manifest] | 
     if is_local(source) and RunFolder(Path(source.removeprefix("file://"))).is_locked:
         raise ValueError(f"--adopt: another process is using {source}")
     store = Store(source)
-    manifest = answer(source, lambda: store.newest() or store.plain_run())
+    try:
+        manifest = answer(source, lambda: store.newest() or store.plain_run())
+    except NoAnswerError as error:
+        raise ValueError(f"--adopt: {error}") from None
     if manifest is None:
         raise ValueError(f"--adopt: {source} is neither a run folder nor the mirror of a run")
     return store, manifest

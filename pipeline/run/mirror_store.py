@@ -12,6 +12,7 @@ all there; this needs no atomic replacement of the store.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,9 @@ _LEFT_OUT = frozenset({STAGED, "status.json", "wandb", "profile", "superseded"})
 _UNFINISHED = re.compile(r".*\.(tmp|partial)|.*\.orbax-checkpoint-tmp.*")
 _LOCAL = ("", "file", "local")
 """Schemes of paths on this host."""
+
+# It prints a traceback of each failure, which is raised, too.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -283,7 +287,10 @@ class Store:
 
     def plain_run(self) -> Manifest | None:
         """The files of a run folder, where the URL names one; without hashes."""
-        found = self._fs.find(self._root, detail=True)
+        try:
+            found = self._fs.find(self._root, detail=True)
+        except _NOT_THERE:
+            return None
         sizes = {name[len(self._root) + 1 :]: entry["size"] for name, entry in found.items()}
         if "config.json" not in sizes:
             return None
@@ -296,6 +303,7 @@ class Store:
 
     def read_lease(self) -> dict[str, Any] | None:
         """The lease; None if there is none, or its writer was cut."""
+        self._fs.invalidate_cache()
         with suppress(*_NOT_THERE, DamagedFileError):
             return decode_json(self._fs.cat_file(self._path(_LEASE)), _LEASE)
         return None

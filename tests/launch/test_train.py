@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +119,27 @@ def test_a_run_is_adopted(
     assert entry["source"] == str(copy)
 
 
+def test_a_supervised_run_is_adopted_once(
+    request_path: Path, ended: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process, which is killed and started again, finds the run on this host."""
+    folder = ended(ended="interrupted", steps=1)
+    copy = folder.path.rename(request_path.parent / "copy")
+    before, started = everything_below(copy), list[list[str]]()
+
+    def child(_: object, argv: Sequence[str], __: object) -> int:
+        (entry,) = folder.events("fetched")
+        assert entry["source"] == str(copy)
+        started.append(list(argv))
+        return -signal.SIGKILL if len(started) == 1 else 0
+
+    monkeypatch.setattr("launch.supervise._Supervisor._run_child", child)
+    monkeypatch.setattr("pipeline.contracts.restarts._FIRST_PAUSE_S", 0.0)
+    assert train.main([str(request_path), "--supervise", "--adopt", "copy"]) == 0
+    assert started == [[str(request_path)]] * 2
+    assert everything_below(copy) == before
+
+
 def test_a_run_with_other_settings_is_not_adopted(
     request_path: Path,
     ended: Callable[..., RunFolder],
@@ -135,18 +158,33 @@ def test_a_run_with_other_settings_is_not_adopted(
     ("arguments", "what"),
     [
         (["--adopt", "nowhere"], "--adopt: .*/nowhere is neither a run folder nor the mirror"),
+        (["--adopt", "s3://key:secret@bucket/a"], "--adopt: contains a user's key or password"),
+        (["--adopt", "s4://bucket/a"], "s4:// is not supported by fsspec"),
         (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
-        (["--adopt", "x", "--rehearse"], "--adopt: has no effect with --rehearse"),
     ],
 )
 def test_a_run_that_cannot_be_fetched_is_one_line(
-    request_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], what: str
+    refused: Refused, arguments: list[str], what: str
 ):
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path), *arguments]) == 2
+    (line,) = refused(*arguments, "--supervise")
+    assert re.match(what, line)
+
+
+def test_a_rehearsal_adopts_nothing(request_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert train.main([str(request_path), "--adopt", "x", "--rehearse"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(what, line)
-    assert everything_below(request_path.parent) == before
+    assert "--adopt: has no effect with --rehearse" in line
+
+
+def test_another_run_is_not_replaced_by_an_adopted_one(
+    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
+):
+    folder = ended(ended="interrupted", steps=1)
+    shutil.copytree(folder.path, request_path.parent / "copy")
+    (line,) = refused("--adopt", "copy")
+    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
+    (line,) = refused("--adopt", "gs://bucket/runs/small")
+    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
 
 
 def test_a_protocol_without_its_library_is_refused(refused: Refused):
