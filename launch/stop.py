@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -93,7 +94,8 @@ def _end_at_ctrl_c() -> None:
 
 
 def _end() -> None:
-    os.write(2, _AT_ONCE)
+    with suppress(OSError):  # the terminal is gone
+        os.write(2, _AT_ONCE)
     os._exit(EXIT_INTERRUPTED)
 
 

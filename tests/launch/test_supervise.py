@@ -257,7 +257,11 @@ def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
 
     class Child(subprocess.Popen[bytes]):
         def __init__(self, _: object, **settings: Any) -> None:
-            super().__init__([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, **settings)
+            super().__init__(
+                [sys.executable, "-c", "import sys; sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+                **settings,
+            )
 
         def send_signal(self, number: int) -> None:
             sent.append(number)
