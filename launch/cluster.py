@@ -76,7 +76,7 @@ def with_actors(
         learner: whether the command has a learner.
 
     Raises:
-        SystemExit: after Ctrl-C or SIGTERM, with 130 or 143.
+        SystemExit: after a signal, with 128 plus its number.
     """
     stop = Stop(notice="stopping: nothing is written")
 

@@ -14,6 +14,7 @@ from configs.errors import MistakeCollector
 from configs.resume import change_lines, diff_configs
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
+from launch.exits import say
 from launch.fork import check_base
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
@@ -92,7 +93,7 @@ def in_force(config: Config) -> Config:
     found = RunFolder.of(config).in_force(config)
     if found is not config:
         changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
-        print(f"as launch.control has set:\n{change_lines(changes)}", flush=True)
+        say(f"as launch.control has set:\n{change_lines(changes)}")
     return found
 
 
@@ -125,7 +126,7 @@ def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()
             )
         return None
     if folder.restore_summary():
-        print("summary.json was missing or damaged; it is restored from the journal")
+        say("summary.json was missing or damaged; it is restored from the journal")
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
         "summary.json. --run.name starts another run, --extend continues this one"
@@ -189,7 +190,7 @@ def prepare(
     if mode == "offline":
         why += f"; files in {folder.path / 'wandb'}"
     for line in ([why] if tracked else []) + list(data.report):
-        print(line, flush=True)
+        say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s, base)
 
 
@@ -268,7 +269,7 @@ def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> T
     folder = found.attempt(find_model, config.model)
     if folder is not None and weights:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
-            print(line, flush=True)
+            say(line)
     if folder is None and config.model.tokenizer is None:
         return None
     tokenizer = found.attempt(open_tokenizer, config.model)
@@ -423,14 +424,14 @@ def _check_time(
     """
     now_s, budget = time.time(), budget if more is None else budget + more
     if budget.until_s is not None:
-        print(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
+        say(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
     if folder.summary is not None and folder.summary["ended"] == "finished":
         check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
             raise ValueError(f"{budget.name} has passed; set a later one")
-        print("that time has passed: the run ends with its latest version", flush=True)
+        say("that time has passed: the run ends with its latest version")
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events(STARTED))

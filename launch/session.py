@@ -424,7 +424,7 @@ def _report_failure(session: _Session, error: Exception) -> None:
     if problem is not None or isinstance(error, OutOfMemory | TrainingStopped):
         say(problem or error, file=sys.stderr)
     else:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     if session.rehearse is None:
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ import psutil
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED, say
 from launch.flags import SUPERVISE, SUPERVISED
+from launch.stop import stop_signals
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
@@ -56,13 +58,14 @@ class _Supervisor:
         self._budget = RestartBudget(config.faults.restarts)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
+        self._unsent = deque[int]()
         self._received = self._done = 0
         self._lived_s = 0.0
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._forward)
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
         argv, environment = list(self._argv), {**os.environ, SUPERVISED: "1"}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
@@ -116,19 +119,25 @@ class _Supervisor:
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # a system call
         )
-        if self._signalled.is_set():  # while it was started
-            self._child.send_signal(self._received)
-        stopped_s, process = 0.0, psutil.Process(self._child.pid)
+        self._forward()  # what arrived while it was started
+        try:
+            return self._wait(self._child)
+        finally:
+            self._child = None
+
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Waits for the end of the command, which is killed if it stays stopped."""
+        stopped_s = 0.0
         while True:
             if not stopped_s:
                 self._lived_s = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
-                return self._child.wait(_POLL_S)
+                return child.wait(_POLL_S)
             with suppress(psutil.Error):
-                is_stopped = process.status() == psutil.STATUS_STOPPED
+                is_stopped = psutil.Process(child.pid).status() == psutil.STATUS_STOPPED
                 stopped_s = stopped_s + _POLL_S if is_stopped else 0.0
             if stopped_s > self._faults.silent_s:
-                self._child.kill()
+                child.kill()
 
     def _death(self, status: int) -> str | None:
         """How the command died; None if it has ended by itself."""
@@ -154,11 +163,17 @@ class _Supervisor:
             return max((row["step"] for row in self._folder.metrics), default=0)
         return 0
 
-    def _forward(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         self._received = self._received or number
+        self._unsent.append(number)
         self._signalled.set()
-        if self._child is not None:
-            self._child.send_signal(number)
+        self._forward()
+
+    def _forward(self) -> None:
+        """Sends each signal once, to a command that runs; a signal may interrupt this."""
+        with suppress(IndexError):  # all are sent
+            while self._child is not None:
+                self._child.send_signal(self._unsent.popleft())
 
 
 def without(argv: Sequence[str], flag: str) -> list[str]:

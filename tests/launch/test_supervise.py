@@ -18,7 +18,7 @@ import pytest
 from configs.faults import Faults
 from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
 from launch.submission import VARIABLE
-from launch.supervise import supervise, without
+from launch.supervise import _Supervisor, supervise, without
 from pipeline.control.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
@@ -238,3 +238,37 @@ def test_each_signal_is_forwarded_and_nothing_is_started_again(
     monkeypatch.setattr("launch.supervise.subprocess", module)
     assert supervise(ARGV, make_config(tmp_path)) == 130
     readers[0].join()
+
+
+class Interrupted(_Supervisor):
+    """Gets Ctrl-C at the moment when the child becomes known, or when it is no longer."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_child" and hasattr(self, "_signalled"):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
+def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sent = list[int]()
+
+    class Child(subprocess.Popen[bytes]):
+        def __init__(self, _: object, **settings: Any) -> None:
+            super().__init__(
+                [sys.executable, "-c", "import sys; sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+                **settings,
+            )
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+            assert self.stdin is not None
+            self.stdin.close()
+
+    module = SimpleNamespace(Popen=Child, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("launch.supervise.subprocess", module)
+    assert Interrupted(ARGV, make_config(tmp_path)).run() == 0
+    assert sent == [signal.SIGINT]
