@@ -51,7 +51,7 @@ from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
 from pipeline.run.ledger import Work
-from pipeline.run.records import ALARM, Records, finite
+from pipeline.run.records import Records, finite
 from pipeline.run.requests import Requests
 
 MAX_SKIPPED_IN_A_ROW = 3
@@ -146,11 +146,6 @@ class Coordinator:
             clock=clock,
             measure=self._measured,
         )
-        self._alarmed = {
-            (entry["rule"], entry["part"], entry["step"])
-            for entry in entries
-            if entry["event"] == ALARM
-        }
         self._replay_alarms()
         self._is_uncounted = False
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
@@ -417,17 +412,10 @@ class Coordinator:
         self.controller.alarms.replay(rows, self.schedule.validations)
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any.
-
-        A step that is repeated sends no alert again, unless it stops the run again.
-        """
+        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any."""
         alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
         for alarm in alarms:
             self._decide(alarm)
-            stops = alarm.action == "stop"
-            if stops or (alarm.rule, alarm.part, alarm.step) not in self._alarmed:
-                level: Literal["ERROR", "WARN"] = "ERROR" if stops else "WARN"
-                self.records.tracker.alert(alarm.title, alarm.text, level=level)
         return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
     def _count(
