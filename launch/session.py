@@ -32,6 +32,7 @@ from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
+from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
@@ -391,7 +392,7 @@ async def _coordinate(
     coordinator = Coordinator(
         config,
         data=prepared.data,
-        tokenizer=prepared.tokenizer,
+        maker=PromptMaker(config.prompt, prepared.tokenizer),
         workers=workers,
         records=records,
         meter=session.meter,
