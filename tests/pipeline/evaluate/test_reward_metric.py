@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch.resume import record_reward_changes
 from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate.recorded import earlier_result
@@ -94,8 +95,7 @@ def styled(
     )
     disk = Disk() if disk is None else disk
     if accept:
-        run = RunFolder.of(config)
-        run.record_reward_changes(config, {}, step=max(disk))
+        record_reward_changes(RunFolder.of(config), config, {}, step=max(disk))
     process = Process(config, disk=disk, script=script, data=data)
     for sampler in process.samplers:
         sampler.skill = lambda version: skills[version]
