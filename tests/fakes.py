@@ -165,6 +165,11 @@ class Killed(BaseException):
     """Simulates `kill -9`: no later code of the run is executed."""
 
 
+def kill() -> None:
+    """Kills the run; an action of a `Script`."""
+    raise Killed
+
+
 @dataclass
 class Script:
     """Records the calls of the workers in order, and runs actions at chosen calls.
