@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from configs.base import is_handle, name_hint, nearest_hint
 from configs.errors import MistakeCollector
-from configs.resume import change_lines, diff_configs
+from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
 from launch.exits import say
@@ -31,7 +31,7 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
-from pipeline.run.history import STARTED
+from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
@@ -179,7 +179,7 @@ def prepare(
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None and data is not None:
-        found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
+        found.check(_FOLDER_SETTINGS, check_same_code, folder, reward_code(rewards), accept=accept)
         found.attempt(check_columns, rewards, list(scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
@@ -365,6 +365,26 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
 def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
     """SHA-256 of the file that defines each reward function, by name."""
     return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
+
+
+def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Collection[str]) -> None:
+    """Refuses to resume a run whose reward functions have changed.
+
+    Args:
+        folder: of the run.
+        code: SHA-256 of the file that defines each part, by name.
+        accept: with `rewards` they may have changed.
+
+    Raises:
+        ValueError: naming each changed part.
+    """
+    changes = code_changes(provenance(folder.entries()).get("rewards", {}), code)
+    if changes and REWARDS not in accept:
+        raise ValueError(
+            f"the reward functions have changed since {folder.path} was last started; start "
+            f"another run with --run.name, or resume this one with the old code{OR_ACCEPT}:\n"
+            + change_lines(changes)
+        )
 
 
 def scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:

@@ -32,6 +32,7 @@ from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
+from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
@@ -131,34 +132,34 @@ async def run_session(
             closing(_tracker(prepared)) as tracker,
             closing(mirror or Mirror(None)) as copying,
         ):
-            session = _Session(
-                prepared,
-                stop,
-                clock,
-                meter,
-                tracker,
-                copying,
-                console,
-                _restarts(prepared, meter, console),
-                rehearse,
+            restarts = _restarts(prepared, meter, console)
+            return await _run_and_upload(
+                _Session(
+                    prepared, stop, clock, meter, tracker, copying, console, restarts, rehearse
+                )
             )
-            with _recording_time(prepared.folder, clock):
-                try:
-                    with session.during("end"):
-                        status = await _run(session)
-                except Failure as failure:
-                    if prepared.folder.holds_run:
-                        prepared.folder.journal("failed", error=str(failure))
-                    meter.close()
-                    await copying.finish()
-                    raise
-            # The devices are free, and the budget's clock has stopped.
+
+
+async def _run_and_upload(session: _Session) -> int:
+    """Runs, then waits until all is uploaded; returns the exit status."""
+    folder, meter, mirror = session.prepared.folder, session.meter, session.mirror
+    with _recording_time(folder, session.clock):
+        try:
+            with session.during("end"):
+                status = await _run(session)
+        except Failure as failure:
+            if folder.holds_run:
+                folder.journal("failed", error=str(failure))
             meter.close()
-            stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
-            await tracker.finish(exit_status=status)
-            await copying.finish()
-            console.end(_ENDED.get(status, "interrupted"))
-            return status
+            await mirror.finish()
+            raise
+    # The devices are free, and the budget's clock has stopped.
+    meter.close()
+    session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
+    await session.tracker.finish(exit_status=status)
+    await mirror.finish()
+    session.console.end(_ENDED.get(status, "interrupted"))
+    return status
 
 
 def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
@@ -391,7 +392,7 @@ async def _coordinate(
     coordinator = Coordinator(
         config,
         data=prepared.data,
-        tokenizer=prepared.tokenizer,
+        maker=PromptMaker(config.prompt, prepared.tokenizer),
         workers=workers,
         records=records,
         meter=session.meter,
