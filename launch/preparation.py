@@ -200,7 +200,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     found.check(_DEVICE_SETTINGS, _check_devices, config.plan)
     found.check(_FOLDER_SETTINGS, folder.check_writable)
     if config.run.mirror is not None:
-        found.check(("run.mirror",), check_mirror, config.run.mirror)
+        found.check(("run.mirror",), check_mirror, config.run.mirror, folder.path)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
         if path is not None:

@@ -17,6 +17,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.fork import copy_start, origin
+from launch.heartbeat import send_heartbeats
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
 from launch.ray_watch import RayWatch
@@ -51,6 +52,7 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads the weights: estimated as three loads until measured."""
 _NOTE_EVERY_S = 5.0
 """A killed process loses at most this much of its used time."""
+_SAVING = "stopping: a checkpoint is written first; Ctrl-C again does not wait"
 _ENDED = {0: "finished", EXIT_FAILED: "failed", EXIT_MISTAKE: "refused"}
 """How a run ended, by exit status."""
 _EXIT_S = 4.0
@@ -111,10 +113,9 @@ async def run_session(
         FileNotFoundError: if weights or tokenizer are missing.
         Failure: if Ray does not start, or ends before the run does.
     """
-    stop = Stop("stopping: a checkpoint is written first; Ctrl-C again does not wait")
-    if rehearse is not None:
-        stop.notice = "stopping: nothing is kept; Ctrl-C again does not wait"
+    stop = Stop("stopping; Ctrl-C again does not wait")
     stop.listen()
+    send_heartbeats(asyncio.get_running_loop(), stuck_s=prepared.config.faults.stuck_s)
     if prepared.config.plan.platform == "tpu":
         stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
@@ -388,6 +389,8 @@ async def _coordinate(
         records.rewards_changed(progress.step, changes)
         session.meter.ledger.phases.watch_for_stalls()
         session.is_recorded = True
+        if session.rehearse is None:
+            session.stop.notice = _SAVING
     workers.sizes.record(records)
     coordinator = Coordinator(
         config,

@@ -223,15 +223,19 @@ def mirror_url(config: Config) -> str | None:
     return None if config.run.mirror is None else f"{config.run.mirror}/{config.run.name}"
 
 
-def check_mirror(mirror: str) -> None:
+def check_mirror(mirror: str, folder: Path) -> None:
     """Checks `run.mirror` without keys: a submitted job may have others.
 
+    Args:
+        mirror: its value.
+        folder: the run folder.
+
     Raises:
-        ValueError: if its protocol has no library here, or its folder does not exist.
+        ValueError: if its protocol has no library here, or its folder cannot have the copy.
     """
     check_protocol(mirror)
     if is_local(mirror):
-        Store(f"{mirror}/run").check_folder()
+        Store(f"{mirror}/{folder.name}").check_folder(folder)
 
 
 def check_continues(url: str, folder: Path) -> None:
@@ -241,7 +245,7 @@ def check_continues(url: str, folder: Path) -> None:
         ValueError: with the two ways to go on.
     """
     store = Store(url)
-    store.check_folder()
+    store.check_folder(folder)
     manifest = store.newest()
     if manifest is not None and not continues(folder, manifest):
         raise ValueError(f"run.mirror: {other_run(folder, store, manifest)}")

@@ -104,7 +104,7 @@ def _found_in_mirror(
         with suppress(NoAnswerError, DamagedFileError):  # reported when the run starts
             answer(url, lambda: check_continues(url, folder.path))
         return None
-    store.check_folder()
+    store.check_folder(folder.path)
     try:
         manifest = answer(url, store.newest)
         if manifest is not None:

@@ -42,6 +42,7 @@ _CHECKPOINT = re.compile(r"checkpoints/(\d+)/")
 _LEFT_OUT = frozenset({STAGED, "status.json", "wandb", "profile", "superseded"})
 """What no resume and no result needs."""
 _UNFINISHED = re.compile(r".*\.(tmp|partial)|.*\.orbax-checkpoint-tmp.*")
+_NO_COPIES = ("memory", "http", "https")
 _LOCAL = ("", "file", "local")
 """Schemes of paths on this host."""
 
@@ -150,6 +151,8 @@ def check_protocol(url: str) -> None:
         ValueError: if it is not, or the protocol is unknown.
     """
     protocol = "file" if is_local(url) else url.partition("://")[0]
+    if protocol in _NO_COPIES:
+        raise ValueError(f"{protocol}:// cannot keep copies; use s3://, gs://, hf:// or a folder")
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:
@@ -182,15 +185,26 @@ class Store:
         self._fs: AbstractFileSystem = fs
         self._root = str(root).rstrip("/")
 
-    def check_folder(self) -> None:
-        """Checks that a mirror on this host exists: an unmounted disk must not be written.
+    def check_folder(self, run: Path) -> None:
+        """Checks the folder of a mirror on this host: an unmounted disk must not be written.
+
+        Args:
+            run: the run folder.
 
         Raises:
-            ValueError: if it does not.
+            ValueError: if there is no such folder, or it is or contains the run folder, or is in
+                it.
         """
-        parent = Path(self._root).parent
-        if is_local(self.url) and not parent.is_dir():
-            raise ValueError(f"run.mirror: there is no folder {parent}; create or mount it")
+        if not is_local(self.url):
+            return
+        here, run = Path(self._root).resolve(), run.resolve()
+        if not here.parent.is_dir():
+            raise ValueError(f"run.mirror: there is no folder {here.parent}; create or mount it")
+        if here.is_relative_to(run) or run.is_relative_to(here):
+            raise ValueError(
+                f"run.mirror: the copy {here} and the run folder {run} would contain each other; "
+                "name a folder on another disk"
+            )
 
     # --- manifests
 
