@@ -154,7 +154,9 @@ class _Supervisor:
             return f"the run's process was ended by {signal.Signals(-status).name}"
         if status == EXIT_RAY_LOST:
             return "the run lost its Ray cluster"
-        return "the run's process ended with status 1" if status == EXIT_FAILED else None
+        if status == EXIT_FAILED:
+            return "the run's process ended with status 1 and no reason, as without a raylet"
+        return None
 
     def _is_time_up(self) -> bool:
         with suppress(DamagedFileError):
