@@ -174,7 +174,13 @@ def nearest_path(path: Path) -> Path | None:
 
 
 def nearest_hint(path: Path) -> str:
-    """`; nearest: PATH` for the end of a message on a missing file; empty if none is near."""
+    """For the end of a message on a missing file or folder: what is there instead, or near it.
+
+    `: it is a folder`, or `; nearest: PATH`; empty if nothing is near.
+    """
+    if path.exists() or path.is_symlink():
+        is_file = "it is a file" if path.is_file() else "it is neither a file nor a folder"
+        return f": {'it is a folder' if path.is_dir() else is_file}"
     nearest = nearest_path(path)
     return "" if nearest is None else f"; nearest: {nearest}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from configs.base import nearest_path
+from configs.base import nearest_hint, nearest_path
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
 from configs.schema import Config
@@ -126,6 +127,30 @@ def test_the_nearest_path_is_found_below_a_mistyped_folder(tmp_path: Path) -> No
     assert nearest_path(tmp_path / "model/tinny") == tmp_path / "models/tiny"
     assert nearest_path(tmp_path / "models/other/x") is None
     assert nearest_path(tmp_path / "zzz/tiny") is None
+
+
+def test_the_hint_says_what_is_in_the_place_of_a_file_or_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    hints = [nearest_hint(tmp_path / name) for name in (".", "file", "pipe", "fil")]
+    assert hints == [
+        ": it is a folder",
+        ": it is a file",
+        ": it is neither a file nor a folder",
+        f"; nearest: {tmp_path / 'file'}",
+    ]
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    (line,) = mistakes(tmp_path / "run.toml")
+    assert line.startswith(f"{tmp_path}/run.toml: not a file; presets")
+
+
+def test_a_byte_order_mark_is_ignored(small: Path) -> None:
+    expected = load_config(small)
+    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
+    assert load_config(small) == expected
 
 
 def test_a_hub_dataset_is_not_a_path(small: Path) -> None:

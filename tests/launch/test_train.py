@@ -517,10 +517,24 @@ def test_changed_rewards_are_refused_or_accepted(
     assert started[0].config.rewards.functions[0].weight == 2.0
 
 
+def test_a_fork_with_another_initial_adapter(request_path: Path, refused: Refused):
+    folder = request_path.parent
+    (folder / "runs" / "base" / "checkpoints").mkdir(parents=True)
+    lines = refused("--run.fork", "runs/base@3", "--lora.start", "runs/base")
+    assert lines[0] == (
+        "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
+    )
+
+
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    assert refused() == [f"another process is using {folder.path}"]
+    told = (
+        f"is using {folder.path}; wait until it ends, or end it with launch.control {folder.path}"
+    )
+    assert refused() == [f"another process {told} stop-after-step"]
+    folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
+    assert refused() == [f"another process (by status.json 12 on tpu-1) {told} stop-after-step"]
     folder.close()
 
 

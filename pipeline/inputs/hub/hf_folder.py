@@ -74,9 +74,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     path = folder / "config.json"
-    if path.exists() and not path.is_file():
-        raise ValueError(f"model.path: {path} is not a file")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
         )
@@ -262,8 +260,10 @@ def read_text(path: Path) -> str:
     """Reads the text of a small file.
 
     Raises:
-        ValueError: if it cannot be read, is not UTF-8, or is larger than 16 MiB.
+        ValueError: if it is not a file, cannot be read, is not UTF-8, or is larger than 16 MiB.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"model.path: {path} is not a file")
     try:
         size = path.stat().st_size
         if size > _MOST_TEXT_BYTES:
