@@ -66,7 +66,7 @@ def copy_start(config: Config) -> Config:
 
 
 def origin(config: Config) -> CheckpointFiles | None:
-    """The checkpoint that the run forks from, as `forked` found it; None: it is no fork, or refused."""
+    """The checkpoint that the run forks from, as `forked` found it; None: no fork, or refused."""
     if config.run.fork is None or config.lora.start is None:
         return None
     start = Path(config.lora.start)

@@ -17,6 +17,7 @@ from configs.task import MIXTURE_TRAIN
 from launch.exits import say
 from launch.fork import check_base
 from launch.submission import VARIABLE
+from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
 from pipeline.evaluate.evaluation import check_references
@@ -50,6 +51,12 @@ _DEVICE_SETTINGS = tuple(
     for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
 )
 """Settings that decide which devices a run needs."""
+_PEFT_CONFIG = "adapter_config.json"
+_ADAPTER_MARKS = (
+    *(_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}"),
+    *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
+)
+"""Files and folders of which one is in each folder with an adapter."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +215,14 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
 
 
 def _check_adapter(key: str, path: str) -> None:
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(folder)}")
+    if not any(any(folder.glob(mark)) for mark in _ADAPTER_MARKS):
+        raise FileNotFoundError(
+            f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
+            "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
+        )
 
 
 def _check_devices(plan: Plan) -> None:

@@ -85,7 +85,6 @@ def test_an_odd_folder_beside_the_runs_is_a_line(
 def test_a_run_folder_with_a_folder_in_the_place_of_its_status(
     folder: RunFolder, capsys: pytest.CaptureFixture[str]
 ):
-    folder.status.unlink()
     folder.status.mkdir()
     capsys.readouterr()
     assert main([str(folder.path)]) == 2

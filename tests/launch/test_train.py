@@ -187,6 +187,15 @@ def test_another_run_is_not_replaced_by_an_adopted_one(
     assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
 
 
+@pytest.mark.parametrize("scheme", ["memory", "http"])
+def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
+    (line,) = refused("--run.mirror", f"{scheme}://store/runs")
+    assert line == (
+        f'command line: --run.mirror = "{scheme}://store/runs": {scheme}:// cannot keep a '
+        "run; use s3://, gs://, hf://buckets/ or a folder"
+    )
+
+
 def test_a_protocol_without_its_library_is_refused(refused: Refused):
     (line,) = refused("--run.mirror", "adl://store/runs")
     assert "adl:// needs a library that is not installed" in line
@@ -515,6 +524,12 @@ def test_changed_rewards_are_refused_or_accepted(
     ]
     assert train.main([str(request_path), *heavier, "--accept", "rewards"]) == 0
     assert started[0].config.rewards.functions[0].weight == 2.0
+
+
+def test_a_folder_without_an_adapter(request_path: Path, refused: Refused):
+    (line,) = refused("--lora.start", "model")
+    start = f"lora.start: no adapter in {request_path.parent}/model: it is no PEFT folder ("
+    assert line.startswith(start)
 
 
 def test_a_fork_with_another_initial_adapter(request_path: Path, refused: Refused):
