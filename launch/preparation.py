@@ -304,8 +304,9 @@ def _can_find_model(config: Config, found: MistakeCollector) -> bool:
 
 
 def _weights_bytes(config: Config) -> int:
-    files = find_model(config.model).rglob("*.safetensors")
-    return sum(path.stat().st_size for path in files)
+    folder = find_model(config.model)
+    hf_folder.check_folder(folder)  # only a model's folder is searched
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
 def _same_base(config: Config, folder: RunFolder) -> str:
@@ -456,15 +457,16 @@ def _check_time(
         ValueError: naming the minimum.
     """
     now_s, budget = time.time(), budget if more is None else budget + more
-    if budget.until_s is not None:
-        say(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
+    clock = f"it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now"
     if folder.summary is not None and folder.summary["ended"] == "finished":
         check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
-            raise ValueError(f"{budget.name} has passed; set a later one")
-        say("that time has passed: the run ends with its latest version")
+            raise ValueError(f"{budget.name} has passed: {clock}; set a later one")
+        say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
+    elif budget.until_s is not None:
+        say(f"{budget.name}; {clock}")
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events(STARTED))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -154,24 +155,27 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
 ):
     over = timed(config, until="2020-01-01T10:00Z")
     folder = begin(config).folder
-    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
+    with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
     # Steps without a checkpoint would be repeated.
     folder.write_metrics({"step": 1})
     folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
-    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
+    with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
     folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
     prepare(over, extend=None)
-    told = "that time has passed: the run ends with its latest version"
-    assert told in capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    assert shown.count("budget.until") == 1
+    assert re.search(r"2020-.* has passed: it is .* now; the run ends with its latest ver", shown)
 
 
 def test_a_past_deadline_is_refused_and_a_future_one_is_printed(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* has passed; set a later one$"):
+    told = r"^budget\.until = 2020-.* has passed: it is .* now; set a later one$"
+    with pytest.raises(ValueError, match=told):
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
+    assert capsys.readouterr().out == ""
     prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
     assert "budget.until = 2999-01-0" in capsys.readouterr().out
 

@@ -233,7 +233,10 @@ def test_each_mistake_is_a_line_and_the_status_is_2(
             f"{request_path}: rollout.group_size = 1: must be an integer, at least 2 and at most "
             "1024; nearest valid: 2"
         ),
-        'command line: --learner.lr = "fast": must be a number, above 0; default: 1e-05',
+        (
+            'command line: --learner.lr = "fast": must be a number, above 0 and at most 10; '
+            "default: 1e-05"
+        ),
         f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
     ]
 
