@@ -79,6 +79,16 @@ def test_the_same_data_are_recognized(config: Config):
     assert len(set(again.data.fingerprints.values())) == 2
 
 
+def test_only_a_model_folder_is_searched_for_weights(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    del config
+    monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("searches the whole disk"))
+    with pytest.raises(ValueError, match=r"has no config\.json") as caught:
+        prepare(load_config(tmp_path / "small.toml", [("model.path", str(tmp_path))]), extend=None)
+    assert len(str(caught.value).splitlines()) == 2
+
+
 def test_a_run_does_not_resume_with_another_base(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ):
