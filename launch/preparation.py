@@ -17,6 +17,7 @@ from configs.task import MIXTURE_TRAIN
 from launch.exits import say
 from launch.fork import check_base
 from launch.submission import VARIABLE
+from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
 from pipeline.evaluate.evaluation import check_references
@@ -50,6 +51,12 @@ _DEVICE_SETTINGS = tuple(
     for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
 )
 """Settings that decide which devices a run needs."""
+_PEFT_CONFIG = "adapter_config.json"
+_ADAPTER_MARKS = (
+    *(_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}"),
+    *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
+)
+"""Files and folders of which one is in each folder with an adapter."""
 
 
 @dataclass(frozen=True)
@@ -208,8 +215,14 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
 
 
 def _check_adapter(key: str, path: str) -> None:
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(folder)}")
+    if not any(any(folder.glob(mark)) for mark in _ADAPTER_MARKS):
+        raise FileNotFoundError(
+            f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
+            "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
+        )
 
 
 def _check_devices(plan: Plan) -> None:
@@ -291,8 +304,9 @@ def _can_find_model(config: Config, found: MistakeCollector) -> bool:
 
 
 def _weights_bytes(config: Config) -> int:
-    files = find_model(config.model).rglob("*.safetensors")
-    return sum(path.stat().st_size for path in files)
+    folder = find_model(config.model)
+    hf_folder.check_folder(folder)  # only a model's folder is searched
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
 def _same_base(config: Config, folder: RunFolder) -> str:
@@ -443,15 +457,16 @@ def _check_time(
         ValueError: naming the minimum.
     """
     now_s, budget = time.time(), budget if more is None else budget + more
-    if budget.until_s is not None:
-        say(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
+    clock = f"it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now"
     if folder.summary is not None and folder.summary["ended"] == "finished":
         check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
-            raise ValueError(f"{budget.name} has passed; set a later one")
-        say("that time has passed: the run ends with its latest version")
+            raise ValueError(f"{budget.name} has passed: {clock}; set a later one")
+        say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
+    elif budget.until_s is not None:
+        say(f"{budget.name}; {clock}")
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events(STARTED))

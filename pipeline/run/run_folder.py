@@ -95,12 +95,12 @@ class RunFolder:
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
                 the old and new value of each changed key) or comes from an earlier version, or if
-                the path or one of its parents is a file.
+                the path or one of its parents is a file, or `.lock` is not.
             DamagedFileError: if a file that decisions depend on is damaged or missing.
         """
-        self._refuse_file()
+        self._refuse_odd_paths()
         if self.is_locked:
-            raise ValueError(f"another process is using {self.path}")
+            raise self._in_use()
         if not self.holds_run:
             if self._journal.exists():
                 raise DamagedFileError(f"{self._config} is missing; {_RESTORE}")
@@ -155,7 +155,7 @@ class RunFolder:
         Raises:
             ValueError: if it cannot be written, or the path or one of its parents is a file.
         """
-        self._refuse_file()
+        self._refuse_odd_paths()
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         try:
             # Not `os.access`, which for root does not detect read-only file systems.
@@ -204,23 +204,38 @@ class RunFolder:
         """Replaces `config.json`."""
         write_atomically(self._config, saved_config_text(config).encode())
 
-    def _refuse_file(self) -> None:
+    def _refuse_odd_paths(self) -> None:
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not above.is_dir():
             key, value = "run.dir", str(self.path.parent)
             if above == self.path:
                 key, value = "run.name", self.path.name
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
+        lock = self.path / _LOCK
+        if lock.exists() and not lock.is_file():
+            raise ValueError(f"{lock} is not a file; remove it, or choose another run.name")
+
+    def _in_use(self) -> ValueError:
+        who = ""
+        with suppress(
+            OSError, ValueError, LookupError, TypeError
+        ):  # written a moment after the lock
+            status = json.loads(self.status.read_bytes())
+            who = f" (by status.json {status['pid']} on {status['host']})"
+        return ValueError(
+            f"another process{who} is using {self.path}; wait until it ends, or end it with "
+            f"launch.control {self.path} stop-after-step"
+        )
 
     def _take_lock(self) -> None:
-        self._refuse_file()
+        self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ValueError(f"another process is using {self.path}") from None
+            raise self._in_use() from None
         self._lock = lock
 
     def close(self) -> None:
@@ -245,10 +260,8 @@ class RunFolder:
     @property
     def recorded_used_s(self) -> float:
         """The value that `record_used_s` wrote last; 0 if there is none or it is damaged."""
-        try:
-            return decode_seconds((self.path / _LOCK).read_bytes())
-        except FileNotFoundError:
-            return 0.0
+        lock = self.path / _LOCK
+        return decode_seconds(lock.read_bytes()) if lock.is_file() else 0.0
 
     @property
     def holds_run(self) -> bool:
@@ -284,6 +297,8 @@ class RunFolder:
     @property
     def is_locked(self) -> bool:
         """Whether a process holds the folder."""
+        if not (self.path / _LOCK).is_file():
+            return False
         try:
             lock = (self.path / _LOCK).open()
         except FileNotFoundError:

@@ -188,6 +188,15 @@ def test_another_run_is_not_replaced_by_an_adopted_one(
     assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
 
 
+@pytest.mark.parametrize("scheme", ["memory", "http"])
+def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
+    (line,) = refused("--run.mirror", f"{scheme}://store/runs")
+    assert line == (
+        f'command line: --run.mirror = "{scheme}://store/runs": {scheme}:// cannot keep a '
+        "run; use s3://, gs://, hf://buckets/ or a folder"
+    )
+
+
 def test_a_protocol_without_its_library_is_refused(refused: Refused):
     (line,) = refused("--run.mirror", "adl://store/runs")
     assert "adl:// needs a library that is not installed" in line
@@ -225,7 +234,10 @@ def test_each_mistake_is_a_line_and_the_status_is_2(
             f"{request_path}: rollout.group_size = 1: must be an integer, at least 2 and at most "
             "1024; nearest valid: 2"
         ),
-        'command line: --learner.lr = "fast": must be a number, above 0; default: 1e-05',
+        (
+            'command line: --learner.lr = "fast": must be a number, above 0 and at most 10; '
+            "default: 1e-05"
+        ),
         f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
     ]
 
@@ -518,10 +530,30 @@ def test_changed_rewards_are_refused_or_accepted(
     assert started[0].config.rewards.functions[0].weight == 2.0
 
 
+def test_a_folder_without_an_adapter(request_path: Path, refused: Refused):
+    (line,) = refused("--lora.start", "model")
+    start = f"lora.start: no adapter in {request_path.parent}/model: it is no PEFT folder ("
+    assert line.startswith(start)
+
+
+def test_a_fork_with_another_initial_adapter(request_path: Path, refused: Refused):
+    folder = request_path.parent
+    (folder / "runs" / "base" / "checkpoints").mkdir(parents=True)
+    lines = refused("--run.fork", "runs/base@3", "--lora.start", "runs/base")
+    assert lines[0] == (
+        "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
+    )
+
+
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    assert refused() == [f"another process is using {folder.path}"]
+    told = (
+        f"is using {folder.path}; wait until it ends, or end it with launch.control {folder.path}"
+    )
+    assert refused() == [f"another process {told} stop-after-step"]
+    folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
+    assert refused() == [f"another process (by status.json 12 on tpu-1) {told} stop-after-step"]
     folder.close()
 
 
