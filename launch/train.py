@@ -196,7 +196,7 @@ def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -
         found.attempt(fetch_run, config, adopt=adopt, accept=flags.accept, say=say)
         found.raise_if_any()
     elif flags.dry_run and found.intact("run.dir", "run.name"):
-        found.attempt(check_adopt, config, flags.adopt)
+        found.attempt(check_adopt, config, flags.adopt, accept=flags.accept)
 
 
 if __name__ == "__main__":

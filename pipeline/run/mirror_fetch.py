@@ -7,9 +7,10 @@ verified. A fetch that was interrupted continues.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
@@ -44,8 +45,13 @@ def adopted(source: str | None) -> str | None:
     return absolute_url(source)
 
 
-def check_adopt(config: Config, source: str | None) -> None:
+def check_adopt(config: Config, source: str | None, *, accept: Collection[str]) -> None:
     """Checks what `--adopt` names without fetching it, and without keys: a job may have others.
+
+    Args:
+        config: of the run.
+        source: what `--adopt` names.
+        accept: see `RunFolder.check`.
 
     Raises:
         ValueError: if it cannot be adopted.
@@ -54,8 +60,12 @@ def check_adopt(config: Config, source: str | None) -> None:
     if url is None:
         return
     check_protocol(url)
-    if is_local(url) or folder.holds_run:
-        _found_to_adopt(folder, url)
+    if not (is_local(url) or folder.holds_run):
+        return
+    with _failures_of(url), TemporaryDirectory() as fresh:
+        found = _found_to_adopt(folder, url)
+        if found is not None:
+            _fetch_settings(config, *found, Path(fresh), accept)
 
 
 def fetch_run(
@@ -78,7 +88,7 @@ def fetch_run(
             elsewhere.
     """
     folder, url = RunFolder.of(config), mirror_url(config)
-    try:
+    with _failures_of(adopt or url):
         found = None
         if adopt is not None:
             found = _found_to_adopt(folder, adopt)
@@ -86,12 +96,18 @@ def fetch_run(
             found = _found_in_mirror(folder, url, say)
         if found is not None:
             _fetch(config, folder, *found, accept, say)
+
+
+@contextmanager
+def _failures_of(place: str | None) -> Iterator[None]:
+    """Names the place in errors of any library of a store, or of the disk."""
+    try:
+        yield
     except ValueError:
         raise
-    except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
+    except Exception as error:  # noqa: BLE001
         raise ValueError(
-            f"the run could not be fetched from {adopt or url}: {short(error)}; the same command "
-            "continues"
+            f"the run could not be fetched from {place}: {short(error)}; the same command continues"
         ) from None
 
 
@@ -159,10 +175,8 @@ def _fetch(
     fresh = folder.path.with_name(f".{folder.path.name}.fetched")
 
     def fetch(manifest: Manifest) -> None:
-        settings = {path: manifest.files[path] for path in _SETTINGS if path in manifest.files}
-        _fetch_files(store, fresh, settings, disable=True)
         try:
-            RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
+            _fetch_settings(config, store, manifest, fresh, accept)
         except ValueError:
             shutil.rmtree(fresh)
             raise
@@ -181,6 +195,15 @@ def _fetch(
     shutil.rmtree(folder.path, ignore_errors=True)
     fresh.rename(folder.path)
     _fetch_programs(store, manifest, machine=machine_of(config.plan.platform))
+
+
+def _fetch_settings(
+    config: Config, store: Store, manifest: Manifest, fresh: Path, accept: Collection[str]
+) -> None:
+    """Fetches the files with the settings of the run, and compares them with the request's."""
+    settings = {path: manifest.files[path] for path in _SETTINGS if path in manifest.files}
+    _fetch_files(store, fresh, settings, disable=True)
+    RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
 
 
 def _fetch_files(

@@ -141,17 +141,12 @@ def test_a_supervised_run_is_adopted_once(
 
 
 def test_a_run_with_other_settings_is_not_adopted(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    capsys: pytest.CaptureFixture[str],
+    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
 ):
     copy = ended(ended="interrupted", steps=1).path.rename(request_path.parent / "copy")
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path), "--adopt", "copy", "--run.name", "other"]) == 2
-    told = capsys.readouterr().err
-    assert f"{copy} contains a run with other settings" in told
-    assert "run.name" in told
-    assert everything_below(request_path.parent) == before
+    told, setting = refused("--adopt", "copy", "--run.name", "other")
+    assert told.startswith(f"{copy} contains a run with other settings")
+    assert setting == '  run.name: was "small", now "other"'
 
 
 @pytest.mark.parametrize(
