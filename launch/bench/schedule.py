@@ -45,7 +45,7 @@ def learning(*, model: str, phase: str) -> dict[str, Any]:
     return times(config, name, unit_s=1e-6 * positions)
 
 
-def decoding(*, model: str, slots: int | None = None, kv_cache: str = "none") -> dict[str, Any]:
+def decoding(*, model: str, slots: int | None = None, kv_cache: str = "model") -> dict[str, Any]:
     """Returns milliseconds of a decode step, a segment's flush included.
 
     Args:

@@ -146,7 +146,7 @@ def refused(message: str) -> Any:
     def refuse(**_: Any) -> None:
         raise jax.errors.JaxRuntimeError(message)
 
-    return SimpleNamespace(lower=lambda **_: SimpleNamespace(compile=refuse))
+    return SimpleNamespace(fun_name="f", lower=lambda **_: SimpleNamespace(compile=refuse))
 
 
 @pytest.mark.parametrize(
