@@ -89,14 +89,37 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("positions", "seq", "us"),
-    [(1024, 1024, 78.1), (2048, 1024, 73.6), (131_072, 1024, 76.5), (81_920, 8192, 95.1)],
+    ("slots", "kv_cache", "ms"), [(512, "model", 172.6), (512, "int8", 280.2)]
 )
-def test_a_gradient_is_near_the_compilers_estimate(positions: int, seq: int, us: float) -> None:
-    found = pace().gradient(positions, seq=seq)
-    assert 1e6 * found.expected / positions == pytest.approx(us, rel=0.12)
+def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
+    found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=0.05)
+    assert 1e3 * found.low < 0.15 * ms
+
+
+def test_the_reference_top_k_is_near_the_compiled_program() -> None:
+    found = pace().score(2048, seq=406)
+    assert 1e6 * found.expected / 2048 == pytest.approx(43.2, rel=0.05)
+    # One forward pass, with one pass over the vocabulary.
+    shape, config = pace().shape, pace().config
+    used = shape.parameters + shape.adapter_parameters(config.lora)
+    flops = 2048 * (2 * used + pace().attention_flops(406))
+    assert found.low == pytest.approx(flops / 197e12)
+
+
+def test_without_the_top_k_a_forward_pass_remains() -> None:
+    plain = pace("gemma3_1b", ("learner.kl", "k3")).score(2048, seq=406)
+    top_k = pace().score(2048, seq=406)
+    assert top_k.low == plain.low
+    assert top_k.expected - plain.expected == pytest.approx(7.1e-11 * 2048 * 262_144)
+
+
+@pytest.mark.parametrize(("remat", "us"), [("none", 67.3), ("full", 84.7)])
+def test_a_gradient_is_near_the_compiled_program(remat: str, us: float) -> None:
+    found = pace("gemma3_1b", ("plan.remat", remat)).gradient(2048, seq=406)
+    assert 1e6 * found.expected / 2048 == pytest.approx(us, rel=0.05)
     assert found.regime == "compute"
-    assert 1e6 * found.low / positions < us < 1e6 * found.high / positions
+    assert 1e6 * found.low / 2048 < us < 1e6 * found.high / 2048
 
 
 def test_recomputation_costs_a_forward_pass() -> None:
