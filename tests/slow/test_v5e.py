@@ -58,6 +58,7 @@ def test_a_preset_fits_a_v5e_chip_and_has_no_whole_logits(model):
         assert program["gib"] < HBM_GIB, program
         assert not program["large"], program
 
+
 SORT = """
 import json
 import jax, jax.numpy as jnp

@@ -88,9 +88,7 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     assert 1e3 * found.low < 21.7 < 1e3 * found.high
 
 
-@pytest.mark.parametrize(
-    ("slots", "kv_cache", "ms"), [(512, "model", 172.6), (512, "int8", 280.2)]
-)
+@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 172.6), (512, "int8", 280.2)])
 def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
     found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
     assert 1e3 * found.expected == pytest.approx(ms, rel=0.05)
