@@ -1,6 +1,7 @@
-"""The roofline by hand, the compiler's estimates that it was fitted to, and monotonicity.
+"""The roofline by hand, the compiled programs that it was fitted to, and monotonicity.
 
-The compiler's figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1.
+Figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps other
+than with 512 slots are older, by the compiler's estimate alone.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def test_the_low_end_of_a_prefill_is_its_arithmetic() -> None:
         (96, 9.53),
         (128, 9.62),
         (256, 18.4),
-        (512, 37.5),
+        (512, 33.5),
         (768, 57.3),
     ],
 )
@@ -67,7 +68,7 @@ def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> 
 @pytest.mark.parametrize(
     ("settings", "slots", "ms"),
     [
-        ([("plan.kv_cache", "int8")], 512, 28.8),
+        ([("plan.kv_cache", "int8")], 512, 25.6),
         ([("plan.kv_cache", "int8")], 768, 42.5),
         ([("plan.rollout_weights", "merged"), ("learner.importance_cap", "2.0")], 64, 5.86),
         ([("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")], 64, 16.4),
