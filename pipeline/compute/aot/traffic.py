@@ -22,6 +22,7 @@ _FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 _SAME_VALUES = {"bitcast", "reshape"}
+_CHANGING = {"convolution", "dot", "reduce", "custom-call", "fusion", "dynamic-update-slice"}
 
 
 def is_free(line: Instruction) -> bool:
@@ -32,34 +33,38 @@ def is_free(line: Instruction) -> bool:
     return line.opcode in _FREE
 
 
-def touched_bytes(where: Computation, line: Instruction) -> int:
-    """Bytes of an instruction's operands and results, wherever they are."""
-    operands = (where.instructions[operand].shapes for operand in line.operands)
-    return sum(shape.bytes for shapes in (line.shapes, *operands) for shape in shapes)
+def moved_bytes(
+    module: Module, where: Computation, line: Instruction, *, only_hbm: bool = True
+) -> int:
+    """Bytes that one run of an instruction reads and writes.
 
-
-def hbm_bytes(module: Module, where: Computation, line: Instruction) -> int:
-    """Bytes of main memory that one run of an instruction reads and writes."""
+    Args:
+        module: the program.
+        where: the computation that the instruction is in.
+        line: the instruction.
+        only_hbm: count main memory only; false: every memory.
+    """
     if line.opcode.endswith("-done"):
         return 0
     if line.opcode in {"copy-start", "slice-start"}:
         # The results: both places, of which a slice's source may be larger, and a context.
         places = [shape for shape in line.shapes if shape.dims][:2]
         moved = min(shape.bytes for shape in places)
-        return sum(moved for shape in places if shape.in_hbm)
+        return sum(moved for shape in places if shape.in_hbm or not only_hbm)
     read = sum(
-        _read(module, line, number, shape)
+        read_bytes(module, line, number, shape)
         for number, operand in enumerate(line.operands)
         for shape in where.instructions[operand].shapes
-        if shape.in_hbm
+        if shape.in_hbm or not only_hbm
     )
-    return read + _written(module, where, line)
+    return read + _written(module, where, line, only_hbm=only_hbm)
 
 
-def _read(module: Module, line: Instruction, number: int, shape: Shape) -> int:
-    """Bytes that an instruction reads of operand `number`, which is in main memory."""
-    if number == 0 and line.opcode in _PARTIAL:
-        return min(shape.bytes, line.shapes[0].bytes)
+def read_bytes(module: Module, line: Instruction, number: int, shape: Shape) -> int:
+    """Bytes that an instruction reads of its operand `number`, which has this shape."""
+    if number == 0 and line.opcode in _PARTIAL | {"slice-start"}:
+        part = line.shapes[line.opcode == "slice-start"]  # its first result is the whole
+        return min(shape.bytes, part.bytes // part.itemsize * shape.itemsize)
     if number == 0 and line.opcode == "dynamic-update-slice":
         return 0
     if line.opcode == "fusion":
@@ -69,7 +74,7 @@ def _read(module: Module, line: Instruction, number: int, shape: Shape) -> int:
 
 
 def _read_inside(module: Module, fused: Computation, number: int, shape: Shape) -> int:
-    """Bytes that a fusion reads of its parameter `number`."""
+    """Bytes that a fusion reads of its parameter `number`: arrays inside are not in memory."""
     same, total = set[str](), 0
     for line in fused.instructions.values():
         if line.opcode == "parameter" and line.text.startswith(f"({number})"):
@@ -77,28 +82,31 @@ def _read_inside(module: Module, fused: Computation, number: int, shape: Shape) 
         for place, operand in enumerate(line.operands):
             if operand not in same:
                 continue
-            if line.opcode in _SAME_VALUES:
+            if line.opcode not in _CHANGING and line.shapes[0].elements == shape.elements:
                 same.add(line.name)
             else:
-                total += _read(module, line, place, shape)
+                total += read_bytes(module, line, place, shape)
     return total + (shape.bytes if fused.root.name in same else 0)
 
 
-def _written(module: Module, where: Computation, line: Instruction) -> int:
-    """Bytes that an instruction writes to main memory."""
+def _written(module: Module, where: Computation, line: Instruction, *, only_hbm: bool) -> int:
+    """Bytes that an instruction writes."""
+    counted = [shape.in_hbm or not only_hbm for shape in line.shapes]
     if line.opcode == "dynamic-update-slice":
         new = where.instructions[line.operands[1]].shapes[0]
-        return new.bytes if line.shapes[0].in_hbm else 0
+        return new.bytes if counted[0] else 0
     if line.opcode != "fusion":
-        return sum(shape.bytes for shape in line.shapes if shape.in_hbm)
+        return sum(shape.bytes for shape, here in zip(line.shapes, counted, strict=True) if here)
     fused = module.computations[line.called[0]]
     root, total = fused.root, 0
     results = root.operands if root.opcode == "tuple" else [root.name] * len(line.shapes)
-    for shape, name in zip(line.shapes, results, strict=True):
+    for shape, here, name in zip(line.shapes, counted, results, strict=True):
         result = fused.instructions[name]
         while result.opcode in _SAME_VALUES:
             result = fused.instructions[result.operands[0]]
         inside = result.opcode in {"dynamic-update-slice", "fusion"}
-        if shape.in_hbm:
-            total += min(shape.bytes, _written(module, fused, result)) if inside else shape.bytes
+        if here and inside:
+            total += min(shape.bytes, _written(module, fused, result, only_hbm=False))
+        elif here:
+            total += shape.bytes
     return total

@@ -1,9 +1,9 @@
 """Roofline model of program times; each result has a range.
 
 The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
-per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
-to the TPU compiler's estimates for Gemma 3 on a v5e (docs/benchmarks.md). No figure was measured on
-a TPU.
+per second of the chip, whichever takes longer. The expected time uses shares of these limits, and
+seconds of work outside of the matrix unit, fitted to compiled programs of Gemma 3 for a v5e by the
+compiler's estimate and schedule (`launch.bench schedule`). No figure was measured on a TPU.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ _TOP_K_S = 7.1e-11
 """Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
 _GATHERED_SHARE = 0.07
 """Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
+_FLUSHED_PER_S = {"model": 68e9, "int8": 17e9}
+"""Bytes of the ring caches a second that a TPU's flush chooses from old and new, by
+`plan.kv_cache`."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
@@ -184,8 +187,13 @@ class RooflineModel:
 
     def flush(self, slots: int) -> Seconds:
         """The end of a segment: moving new positions to the ring caches, and the host's check."""
-        size = 2 * slots * self.kv_bytes_per_row()
-        load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
+        size, kind = slots * self.kv_bytes_per_row(), self.config.plan.kv_cache
+        load = _Load(
+            cache_bytes=2 * size,
+            rows=slots,
+            latency_s=_LAUNCH_S,
+            vector_s=size / _FLUSHED_PER_S[kind] if self.chip.platform == "tpu" else 0.0,
+        )
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def segment(self, slots: int) -> Seconds:
@@ -210,14 +218,15 @@ class RooflineModel:
     def score(self, positions: int, *, seq: float) -> Seconds:
         """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch."""
         by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
-        top_k_s = _TOP_K_S * positions * self.shape.vocab if by_vector else 0.0
+        entries = positions * self.shape.vocab / self.config.plan.tp
+        top_k_s = _TOP_K_S * entries if by_vector else 0.0
         return self._learn(positions, seq=seq, passes=1.0, head=1.0, vector_s=top_k_s)
 
     def gradient(self, positions: int, *, seq: float) -> Seconds:
         """The gradient at `positions` positions of a shard's micro-batch."""
         passes, learner = _PASSES[self.config.plan.remat], self.config.learner
         # Forward and backward read a row of the embedding for each token of the top k.
-        rows = 2 * positions * (learner.kl_top_k or 0) if learner.uses_reference_top_k else 0
+        rows = 2 * positions * learner.kl_top_k if learner.uses_reference_top_k else 0
         size = rows * DTYPE_BYTES[self.config.model.dtype] * self.shape.embed
         gathers_s = size / (_GATHERED_SHARE * self.chip.bytes_per_s)
         return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES, vector_s=gathers_s)

@@ -47,6 +47,11 @@ def test_estimates_are_cycles_times_trips():
     assert estimated(parse(text("recipe"))) == pytest.approx(cycles / CLOCK_HZ)
 
 
+def test_a_loop_without_iterations_takes_nothing():
+    module = parse(text("blocks").replace("direction=LT", "direction=GT"))
+    assert estimated(module) == 0.0
+
+
 def test_the_cheapest_branch_of_a_conditional_counts():
     doubled, five_products = 4140, 5 * (2304 + 80)
     found = estimated(parse(text("branches")))
