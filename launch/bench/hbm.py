@@ -210,5 +210,6 @@ BENCHMARK = Benchmark(
             ],
             environment=TPU_COMPILER,
         ),
-    )
+    ),
+    needs_compiler=True,
 )

@@ -34,6 +34,10 @@ _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
 _TRUNCATION_BYTES = 300.0
 """Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
+_TOP_K_S = 7.1e-11
+"""Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
+_GATHERED_SHARE = 0.07
+"""Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
@@ -93,6 +97,7 @@ class _Load:
     rows: int = 0
     link_bytes: float = 0.0
     latency_s: float = 0.0
+    vector_s: float = 0.0  # of work outside of the matrix unit, which the roofline does not count
 
     def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
         """The time on a chip."""
@@ -103,6 +108,7 @@ class _Load:
         low = max(compute, memory, link_s)
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
         slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
+        slow_compute += self.vector_s
         parts: dict[Regime, float] = {
             "compute": slow_compute,
             "bandwidth": self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
@@ -202,17 +208,19 @@ class RooflineModel:
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
     def score(self, positions: int, *, seq: float) -> Seconds:
-        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch.
-
-        The exact top k reads the logits twice.
-        """
-        head = 2.0 if self.config.learner.uses_reference_top_k else 1.0
-        return self._learn(positions, seq=seq, passes=1.0, head=head)
+        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch."""
+        by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
+        top_k_s = _TOP_K_S * positions * self.shape.vocab if by_vector else 0.0
+        return self._learn(positions, seq=seq, passes=1.0, head=1.0, vector_s=top_k_s)
 
     def gradient(self, positions: int, *, seq: float) -> Seconds:
         """The gradient at `positions` positions of a shard's micro-batch."""
-        passes = _PASSES[self.config.plan.remat]
-        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES)
+        passes, learner = _PASSES[self.config.plan.remat], self.config.learner
+        # Forward and backward read a row of the embedding for each token of the top k.
+        rows = 2 * positions * (learner.kl_top_k or 0) if learner.uses_reference_top_k else 0
+        size = rows * DTYPE_BYTES[self.config.model.dtype] * self.shape.embed
+        gathers_s = size / (_GATHERED_SHARE * self.chip.bytes_per_s)
+        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES, vector_s=gathers_s)
 
     def apply(self) -> Seconds:
         """All-reduce of the adapter's gradient, and one update."""
@@ -251,7 +259,9 @@ class RooflineModel:
         seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
         return 4 * shape.heads * shape.head_dim * seen
 
-    def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
+    def _learn(
+        self, positions: int, *, seq: float, passes: float, head: float, vector_s: float
+    ) -> Seconds:
         shape, plan = self.shape, self.config.plan
         body = _parameters(shape)[1]
         # The adapter's own gradient needs one more product.
@@ -266,6 +276,7 @@ class RooflineModel:
             link_bytes=passes
             * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp)),
             latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
+            vector_s=vector_s,
         )
         int8 = self.config.model.quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)
