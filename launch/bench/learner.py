@@ -87,7 +87,7 @@ class Case:
             rollouts, shape=programs.shape, weights=weights, keep_zero_advantage=True
         )
         inputs = place_inputs(packed, policy.mesh)
-        batch = DeviceBatch(inputs, jnp.asarray(packed.weights), jnp.asarray(packed.advantages))
+        batch = DeviceBatch(inputs, jnp.asarray(packed.advantages))
         return Case(programs, base, adapter, batch, rollouts)
 
     def widened(self) -> Case:
@@ -144,7 +144,7 @@ class Case:
             )
             logprobs = jax.nn.log_softmax(logits / temperature)
             taken = jnp.take_along_axis(logprobs, inputs.targets[..., None], axis=-1)[..., 0]
-            return weighted_sum(-taken * self.batch.advantages, self.batch.weights)
+            return weighted_sum(-taken * self.batch.advantages, inputs.weights)
 
         gradient: Params = jax.jit(jax.grad(loss))(self.adapter)
         return gradient

@@ -20,15 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
+from pipeline.compute.model.gathered import gathered_scores
 from pipeline.compute.model.gumbel import TILE, gumbel_noise
-from pipeline.compute.model.head import (
-    FORBIDDEN,
-    MAX_SHIFT,
-    Head,
-    Shard,
-    gathered_scores,
-    on_devices,
-)
+from pipeline.compute.model.head import FORBIDDEN, MAX_SHIFT, Head, Shard, on_devices
 from pipeline.compute.model.sharding import VOCAB_AXES
 from pipeline.compute.model.truncation import Truncation, threshold
 
