@@ -192,8 +192,8 @@ class Head:
 
 
 @contextlib.contextmanager
-def running_head() -> Iterator[Head]:
-    """Starts a cluster with four CPUs and four fake TPU chips; stops it afterwards."""
+def running_head(*, cpus: int = 4) -> Iterator[Head]:
+    """Starts a cluster with some CPUs and four fake TPU chips; stops it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="gg-"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
@@ -208,7 +208,7 @@ def running_head() -> Iterator[Head]:
     command += ["--no-monitor", "--disable-usage-stats"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", "4"]
+    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", str(cpus)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
     starting = Head(f"127.0.0.1:{gcs}", 0, environment, folder / "aws")
@@ -426,3 +426,12 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     raise AssertionError(f"{path} never had {count} lines")
+
+
+def wait_for_events(run: Path, event: str, count: int, process: subprocess.Popen[str]) -> None:
+    """Returns when the journal of a run has an event `count` times."""
+    journal, deadline = run / "journal.jsonl", time.monotonic() + PATIENCE_S
+    while not journal.is_file() or journal.read_text().count(f'"event": "{event}"') < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{event} was not journaled {count} times"
+        time.sleep(0.1)
