@@ -22,7 +22,6 @@ from tests.launch.cluster_fixtures import (
     private_environment,
     start,
     train_command,
-    wait_for_events,
     wait_for_lines,
     write_config,
 )
@@ -136,13 +135,14 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_a_run_survives_a_death_in_each_role(finished: Path, tmp_path: Path):
+def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
     """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
+    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
+    whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
     (tmp_path / "mirror").mkdir()
-    settings = ["--checkpoint.every_steps=1", "--wandb.mode=disabled", "--supervise"]
-    settings += [f"--run.mirror={tmp_path}/mirror"]
-    config = write_config(tmp_path, name="faulty")
-    process = start(train_command(config, *settings), private_environment())
+    undisturbed = head.start(*train_command(whole, *settings))
+    settings += [f"--run.mirror={tmp_path}/mirror", "--supervise"]
+    process = start(train_command(faulty, *settings), private_environment())
     run = tmp_path / "runs" / "faulty"
 
     def kill(*roles: str) -> None:
@@ -157,18 +157,20 @@ def test_a_run_survives_a_death_in_each_role(finished: Path, tmp_path: Path):
 
     wait_for_lines(run / "metrics.jsonl", 1, process)
     kill("launch.train")
-    wait_for_events(run, "started", 2, process)
-    kill("SamplerActor", "RewardActor", "rewards.processes")
-    wait_for_events(run, "restarted", 2, process)
-    kill("LearnerActor", "mirror_process")
+    wait_for_lines(run / "metrics.jsonl", 2, process)
+    kill("SamplerActor", "RewardActor", "rewards.processes", "mirror_process")
+    wait_for_lines(run / "metrics.jsonl", 3, process)
+    kill("LearnerActor")
+    assert finish(undisturbed)[0] == 0
     status, output = finish(process)
     assert status == 0, output
     assert {entry["worker"] for entry in journal(run) if entry["event"] == "restarted"} == {
         "sampler 0", "rewards", "learner"
     }  # fmt: skip
     assert output.count("it is started again, and the run resumes") == 1
-    assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
-    for path in sorted((finished / "rollouts").iterdir()):
+    expected = tmp_path / "runs" / "whole"
+    assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
+    for path in sorted((expected / "rollouts").iterdir()):
         assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
     assert not list((tmp_path / "mirror").rglob("lease*"))
     check_ledger(run)
