@@ -44,7 +44,7 @@ _LAUNCH_S = 1e-3
 """Least seconds of a program and of the host's check for finished slots."""
 _PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
 """Forward passes of a layer that a gradient costs, by `plan.remat`; weights have no gradient."""
-_HEAD_PASSES = 3.0
+_HEAD_PASSES = 2.0
 
 
 @dataclass(frozen=True)
@@ -207,20 +207,28 @@ class RooflineModel:
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
-    def score(self, positions: int, *, seq: float) -> Seconds:
-        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch."""
-        by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
-        top_k_s = _TOP_K_S * positions * self.shape.vocab if by_vector else 0.0
-        return self._learn(positions, seq=seq, passes=1.0, head=1.0, vector_s=top_k_s)
+    def score(self, positions: int, *, seq: float, learned: float) -> Seconds:
+        """Log-probs, or the reference top k, of `positions` positions of a shard's micro-batch.
 
-    def gradient(self, positions: int, *, seq: float) -> Seconds:
-        """The gradient at `positions` positions of a shard's micro-batch."""
+        Args:
+            positions: of the rows.
+            seq: mean positions of a packed sequence.
+            learned: share of the positions that are learned, the only ones with logits.
+        """
+        by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
+        top_k_s = _TOP_K_S * learned * positions * self.shape.vocab if by_vector else 0.0
+        return self._learn(positions, seq=seq, passes=1.0, head=learned, vector_s=top_k_s)
+
+    def gradient(self, positions: int, *, seq: float, learned: float) -> Seconds:
+        """The gradient of `positions` positions of a shard's micro-batch; see `score`."""
         passes, learner = _PASSES[self.config.plan.remat], self.config.learner
         # Forward and backward read a row of the embedding for each token of the top k.
-        rows = 2 * positions * (learner.kl_top_k or 0) if learner.uses_reference_top_k else 0
+        picked = (learner.kl_top_k or 0) if learner.uses_reference_top_k else 0
+        rows = 2 * learned * positions * picked
         size = rows * DTYPE_BYTES[self.config.model.dtype] * self.shape.embed
         gathers_s = size / (_GATHERED_SHARE * self.chip.bytes_per_s)
-        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES, vector_s=gathers_s)
+        head = learned * _HEAD_PASSES
+        return self._learn(positions, seq=seq, passes=passes, head=head, vector_s=gathers_s)
 
     def apply(self) -> Seconds:
         """All-reduce of the adapter's gradient, and one update."""
@@ -229,12 +237,13 @@ class RooflineModel:
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
-    def program(self, name: str, *, seq: float) -> Seconds:
+    def program(self, name: str, *, seq: float, learned: float) -> Seconds:
         """One run of a program; for names see `contracts.programs`.
 
         Args:
             name: a prefill, segment, gradient, score or reference_top_k.
             seq: mean positions of a packed sequence.
+            learned: see `score`.
         """
         kind, size = split_name(name)
         if kind == "prefill":
@@ -243,9 +252,9 @@ class RooflineModel:
             return self.segment(size // self.config.plan.sampler_shards)
         positions = size * self.config.row_tokens // self.config.plan.learner_shards
         if kind == "gradient":
-            return self.gradient(positions, seq=seq)
+            return self.gradient(positions, seq=seq, learned=learned)
         assert kind in {"score", "reference_top_k"}, name
-        return self.score(positions, seq=seq)
+        return self.score(positions, seq=seq, learned=learned)
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""

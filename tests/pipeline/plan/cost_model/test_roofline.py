@@ -93,26 +93,39 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     [(1024, 1024, 78.1), (2048, 1024, 73.6), (131_072, 1024, 76.5), (81_920, 8192, 95.1)],
 )
 def test_a_gradient_is_near_the_compilers_estimate(positions: int, seq: int, us: float) -> None:
-    found = pace().gradient(positions, seq=seq)
+    found = pace().gradient(positions, seq=seq, learned=1.0)
     assert 1e6 * found.expected / positions == pytest.approx(us, rel=0.12)
     assert found.regime == "compute"
     assert 1e6 * found.low / positions < us < 1e6 * found.high / positions
 
 
 def test_recomputation_costs_a_forward_pass() -> None:
-    full = pace().gradient(2048, seq=1024)
-    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024)
-    assert pace().score(2048, seq=1024).expected < none.expected < full.expected
+    full = pace().gradient(2048, seq=1024, learned=1.0)
+    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024, learned=1.0)
+    assert pace().score(2048, seq=1024, learned=1.0).expected < none.expected < full.expected
+
+
+def test_only_learned_positions_cost_logits() -> None:
+    one = pace()
+    half, whole, none = (
+        one.gradient(2048, seq=1024, learned=share).expected for share in (0.5, 1.0, 0.0)
+    )
+    assert none < half < whole
+    assert half == pytest.approx((none + whole) / 2)
 
 
 def test_programs_are_timed_by_their_name() -> None:
     one = pace("gemma3_1b", ("plan.slots", "256"))
     # 8 devices: 32 slots and a row of 2,048 on each; a prefill holds 16 prompts of 256.
     segment = one.decode_step(32) * 32 + one.flush(32)
-    assert one.program("segment 256", seq=700) == one.segment(32) == segment
-    assert one.program("prefill 256", seq=700) == one.prefill(4096, seq=256)
-    assert one.program("gradient 8", seq=700) == one.gradient(2048, seq=700)
-    assert one.program("reference_top_k 8", seq=700) == one.score(2048, seq=700)
+    assert one.program("segment 256", seq=700, learned=1.0) == one.segment(32) == segment
+    assert one.program("prefill 256", seq=700, learned=1.0) == one.prefill(4096, seq=256)
+    assert one.program("gradient 8", seq=700, learned=1.0) == one.gradient(
+        2048, seq=700, learned=1.0
+    )
+    assert one.program("reference_top_k 8", seq=700, learned=1.0) == one.score(
+        2048, seq=700, learned=1.0
+    )
 
 
 def test_sharded_weights_cost_link_time() -> None:
@@ -130,7 +143,10 @@ def test_time_grows_with_work(small: int, more: int) -> None:
     for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected
     assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
-    assert one.gradient(8 * small, seq=8).low <= one.gradient(8 * (small + more), seq=8).low
+    assert (
+        one.gradient(8 * small, seq=8, learned=1.0).low
+        <= one.gradient(8 * (small + more), seq=8, learned=1.0).low
+    )
 
 
 def test_ranges_add_up() -> None:
