@@ -228,7 +228,7 @@ def reports(monkeypatch, tmp_path):
 
 
 def test_times_of_a_packed_position(reports):
-    found = schedule.learning(model="gemma3_1b", phase="score")
+    found = schedule.by_position(model="gemma3_1b", phase="score")
     assert reports == ["reference_top_k 8"]
     # A row of 2,048 positions on each chip.
     expected = {"total": 0.08, "modelled": 0.02, "traffic": 0.01, "head": 0.06}
@@ -241,8 +241,8 @@ def test_times_of_a_packed_position(reports):
 
 
 def test_times_of_a_decode_step(reports):
-    found = schedule.decoding(model="gemma3_1b")
-    full = schedule.decoding(model="gemma3_1b", slots=512, kv_cache="int8")
+    found = schedule.by_step(model="gemma3_1b")
+    full = schedule.by_step(model="gemma3_1b", slots=512, kv_cache="int8")
     assert reports == ["segment 512", "segment 512"]
     # Segments have 32 steps.
     assert found["total"] == full["total"] == pytest.approx(1e3 * 0.08 / 32)

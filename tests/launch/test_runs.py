@@ -22,6 +22,7 @@ from tests.launch.cluster_fixtures import (
     private_environment,
     start,
     train_command,
+    wait_for_events,
     wait_for_lines,
     write_config,
 )
@@ -112,7 +113,11 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
 @pytest.mark.parametrize(
     ("number", "status"),
     # `ray job stop` sends SIGTERM, too; test_jobs.py tests it.
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, number, status):
     config = write_config(tmp_path, name="interrupted")
@@ -131,14 +136,13 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
+def test_a_run_survives_a_death_in_each_role(finished: Path, tmp_path: Path):
     """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
-    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
-    whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
     (tmp_path / "mirror").mkdir()
-    undisturbed = head.start(*train_command(whole, *settings))
-    settings += [f"--run.mirror={tmp_path}/mirror", "--supervise"]
-    process = start(train_command(faulty, *settings), private_environment())
+    settings = ["--checkpoint.every_steps=1", "--wandb.mode=disabled", "--supervise"]
+    settings += [f"--run.mirror={tmp_path}/mirror"]
+    config = write_config(tmp_path, name="faulty")
+    process = start(train_command(config, *settings), private_environment())
     run = tmp_path / "runs" / "faulty"
 
     def kill(*roles: str) -> None:
@@ -153,20 +157,18 @@ def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
 
     wait_for_lines(run / "metrics.jsonl", 1, process)
     kill("launch.train")
-    wait_for_lines(run / "metrics.jsonl", 2, process)
-    kill("SamplerActor", "RewardActor", "rewards.processes", "mirror_process")
-    wait_for_lines(run / "metrics.jsonl", 3, process)
-    kill("LearnerActor")
-    assert finish(undisturbed)[0] == 0
+    wait_for_events(run, "started", 2, process)
+    kill("SamplerActor", "RewardActor", "rewards.processes")
+    wait_for_events(run, "restarted", 2, process)
+    kill("LearnerActor", "mirror_process")
     status, output = finish(process)
     assert status == 0, output
     assert {entry["worker"] for entry in journal(run) if entry["event"] == "restarted"} == {
         "sampler 0", "rewards", "learner"
     }  # fmt: skip
     assert output.count("it is started again, and the run resumes") == 1
-    expected = tmp_path / "runs" / "whole"
-    assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
-    for path in sorted((expected / "rollouts").iterdir()):
+    assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
+    for path in sorted((finished / "rollouts").iterdir()):
         assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
     assert not list((tmp_path / "mirror").rglob("lease*"))
     check_ledger(run)

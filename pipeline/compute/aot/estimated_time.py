@@ -147,8 +147,8 @@ class _Program:
     def _inner(self, where: Computation, line: Instruction, runs: float) -> list[Work]:
         """The works of the computations that an instruction runs."""
         if line.opcode == "while":
-            runs *= self.module.trips(line, where, unknown=self.trips)
-            return list(self.works(line.attribute("body"), runs))
+            trips = self.module.trips(line, where, unknown=self.trips)
+            return list(self.works(line.attribute("body"), runs * trips)) if trips else []
         branches = [list(self.works(called, runs)) for called in line.called]
         if line.opcode == "conditional":
             return min(branches, key=lambda works: PartTime.of(works).seconds)

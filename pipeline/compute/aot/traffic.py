@@ -22,6 +22,7 @@ _FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 _SAME_VALUES = {"bitcast", "reshape"}
+_CHANGING = {"convolution", "dot", "reduce", "custom-call", "fusion", "dynamic-update-slice"}
 
 
 def is_free(line: Instruction) -> bool:
@@ -51,7 +52,7 @@ def moved_bytes(
         moved = min(shape.bytes for shape in places)
         return sum(moved for shape in places if shape.in_hbm or not only_hbm)
     read = sum(
-        _read(module, line, number, shape)
+        read_bytes(module, line, number, shape)
         for number, operand in enumerate(line.operands)
         for shape in where.instructions[operand].shapes
         if shape.in_hbm or not only_hbm
@@ -59,10 +60,11 @@ def moved_bytes(
     return read + _written(module, where, line, only_hbm=only_hbm)
 
 
-def _read(module: Module, line: Instruction, number: int, shape: Shape) -> int:
-    """Bytes that an instruction reads of operand `number`, of this shape."""
-    if number == 0 and line.opcode in _PARTIAL:
-        return min(shape.bytes, line.shapes[0].bytes)
+def read_bytes(module: Module, line: Instruction, number: int, shape: Shape) -> int:
+    """Bytes that an instruction reads of its operand `number`, which has this shape."""
+    if number == 0 and line.opcode in _PARTIAL | {"slice-start"}:
+        part = line.shapes[line.opcode == "slice-start"]  # its first result is the whole
+        return min(shape.bytes, part.bytes // part.itemsize * shape.itemsize)
     if number == 0 and line.opcode == "dynamic-update-slice":
         return 0
     if line.opcode == "fusion":
@@ -72,7 +74,7 @@ def _read(module: Module, line: Instruction, number: int, shape: Shape) -> int:
 
 
 def _read_inside(module: Module, fused: Computation, number: int, shape: Shape) -> int:
-    """Bytes that a fusion reads of its parameter `number`."""
+    """Bytes that a fusion reads of its parameter `number`: arrays inside are not in memory."""
     same, total = set[str](), 0
     for line in fused.instructions.values():
         if line.opcode == "parameter" and line.text.startswith(f"({number})"):
@@ -80,10 +82,10 @@ def _read_inside(module: Module, fused: Computation, number: int, shape: Shape) 
         for place, operand in enumerate(line.operands):
             if operand not in same:
                 continue
-            if line.opcode in _SAME_VALUES:
+            if line.opcode not in _CHANGING and line.shapes[0].elements == shape.elements:
                 same.add(line.name)
             else:
-                total += _read(module, line, place, shape)
+                total += read_bytes(module, line, place, shape)
     return total + (shape.bytes if fused.root.name in same else 0)
 
 

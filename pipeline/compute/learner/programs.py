@@ -220,7 +220,7 @@ class LearnerPrograms:
             inputs.tokens,
             inputs.positions,
             attend=PackedAttention(
-                inputs.segments, flash=FlashAttention(mesh) if plan.attention == "splash" else None
+                inputs.segments, flash=FlashAttention(mesh) if plan.uses_splash else None
             ),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )

@@ -127,7 +127,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
 
 
 def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """Values of configuration and model that can change the compiled program, as JSON."""
+    """Values of configuration and model that can change a program or its times, as JSON."""
     kind, size = split_name(program)
     found: dict[str, Any] = {
         "program": program,

@@ -597,11 +597,3 @@ def test_later_updates_of_a_skipped_batch_are_skipped():
     for found, expected in zip(leaves(learner), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert "skipped_updates" not in learner.update(ROLLOUTS)
-
-
-def test_each_micro_batch_is_progress():
-    learner, progress = tiny.learner(), list[None]()
-    learner._progressed = lambda: progress.append(None)
-    rollouts = tiny.make_rollouts([(20, 20)] * 8, advantages=[1.0, -1.0] * 4)
-    learner.update(rollouts)
-    assert len(progress) == len(learner._pack(rollouts)) > 1

@@ -8,7 +8,7 @@ from pipeline.plan.cost_model.step import PHASES, estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, with_plan
 from tests.pipeline.plan.presets import case, preset
 
-LEARNED = 0.95 * 246.4 / 406.4
+LEARNED = (1 - 0.15 * 0.5**1.5) * 246.4 / 406.4
 """Share of the preset's packed positions that are learned: mean lengths in rows 95% full."""
 
 
