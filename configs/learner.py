@@ -136,7 +136,7 @@ class Learner(Table):
         description="coefficient of KL(teacher || policy) over the teacher's top-k tokens; 0: off",
     )
     kl_top_k: int = Field(
-        128, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
+        64, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
     )
     top_k_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",

@@ -188,7 +188,11 @@ BENCHMARK = Benchmark(
                 Row("log-probs and gradient", head, {"what": "gradient"}),
                 Row("top 128", head, {"what": "top_k"}),
             ),
-            (Bound("temporary_mib", most=16),),
+            (
+                Bound("temporary_mib", most=16, rows="top*"),
+                # The derivative of log_z, float32, and as much as the top k.
+                Bound("temporary_mib", most=16 + 4 * 1152 * 65_536 / 2**20, rows="log*"),
+            ),
             TPU_COMPILER,
         ),
         Section(

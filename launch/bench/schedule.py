@@ -15,6 +15,7 @@ from launch.bench.small_gemma import preset
 from launch.bench.v5e import v5e_config, v5e_preset
 from pipeline.contracts.programs import split_name
 from pipeline.contracts.topology import GIB
+from pipeline.inputs.dataset.batching import learned_share
 from pipeline.plan.compiler import compile_programs
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.search.fitting import PlanCase, choose_placement
@@ -73,7 +74,9 @@ def times(config: Config, name: str, *, unit_s: float) -> dict[str, Any]:
     size = {"program": name, "gib": None if found.hbm_bytes is None else found.hbm_bytes / GIB}
     if not found.fits:
         return {**size, "fits": False}
-    planned = case.roofline(config).program(name, seq=case.lengths.sequence)
+    planned = case.roofline(config).program(
+        name, seq=case.lengths.sequence, learned=learned_share(config, case.lengths)
+    )
     parts = {part: time["seconds"] / unit_s for part, time in found.parts.items()}
     return {
         **size,

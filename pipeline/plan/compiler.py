@@ -37,6 +37,7 @@ _SHARED_SOURCES = (
     "pipeline/contracts/batches.py",
     "pipeline/contracts/model_shape.py",
     "pipeline/contracts/programs.py",
+    "pipeline/contracts/speeds.py",
     "pipeline/inputs/dataset/batching.py",
     "pipeline/inputs/dataset/packing.py",
     "pipeline/inputs/hub/hf_config.py",

@@ -94,13 +94,16 @@ class Program:
     hbm_bytes: int
     stats: Any
 
-    def parts(self) -> dict[str, PartTime]:
+    def parts(self, *, trips: float | None = None) -> dict[str, PartTime]:
         """Times of its parts.
 
+        Args:
+            trips: trip count of loops whose own depends on the program's arguments.
+
         Raises:
-            ValueError: if it has a loop whose trip count depends on its arguments.
+            ValueError: if there is such a loop, and no trip count for it.
         """
-        return part_times(parse(self.text), self.schedule)
+        return part_times(parse(self.text), self.schedule, trips=trips)
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
@@ -161,14 +164,7 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
         ValueError: if there is no such program.
     """
     kind, size = split_name(program)
-    place = devices_of(config, program)
-    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
-    policy = Policy(
-        architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
-        lora=config.lora,
-        mesh=mesh,
-        quantization=config.model.quantization,
-    )
+    policy = _policy(config, shape, program)
     sized = (size,) if size else ()
     if kind in SAMPLER:
         decode = DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)
@@ -176,17 +172,37 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
     return getattr(LearnerPrograms(policy, config, VOCABULARY), f"trace_{kind}")(*sized)
 
 
+def expected_trips(config: Config, shape: ModelShape, program: str) -> float | None:
+    """Expected trip count of a program's loops that have none of their own; None: all have."""
+    kind, size = split_name(program)
+    if kind in SAMPLER or not size:
+        return None
+    policy = _policy(config, shape, program)
+    return LearnerPrograms(policy, config, VOCABULARY).expected_blocks(kind, size)
+
+
+def _policy(config: Config, shape: ModelShape, program: str) -> Policy:
+    place = devices_of(config, program)
+    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
+    return Policy(
+        architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=mesh,
+        quantization=config.model.quantization,
+    )
+
+
 def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
     """Compiles a program; the fields of `plan.compiler.CompilerReport` as JSON values."""
     with _TRACING:
         began = time.monotonic()
-        traced = trace(config, shape, program)
+        traced, trips = trace(config, shape, program), expected_trips(config, shape, program)
     try:
         compiled = compile_for(traced)
     except DoesNotFitError as error:
         needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
         return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
-    parts = compiled.parts()
+    parts = compiled.parts(trips=trips)
     return {
         "fits": True,
         "hbm_bytes": compiled.hbm_bytes,

@@ -48,7 +48,7 @@ class Work:
     """
 
     part: str
-    runs: int
+    runs: float
     seconds: float
     hbm_bytes: int
     is_modelled: bool
@@ -79,7 +79,9 @@ class PartTime:
         )
 
 
-def part_times(module: Module, schedule: Mapping[str, int]) -> dict[str, PartTime]:
+def part_times(
+    module: Module, schedule: Mapping[str, int], *, trips: float | None = None
+) -> dict[str, PartTime]:
     """Times of the parts of a program, the longest first.
 
     A called computation counts at each call, a conditional as its cheapest branch, because the
@@ -88,12 +90,13 @@ def part_times(module: Module, schedule: Mapping[str, int]) -> dict[str, PartTim
     Args:
         module: the program.
         schedule: bundles of its instructions, see `schedule.read_schedules`; empty: unknown.
+        trips: trip count of loops whose own depends on the program's arguments.
 
     Raises:
-        ValueError: if the trip count of a loop is unknown.
+        ValueError: if there is such a loop, and no trip count for it.
     """
     parts = defaultdict[str, list[Work]](list)
-    for work in _Program(module, schedule).works(module.entry, 1):
+    for work in _Program(module, schedule, trips).works(module.entry, 1):
         parts[work.part].append(work)
     found = {part: PartTime.of(works) for part, works in parts.items()}
     return dict(sorted(found.items(), key=lambda item: -item[1].seconds))
@@ -111,8 +114,9 @@ def program_seconds(parts: Mapping[str, PartTime]) -> float:
 class _Program:
     module: Module
     schedule: Mapping[str, int]
+    trips: float | None
 
-    def works(self, name: str, runs: int) -> Iterator[Work]:
+    def works(self, name: str, runs: float) -> Iterator[Work]:
         """The instructions of a computation in the order of the program."""
         where, clock = self.module.computations[name], 0.0
         free_at = defaultdict[float, float](float)  # when memory and links have done their work
@@ -140,10 +144,10 @@ class _Program:
             clock += seconds
             yield Work(part_of(self.module, where, line), runs, seconds, moved, is_modelled)
 
-    def _inner(self, where: Computation, line: Instruction, runs: int) -> list[Work]:
+    def _inner(self, where: Computation, line: Instruction, runs: float) -> list[Work]:
         """The works of the computations that an instruction runs."""
         if line.opcode == "while":
-            trips = self.module.trips(line, where)
+            trips = self.module.trips(line, where, unknown=self.trips)
             return list(self.works(line.attribute("body"), runs * trips)) if trips else []
         branches = [list(self.works(called, runs)) for called in line.called]
         if line.opcode == "conditional":

@@ -31,6 +31,8 @@ _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _NAMED = re.compile(r'^(\d+) "(.*)"$')
 _LOCATION = re.compile(r"^(\d+) \{file_name_id=\d+ function_name_id=(\d+) ")
 _STACK = re.compile(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}$")
+_OVER_LINES = re.compile(r"kernel_metadata=\{\n[^\n]*\n\}")
+"""An attribute of Pallas kernels that spans lines."""
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 CALLING = {"call", "conditional", "async-start", "fusion"}
@@ -130,14 +132,21 @@ class Module:
         found = _FRAME.search(line.text)
         return self.frames.get(int(found[1]), ()) if found else ()
 
-    def trips(self, loop: Instruction, inside: Computation) -> int:
+    def trips(
+        self, loop: Instruction, inside: Computation, *, unknown: float | None = None
+    ) -> float:
         """Trip count of a while loop in computation `inside`.
 
         Read from XLA's `known_trip_count`, or counted: the scalars that the loop starts with are
         carried through its body until its condition is false.
 
+        Args:
+            loop: the instruction.
+            inside: its computation.
+            unknown: the trip count if the program does not determine it.
+
         Raises:
-            ValueError: if the trip count is unknown.
+            ValueError: if it is unknown and not given.
         """
         known = _KNOWN_TRIPS.search(loop.text)
         if known:
@@ -154,6 +163,8 @@ class Module:
             before, carried = carried, self._value(body, body.root.name, (carried,))
             if carried == before:
                 break
+        if unknown is not None:
+            return unknown
         raise ValueError(f"loop {loop.name}: the program does not determine its trip count")
 
     def _value(self, where: Computation, name: str, given: tuple[_Value, ...] | None) -> _Value:
@@ -219,7 +230,7 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry: str | None = None
     lines: dict[str, Instruction] | None = None
-    for raw in text.splitlines():
+    for raw in _OVER_LINES.sub("", text).splitlines():
         header = _HEADER.match(raw)
         if header:
             lines = {}

@@ -30,14 +30,15 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.attention import FlashAttention, PackedAttention
 from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.head import Head
-from pipeline.compute.model.head_score import Scores, score
+from pipeline.compute.model.head_score import Scores, in_blocks, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
-from pipeline.compute.model.sharding import by_row, replicated
+from pipeline.compute.model.sharding import FSDP, batch_shards, by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.builds import BuildLog
-from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.dataset.batching import batch_shape, learned_share
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
@@ -219,27 +220,38 @@ class LearnerPrograms:
             inputs.tokens,
             inputs.positions,
             attend=PackedAttention(
-                inputs.segments, flash=FlashAttention(mesh) if plan.attention == "splash" else None
+                inputs.segments, flash=FlashAttention(mesh) if plan.uses_splash else None
             ),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
-        )
-        head = Head(
-            softcap=self.policy.architecture.shape.final_softcap,
-            temperature=temperature or self.config.rollout.temperature,
-            tokens=plan.head_tokens,
-            vocab=plan.head_vocab,
-            mesh=mesh,
         )
         return score(
             hidden,
             inputs.targets,
             self.policy.embedding(base),
-            head=head,
+            head=self._head(temperature or self.config.rollout.temperature),
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
             learned=inputs.learned,
             gather_tokens=further,
             top_k=top_k,
         )
+
+    def _head(self, temperature: float) -> Head:
+        softcap, plan = self.policy.architecture.shape.final_softcap, self.config.plan
+        return Head(softcap, temperature, plan.head_tokens, plan.head_vocab, self.policy.mesh)
+
+    def expected_blocks(self, kind: str, rows: int) -> float:
+        """Expected trip count of the head's loop over learned positions, at the assumed lengths.
+
+        Args:
+            kind: of the program.
+            rows: of its micro-batch.
+        """
+        positions = rows * self.config.row_tokens // batch_shards(self.policy.mesh)
+        top_k = self.config.learner.kl_top_k if kind == "reference_top_k" else 0
+        block = in_blocks(self._head(1.0), positions, top_k=top_k).tokens
+        size = max(1, block // self.policy.mesh.shape[FSDP])
+        share = learned_share(self.config, Lengths.expected(self.config))
+        return min(-(-positions // size), share * positions / size + 0.5)
 
     def compile(self, log: BuildLog | None = None) -> CompiledLearner:
         """Compiles all programs, several at a time; allocates nothing.

@@ -16,18 +16,21 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.compute.model.gathered import TokenIds, gathered_gradient, gathered_scores
 from pipeline.compute.model.head import FORBIDDEN, MAX_SHIFT, Head, Shard, on_devices
-from pipeline.compute.model.sharding import VOCAB_AXES, platform
+from pipeline.compute.model.sharding import VOCAB_AXES, batch_shards, platform
 from pipeline.compute.model.top_k import MOST, Columns, TopK
 
-_TOP_K_BLOCK = 256, 32_768
+_TOP_K_BLOCK = 256, 65_536
 """Positions and entries of the vocabulary of a block if the top k is wanted."""
 _BY_COLUMNS = {"tpu"}
-"""Kinds of devices that find the top k by `Columns`, in a pass of its own; on a CPU that takes 1.3
-to 1.9 times as long as sorting each block, a GPU is not measured."""
+"""Kinds of devices that find the top k by `Columns`; on a CPU that takes 1.3 to 1.9 times as long
+as sorting each block, a GPU is not measured."""
+_FIRST = 2048
+"""Entries of the vocabulary that give the shift of the exponentials."""
 _SORTED = 2048
 """Entries of the vocabulary that these sort at a time if `Columns` are not exact."""
 
@@ -122,6 +125,20 @@ class Scores(NamedTuple):
     top: TopK | None
 
 
+def in_blocks(head: Head, positions: int, *, top_k: int) -> Head:
+    """The head with the block sizes of the top k, or of learned positions.
+
+    Args:
+        head: with the configured sizes.
+        positions: of a device, learned or not.
+        top_k: number of most likely tokens.
+    """
+    if not top_k:
+        return head.of_learned(positions)
+    tokens, vocab = _TOP_K_BLOCK
+    return replace(head, tokens=tokens, vocab=vocab)
+
+
 def score(
     hidden: Float[Array, "rows seq embed"],
     targets: Int[Array, "rows seq"],
@@ -155,10 +172,9 @@ def score(
     here = embedding.shape[0] // math.prod(head.mesh.shape[axis] for axis in VOCAB_AXES)
     if top_k > here:
         raise ValueError(f"top_k = {top_k}, but a device has only {here} entries of the vocabulary")
-    if top_k:
-        tokens_at_once, vocab = _TOP_K_BLOCK
-        head = replace(head, tokens=tokens_at_once, vocab=vocab)
     rows, seq = targets.shape
+    if learned is not None or top_k:
+        head = in_blocks(head, rows * seq // batch_shards(head.mesh), top_k=top_k)
     selected: TokenIds = (targets,) if gather_tokens is None else (targets, gather_tokens)
     flat, *tokens = (x.reshape(rows * seq, *x.shape[2:]) for x in (hidden, *selected))
     mask = None if learned is None else learned.reshape(rows * seq)
@@ -269,19 +285,16 @@ def _whole_vocabulary(
 ) -> tuple[Array, Array, Array, Array, Array | None]:
     """log_z, entropy, scores and ids of the top k, and the derivative of log_z."""
     by_columns = 0 < top_k <= MOST and platform(shard.head.mesh) in _BY_COLUMNS
-    in_one_pass = 0 if by_columns else top_k
     nothing = Sums.empty(hidden, with_mean=with_mean)
-    if in_one_pass or shard.count == 1:
-        shift, sums, values, ids = _running_maximum(shard, hidden, nothing, in_one_pass)
+    if by_columns or (shard.count > 1 and not top_k):
+        shift, sums, columns = _fixed_shift(shard, hidden, nothing, by_columns=by_columns)
+        values, ids = _top_k_of(columns, shard, hidden, top_k)
     else:
-        shift, sums = _fixed_shift(shard, hidden, nothing)
-        values = ids = jnp.zeros((hidden.shape[0], 0))
-    if by_columns:
-        values, ids = _top_k_by_columns(shard, hidden, top_k)
+        shift, sums, values, ids = _running_maximum(shard, hidden, nothing, top_k)
     overall = jax.lax.pmax(shift, VOCAB_AXES)
     sums = jax.lax.psum(sums.scaled(jnp.exp(shift - overall)), VOCAB_AXES)
     log_z = overall + jnp.log(sums.mass)
-    if top_k:
+    if top_k and jax.lax.axis_size(VOCAB_AXES) > 1:
         ids += jax.lax.axis_index(VOCAB_AXES) * shard.vocab
         values, ids = _best(
             top_k,
@@ -292,30 +305,39 @@ def _whole_vocabulary(
 
 
 def _fixed_shift(
-    shard: Shard, hidden: Float[Array, "block embed"], nothing: Sums
-) -> tuple[Float[Array, " block"], Sums]:
-    """Sums with the largest score of the first block as shift, and the shift.
+    shard: Shard, hidden: Float[Array, "block embed"], nothing: Sums, *, by_columns: bool
+) -> tuple[Float[Array, " block"], Sums, Columns | None]:
+    """The shift of the exponentials, sums with it, and the columns if they are wanted.
 
-    That is known before the pass, so that the compiler can sum in the epilogue of the matrix
-    product and logits are never written, not even to fast memory: on TPU that halves the time of
-    the pass. If the shift is too far from the largest score, the pass is repeated with a running
-    maximum.
+    The shift is the largest score of a few tokens. That is known before the pass, so that the
+    compiler can sum in the epilogue of the matrix product and logits are never written, not even to
+    fast memory: on TPU that halves the time of the pass. If it is too far from the largest score,
+    the sums are repeated with a running maximum.
     """
-    shift = shard.scores(hidden, jnp.int32(0))[1].max(axis=-1)
+    few = replace(shard, head=replace(shard.head, vocab=_FIRST))
+    shift = few.scores(hidden, jnp.int32(0))[1].max(axis=-1)
 
-    def step(carry: tuple[Array, Sums], number: Int[Array, ""]) -> tuple[tuple[Array, Sums], None]:
+    def step(
+        carry: tuple[Array, Sums], number: Int[Array, ""]
+    ) -> tuple[tuple[Array, Sums], Columns | None]:
         highest, sums = carry
-        rows, scores, _ = shard.scores(hidden, number)
+        rows, scores, start = shard.scores(hidden, number)
         sums = sums.add(shard.head, scores, rows, shift=shift)
-        return (jnp.maximum(highest, scores.max(axis=-1)), sums), None
+        columns = None
+        if by_columns:
+            # Computed with a position in each lane: otherwise a TPU copies them.
+            scores = with_layout_constraint(scores, Layout((1, 0)))
+            columns = Columns.of(scores.T, start)
+        return (jnp.maximum(highest, scores.max(axis=-1)), sums), columns
 
     start = jnp.full_like(shift, FORBIDDEN), nothing
-    (highest, sums), _ = jax.lax.scan(step, start, jnp.arange(shard.count))
-    return jax.lax.cond(
+    (highest, sums), columns = jax.lax.scan(step, start, jnp.arange(shard.count))
+    shift, sums = jax.lax.cond(
         jnp.max(highest - shift) > MAX_SHIFT,
         lambda: _running_maximum(shard, hidden, nothing, 0)[:2],
         lambda: (shift, sums),
     )
+    return shift, sums, None if columns is None else columns.merged()
 
 
 def _running_maximum(
@@ -345,22 +367,19 @@ def _running_maximum(
     return jax.lax.scan(step, start, jnp.arange(shard.count))[0]
 
 
-def _top_k_by_columns(
-    shard: Shard, hidden: Float[Array, "block embed"], k: int
+def _top_k_of(
+    columns: Columns | None, shard: Shard, hidden: Float[Array, "block embed"], k: int
 ) -> tuple[Float[Array, "block k"], Int[Array, "block k"]]:
-    """Scores and ids of the top k of this device's entries."""
-
-    def step(columns: Columns, number: Int[Array, ""]) -> tuple[Columns, None]:
-        _, scores, start = shard.scores(hidden, number)
-        return columns.add(scores, start), None
-
-    columns, _ = jax.lax.scan(step, Columns.empty(hidden.shape[0]), jnp.arange(shard.count))
+    """Scores and ids of the top k of this device's entries; empty without columns."""
+    if columns is None:
+        return jnp.zeros((len(hidden), 0)), jnp.zeros((len(hidden), 0), jnp.int32)
     values, ids, is_exact = columns.highest(k)
     narrow = replace(shard, head=replace(shard.head, vocab=_SORTED))
+    nothing = Sums.empty(hidden, with_mean=False)
     return jax.lax.cond(
         is_exact.all(),
         lambda: (values, ids),
-        lambda: _running_maximum(narrow, hidden, Sums.empty(hidden, with_mean=False), k)[2:],
+        lambda: _running_maximum(narrow, hidden, nothing, k)[2:],
     )
 
 

@@ -18,6 +18,7 @@ from configs.rollout import min_finished
 from configs.schema import Config
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.speeds import SIGMA, Lengths
+from pipeline.inputs.dataset.batching import row_fill
 
 _AVERAGED = 256
 """Least number of completions over which a sampler's work is averaged."""
@@ -277,11 +278,9 @@ def training_work(config: Config, lengths: Lengths) -> SamplerWork:
 def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> list[int]:
     """Positions of each micro-batch that the learner packs `sequences` into, over all devices.
 
-    Rows fill as measured by `launch.bench learner --only "packing*"`: about 85% where a row is as
-    long as the longest sequence, 95% where it is twice as long. The last micro-batches are smaller.
+    The last micro-batches are smaller.
     """
     row = config.row_tokens
-    empty = 0.15 * (config.rollout.max_tokens / row) ** 1.5
-    rows = max(1, math.ceil(sequences * lengths.sequence / ((1 - empty) * row)))
+    rows = max(1, math.ceil(sequences * lengths.sequence / (row_fill(config) * row)))
     shape = BatchShape(config.micro_batch_rows, config.plan.learner_shards, row, pad=0)
     return [size * row for size in shape.split(rows)]

@@ -24,7 +24,7 @@ def text(name: str) -> str:
     return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
 
 
-def trips(module: Module) -> list[int]:
+def trips(module: Module) -> list[float]:
     return sorted(
         module.trips(line, where)
         for where in module.computations.values()
@@ -63,6 +63,14 @@ def test_trip_counts_are_derived_from_the_condition(direction, start, step, expe
 def test_a_loop_of_unknown_length_is_an_error(start, step):
     with pytest.raises(ValueError, match=r"loop while\.5: the program does not determine"):
         trips(counted(start=start, step=step))
+    module = counted(start=start, step=step)
+    (found,) = (
+        module.trips(line, where, unknown=2.5)
+        for where in module.computations.values()
+        for line in where.instructions.values()
+        if line.opcode == "while"
+    )
+    assert found == 2.5
 
 
 @pytest.mark.parametrize(

@@ -241,13 +241,14 @@ def test_a_certain_token_has_no_gradient_in_bfloat16():
     embedding = (10 * rows).astype(jnp.bfloat16)
     hidden = 30 * embedding[TARGETS]
 
-    def run(hidden: jax.Array) -> jax.Array:
+    def run(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = score(hidden, TARGETS, embedding, head=make_head(), forbidden=MASK)
-        return jnp.sum(found.logprobs * 0.3)
+        return jnp.sum(found.logprobs * 0.3), found.logprobs
 
-    value, grad = jax.value_and_grad(run)(hidden)
-    assert value == 0
-    np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-6)
+    grad, logprobs = jax.grad(run, has_aux=True)(hidden)
+    np.testing.assert_allclose(logprobs, 0, atol=0.01)
+    # Rounding of 0.3 / TEMPERATURE alone would leave 0.001 of the row.
+    np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
@@ -403,8 +404,8 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     sampler = DecodePrograms(policy, config, vocabulary).compile()
-    # Learner: logits of one of two equal blocks of positions. Prefill computes none.
-    of_block = 1280 * config.plan.head_vocab
+    # Learner: logits of a block of positions. Prefill computes none.
+    of_block = LIMIT * config.plan.head_vocab
     for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
         elements, shape = largest_shape(program)
         assert elements == of_block, shape
