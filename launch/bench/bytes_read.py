@@ -30,7 +30,7 @@ def _computation(module: Module, name: str, elements: int) -> int:
     for line in where.instructions.values():
         if line.opcode == "while":
             if once := _computation(module, line.attribute("body"), elements):
-                total += once * module.trips(line, where)
+                total += round(once * module.trips(line, where))
         elif line.opcode in CALLING - {"fusion"}:
             total += sum(_computation(module, called, elements) for called in line.called)
         elif line.opcode not in _SAME_MEMORY:

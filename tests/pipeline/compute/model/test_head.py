@@ -15,6 +15,7 @@ import pytest
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import head_score as head_module
+from pipeline.compute.model.gathered import gathered_scores
 from pipeline.compute.model.gumbel import gumbel_noise
 from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
 from pipeline.compute.model.head_sample import sample as sample_tokens
@@ -184,7 +185,12 @@ LEARNED = {
 @pytest.mark.parametrize("learned", LEARNED.values(), ids=LEARNED)
 def test_learned_positions_have_the_results_of_all_positions_and_others_zero(on, learned):
     head, mask = make_head(tokens=16, vocab=32, softcap=3.0, on=on), jnp.asarray(learned)
-    given = {"head": head, "forbidden": MASK, "gather_tokens": GATHERED, "learned": mask}
+    given: dict[str, Any] = {
+        "head": head,
+        "forbidden": MASK,
+        "gather_tokens": GATHERED,
+        "learned": mask,
+    }
 
     def run(hidden: jax.Array) -> tuple[jax.Array, Scores]:
         found = score(hidden, TARGETS, EMBEDDING, **given)
@@ -208,14 +214,14 @@ def test_learned_positions_have_the_results_of_all_positions_and_others_zero(on,
 def test_positions_that_are_not_learned_cost_no_block_and_other_counts_no_compilation(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    blocks, plain = [], head_module.gathered_scores
+    blocks, plain = list[int](), gathered_scores
 
     def counted(shard: Any, hidden: jax.Array, tokens: Any) -> Any:
         jax.debug.callback(lambda: blocks.append(len(hidden)))
         return plain(shard, hidden, tokens)
 
     monkeypatch.setattr(head_module, "gathered_scores", counted)
-    run = jax.jit(
+    run: Any = jax.jit(
         lambda learned: (
             score(
                 HIDDEN,
