@@ -42,7 +42,6 @@ _CHECKPOINT = re.compile(r"checkpoints/(\d+)/")
 _LEFT_OUT = frozenset({STAGED, "status.json", "wandb", "profile", "superseded"})
 """What no resume and no result needs."""
 _UNFINISHED = re.compile(r".*\.(tmp|partial)|.*\.orbax-checkpoint-tmp.*")
-_NO_COPIES = ("memory", "http", "https")
 _LOCAL = ("", "file", "local")
 """Schemes of paths on this host."""
 
@@ -151,8 +150,6 @@ def check_protocol(url: str) -> None:
         ValueError: if it is not, or the protocol is unknown.
     """
     protocol = "file" if is_local(url) else url.partition("://")[0]
-    if protocol in _NO_COPIES:
-        raise ValueError(f"{protocol}:// cannot keep copies; use s3://, gs://, hf:// or a folder")
     try:
         fsspec.get_filesystem_class(protocol)
     except ImportError as error:

@@ -156,7 +156,10 @@ def test_a_run_with_other_settings_is_not_adopted(
         (["--adopt", "s3://key:secret@bucket/a"], "--adopt: contains a user's key or password"),
         (["--adopt", "s4://bucket/a"], "s4:// is not supported by fsspec"),
         (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
-        (["--run.mirror", "http://host/a"], "http:// cannot keep copies; use s3://"),
+        (
+            ["--run.mirror", "http://host/a"],
+            "command line: --run.mirror.*: http:// cannot keep a run",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_fetched_is_one_line(
