@@ -148,7 +148,7 @@ class _Supervisor:
 
     def _death(self, status: int) -> str | None:
         """How the command died; None if it has ended by itself."""
-        if self._is_silent:
+        if self._is_silent and status < 0:
             return f"the run's process gave no heartbeat for {self._faults.silent_s:g} s"
         if status < 0:
             return f"the run's process was ended by {signal.Signals(-status).name}"
