@@ -166,6 +166,25 @@ def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
     np.testing.assert_array_equal(scales[:, 0], expected)
 
 
+@pytest.mark.parametrize(("slots", "steps"), [(12, 4), (10, 4), (7, 3), (6, 6), (4, 9), (1, 2)])
+def test_flush_equals_writing_one_position_at_a_time(slots: int, steps: int):
+    rng = np.random.default_rng(0)
+    rows = 16
+    ring = rng.integers(0, 99, (rows, KV_HEADS, slots, HEAD_DIM)).astype(np.float32)
+    recent = rng.integers(100, 199, (rows, KV_HEADS, steps, HEAD_DIM)).astype(np.float32)
+    start = rng.integers(0, 3 * slots, rows).astype(np.int32)
+    new = rng.integers(0, steps + 1, rows).astype(np.int32)
+    expected = ring.copy()
+    for row in range(rows):
+        for step in range(new[row]):
+            expected[row, :, (start[row] + step) % slots] = recent[row, :, step]
+    lengths = jnp.asarray(start + new)
+    (found,) = flush(
+        (jnp.asarray(ring),), (jnp.asarray(recent),), start=jnp.asarray(start), lengths=lengths
+    )
+    np.testing.assert_array_equal(found, expected)
+
+
 def test_bytes_per_row_of_gemma_2_equal_a_hand_count():
     # As above, but every second layer is local: 4 local and 3 global layers.
     shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
