@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs.schema import Plan
 from pipeline.compute.devices import environment
+from pipeline.contracts.workers import WorkerDied
 
 cluster_is_gone = threading.Event()
 """Set if the cluster ends before this process: calls get no answer, devices need no release."""
@@ -176,8 +177,21 @@ class Reservation:
         return Bundle(self, number)
 
     async def placed(self) -> None:
-        """Returns when all devices are reserved."""
-        await self.group.ready()
+        """Returns when all devices are reserved.
+
+        Raises:
+            WorkerDied: if only another reservation would find devices: a node that was counted on
+                had ended, or ends meanwhile.
+        """
+        ready = asyncio.ensure_future(self.group.ready())
+        try:
+            while not (await asyncio.wait({ready}, timeout=_NOTICE_EVERY_S))[0]:
+                if self.is_stranded():
+                    why = "a node is gone, and the node of this command has enough"
+                    raise WorkerDied("devices", why, alone=False)
+            ready.result()
+        finally:
+            ready.cancel()
 
     def release(self) -> None:
         """Releases the devices; actors that still hold them are ended."""

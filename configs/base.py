@@ -37,6 +37,9 @@ _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500
 _LONGEST_S = _LONGEST_DAYS * 86_400
 
+_NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
+"""Protocols of fsspec that end with the process, or that cannot be written."""
+
 Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
 
@@ -174,7 +177,13 @@ def nearest_path(path: Path) -> Path | None:
 
 
 def nearest_hint(path: Path) -> str:
-    """`; nearest: PATH` for the end of a message on a missing file; empty if none is near."""
+    """For the end of a message on a missing file or folder: what is there instead, or near it.
+
+    `: it is a folder`, or `; nearest: PATH`; empty if nothing is near.
+    """
+    if path.exists() or path.is_symlink():
+        is_file = "it is a file" if path.is_file() else "it is neither a file nor a folder"
+        return f": {'it is a folder' if path.is_dir() else is_file}"
     nearest = nearest_path(path)
     return "" if nearest is None else f"; nearest: {nearest}"
 
@@ -204,6 +213,8 @@ def mirror_problem(url: str) -> str | None:
             "contains a user's key or password; set it in the environment, as the library of "
             f"{scheme}:// documents, and remove it from the URL"
         )
+    if scheme in _NO_STORES:
+        return f"{scheme}:// cannot keep a run; use s3://, gs://, hf://buckets/ or a folder"
     if scheme == "hf" and not rest.startswith("buckets/"):
         return "hf:// needs a bucket, hf://buckets/USER/NAME: in a repository each file is a commit"
     return None

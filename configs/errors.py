@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -162,12 +163,15 @@ def _missing(setting: Setting) -> str:
 
 
 def _invalid(setting: Setting, value: object) -> str:
+    allowed = setting.allowed
+    if isinstance(value, float) and not math.isfinite(value):
+        allowed = allowed.replace("a number", "a finite number")
     nearest = nearest_value(setting, value)
     if nearest is not None:
-        return f"must be {setting.allowed}; nearest valid: {nearest}"
+        return f"must be {allowed}; nearest valid: {nearest}"
     if setting.default is not None and setting.type != "object":
-        return f"must be {setting.allowed}; default: {show_value(setting.default)}"
-    return f"must be {setting.allowed}"
+        return f"must be {allowed}; default: {show_value(setting.default)}"
+    return f"must be {allowed}"
 
 
 def value_at(tree: Mapping[str, Any], path: Path) -> object:

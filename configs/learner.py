@@ -50,7 +50,7 @@ VARIANTS: dict[Loss, Variant] = {
 class Learner(Table):
     """The GRPO update (arXiv:2402.03300) and its variants."""
 
-    lr: float = Field(1e-5, gt=0, description="peak learning rate of AdamW")
+    lr: float = Field(1e-5, gt=0, le=10, description="peak learning rate of AdamW")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of the learning rate to zero after the warm-up"
     )
@@ -136,7 +136,7 @@ class Learner(Table):
         description="coefficient of KL(teacher || policy) over the teacher's top-k tokens; 0: off",
     )
     kl_top_k: int = Field(
-        128, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
+        64, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
     )
     top_k_dtype: Literal["float32", "bfloat16"] = Field(
         "float32",
@@ -191,7 +191,7 @@ class Sft(Table):
     sequences_per_step: int = Field(
         64, ge=1, description="packed rows of demonstrations in an update"
     )
-    lr: float = Field(1e-4, gt=0, description="peak learning rate of the SFT phase")
+    lr: float = Field(1e-4, gt=0, le=10, description="peak learning rate of the SFT phase")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "linear", description="decay of the learning rate to zero over the SFT phase"
     )

@@ -127,6 +127,8 @@ def read_saved_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: if there is no file.
         ConfigError: if it is damaged.
     """
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path} is damaged: not a file")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -155,8 +157,10 @@ def presets_hint() -> str:
 def _read(path: Path) -> dict[str, Any]:
     if path.is_dir():
         return _read_run(path)
+    if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+        raise ConfigError(f"{path}: not a file; {presets_hint()}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         return _with_absolute_inputs(tomllib.loads(text), path.absolute().parent)
     except FileNotFoundError:
         what = f"{path}: no such file{nearest_hint(path)}; {presets_hint()}"

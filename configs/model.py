@@ -46,8 +46,10 @@ def _targets_problem(targets: str) -> str | None:
 class Lora(Table):
     """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
 
-    rank: int = Field(32, ge=1, description="rank of each adapted matrix")
-    alpha: float = Field(64.0, gt=0, description="LoRA alpha; the update is scaled by alpha / rank")
+    rank: int = Field(32, ge=1, le=16_384, description="rank of each adapted matrix")
+    alpha: float = Field(
+        64.0, gt=0, le=65_536, description="LoRA alpha; the update is scaled by alpha / rank"
+    )
     scaling: Literal["standard", "rslora"] = Field(
         "standard",
         description="standard: scale by alpha / rank; rslora: scale by alpha / sqrt(rank) "

@@ -12,6 +12,8 @@ from configs.toml_text import read_value, show_value
 
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
+_MOST_INTEGER = 2**63 - 1
+"""The largest integer of TOML."""
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -96,6 +98,8 @@ def _nearest_number(setting: Setting, number: float) -> str | None:
     if not math.isfinite(number):
         return None
     if setting.type == "integer":
+        if number > min(high, _MOST_INTEGER):
+            return show_value(high - ("exclusiveMaximum" in node)) if high < math.inf else None
         low += "exclusiveMinimum" in node
         high -= "exclusiveMaximum" in node
         return show_value(int(min(max(round(number), low), high)))

@@ -153,10 +153,10 @@ class Plan(Table):
         ge=1,
         description="tokens per device that a layer computes at a time in the gradient",
     )
-    attention: Literal["blocked", "splash"] = Field(
-        "blocked",
+    attention: Literal["blocked", "splash"] | None = Field(
+        None,
         description="attention of the learner. blocked: in blocks of queries; splash: JAX's splash "
-        "attention kernel, TPU only",
+        "attention kernel, TPU only; default: splash on a TPU, where it is faster, else blocked",
     )
     chip_hour_usd: float | None = Field(
         None,
@@ -228,6 +228,11 @@ class Plan(Table):
         below = max((size for size in valid if size < devices), default=None)
         above = min(size for size in valid if size > devices)
         return f"{above}" if below is None else f"{below} or {above}"
+
+    @property
+    def uses_splash(self) -> bool:
+        """Whether the learner's attention is the splash kernel."""
+        return self.attention == "splash" or (self.attention is None and self.platform == "tpu")
 
     @property
     def slot_ladder(self) -> tuple[int, ...]:

@@ -52,6 +52,8 @@ _DIGITS = 12
 """Digits of a hash that are shown."""
 REWARDS = "rewards"
 """What `--accept` can name: a resume may change the rewards, in these settings and their code."""
+OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
+"""A remedy where only rewards have changed."""
 _REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
 # Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
 # is refused: the run may have changed its sizes meanwhile.

@@ -33,7 +33,9 @@ class Rollout(Table):
     )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are excluded and counted")
     max_new_tokens: int = Field(ge=1, description="maximum length of a completion")
-    temperature: float = Field(1.0, gt=0, description="temperature of sampler and learner")
+    temperature: float = Field(
+        1.0, ge=0.01, le=100, description="temperature of sampler and learner"
+    )
     top_k: int = Field(0, ge=0, description="sample from the k most likely tokens; 0: off")
     top_p: float = Field(
         1.0, gt=0, le=1, description="sample from the nucleus of probability mass p; 1: off"

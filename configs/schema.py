@@ -129,6 +129,10 @@ EXACT_ANSWER, WEIGHTED_SUM = "exact_answer", "reward"
 """Values of `eval.metric` besides the names of reward parts."""
 
 
+_LEAST_TEMPERATURE = 0.01
+"""Scores divided by less can overflow."""
+
+
 class Eval(Table):
     """The evaluation protocol, equal for the base and the tuned model."""
 
@@ -139,7 +143,9 @@ class Eval(Table):
         "answers, without the reward functions; reward: the weighted sum of the rewards; or the "
         "name of a reward part",
     )
-    temperature: float = Field(0.0, ge=0, description="sampling temperature; 0: greedy decoding")
+    temperature: float = Field(
+        0.0, ge=0, le=100, description="sampling temperature; 0: greedy decoding"
+    )
     samples: int = Field(
         1, ge=1, description="completions for each prompt, for pass@k and majority@k"
     )
@@ -162,6 +168,8 @@ class Eval(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Answers can differ, one interval is set, the sets have different names."""
+        if 0 < self.temperature < _LEAST_TEMPERATURE:
+            yield "temperature", f"must be 0, or at least {_LEAST_TEMPERATURE}"
         if self.samples > 1 and self.temperature == 0:
             what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
             yield "samples", what

@@ -76,7 +76,7 @@ def with_actors(
         learner: whether the command has a learner.
 
     Raises:
-        SystemExit: after Ctrl-C or SIGTERM, with 130 or 143.
+        SystemExit: after a signal, with 128 plus its number.
     """
     stop = Stop(notice="stopping: nothing is written")
 
@@ -153,11 +153,18 @@ def _started(plan: Plan, *, learner: bool) -> Iterator[RayWatch]:
 
 
 async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:
-    """Returns when all devices are reserved; prints every minute what it waits for."""
+    """Returns when all devices are reserved; prints every minute what it waits for.
+
+    Raises:
+        WorkerDied: see `Reservation.placed`.
+    """
     placed = asyncio.ensure_future(devices.placed())
-    while not (await asyncio.wait({placed}, timeout=REPORT_WAIT_EVERY_S))[0]:
-        say(_waiting_line(devices, plan, learner=learner))
-    placed.result()
+    try:
+        while not (await asyncio.wait({placed}, timeout=REPORT_WAIT_EVERY_S))[0]:
+            say(_waiting_line(devices, plan, learner=learner))
+        placed.result()
+    finally:
+        placed.cancel()
 
 
 def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:

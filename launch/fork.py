@@ -66,11 +66,11 @@ def copy_start(config: Config) -> Config:
 
 
 def origin(config: Config) -> CheckpointFiles | None:
-    """The checkpoint that the run forks from, as `forked` found it; None: it is no fork."""
+    """The checkpoint that the run forks from, as `forked` found it; None: no fork, or refused."""
     if config.run.fork is None or config.lora.start is None:
         return None
     start = Path(config.lora.start)
-    return next(one for one in read_checkpoints(start.parent) if one.path == start)
+    return next((one for one in read_checkpoints(start.parent) if one.path == start), None)
 
 
 def check_base(config: Config, base: str) -> None:

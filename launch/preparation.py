@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from configs.base import is_handle, name_hint, nearest_hint
 from configs.errors import MistakeCollector
-from configs.resume import change_lines, diff_configs
+from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Plan, Rollout
 from configs.task import MIXTURE_TRAIN
+from launch.exits import say
 from launch.fork import check_base
 from launch.submission import VARIABLE
+from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
 from pipeline.evaluate.evaluation import check_references
@@ -30,8 +32,8 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.run import tracking
-from pipeline.run.history import STARTED
-from pipeline.run.mirror_store import check_protocol
+from pipeline.run.history import STARTED, provenance
+from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.processes.host import check
@@ -49,6 +51,12 @@ _DEVICE_SETTINGS = tuple(
     for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
 )
 """Settings that decide which devices a run needs."""
+_PEFT_CONFIG = "adapter_config.json"
+_ADAPTER_MARKS = (
+    *(_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}"),
+    *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
+)
+"""Files and folders of which one is in each folder with an adapter."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +100,7 @@ def in_force(config: Config) -> Config:
     found = RunFolder.of(config).in_force(config)
     if found is not config:
         changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
-        print(f"as launch.control has set:\n{change_lines(changes)}", flush=True)
+        say(f"as launch.control has set:\n{change_lines(changes)}")
     return found
 
 
@@ -125,7 +133,7 @@ def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()
             )
         return None
     if folder.restore_summary():
-        print("summary.json was missing or damaged; it is restored from the journal")
+        say("summary.json was missing or damaged; it is restored from the journal")
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
         "summary.json. --run.name starts another run, --extend continues this one"
@@ -178,7 +186,7 @@ def prepare(
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
     if rewards is not None and data is not None:
-        found.check(_FOLDER_SETTINGS, folder.check_reward_code, reward_code(rewards), accept=accept)
+        found.check(_FOLDER_SETTINGS, check_same_code, folder, reward_code(rewards), accept=accept)
         found.attempt(check_columns, rewards, list(scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
@@ -189,7 +197,7 @@ def prepare(
     if mode == "offline":
         why += f"; files in {folder.path / 'wandb'}"
     for line in ([why] if tracked else []) + list(data.report):
-        print(line, flush=True)
+        say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s, base)
 
 
@@ -199,7 +207,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     found.check(_DEVICE_SETTINGS, _check_devices, config.plan)
     found.check(_FOLDER_SETTINGS, folder.check_writable)
     if config.run.mirror is not None:
-        found.check(("run.mirror",), check_protocol, config.run.mirror)
+        found.check(("run.mirror",), check_mirror, config.run.mirror, folder.path)
     adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
     for key, path in adapters.items():
         if path is not None:
@@ -207,8 +215,14 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
 
 
 def _check_adapter(key: str, path: str) -> None:
-    if not Path(path).is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(folder)}")
+    if not any(any(folder.glob(mark)) for mark in _ADAPTER_MARKS):
+        raise FileNotFoundError(
+            f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
+            "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
+        )
 
 
 def _check_devices(plan: Plan) -> None:
@@ -268,7 +282,7 @@ def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> T
     folder = found.attempt(find_model, config.model)
     if folder is not None and weights:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
-            print(line, flush=True)
+            say(line)
     if folder is None and config.model.tokenizer is None:
         return None
     tokenizer = found.attempt(open_tokenizer, config.model)
@@ -290,8 +304,9 @@ def _can_find_model(config: Config, found: MistakeCollector) -> bool:
 
 
 def _weights_bytes(config: Config) -> int:
-    files = find_model(config.model).rglob("*.safetensors")
-    return sum(path.stat().st_size for path in files)
+    folder = find_model(config.model)
+    hf_folder.check_folder(folder)  # only a model's folder is searched
+    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
 
 
 def _same_base(config: Config, folder: RunFolder) -> str:
@@ -366,6 +381,26 @@ def reward_code(rewards: Sequence[RewardFacts]) -> dict[str, str]:
     return {facts.name: facts.sha256 for facts in rewards if facts.sha256 is not None}
 
 
+def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Collection[str]) -> None:
+    """Refuses to resume a run whose reward functions have changed.
+
+    Args:
+        folder: of the run.
+        code: SHA-256 of the file that defines each part, by name.
+        accept: with `rewards` they may have changed.
+
+    Raises:
+        ValueError: naming each changed part.
+    """
+    changes = code_changes(provenance(folder.entries()).get("rewards", {}), code)
+    if changes and REWARDS not in accept:
+        raise ValueError(
+            f"the reward functions have changed since {folder.path} was last started; start "
+            f"another run with --run.name, or resume this one with the old code{OR_ACCEPT}:\n"
+            + change_lines(changes)
+        )
+
+
 def scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
     """The splits whose completions are scored by the reward functions."""
     for name, split in data.splits():
@@ -422,15 +457,16 @@ def _check_time(
         ValueError: naming the minimum.
     """
     now_s, budget = time.time(), budget if more is None else budget + more
-    if budget.until_s is not None:
-        print(f"{budget.name}; it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now")
+    clock = f"it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now"
     if folder.summary is not None and folder.summary["ended"] == "finished":
         check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
-            raise ValueError(f"{budget.name} has passed; set a later one")
-        print("that time has passed: the run ends with its latest version", flush=True)
+            raise ValueError(f"{budget.name} has passed: {clock}; set a later one")
+        say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
+    elif budget.until_s is not None:
+        say(f"{budget.name}; {clock}")
     deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
     least_s = waited_s + least_run_s(weights_bytes)
     begun = any(True for _ in folder.events(STARTED))

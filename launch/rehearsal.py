@@ -27,7 +27,7 @@ import numpy as np
 
 from actors.handles import RunActors
 from configs.schema import Budget, Config, Wandb
-from launch.exits import EXIT_FAILED
+from launch.exits import EXIT_FAILED, say
 from launch.preparation import Prepared, prepare
 from launch.session import run_session
 from pipeline.contracts.adapters import Restored
@@ -97,7 +97,7 @@ def rehearse(config: Config, *, random_weights: bool, json_file: Path | None) ->
         if status in {0, EXIT_FAILED} and run.folder.holds_run:
             found = figures(run.config, observed, shape=shape)
             found["random_weights"] = random_weights
-            print("", *lines(found), sep="\n", flush=True)
+            say("\n".join(["", *lines(found)]))
             if json_file is not None:
                 text = json.dumps(found, indent=2, ensure_ascii=False)
                 json_file.write_text(text + "\n", encoding="utf-8")
@@ -399,6 +399,6 @@ def _prepare_random(config: Config, shape: ModelShape, folder: Path) -> Prepared
     write_random_folder(folder, shape)
     weights_bytes = shape.parameters * DTYPE_BYTES[model.dtype]
     prepared = prepare(config, extend=None, tracked=False, weights_bytes=weights_bytes)
-    print(f"writing {shape.parameters:,} random weights, {model.dtype}", flush=True)
+    say(f"writing {shape.parameters:,} random weights, {model.dtype}")
     write_random_weights(folder, shape, dtype=model.dtype, seed=config.run.seed)
     return prepared

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import socket
+from collections.abc import Mapping
 
-from configs.resume import Change, change_lines, hardware_changes
+from configs.resume import Change, change_lines, hardware_changes, reward_changes
+from configs.schema import Config
 from launch.exits import say
+from launch.flags import SUPERVISED
 from launch.preparation import Prepared
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
+from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.control.budget import Budget, replaces_budget
 from pipeline.plan.size_controller import SizeController
+from pipeline.rollout.restarts import RESTARTED
+from pipeline.run.history import REWARDS, provenance
 from pipeline.run.run_folder import RunFolder
 
 _NOTABLE_WAIT_S = 1.0
@@ -90,9 +97,11 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
         # Before the configuration with the earlier budget is replaced.
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
     _record_hardware(prepared, step=step)
-    changes = folder.record_reward_changes(config, prepared.reward_code, step=step)
+    changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
-    folder.record_reward_code(prepared.reward_code)
+    if why := os.environ.get(SUPERVISED):
+        folder.journal(RESTARTED, worker="run", why=why)
+    record_reward_code(folder, prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if prepared.waited_s:
@@ -101,6 +110,39 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
         used = config.budget.from_submission
         folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
     return changes
+
+
+def record_reward_changes(
+    folder: RunFolder, config: Config, code: Mapping[str, str], *, step: int
+) -> list[Change]:
+    """Journals which rewards a resume has changed; before `create` replaces the configuration.
+
+    Args:
+        folder: of the run.
+        config: of the resume.
+        code: SHA-256 of the file that defines each part, by name.
+        step: training steps done.
+
+    Returns:
+        The changes; empty for a new run.
+    """
+    if not folder.holds_run:
+        return []
+    changes = reward_changes(
+        folder.saved_config,
+        config.model_dump(mode="json"),
+        old_code=provenance(folder.entries()).get("rewards", {}),
+        new_code=code,
+    )
+    if changes:  # not `step`: a rollback to an earlier step does not bring the old ones back
+        folder.journal(REWARDS_CHANGED, after_step=step, changes=changes)
+    return changes
+
+
+def record_reward_code(folder: RunFolder, code: Mapping[str, str]) -> None:
+    """Journals the hashes of the reward functions' code if they are new; after `create`."""
+    if code and code != provenance(folder.entries()).get("rewards"):
+        folder.journal(REWARDS, sha256=dict(code))
 
 
 def _record_hardware(prepared: Prepared, *, step: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
+from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
 from launch.preparation import Prepared, check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
 from pipeline.inputs.dataset.splits import LoadedData
@@ -104,9 +104,9 @@ def dry_run(prepared: Prepared) -> int:
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
     shown = f"rewards, tried on {len(probes)} completions"
-    print(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
+    say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
     for line in finding_lines([vars(one) | {"fails": False} for one in findings]):
-        print(line, file=sys.stderr)
+        say(line, file=sys.stderr)
     failed = [
         name
         for name, weight in trial.weights.items()

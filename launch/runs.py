@@ -43,6 +43,7 @@ class Prepared:
     Attributes:
         path: folder of runs, or a run folder.
         runs: the runs, the latest first; a single one with its checkpoints.
+        unreadable: a line for each other folder with a `config.json`.
         is_run: whether `path` is a run folder.
         rollback: step of the checkpoint to continue from; None: list only.
         result: where the figures go; None: nowhere.
@@ -50,6 +51,7 @@ class Prepared:
 
     path: Path
     runs: Sequence[RunFacts]
+    unreadable: Sequence[str]
     is_run: bool
     rollback: int | None
     result: Path | None
@@ -70,7 +72,7 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     flags = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     # Imported late: `--help` needs none of it.
     from configs.base import nearest_hint
-    from pipeline.report.run_list import read_facts, run_folders
+    from pipeline.report.run_list import RunFacts, read_facts, run_folders
     from pipeline.run.rollback import check_rollback
     from pipeline.run.run_folder import RunFolder
 
@@ -86,8 +88,16 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
         if not is_run:
             raise ValueError(f"command line: --rollback: {path} is not a run folder")
         check_rollback(folder, flags.rollback)
-    facts = sorted((read_facts(one) for one in paths), key=lambda run: run.active_s, reverse=True)
-    return Prepared(path, facts, is_run, flags.rollback, json_file(flags))
+    facts, unreadable = list[RunFacts](), list[str]()
+    for one in paths:
+        try:
+            facts.append(read_facts(one))
+        except (ValueError, OSError) as error:
+            unreadable.append(str(error))
+    if is_run and unreadable:
+        raise ValueError(*unreadable)
+    facts.sort(key=lambda run: run.active_s, reverse=True)
+    return Prepared(path, facts, unreadable, is_run, flags.rollback, json_file(flags))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -130,9 +140,12 @@ def run(prepared: Prepared) -> int:
         )
         return 0
     lines = checkpoint_lines(prepared.runs[0]) if prepared.is_run else run_lines(prepared.runs)
-    print_lines(lines)
+    print_lines([*lines, *prepared.unreadable])
     if prepared.result is not None:
-        figures = {"runs": [one.to_json() for one in prepared.runs]}
+        figures = {
+            "runs": [one.to_json() for one in prepared.runs],
+            "unreadable": list(prepared.unreadable),
+        }
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
         prepared.result.write_text(text, encoding="utf-8")
     return 0

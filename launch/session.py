@@ -17,6 +17,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.fork import copy_start, origin
+from launch.heartbeat import send_heartbeats
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
 from launch.ray_watch import RayWatch
@@ -32,6 +33,7 @@ from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
+from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
@@ -50,6 +52,7 @@ _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads the weights: estimated as three loads until measured."""
 _NOTE_EVERY_S = 5.0
 """A killed process loses at most this much of its used time."""
+_SAVING = "stopping: a checkpoint is written first; Ctrl-C again does not wait"
 _ENDED = {0: "finished", EXIT_FAILED: "failed", EXIT_MISTAKE: "refused"}
 """How a run ended, by exit status."""
 _EXIT_S = 4.0
@@ -110,10 +113,9 @@ async def run_session(
         FileNotFoundError: if weights or tokenizer are missing.
         Failure: if Ray does not start, or ends before the run does.
     """
-    stop = Stop("stopping: a checkpoint is written first; Ctrl-C again does not wait")
-    if rehearse is not None:
-        stop.notice = "stopping: nothing is kept; Ctrl-C again does not wait"
+    stop = Stop("stopping; Ctrl-C again does not wait")
     stop.listen()
+    send_heartbeats(asyncio.get_running_loop(), stuck_s=prepared.config.faults.stuck_s)
     if prepared.config.plan.platform == "tpu":
         stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
@@ -131,34 +133,34 @@ async def run_session(
             closing(_tracker(prepared)) as tracker,
             closing(mirror or Mirror(None)) as copying,
         ):
-            session = _Session(
-                prepared,
-                stop,
-                clock,
-                meter,
-                tracker,
-                copying,
-                console,
-                _restarts(prepared, meter, console),
-                rehearse,
+            restarts = _restarts(prepared, meter, console)
+            return await _run_and_upload(
+                _Session(
+                    prepared, stop, clock, meter, tracker, copying, console, restarts, rehearse
+                )
             )
-            with _recording_time(prepared.folder, clock):
-                try:
-                    with session.during("end"):
-                        status = await _run(session)
-                except Failure as failure:
-                    if prepared.folder.holds_run:
-                        prepared.folder.journal("failed", error=str(failure))
-                    meter.close()
-                    await copying.finish()
-                    raise
-            # The devices are free, and the budget's clock has stopped.
+
+
+async def _run_and_upload(session: _Session) -> int:
+    """Runs, then waits until all is uploaded; returns the exit status."""
+    folder, meter, mirror = session.prepared.folder, session.meter, session.mirror
+    with _recording_time(folder, session.clock):
+        try:
+            with session.during("end"):
+                status = await _run(session)
+        except Failure as failure:
+            if folder.holds_run:
+                folder.journal("failed", error=str(failure))
             meter.close()
-            stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
-            await tracker.finish(exit_status=status)
-            await copying.finish()
-            console.end(_ENDED.get(status, "interrupted"))
-            return status
+            await mirror.finish()
+            raise
+    # The devices are free, and the budget's clock has stopped.
+    meter.close()
+    session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
+    await session.tracker.finish(exit_status=status)
+    await mirror.finish()
+    session.console.end(_ENDED.get(status, "interrupted"))
+    return status
 
 
 def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
@@ -387,11 +389,13 @@ async def _coordinate(
         records.rewards_changed(progress.step, changes)
         session.meter.ledger.phases.watch_for_stalls()
         session.is_recorded = True
+        if session.rehearse is None:
+            session.stop.notice = _SAVING
     workers.sizes.record(records)
     coordinator = Coordinator(
         config,
         data=prepared.data,
-        tokenizer=prepared.tokenizer,
+        maker=PromptMaker(config.prompt, prepared.tokenizer),
         workers=workers,
         records=records,
         meter=session.meter,
@@ -424,7 +428,7 @@ def _report_failure(session: _Session, error: Exception) -> None:
     if problem is not None or isinstance(error, OutOfMemory | TrainingStopped):
         say(problem or error, file=sys.stderr)
     else:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     if session.rehearse is None:
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""

@@ -1,4 +1,4 @@
-"""Handling of Ctrl-C, SIGTERM and other reasons to stop, for commands that shut down in order."""
+"""Handling of Ctrl-C, SIGTERM, SIGHUP and other reasons to stop: commands shut down in order."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Coroutine
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,9 +18,15 @@ _AT_ONCE = b"stopped at once; nothing was waited for\n"
 T = TypeVar("T")
 
 
+def stop_signals() -> list[signal.Signals]:
+    """Signals that stop a command; that of a closed terminal unless `nohup` ignores it."""
+    hangs_up = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hangs_up else [])]
+
+
 @dataclass
 class Stop:
-    """Turns Ctrl-C and SIGTERM into an event. A Ctrl-C after it ends the process at once.
+    """Turns Ctrl-C, SIGTERM and SIGHUP into an event. A Ctrl-C after it ends the process at once.
 
     Nothing is cleaned up then, as if the process were killed: a run folder is valid at any time,
     and what belongs to the process (cluster, W&B, temporary folders) ends without it.
@@ -39,7 +46,7 @@ class Stop:
         if self.received is not None:
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -87,7 +94,8 @@ def _end_at_ctrl_c() -> None:
 
 
 def _end() -> None:
-    os.write(2, _AT_ONCE)
+    with suppress(OSError):  # the terminal is gone
+        os.write(2, _AT_ONCE)
     os._exit(EXIT_INTERRUPTED)
 
 

@@ -15,14 +15,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-
-import psutil
 
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED, say
 from launch.flags import SUPERVISE, SUPERVISED
+from launch.heartbeat import PIPE, has_beaten
+from launch.stop import stop_signals
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
@@ -56,14 +57,16 @@ class _Supervisor:
         self._budget = RestartBudget(config.faults.restarts)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
+        self._unsent = deque[int]()
         self._received = self._done = 0
         self._lived_s = 0.0
+        self._is_silent = False
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._forward)
-        argv, environment = list(self._argv), {**os.environ, SUPERVISED: "1"}
+        for number in stop_signals():
+            signal.signal(number, self._on_signal)
+        argv, environment = list(self._argv), {**os.environ, SUPERVISED: ""}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
             self._lived_s = time.monotonic()
@@ -81,6 +84,7 @@ class _Supervisor:
             if self._signalled.wait(pause_s):
                 return 128 + self._received
             self._count_time()
+            environment[SUPERVISED] = why
             if SUBMITTED in environment:  # the time until now is counted already
                 environment[SUBMITTED] = str(time.time())
 
@@ -109,34 +113,50 @@ class _Supervisor:
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Runs the command once; returns its exit status, negative if a signal ended it."""
+        heartbeats, sends = os.pipe()
+        os.set_blocking(heartbeats, False)
         self._child = subprocess.Popen(
             [sys.executable, "-m", "launch.train", *argv],
-            env=environment,
+            env={**environment, PIPE: str(sends)},
+            pass_fds=(sends,),
             # Ctrl-C reaches it through this process only, and thus once.
             start_new_session=True,
             preexec_fn=_end_with_parent,  # noqa: PLW1509  # a system call
         )
-        if self._signalled.is_set():  # while it was started
-            self._child.send_signal(self._received)
-        stopped_s, process = 0.0, psutil.Process(self._child.pid)
+        os.close(sends)
+        self._forward()  # what arrived while it was started
+        try:
+            return self._wait(self._child, heartbeats)
+        finally:
+            self._child = None
+            os.close(heartbeats)
+
+    def _wait(self, child: subprocess.Popen[bytes], heartbeats: int) -> int:
+        """Waits for the end of the command, which is killed if its heartbeats cease."""
+        self._is_silent, has_begun = False, False
         while True:
-            if not stopped_s:
+            if has_beaten(heartbeats):
+                has_begun = True
                 self._lived_s = time.monotonic()
+            elif not has_begun:
+                self._lived_s = time.monotonic()
+            elif time.monotonic() - self._lived_s > self._faults.silent_s:
+                self._is_silent = True
+                child.kill()
             with suppress(subprocess.TimeoutExpired):
-                return self._child.wait(_POLL_S)
-            with suppress(psutil.Error):
-                is_stopped = process.status() == psutil.STATUS_STOPPED
-                stopped_s = stopped_s + _POLL_S if is_stopped else 0.0
-            if stopped_s > self._faults.silent_s:
-                self._child.kill()
+                return child.wait(_POLL_S)
 
     def _death(self, status: int) -> str | None:
         """How the command died; None if it has ended by itself."""
+        if self._is_silent and status < 0:
+            return f"the run's process gave no heartbeat for {self._faults.silent_s:g} s"
         if status < 0:
             return f"the run's process was ended by {signal.Signals(-status).name}"
         if status == EXIT_RAY_LOST:
             return "the run lost its Ray cluster"
-        return "the run's process ended with status 1" if status == EXIT_FAILED else None
+        if status == EXIT_FAILED:
+            return "the run's process ended with status 1 and no reason, as without a raylet"
+        return None
 
     def _is_time_up(self) -> bool:
         with suppress(DamagedFileError):
@@ -154,11 +174,17 @@ class _Supervisor:
             return max((row["step"] for row in self._folder.metrics), default=0)
         return 0
 
-    def _forward(self, number: int, _: object) -> None:
+    def _on_signal(self, number: int, _: object) -> None:
         self._received = self._received or number
+        self._unsent.append(number)
         self._signalled.set()
-        if self._child is not None:
-            self._child.send_signal(number)
+        self._forward()
+
+    def _forward(self) -> None:
+        """Sends each signal once, to a command that runs; a signal may interrupt this."""
+        with suppress(IndexError):  # all are sent
+            while self._child is not None:
+                self._child.send_signal(self._unsent.popleft())
 
 
 def without(argv: Sequence[str], flag: str) -> list[str]:

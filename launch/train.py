@@ -19,13 +19,13 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from functools import partial
 
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
 from configs.resume import REWARDS
-from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
 from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
 
 DESCRIPTION = """\
@@ -33,10 +33,8 @@ Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or re
 finished. With --rehearse one step runs at full length, up to an export, and is compared with the
 plan; an existing run of that name is not touched.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 Ray ended before the run did (the
-same command continues), 130 / 143 after Ctrl-C / SIGTERM (checkpointed)."""
-
-
-say = partial(print, flush=True)
+same command continues), 130 / 143 / 129 after Ctrl-C / SIGTERM /
+the end of the terminal (checkpointed)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -156,11 +154,8 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     from launch.preparation import finished, in_force, prepare
     from launch.submission import waited_s
     from pipeline.run.mirror import Mirror
-    from pipeline.run.mirror_fetch import adopted, fetch_run
 
-    if found.is_empty and not command.flags.dry_run:
-        found.attempt(fetch_run, config, adopt=adopted(command.flags.adopt), accept=accept, say=say)
-        found.raise_if_any()
+    _fetch(config, command.flags, found)
     if found.intact("run", "lora.start"):
         config = found.attempt(forked, config) or config
     if found.intact("run.dir", "run.name"):
@@ -169,7 +164,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         message = found.attempt(finished, config, extend=extend, accept=accept)
         if message:
             found.raise_if_any()
-            print(message)
+            say(message)
             return 0
     if command.flags.supervise and not command.flags.dry_run:
         from launch.supervise import supervise
@@ -183,14 +178,25 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     if command.flags.dry_run:
         from launch.reward_check import dry_run, prompt_lines
 
-        print(*prompt_lines(prepared), sep="\n", flush=True)
-        print(config_to_json(config))
+        say("\n".join([*prompt_lines(prepared), config_to_json(config)]))
         return dry_run(prepared)
     from launch.session import run_session
 
     with closing(Mirror.of(config)) as mirror:
         mirror.acquire(prepared.folder.path, say)
         return asyncio.run(run_session(prepared, started=STARTED, mirror=mirror))
+
+
+def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:
+    """Fetches the run if this host has none; with --dry-run only `--adopt` is checked."""
+    from pipeline.run.mirror_fetch import adopted, check_adopt, fetch_run
+
+    if not flags.dry_run and found.is_empty:
+        adopt = adopted(flags.adopt)
+        found.attempt(fetch_run, config, adopt=adopt, accept=flags.accept, say=say)
+        found.raise_if_any()
+    elif flags.dry_run and found.intact("run.dir", "run.name"):
+        found.attempt(check_adopt, config, flags.adopt, accept=flags.accept)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,6 @@ from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.report.ledger_lines import ledger_lines
 from pipeline.report.meter import RunMeter
 from pipeline.report.profile import Profiler
@@ -48,10 +47,9 @@ from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
-from pipeline.rollout.scoring import failed_parts, stopping_error
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
 from pipeline.run.ledger import Work
-from pipeline.run.records import ALARM, Records, finite
+from pipeline.run.records import Records, finite
 from pipeline.run.requests import Requests
 
 MAX_SKIPPED_IN_A_ROW = 3
@@ -66,7 +64,7 @@ class Coordinator:
     Args:
         config: of the run.
         data: prompts of the splits, and demonstrations if there is an SFT phase.
-        tokenizer: decodes completions.
+        maker: decodes completions.
         workers: sample, score and learn.
         records: where the run is recorded.
         meter: of its seconds and tokens.
@@ -81,7 +79,7 @@ class Coordinator:
         config: Config,
         *,
         data: LoadedData,
-        tokenizer: Tokenizer,
+        maker: PromptMaker,
         workers: Workers,
         records: Records,
         meter: RunMeter,
@@ -114,7 +112,7 @@ class Coordinator:
         self.producer = RolloutProducer(
             config,
             data=data,
-            maker=PromptMaker(config.prompt, tokenizer),
+            maker=maker,
             workers=workers,
             log=records,
             has_time_for=self._has_time_for,
@@ -123,18 +121,14 @@ class Coordinator:
         self.schedule = EvaluationSchedule(
             config,
             data=data,
-            tokenizer=tokenizer,
+            maker=maker,
             workers=workers,
             records=records,
             now=clock.now,
             measure=self._measured,
         )
         self.exports = Exports(
-            self.schedule,
-            workers=workers,
-            records=records,
-            now=clock.now,
-            measure=self._measured,
+            self.schedule, workers=workers, records=records, now=clock.now, measure=self._measured
         )
         self.profiler = Profiler(
             config.profile.range, workers=workers, ledger=meter.ledger, records=records
@@ -146,11 +140,6 @@ class Coordinator:
             clock=clock,
             measure=self._measured,
         )
-        self._alarmed = {
-            (entry["rule"], entry["part"], entry["step"])
-            for entry in entries
-            if entry["event"] == ALARM
-        }
         self._replay_alarms()
         self._is_uncounted = False
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
@@ -189,7 +178,9 @@ class Coordinator:
             await self._perform_duties()
         except Interrupted:
             await self.checkpoints.save_at_stop(self.progress, self.config)
-            await self._summarize(ended="interrupted")
+            untaken = self.producer.untaken
+            await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
+            self._summarize(self.progress, ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
             # A step that was trained and not counted would be trained twice after a resume.
@@ -205,14 +196,11 @@ class Coordinator:
         watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, watch)
         metrics = data.metrics(self.config)
-        try:
-            self._check_rewards(data, step, metrics, watch)
-        except TrainingStopped:
-            await self._account(tokens=Counter(repeated=data.tokens))  # by a resume
-            raise
+        if isinstance(data, RolloutStep):
+            await self._check_rewards(data, step, metrics, watch)
         update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
         if update is None:
-            await self._account(tokens=Counter(stale=data.tokens))
+            await self._account(Counter(stale=data.tokens))
             raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(update.ahead, data.next_state):
@@ -230,8 +218,7 @@ class Coordinator:
         watch.lap("sync")
         self._measured(SYNC, watch.lap_s("sync"))
         tokens = data.token_fates(int(learned["tokens_trained"]))
-        work = data.work(learned, self.config)
-        await self._account(step=step.number + 1, tokens=tokens, work=work)
+        await self._account(tokens, data.work(learned, self.config))
         await self.profiler.end(step.number + 1)
         self._count(data, step, learned, metrics, watch)
 
@@ -349,65 +336,55 @@ class Coordinator:
         raise Interrupted
 
     async def _finish(self) -> None:
+        """Writes the summary of the whole run; rollouts that no step was trained on are dropped."""
         await self.checkpoints.settle()
-        result = self.schedule.result
+        result, progress = self.schedule.result, self.progress
         assert result is not None
+        untaken, partial = self.producer.untaken, progress.sampling.partial
+        stale, lost = (0, 0) if untaken is None else (untaken.tokens, len(untaken.all_rollouts))
+        waiting = partial.tokens
+        await self._account(Counter(stale=stale, truncated=waiting, partial=-waiting))
+        progress = replace(
+            progress,
+            tokens_generated=progress.tokens_generated + stale,
+            dropped=progress.dropped + len(partial) + lost,
+        )
         best = {} if result.best is None else {"best": result.best}
-        await self._summarize(ended="finished", eval=result.compared, **best)
+        self._summarize(progress, ended="finished", eval=result.compared, **best)
 
     async def _save(self) -> None:
         await self.checkpoints.save(self.progress, self.config)
 
     # --- ledger
 
-    async def _account(
-        self,
-        *,
-        step: int | None = None,
-        tokens: Counter[str] | None = None,
-        work: Work | None = None,
-    ) -> None:
+    async def _account(self, tokens: Counter[str] | None = None, work: Work | None = None) -> None:
         """Closes an interval of the ledger.
 
         Args:
-            step: number, from 1, of the training step that fills the interval; None: no step.
             tokens: generated tokens by fate, without those of evaluations.
-            work: of this step.
+            work: of the training step that fills the interval, and is not counted yet; None: none.
         """
         tokens = Counter() if tokens is None else tokens
         tokens["evaluation"], self.workers.evaluation_tokens = self.workers.evaluation_tokens, 0
-        self.meter.account(
-            self.progress.step if step is None else step,
-            await self.workers.uses(),
-            tokens={fate: count for fate, count in tokens.items() if count},
-            work=work,
-            repeated=step is not None and self.meter.ledger.is_repeated(step),
-        )
+        step = self.progress.step + (work is not None)
+        self.meter.account(step, await self.workers.uses(), tokens=tokens, work=work)
 
     # --- records of a step
 
-    def _check_rewards(
-        self, data: TrainingStep, step: TrainStep, metrics: Mapping[str, float], watch: Stopwatch
+    async def _check_rewards(
+        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float], watch: Stopwatch
     ) -> None:
         """Raises the alarms of a step's rewards; where one stops, the step is not counted.
 
         Raises:
             TrainingStopped: with the alarm, or the error that stops the run.
         """
-        number = step.number + 1
-        why = self._raise_alarms(number, metrics)
-        if not isinstance(data, RolloutStep):
-            return
-        rollouts = data.all_rollouts
-        error = stopping_error(rollouts, self.config.rewards)
-        if error is not None:
-            why = f"step {number}: {error}"
-        elif why is not None and (failed := failed_parts(rollouts, self.config)):
-            why = f"{why}: {failed}"
+        why = data.stop_reason(self.config, alarm=self._raise_alarms(step.number + 1, metrics))
         if why is None:
             return
         metrics = {**metrics, **self._time_metrics(step, watch)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
+        await self._account(Counter(repeated=data.tokens))  # by a resume
         raise TrainingStopped(why)
 
     def _replay_alarms(self) -> None:
@@ -417,17 +394,10 @@ class Coordinator:
         self.controller.alarms.replay(rows, self.schedule.validations)
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any.
-
-        A step that is repeated sends no alert again, unless it stops the run again.
-        """
+        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any."""
         alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
         for alarm in alarms:
             self._decide(alarm)
-            stops = alarm.action == "stop"
-            if stops or (alarm.rule, alarm.part, alarm.step) not in self._alarmed:
-                level: Literal["ERROR", "WARN"] = "ERROR" if stops else "WARN"
-                self.records.tracker.alert(alarm.title, alarm.text, level=level)
         return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
     def _count(
@@ -468,13 +438,12 @@ class Coordinator:
             "faults/restarts": float(self._restarts),
         }
         data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
-        overflow = f"rewards are so large that the advantages of {data.overflow} groups overflow"
         if skipped:
             loss, norm = learned.get("loss", 0.0), learned.get("grad_norm", 0.0)
             not_finite = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
-            self._skipped(number, overflow if data.overflow else not_finite, batch=data.name)
+            self._skipped(number, data.overflow or not_finite, batch=data.name)
         elif data.overflow:
-            self.records.event("overflow", f"step {number}: {overflow}", step=number)
+            self.records.event("overflow", f"step {number}: {data.overflow}", step=number)
         if why := self._raise_alarms(number, finite(metrics)):
             raise TrainingStopped(why)
 
@@ -504,26 +473,10 @@ class Coordinator:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
-    async def _summarize(self, *, ended: str, **more: Any) -> None:
-        progress, deadline = self.progress, self.controller.deadline
-        untaken, lost, fates = self.producer.untaken, 0, Counter[str]()
-        if ended == "finished":
-            lost = len(progress.sampling.partial)
-            lost += 0 if untaken is None else len(untaken.all_rollouts)
-            waiting = progress.sampling.partial.tokens
-            fates.update({"truncated": waiting, "partial": -waiting})
-        if untaken is not None:
-            fates["stale" if ended == "finished" else "repeated"] = untaken.tokens
-            untaken = untaken if ended == "finished" else None
-        await self._account(tokens=fates)
-        measured = self.meter.summary()
+    def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
+        measured, deadline = self.meter.summary(), self.controller.deadline
         for line in ledger_lines(measured):
             self.records.say(line)
-        progress = replace(
-            progress,
-            tokens_generated=progress.tokens_generated + (untaken.tokens if untaken else 0),
-            dropped=progress.dropped + lost,
-        )
         summary = {
             "ended": ended,
             **progress.counts(dynamic=self.config.rollout.dynamic_sampling != "off"),

@@ -231,7 +231,11 @@ def _check_names(
     for name in sorted(args.keys() - set(parameters)):
         nearest = difflib.get_close_matches(name, parameters, n=1)
         if nearest or not takes_all:
-            known = f"nearest: {nearest[0]!r}" if nearest else f"it has {', '.join(parameters)}"
+            known = (
+                f"nearest: {nearest[0]!r}"
+                if nearest
+                else f"it has {', '.join(parameters) or 'none'}"
+            )
             raise ValueError(f"has no parameter {name!r} for args.{name}; {known}")
 
 

@@ -38,6 +38,7 @@ from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
+from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
@@ -162,6 +163,11 @@ class FakeClock:
 
 class Killed(BaseException):
     """Simulates `kill -9`: no later code of the run is executed."""
+
+
+def kill() -> None:
+    """Kills the run; an action of a `Script`."""
+    raise Killed
 
 
 @dataclass
@@ -682,7 +688,7 @@ class Process:
         self.coordinator = Coordinator(
             self.config,
             data=self.data,
-            tokenizer=CharTokenizer(),
+            maker=PromptMaker(self.config.prompt, CharTokenizer()),
             workers=self.workers,
             records=self.records,
             meter=self.meter,

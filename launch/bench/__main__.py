@@ -1,6 +1,6 @@
 """Benchmarks: measures the project's claims, with peers in the same run.
 
-python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE]
+python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE] [--model MODEL]
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
+from launch.bench.harness import Benchmark, Figures, Row, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file, output_file
 
@@ -37,6 +37,8 @@ BENCHMARKS = {
     "minutes",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
+    "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
+    "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
     "sweep": "rollout speed and memory by number of slots, estimated for a v5e chip and measured "
     "on this machine, with a plot; an hour or more",
     "verdicts": "problems planted in small runs, and what the report's verdict names, on this "
@@ -48,6 +50,8 @@ own.
 Progress goes to standard error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
+MODELS = ("gemma3_1b", "gemma3_270m", "gemma2_2b", "gemma3_4b")
+"""Models with a preset for a v5e-8, the default of `schedule` first."""
 PLOT = "rollout_sweep.png"
 
 
@@ -82,6 +86,11 @@ def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     parser.add_argument(
         "--plot", metavar="FILE", help=f"PNG file of the plot of sweep (default: {PLOT})"
     )
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help=f"whose v5e-8 preset schedule measures (default: {MODELS[0]})",
+    )
     request = parser.parse_args(argv)
     request.json = json_file(request)
     if request.name == "sweep":
@@ -89,7 +98,24 @@ def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     elif request.plot is not None:
         raise ValueError(f"command line: --plot: {request.name} has no plot; sweep has one")
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+    sections = benchmark.sections
+    if request.model is not None:
+        sections = _of_model(request, sections)
+    return request, replace(benchmark, sections=_choose(sections, request.only))
+
+
+def _of_model(request: argparse.Namespace, sections: Sequence[Section]) -> list[Section]:
+    """The sections with the rows of another model."""
+    if request.name != "schedule":
+        raise ValueError(f"command line: --model: {request.name} has its own; schedule takes one")
+    if request.model not in MODELS:
+        nearest = difflib.get_close_matches(request.model, MODELS, n=1, cutoff=0.0)[0]
+        raise ValueError(f"command line: --model {request.model}: no preset; nearest: {nearest}")
+
+    def of_model(row: Row) -> Row:
+        return replace(row, arguments={**row.arguments, "model": request.model})
+
+    return [replace(one, rows=list(map(of_model, one.rows))) for one in sections]
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
@@ -114,6 +140,14 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
     if request.list:
         print("\n".join(_names(benchmark.sections)))
         return 0
+    if benchmark.needs_compiler:
+        from pipeline.plan.compiler import NoCompiler, require_compiler
+
+        try:
+            require_compiler()
+        except NoCompiler as missing:
+            print(missing, file=sys.stderr)
+            return EXIT_FAILED
     sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
     content = {"benchmark": request.name, **machine(), "sections": sections, "absent": {}}
     try:

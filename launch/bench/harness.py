@@ -136,10 +136,12 @@ class Benchmark:
     Attributes:
         sections: in order.
         plot: writes a plot of the content of `--json` to a file; None: there is no plot.
+        needs_compiler: whether nothing can be measured without the TPU compiler.
     """
 
     sections: Sequence[Section]
     plot: Callable[[Path, Mapping[str, Any]], None] | None = None
+    needs_compiler: bool = False
 
 
 def in_child(

@@ -2,7 +2,8 @@
 
 The learner's gradient beside Tunix's under a small body with the real vocabulary: same weights,
 same tokens, same loss, GRPO at ratio 1 without a KL term, a mean over all tokens. Further sections:
-the gradient's error against whole logits, the exact top k (`top_k`), padding (`packing`).
+the gradient's error against whole logits, the exact top k (`top_k`), the KL that it keeps
+(`kl_top_k`), padding (`packing`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from flax import nnx
 
 from launch.bench.harness import Benchmark, Bound, Row, Section, medians
+from launch.bench.kl_top_k import KL
 from launch.bench.packing import PACKING
 from launch.bench.small_gemma import SMALL, preset, random_weights
 from launch.bench.top_k import READS, SPEED
@@ -87,7 +89,7 @@ class Case:
             rollouts, shape=programs.shape, weights=weights, keep_zero_advantage=True
         )
         inputs = place_inputs(packed, policy.mesh)
-        batch = DeviceBatch(inputs, jnp.asarray(packed.weights), jnp.asarray(packed.advantages))
+        batch = DeviceBatch(inputs, jnp.asarray(packed.advantages))
         return Case(programs, base, adapter, batch, rollouts)
 
     def widened(self) -> Case:
@@ -144,7 +146,7 @@ class Case:
             )
             logprobs = jax.nn.log_softmax(logits / temperature)
             taken = jnp.take_along_axis(logprobs, inputs.targets[..., None], axis=-1)[..., 0]
-            return weighted_sum(-taken * self.batch.advantages, self.batch.weights)
+            return weighted_sum(-taken * self.batch.advantages, inputs.weights)
 
         gradient: Params = jax.jit(jax.grad(loss))(self.adapter)
         return gradient
@@ -271,6 +273,7 @@ BENCHMARK = Benchmark(
         ),
         SPEED,
         READS,
+        KL,
         PACKING,
     )
 )

@@ -140,5 +140,6 @@ BENCHMARK = Benchmark(
             ),
             (errors_are_bounded,),
         ),
-    )
+    ),
+    needs_compiler=True,
 )

@@ -18,7 +18,8 @@ from launch.bench.bytes_read import bytes_read
 from launch.bench.harness import Bound, Row, Section, medians
 from pipeline.compute.aot.compile import compile_for, v5e_devices
 from pipeline.compute.aot.hlo import parse
-from pipeline.compute.model.head import Head, score
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.head_score import score
 from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 from pipeline.compute.model.top_k import TopK
 from pipeline.contracts.topology import TPU_COMPILER

@@ -14,8 +14,7 @@ import jax
 from configs.schema import Config
 from launch.bench.small_gemma import preset
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
-from pipeline.compute.aot.estimated_time import estimated_seconds
-from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.estimated_time import program_seconds
 from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.compiler import compile_programs
@@ -96,6 +95,6 @@ def traced_figures(
     return {
         "fits": gib <= HBM_GIB,
         "gib": gib,
-        "ms": 1e3 * estimated_seconds(parse(program.text)) if timed else None,
+        "ms": 1e3 * program_seconds(program.parts()) if timed else None,
         "compile_s": time.monotonic() - began,
     }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.contracts.record_files import read_json, write_json
+
 BEST, BEST_FILE = "best", "adapter.safetensors"
 """Folder and file of the best adapter by validation in `checkpoints/`."""
+_HASHES = "files.json"
+"""The hash of each other file of a checkpoint."""
 _REQUIRED = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt")
 """Files without which Orbax cannot read a checkpoint."""
 
@@ -68,6 +73,40 @@ def _read(path: Path) -> CheckpointFiles:
         return CheckpointFiles(
             found.step, path, found.unix_s, found.num_bytes, problem="facts/metadata is damaged"
         )
+
+
+def write_hashes(checkpoint: Path) -> None:
+    """Writes the hashes of the files of a checkpoint, which are complete."""
+    write_json(checkpoint / _HASHES, {"files": _file_hashes(checkpoint)})
+
+
+def check_files(checkpoint: Path) -> None:
+    """Finds damage before Orbax does, which reads arrays side by side and stops at the first error.
+
+    TensorStore would report the others later, to an event loop that is closed: with tracebacks.
+    Nothing is checked where a process was killed before it wrote the hashes.
+
+    Raises:
+        ValueError: if a file has changed, or is missing.
+        OSError: if a file cannot be read now.
+    """
+    known = read_json(checkpoint / _HASHES)
+    if known is None:
+        return
+    found = _file_hashes(checkpoint)
+    for name, sha256 in known["files"].items():
+        if found.get(name) != sha256:
+            raise ValueError(f"{name} {'has changed' if name in found else 'is missing'}")
+
+
+def _file_hashes(folder: Path) -> dict[str, str]:
+    """The hash of each file by its path in `folder`."""
+    paths = (path for path in sorted(folder.rglob("*")) if not path.is_dir())
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in paths
+        if path.name != _HASHES
+    }
 
 
 def folder_bytes(folder: Path) -> int:

@@ -53,11 +53,6 @@ class Alarm:
     text: str
 
     @property
-    def title(self) -> str:
-        """Rule and part."""
-        return f"alarm {self.rule} {self.part}".strip()
-
-    @property
     def journal(self) -> tuple[JournalEntry, ...]:
         """The event `alarm`."""
         facts = {name: value for name, value in vars(self).items() if name != "text"}

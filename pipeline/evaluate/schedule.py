@@ -34,7 +34,6 @@ from pipeline.evaluate.recorded import (
 )
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.records import Records
@@ -52,7 +51,7 @@ class EvaluationSchedule:
     Args:
         config: the evaluation protocol.
         data: the splits.
-        tokenizer: decodes completions.
+        maker: decodes completions.
         workers: generate answers.
         records: hold the results, those of earlier processes included.
         now: reads the clock, in seconds.
@@ -68,7 +67,7 @@ class EvaluationSchedule:
         config: Config,
         *,
         data: LoadedData,
-        tokenizer: Tokenizer,
+        maker: PromptMaker,
         workers: Workers,
         records: Records,
         now: Callable[[], float],
@@ -81,7 +80,7 @@ class EvaluationSchedule:
         self._tests = {"test": data.test.prompts} | {
             name: split.prompts for name, split in data.sets.items()
         }
-        self._maker = PromptMaker(config.prompt, tokenizer)
+        self._maker = maker
         self._workers = workers
         self._records = records
         self._folder = records.folder

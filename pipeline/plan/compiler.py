@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +37,7 @@ _SHARED_SOURCES = (
     "pipeline/contracts/batches.py",
     "pipeline/contracts/model_shape.py",
     "pipeline/contracts/programs.py",
+    "pipeline/contracts/speeds.py",
     "pipeline/inputs/dataset/batching.py",
     "pipeline/inputs/dataset/packing.py",
     "pipeline/inputs/hub/hf_config.py",
@@ -65,7 +66,11 @@ class CompilerReport:
         hbm_bytes: memory of the program with arguments and results; if it does not fit, the memory
             needed; None: not reported.
         compile_s: seconds of the compilation.
-        seconds: estimated seconds of one run, by a cost model that ignores custom calls.
+        seconds: of one run, by the compiler's estimate, schedule and memory traffic; see
+            `aot.estimated_time`. Never measured.
+        modelled_s: the part of them that the compiler has no estimate of.
+        parts: seconds of each part of the model, the longest first: `seconds`, `modelled_s`, and
+            `traffic_s` of its memory traffic at the peak bandwidth.
         cached: whether the report is from the cache.
     """
 
@@ -73,6 +78,8 @@ class CompilerReport:
     hbm_bytes: int | None
     compile_s: float
     seconds: float = 0.0
+    modelled_s: float = 0.0
+    parts: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     cached: bool = False
 
 
@@ -106,6 +113,19 @@ def compile_programs(
     return {program: report for program, report in found.items() if report is not None}
 
 
+def require_compiler() -> None:
+    """Checks that this machine has the compiler.
+
+    Raises:
+        NoCompiler: if it has none.
+    """
+    if importlib.util.find_spec("libtpu") is None:
+        raise NoCompiler(
+            "the TPU compiler is missing: install the package libtpu, which exists for Linux on "
+            "x86-64 only (make install-tpu)"
+        )
+
+
 def uncached(config: Config, shape: ModelShape, programs: Iterable[str]) -> list[str]:
     """The programs whose reports are not cached."""
     return [name for name in programs if _load(cache_key(config, shape, name)) is None]
@@ -123,11 +143,7 @@ def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, A
 def _compile(
     config: Config, shape: ModelShape, programs: Sequence[str], *, say: Say
 ) -> Iterator[tuple[str, CompilerReport]]:
-    if importlib.util.find_spec("libtpu") is None:
-        raise NoCompiler(
-            "the TPU compiler is missing: install the package libtpu, which exists for Linux on "
-            "x86-64 only (make install-tpu)"
-        )
+    require_compiler()
     request = {
         "config": config.model_dump(mode="json"),
         "shape": asdict(shape),

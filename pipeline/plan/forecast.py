@@ -19,7 +19,7 @@ from pipeline.contracts.model_shape import DTYPE_BYTES
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
 from pipeline.control.estimates import SAFETY
-from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.inputs.dataset.batching import batch_shape, learned_share
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
@@ -355,12 +355,14 @@ def _sampler_s(case: PlanCase, config: Config) -> Seconds:
 
 def _learner_s(case: PlanCase, config: Config) -> Seconds:
     """Time of measuring a learner's micro-batches, as in `pipeline.compute.learner.timing`."""
-    model, settings, seq = case.roofline(config), config.learner, case.lengths.sequence
+    model, settings = case.roofline(config), config.learner
+    seq, learned = case.lengths.sequence, learned_share(config, case.lengths)
     others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     total = fixed_time(0.0, chip=case.topology.chip)
     for rows in batch_shape(config, pad=0).sizes:
         positions = rows * config.row_tokens // config.plan.learner_shards
-        once = model.gradient(positions, seq=seq) + model.score(positions, seq=seq) * others
+        scored = model.score(positions, seq=seq, learned=learned)
+        once = model.gradient(positions, seq=seq, learned=learned) + scored * others
         total += once * MICRO_BATCHES
     return total
 

@@ -16,7 +16,7 @@ import numpy as np
 from configs.schema import Config
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import Lengths, Speeds, Table
-from pipeline.plan.cost_model.workload import expected_schedule, packed_positions
+from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.search.fitting import PlanCase, estimate_plan
 from pipeline.plan.search.size_options import max_useful_rows, max_useful_slots
 
@@ -159,26 +159,16 @@ def sampling_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:
         speeds: measured times of at least one number of slots.
         lengths: expected lengths.
     """
-    plan, rollout = config.plan, config.rollout
-    shards, samples = plan.sampler_shards, rollout.group_size
-    prompts = math.ceil(rollout.prompts_per_step / plan.num_samplers)
-    schedule = expected_schedule(
-        prompts * samples,
-        mean=lengths.completion,
-        cap=rollout.max_new_tokens,
-        sizes=tuple(slots // shards for slots in plan.slot_ladder),
-        segment_steps=config.segment_steps,
-        shards=shards,
-    )
+    shards, work = config.plan.sampler_shards, training_work(config, lengths)
     decode = sum(
         number * seconds_at(speeds.segment_s, slots * shards)
-        for slots, number in schedule.segments.items()
+        for slots, number in work.segments.items()
     )
-    fill = schedule.fills * seconds_at(speeds.fill_s, config.slots)
-    bucket = config.prompt_bucket(min(round(lengths.prompt), rollout.max_prompt_tokens))
-    rows = config.prefill_rows(bucket)
-    prefills = math.ceil(math.ceil(prompts / shards) / rows)
-    return decode + fill + prefills * seconds_at(speeds.prefill_s, rows * bucket * shards)
+    prefill = sum(
+        number * seconds_at(speeds.prefill_s, config.prefill_rows(bucket) * bucket * shards)
+        for bucket, number in work.prefills.items()
+    )
+    return decode + prefill + work.fills * seconds_at(speeds.fill_s, config.slots)
 
 
 def learning_s(config: Config, speeds: Speeds, lengths: Lengths) -> float:

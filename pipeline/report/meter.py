@@ -35,21 +35,25 @@ class RunMeter:
         *,
         tokens: Mapping[str, int],
         work: Work | None = None,
-        repeated: bool = False,
     ) -> None:
         """Closes the interval since the last account.
 
         Args:
-            step: training steps done.
+            step: training steps done, the one of `work` included.
             uses: of all workers.
             tokens: generated tokens of the interval, by fate.
             work: of a training step.
-            repeated: whether an earlier process had done this work.
         """
         # One that did not report is as it was.
         self._uses = self._uses | {name: use for name, use in uses.items() if use.memory}
         spans = {process: use.spans for process, use in uses.items()}
-        self.ledger.account(step, spans, tokens=tokens, work=work, repeated=repeated)
+        self.ledger.account(
+            step,
+            spans,
+            tokens={fate: count for fate, count in tokens.items() if count},
+            work=work,
+            repeated=work is not None and self.ledger.is_repeated(step),
+        )
 
     def step_metrics(self, sizes: Sizes) -> Figures:
         """Metrics of the accounts since the last call: seconds, tokens, goodput, speed, memory.

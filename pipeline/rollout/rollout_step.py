@@ -15,7 +15,7 @@ from pipeline.contracts.rollouts import DecodeWork, Rollout
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
-from pipeline.rollout.scoring import reward_errors
+from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records
 from rewards.base import RewardError
@@ -69,9 +69,11 @@ class RolloutStep:
         return [rollout for part in self.rounds for rollout in part.rollouts]
 
     @property
-    def overflow(self) -> int:
-        """Groups whose advantages overflow because of too large rewards."""
-        return sum(part.stats.overflow for part in self.rounds)
+    def overflow(self) -> str:
+        """Says how many groups have advantages that overflow; "" if none has."""
+        groups = sum(part.stats.overflow for part in self.rounds)
+        text = f"rewards are so large that the advantages of {groups} groups overflow"
+        return text if groups else ""
 
     @property
     def split(self) -> PartialSplit:
@@ -92,6 +94,19 @@ class RolloutStep:
     def errors(self) -> dict[str, list[RewardError]]:
         """Errors of reward functions; see `scoring.reward_errors`."""
         return reward_errors(self.all_rollouts)
+
+    def stop_reason(self, config: Config, *, alarm: str | None) -> str | None:
+        """Why the run stops before the update; None: it goes on.
+
+        Args:
+            config: of the run.
+            alarm: that stops the run; None: none does.
+        """
+        error = stopping_error(self.all_rollouts, config.rewards)
+        if error is not None:
+            return f"step {self.number + 1}: {error}"
+        failed = "" if alarm is None else failed_parts(self.all_rollouts, config)
+        return f"{alarm}: {failed}" if failed else alarm
 
     @property
     def next_state(self) -> SamplingState:
@@ -246,7 +261,7 @@ class DemonstrationStep:
 
     seconds = 0.0
     tokens = 0
-    overflow = 0
+    overflow = ""
     learner_prefix = "sft"
 
     @property

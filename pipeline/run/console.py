@@ -93,7 +93,8 @@ class Console:
             self._ended = "interrupted" if stopped else refused
         self._closed.set()
         self._thread.join()
-        self._drawing.close()
+        with suppress(OSError):  # the terminal is gone
+            self._drawing.close()
         self._write_status()
 
     # --- what is shown

@@ -19,7 +19,7 @@ from pipeline.run.child_process import ChildProcess
 from pipeline.run.mirror_copier import continues, machine_of, other_run
 from pipeline.run.mirror_lease import Holder, Lease
 from pipeline.run.mirror_process import FINISH_S, short
-from pipeline.run.mirror_store import Store
+from pipeline.run.mirror_store import Store, check_protocol, is_local
 
 ANSWER_S = 60.0
 """Time limit in seconds for a store's answer at the start."""
@@ -111,6 +111,11 @@ class Mirror(ChildProcess):
             failed = str(error)
         except ValueError:
             raise
+        except FileNotFoundError:
+            failed = (
+                f"{url} cannot be written: its bucket does not exist, or the keys in the "
+                "environment do not open it"
+            )
         except Exception as error:  # noqa: BLE001  # of any library of a store
             failed = f"{url} cannot be written: {short(error)}"
         else:
@@ -218,6 +223,21 @@ def mirror_url(config: Config) -> str | None:
     return None if config.run.mirror is None else f"{config.run.mirror}/{config.run.name}"
 
 
+def check_mirror(mirror: str, folder: Path) -> None:
+    """Checks `run.mirror` without keys: a submitted job may have others.
+
+    Args:
+        mirror: its value.
+        folder: the run folder.
+
+    Raises:
+        ValueError: if its protocol has no library here, or its folder cannot have the copy.
+    """
+    check_protocol(mirror)
+    if is_local(mirror):
+        Store(f"{mirror}/{folder.name}").check_folder(folder)
+
+
 def check_continues(url: str, folder: Path) -> None:
     """Refuses a mirror that has what a run folder lacks.
 
@@ -225,7 +245,7 @@ def check_continues(url: str, folder: Path) -> None:
         ValueError: with the two ways to go on.
     """
     store = Store(url)
-    store.check_folder()
+    store.check_folder(folder)
     manifest = store.newest()
     if manifest is not None and not continues(folder, manifest):
         raise ValueError(f"run.mirror: {other_run(folder, store, manifest)}")

@@ -7,9 +7,10 @@ verified. A fetch that was interrupted continues.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from tqdm import tqdm
 
@@ -21,7 +22,7 @@ from pipeline.run.mirror import PROGRAMS, NoAnswerError, answer, check_continues
 from pipeline.run.mirror_copier import machine_of
 from pipeline.run.mirror_lease import Holder, Lease
 from pipeline.run.mirror_process import short
-from pipeline.run.mirror_store import Manifest, Store, Stored, is_local
+from pipeline.run.mirror_store import Manifest, Store, Stored, check_protocol, is_local
 from pipeline.run.run_folder import RunFolder
 
 FETCHED = "fetched"
@@ -44,6 +45,29 @@ def adopted(source: str | None) -> str | None:
     return absolute_url(source)
 
 
+def check_adopt(config: Config, source: str | None, *, accept: Collection[str]) -> None:
+    """Checks what `--adopt` names without fetching it, and without keys: a job may have others.
+
+    Args:
+        config: of the run.
+        source: what `--adopt` names.
+        accept: see `RunFolder.check`.
+
+    Raises:
+        ValueError: if it cannot be adopted.
+    """
+    url, folder = adopted(source), RunFolder.of(config)
+    if url is None:
+        return
+    check_protocol(url)
+    if not (is_local(url) or folder.holds_run):
+        return
+    with _failures_of(url), TemporaryDirectory() as fresh:
+        found = _found_to_adopt(folder, url)
+        if found is not None:
+            _fetch_settings(config, *found, Path(fresh), accept)
+
+
 def fetch_run(
     config: Config,
     *,
@@ -64,7 +88,7 @@ def fetch_run(
             elsewhere.
     """
     folder, url = RunFolder.of(config), mirror_url(config)
-    try:
+    with _failures_of(adopt or url):
         found = None
         if adopt is not None:
             found = _found_to_adopt(folder, adopt)
@@ -72,12 +96,18 @@ def fetch_run(
             found = _found_in_mirror(folder, url, say)
         if found is not None:
             _fetch(config, folder, *found, accept, say)
+
+
+@contextmanager
+def _failures_of(place: str | None) -> Iterator[None]:
+    """Names the place in errors of any library of a store, or of the disk."""
+    try:
+        yield
     except ValueError:
         raise
-    except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
+    except Exception as error:  # noqa: BLE001
         raise ValueError(
-            f"the run could not be fetched from {adopt or url}: {short(error)}; the same command "
-            "continues"
+            f"the run could not be fetched from {place}: {short(error)}; the same command continues"
         ) from None
 
 
@@ -90,7 +120,7 @@ def _found_in_mirror(
         with suppress(NoAnswerError, DamagedFileError):  # reported when the run starts
             answer(url, lambda: check_continues(url, folder.path))
         return None
-    store.check_folder()
+    store.check_folder(folder.path)
     try:
         manifest = answer(url, store.newest)
         if manifest is not None:
@@ -115,7 +145,10 @@ def _found_to_adopt(folder: RunFolder, source: str) -> tuple[Store, Manifest] | 
     if is_local(source) and RunFolder(Path(source.removeprefix("file://"))).is_locked:
         raise ValueError(f"--adopt: another process is using {source}")
     store = Store(source)
-    manifest = answer(source, lambda: store.newest() or store.plain_run())
+    try:
+        manifest = answer(source, lambda: store.newest() or store.plain_run())
+    except NoAnswerError as error:
+        raise ValueError(f"--adopt: {error}") from None
     if manifest is None:
         raise ValueError(f"--adopt: {source} is neither a run folder nor the mirror of a run")
     return store, manifest
@@ -142,10 +175,8 @@ def _fetch(
     fresh = folder.path.with_name(f".{folder.path.name}.fetched")
 
     def fetch(manifest: Manifest) -> None:
-        settings = {path: manifest.files[path] for path in _SETTINGS if path in manifest.files}
-        _fetch_files(store, fresh, settings, disable=True)
         try:
-            RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
+            _fetch_settings(config, store, manifest, fresh, accept)
         except ValueError:
             shutil.rmtree(fresh)
             raise
@@ -164,6 +195,15 @@ def _fetch(
     shutil.rmtree(folder.path, ignore_errors=True)
     fresh.rename(folder.path)
     _fetch_programs(store, manifest, machine=machine_of(config.plan.platform))
+
+
+def _fetch_settings(
+    config: Config, store: Store, manifest: Manifest, fresh: Path, accept: Collection[str]
+) -> None:
+    """Fetches the files with the settings of the run, and compares them with the request's."""
+    settings = {path: manifest.files[path] for path in _SETTINGS if path in manifest.files}
+    _fetch_files(store, fresh, settings, disable=True)
+    RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
 
 
 def _fetch_files(

@@ -12,6 +12,7 @@ all there; this needs no atomic replacement of the store.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -43,6 +44,9 @@ _LEFT_OUT = frozenset({STAGED, "status.json", "wandb", "profile", "superseded"})
 _UNFINISHED = re.compile(r".*\.(tmp|partial)|.*\.orbax-checkpoint-tmp.*")
 _LOCAL = ("", "file", "local")
 """Schemes of paths on this host."""
+
+# It prints a traceback of each failure, which is raised, too.
+logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True)
@@ -178,15 +182,26 @@ class Store:
         self._fs: AbstractFileSystem = fs
         self._root = str(root).rstrip("/")
 
-    def check_folder(self) -> None:
-        """Checks that a mirror on this host exists: an unmounted disk must not be written.
+    def check_folder(self, run: Path) -> None:
+        """Checks the folder of a mirror on this host: an unmounted disk must not be written.
+
+        Args:
+            run: the run folder.
 
         Raises:
-            ValueError: if it does not.
+            ValueError: if there is no such folder, or it is or contains the run folder, or is in
+                it.
         """
-        parent = Path(self._root).parent
-        if is_local(self.url) and not parent.is_dir():
-            raise ValueError(f"run.mirror: there is no folder {parent}; create or mount it")
+        if not is_local(self.url):
+            return
+        here, run = Path(self._root).resolve(), run.resolve()
+        if not here.parent.is_dir():
+            raise ValueError(f"run.mirror: there is no folder {here.parent}; create or mount it")
+        if here.is_relative_to(run) or run.is_relative_to(here):
+            raise ValueError(
+                f"run.mirror: the copy {here} and the run folder {run} would contain each other; "
+                "name a folder on another disk"
+            )
 
     # --- manifests
 
@@ -283,7 +298,10 @@ class Store:
 
     def plain_run(self) -> Manifest | None:
         """The files of a run folder, where the URL names one; without hashes."""
-        found = self._fs.find(self._root, detail=True)
+        try:
+            found = self._fs.find(self._root, detail=True)
+        except _NOT_THERE:
+            return None
         sizes = {name[len(self._root) + 1 :]: entry["size"] for name, entry in found.items()}
         if "config.json" not in sizes:
             return None
@@ -296,6 +314,7 @@ class Store:
 
     def read_lease(self) -> dict[str, Any] | None:
         """The lease; None if there is none, or its writer was cut."""
+        self._fs.invalidate_cache()
         with suppress(*_NOT_THERE, DamagedFileError):
             return decode_json(self._fs.cat_file(self._path(_LEASE)), _LEASE)
         return None

@@ -118,6 +118,8 @@ class Records:
         self._mirror = mirror or Mirror(None)
         self._shown_errors: set[tuple[str, ...]] = set()
         self._best: Mapping[str, Any] | None = None
+        alarms = folder.events(ALARM)
+        self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in alarms}
 
     def step(
         self,
@@ -374,8 +376,19 @@ class Records:
         """Appends an entry to the journal and shows `text` on the console."""
         self.folder.journal(event, **facts)
         if event == ALARM:
-            self.console.update(last_alarm=LastAlarm(facts["step"], facts["rule"], text))
+            self._alarm(text, **facts)
         self.console.say(text)
+
+    def _alarm(self, text: str, *, rule: str, part: str, step: int, action: str, **_: Any) -> None:
+        """Makes an alarm the last one on the console, and sends an alert.
+
+        A step that is repeated after a resume sends none again, unless it stops the run again.
+        """
+        self.console.update(last_alarm=LastAlarm(step, rule, text))
+        stops = action == "stop"
+        if stops or (rule, part, step) not in self._alarmed:
+            title = f"alarm {rule} {part}".strip()
+            self.tracker.alert(title, text, level="ERROR" if stops else "WARN")
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""

@@ -17,15 +17,13 @@ from typing import Any, TextIO
 
 from configs.errors import ConfigError
 from configs.load import config_to_json, read_saved_config, saved_config_text
-from configs.resume import REWARDS as ACCEPT_REWARDS
 from configs.resume import (
-    Change,
+    OR_ACCEPT,
+    REWARDS,
     altering_changes,
     change_lines,
-    code_changes,
     is_reward_change,
     refuse_unknown_keys,
-    reward_changes,
 )
 from configs.schema import Config
 from configs.steering import set_value
@@ -47,8 +45,8 @@ from pipeline.contracts.record_files import (
     write_json,
     write_rows,
 )
-from pipeline.contracts.steering import REWARDS_CHANGED, sets_in_force, values_at, with_sets
-from pipeline.run.history import RESUMED, REWARDS, steps_with_changed_rewards, valid_entries
+from pipeline.contracts.steering import sets_in_force, values_at, with_sets
+from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
 from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 
 ENDED = "ended"
@@ -57,7 +55,6 @@ _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
 _RESTORE = "restore it from a copy, or start another run with --run.name"
-_OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
 
 
 class RunFolder:
@@ -98,12 +95,12 @@ class RunFolder:
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
                 the old and new value of each changed key) or comes from an earlier version, or if
-                the path or one of its parents is a file.
+                the path or one of its parents is a file, or `.lock` is not.
             DamagedFileError: if a file that decisions depend on is damaged or missing.
         """
-        self._refuse_file()
+        self._refuse_odd_paths()
         if self.is_locked:
-            raise ValueError(f"another process is using {self.path}")
+            raise self._in_use()
         if not self.holds_run:
             if self._journal.exists():
                 raise DamagedFileError(f"{self._config} is missing; {_RESTORE}")
@@ -126,71 +123,15 @@ class RunFolder:
         changes = [
             change
             for change in altering_changes(saved, json.loads(config_to_json(config)))
-            if not (ACCEPT_REWARDS in accept and is_reward_change(change))
+            if not (REWARDS in accept and is_reward_change(change))
         ]
         if changes:
-            accepting = "" if any(not is_reward_change(one) for one in changes) else _OR_ACCEPT
+            accepting = "" if any(not is_reward_change(one) for one in changes) else OR_ACCEPT
             raise ValueError(
                 f"{place} contains a run with other settings; start another run with "
                 f"--run.name, or resume this one with the old values{accepting}:\n"
                 + change_lines(changes)
             )
-
-    def check_reward_code(self, code: Mapping[str, str], *, accept: Collection[str] = ()) -> None:
-        """Refuses to resume a run whose reward functions have changed.
-
-        Args:
-            code: SHA-256 of the file that defines each part, by name.
-            accept: with `rewards` they may have changed.
-
-        Raises:
-            ValueError: naming each changed part.
-        """
-        changes = code_changes(self.reward_code, code)
-        if changes and ACCEPT_REWARDS not in accept:
-            raise ValueError(
-                f"the reward functions have changed since {self.path} was last started; start "
-                f"another run with --run.name, or resume this one with the old code{_OR_ACCEPT}:\n"
-                + change_lines(changes)
-            )
-
-    @property
-    def reward_code(self) -> dict[str, str]:
-        """The hashes of the reward functions' code at the last start; empty if unknown."""
-        found: dict[str, str] = {}
-        for entry in self.events(REWARDS):
-            found = entry["sha256"]
-        return found
-
-    def record_reward_changes(
-        self, config: Config, code: Mapping[str, str], *, step: int
-    ) -> list[Change]:
-        """Journals which rewards a resume has changed; before `create` replaces the configuration.
-
-        Args:
-            config: of the resume.
-            code: SHA-256 of the file that defines each part, by name.
-            step: training steps done.
-
-        Returns:
-            The changes; empty for a new run.
-        """
-        if not self.holds_run:
-            return []
-        changes = reward_changes(
-            self.saved_config,
-            json.loads(config_to_json(config)),
-            old_code=self.reward_code,
-            new_code=code,
-        )
-        if changes:  # not `step`: a rollback to an earlier step does not bring the old ones back
-            self.journal(REWARDS_CHANGED, after_step=step, changes=changes)
-        return changes
-
-    def record_reward_code(self, code: Mapping[str, str]) -> None:
-        """Journals the hashes of the reward functions' code if they are new; after `create`."""
-        if code and dict(code) != self.reward_code:
-            self.journal(REWARDS, sha256=dict(code))
 
     def _check_records(self) -> None:
         rows, entries, _ = self.metrics, list(self.entries()), self.plan
@@ -214,7 +155,7 @@ class RunFolder:
         Raises:
             ValueError: if it cannot be written, or the path or one of its parents is a file.
         """
-        self._refuse_file()
+        self._refuse_odd_paths()
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         try:
             # Not `os.access`, which for root does not detect read-only file systems.
@@ -263,23 +204,38 @@ class RunFolder:
         """Replaces `config.json`."""
         write_atomically(self._config, saved_config_text(config).encode())
 
-    def _refuse_file(self) -> None:
+    def _refuse_odd_paths(self) -> None:
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
         if not above.is_dir():
             key, value = "run.dir", str(self.path.parent)
             if above == self.path:
                 key, value = "run.name", self.path.name
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
+        lock = self.path / _LOCK
+        if lock.exists() and not lock.is_file():
+            raise ValueError(f"{lock} is not a file; remove it, or choose another run.name")
+
+    def _in_use(self) -> ValueError:
+        who = ""
+        with suppress(
+            OSError, ValueError, LookupError, TypeError
+        ):  # written a moment after the lock
+            status = json.loads(self.status.read_bytes())
+            who = f" (by status.json {status['pid']} on {status['host']})"
+        return ValueError(
+            f"another process{who} is using {self.path}; wait until it ends, or end it with "
+            f"launch.control {self.path} stop-after-step"
+        )
 
     def _take_lock(self) -> None:
-        self._refuse_file()
+        self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
         lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise ValueError(f"another process is using {self.path}") from None
+            raise self._in_use() from None
         self._lock = lock
 
     def close(self) -> None:
@@ -304,10 +260,8 @@ class RunFolder:
     @property
     def recorded_used_s(self) -> float:
         """The value that `record_used_s` wrote last; 0 if there is none or it is damaged."""
-        try:
-            return decode_seconds((self.path / _LOCK).read_bytes())
-        except FileNotFoundError:
-            return 0.0
+        lock = self.path / _LOCK
+        return decode_seconds(lock.read_bytes()) if lock.is_file() else 0.0
 
     @property
     def holds_run(self) -> bool:
@@ -343,6 +297,8 @@ class RunFolder:
     @property
     def is_locked(self) -> bool:
         """Whether a process holds the folder."""
+        if not (self.path / _LOCK).is_file():
+            return False
         try:
             lock = (self.path / _LOCK).open()
         except FileNotFoundError:

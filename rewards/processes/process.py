@@ -40,6 +40,9 @@ _EXIT_S = 10.0
 _RUN = "from rewards.processes import worker; worker.run"
 _MARK = re.compile(rb"\x00(\d+)\x00")
 _PART_OF_MARK = re.compile(rb"\x00\d{0,20}\Z")
+_OF_KEYS = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
+"""Names of environment variables that hold keys."""
+_SHORTEST_KEY = 8
 
 
 class ProcessEnded(Exception):  # noqa: N818  # the host handles it
@@ -86,6 +89,11 @@ class RewardProcess:
         self._cgroup: Path | None = None
         self._closing = contextlib.ExitStack()
         self._held = self._text = b""
+        self._keys = {
+            value: name
+            for name, value in os.environ.items()
+            if _OF_KEYS.search(name) and len(value) >= _SHORTEST_KEY
+        }
         self.facts: dict[str, Any] = {}
         self.fresh = True
         self.dumps = False
@@ -159,7 +167,7 @@ class RewardProcess:
         if line is None:
             raise ProcessEnded(await asyncio.to_thread(self._how_it_ended))
         try:
-            return json.loads(line)
+            return json.loads(self._without_keys(line.decode()))
         except ValueError:
             raise ProcessEnded(_BROKEN) from None
 
@@ -193,7 +201,7 @@ class RewardProcess:
     def flush_output(self) -> None:
         """Passes on what was read."""
         if self._text:
-            self._output(self._number, self._text.decode(errors="replace"))
+            self._output(self._number, self._without_keys(self._text.decode(errors="replace")))
         self._text = b""
 
     async def kill(self) -> None:
@@ -206,6 +214,15 @@ class RewardProcess:
 
     def _print(self, text: bytes) -> None:
         self._text += text.removesuffix(self._held)
+
+    def _without_keys(self, text: str) -> str:
+        """The text with names of environment variables in place of the keys that they hold.
+
+        What a reward function prints or raises is shown, logged and copied to the mirror.
+        """
+        for key, name in self._keys.items():
+            text = text.replace(key, f"[{name}]")
+        return text
 
     def _on_exit(self) -> None:
         """Reports the end, also where a child process keeps the connection open."""

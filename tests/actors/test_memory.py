@@ -264,7 +264,7 @@ def test_a_failed_publish_reduces_no_slots(actor: ColocatedActor, monkeypatch: p
 
 
 def test_no_update_of_a_batch_is_repeated(monkeypatch: pytest.MonkeyPatch):
-    actor = make_actor(monkeypatch, updates_per_batch=2, kl_coef=0.0, kl="k3", kl_top_k=128)
+    actor = make_actor(monkeypatch, updates_per_batch=2, kl_coef=0.0, kl="k3", kl_top_k=64)
     learner = actor.learner
     began = host(learner.state)
     batches = len(learner._pack(ROLLOUTS))

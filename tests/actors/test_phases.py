@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,21 @@ from actors.learner_actor import LearnerActor
 from actors.sampler_actor import SamplerActor
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.learner import learner as learner_module
+from pipeline.compute.learner.batches import place_inputs
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.opening import OpenedModel
-from pipeline.contracts.phases import PhaseClock
+from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import ProcessUse
 from tests import tiny
 from tests.actors.test_learner_actor import trained, update
+from tests.actors.test_memory import make_learner
 from tests.actors.test_sampler_actor import opened, sample
 from tests.fakes import FakeClock
+from tests.pipeline.compute.learner.test_sft import PACKED
+from tests.pipeline.rollout.test_restarts import watched
 
 DELAY_S = 5.0
 SIZES = Sizes(4, 84)
@@ -115,3 +121,33 @@ def test_invariant_8_phases_of_a_learner(
     assert [(span.phase, span.end_s - span.start_s) for span in spans] == [(phase, DELAY_S)]
     if phase == "update":
         assert 0 < spans[0].spare < 1
+
+
+def test_an_update_hangs_where_a_micro_batch_does_not_where_it_has_many(
+    now: FakeClock, monkeypatch: pytest.MonkeyPatch
+):
+    """`faults.stuck_s` is 300 s; the heartbeats are those of the moment before a batch ends."""
+    sft = {"train": {"path": "sft.jsonl"}, "steps": 2}
+    actor = make_learner(monkeypatch, run={"phases": ["sft", "grpo"]}, sft=sft)
+    actor.phases.now = now
+
+    def beats(work: Callable[[], object], batch_s: float) -> list[Heartbeat]:
+        found = list[Heartbeat]()
+
+        def place_slowly(*args: Any) -> Any:
+            now.seconds += batch_s
+            found.append(actor.heartbeat())
+            return place_inputs(*args)
+
+        monkeypatch.setattr(learner_module, "place_inputs", place_slowly)
+        work()
+        return found
+
+    rollouts = tiny.make_rollouts([(20, 20)] * 8, advantages=[1.0, -1.0] * 4)
+    for work in (partial(actor.sft_update, PACKED), partial(actor.update, rollouts)):
+        for batch_s, hangs in ((200.0, False), (301.0, True)):
+            found = beats(work, batch_s)
+            assert len(found) > 1
+            assert {beat.phase for beat in found} == {"update"}
+            for beat in found:
+                assert bool(watched(then=beat, before="update", seconds=20)) is hangs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from ray.util.placement_group import PlacementGroup
 
 from actors import placement
 from actors.placement import (
@@ -23,6 +25,7 @@ from actors.placement import (
 from configs.schema import Plan
 from pipeline.compute.devices import malloc_environment
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.workers import WorkerDied
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:
@@ -237,6 +240,42 @@ def test_only_a_reservation_that_could_be_replaced_is_stranded(monkeypatch: pyte
     cluster.total = (8,)
     assert small.is_stranded()  # both fit on the node of the command
     assert not large.is_stranded()  # only a node that joins helps
+
+
+def reserved(monkeypatch: pytest.MonkeyPatch, cluster: Ray) -> tuple[Reservation, asyncio.Event]:
+    """Devices on two nodes; they are free when the event is set."""
+    monkeypatch.setattr(placement, "_NOTICE_EVERY_S", 0.001)
+    found, is_free = cluster.reserve(4, 4)[0], asyncio.Event()
+    found.group = cast("PlacementGroup", SimpleNamespace(ready=is_free.wait))
+    return found, is_free
+
+
+def test_a_reservation_that_waits_for_a_node_that_is_gone_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Ray notices the end of a node with a delay: a run that starts meanwhile counts on it."""
+    cluster = Ray(monkeypatch, 8, 8)
+    found, _ = reserved(monkeypatch, cluster)
+    cluster.total = (8,)
+    with pytest.raises(WorkerDied, match=r"^devices: a node is gone, and the node of this") as died:
+        asyncio.run(found.placed())
+    assert not died.value.alone
+
+
+def test_a_reservation_waits_while_devices_are_in_use(monkeypatch: pytest.MonkeyPatch):
+    cluster = Ray(monkeypatch, 8, 8)
+    found, is_free = reserved(monkeypatch, cluster)
+    looks = [found.is_stranded, found.is_stranded]
+
+    def is_stranded() -> bool:
+        look = looks.pop()
+        if not looks:
+            is_free.set()
+        return look()
+
+    monkeypatch.setattr(found, "is_stranded", is_stranded)
+    asyncio.run(found.placed())
+    assert looks == []
 
 
 def test_a_node_answers_until_its_process_ends():

@@ -40,11 +40,27 @@ def told(path: Path, key: str, text: str) -> str:
                                    "4294967296; nearest valid: 4294967295")),
         ("plan.head_tokens", "1e4", ("= 10000.0: must be an integer, at least 1 and at most 2048; "
                                     "nearest valid: 2048")),
-        ("lora.rank", "8.4", "= 8.4: must be an integer, at least 1; nearest valid: 8"),
-        ("learner.lr", "fast", '= "fast": must be a number, above 0; default: 1e-05'),
-        ("learner.lr", "nan", "= nan: must be a number, above 0; default: 1e-05"),
-        ("learner.lr", "true", "= true: must be a number, above 0; default: 1e-05"),
-        ("learner.lr", "'1e-4'", '= "1e-4": must be a number, above 0; nearest valid: 0.0001'),
+        (
+            "lora.rank",
+            "8.4",
+            "= 8.4: must be an integer, at least 1 and at most 16384; nearest valid: 8",
+        ),
+        (
+            "learner.lr",
+            "fast",
+            '= "fast": must be a number, above 0 and at most 10; default: 1e-05',
+        ),
+        (
+            "learner.lr",
+            "nan",
+            "= nan: must be a finite number, above 0 and at most 10; default: 1e-05",
+        ),
+        ("learner.lr", "true", "= true: must be a number, above 0 and at most 10; default: 1e-05"),
+        (
+            "learner.lr",
+            "'1e-4'",
+            '= "1e-4": must be a number, above 0 and at most 10; nearest valid: 0.0001',
+        ),
         ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
         (
             "learner.schedule",
@@ -56,6 +72,42 @@ def told(path: Path, key: str, text: str) -> str:
             "x",
             '= "x": must be one of "float32", "bfloat16"; default: "bfloat16"',
         ),
+        (
+            "learner.lr",
+            "1e308",
+            "= 1e+308: must be a number, above 0 and at most 10; nearest valid: 10.0",
+        ),
+        (
+            "lora.rank",
+            "1e99",
+            "= 1e+99: must be an integer, at least 1 and at most 16384; nearest valid: 16384",
+        ),
+        (
+            "learner.warmup_steps",
+            "1e99",
+            "= 1e+99: must be an integer, at least 0; default: 0",
+        ),
+        (
+            "rewards.functions.0.weight",
+            "nan",
+            "= nan: must be a finite number; default: 1.0",
+        ),
+        (
+            "lora.alpha",
+            "1e308",
+            "= 1e+308: must be a number, above 0 and at most 65536; nearest valid: 65536.0",
+        ),
+        (
+            "rollout.temperature",
+            "1e-300",
+            "= 1e-300: must be a number, at least 0.01 and at most 100; nearest valid: 0.01",
+        ),
+        (
+            "rollout.temperature",
+            "1e300",
+            "= 1e+300: must be a number, at least 0.01 and at most 100; nearest valid: 100.0",
+        ),
+        ("eval.temperature", "1e-300", "= 1e-300: must be 0, or at least 0.01"),
         (
             "run.name",
             "my run",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from configs.base import nearest_path
+from configs.base import nearest_hint, nearest_path
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
 from configs.schema import Config
@@ -128,6 +129,30 @@ def test_the_nearest_path_is_found_below_a_mistyped_folder(tmp_path: Path) -> No
     assert nearest_path(tmp_path / "zzz/tiny") is None
 
 
+def test_the_hint_says_what_is_in_the_place_of_a_file_or_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    hints = [nearest_hint(tmp_path / name) for name in (".", "file", "pipe", "fil")]
+    assert hints == [
+        ": it is a folder",
+        ": it is a file",
+        ": it is neither a file nor a folder",
+        f"; nearest: {tmp_path / 'file'}",
+    ]
+
+
+def test_a_pipe_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    (line,) = mistakes(tmp_path / "run.toml")
+    assert line.startswith(f"{tmp_path}/run.toml: not a file; presets")
+
+
+def test_a_byte_order_mark_is_ignored(small: Path) -> None:
+    expected = load_config(small)
+    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
+    assert load_config(small) == expected
+
+
 def test_a_hub_dataset_is_not_a_path(small: Path) -> None:
     assert load_config(small).data.test.path == "openai/gsm8k"
 
@@ -209,7 +234,10 @@ def test_six_mistakes_at_once(write: Write) -> None:
             f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
             "(maximum length of a completion)"
         ),
-        f"{path}: learner.lr = -1: must be a number, above 0; nearest valid: just above 0",
+        (
+            f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; nearest valid: "
+            "just above 0"
+        ),
         (
             f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
             "or eval.sets.0.seed?"
@@ -221,7 +249,10 @@ def test_six_mistakes_at_once(write: Write) -> None:
 def test_mistakes_between_tables_are_reported_beside_mistakes_in_others(small: Path) -> None:
     lines = mistakes(small, ("plan.prompt_buckets", "[8, 16]"), ("lora.alpha", "0"))
     assert lines == (
-        "command line: --lora.alpha = 0: must be a number, above 0; nearest valid: just above 0",
+        (
+            "command line: --lora.alpha = 0: must be a number, above 0 and at most 65536; nearest "
+            "valid: just above 0"
+        ),
         (
             "command line: --plan.prompt_buckets = [8, 16]: must be ascending and below 16, "
             "which is always a bucket; nearest valid: [8]"

@@ -144,7 +144,7 @@ learner.clip_epsilon_high=0.1
     learner.clip_epsilon_high: the ratio is 1
 learner.kl=topk
     learner.kl: has no effect with learner.kl_coef = 0
-learner.kl_coef=0.1; .kl_top_k=64
+learner.kl_coef=0.1; .kl_top_k=32
     learner.kl_top_k: has no effect without learner.kl = "topk" or learner.teacher
 learner.kl_coef=0.1; .top_k_dtype=bfloat16
     learner.top_k_dtype: has no effect without learner.kl = "topk"

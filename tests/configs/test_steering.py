@@ -39,7 +39,11 @@ def test_each_key_changes_its_setting_alone():
 @pytest.mark.parametrize(
     ("key", "text", "says"),
     [
-        ("learner.lr", "0", "learner.lr = 0: must be a number, above 0; nearest valid: just above"),
+        (
+            "learner.lr",
+            "0",
+            "learner.lr = 0: must be a number, above 0 and at most 10; nearest valid: just above",
+        ),
         ("learner.lr", "fast", 'learner.lr = "fast": must be a number, above 0'),
         ("learner.lr", "none", "learner.lr = none: must be a number"),
         ("learner.lrr", "1", "learner.lrr: unknown; did you mean learner.lr?"),

@@ -144,11 +144,13 @@ class Head:
         gcs: address that `ray.init` takes.
         process: of the head.
         environment: for processes that talk to it: `ray job` and `ray.init`.
+        aws: configuration of S3, which only `ray start` knows, like the keys.
     """
 
     gcs: str
     process: int
     environment: dict[str, str]
+    aws: Path
 
     def start(self, *command: object) -> subprocess.Popen[str]:
         """Starts a command that joins the cluster."""
@@ -190,8 +192,8 @@ class Head:
 
 
 @contextlib.contextmanager
-def running_head() -> Iterator[Head]:
-    """Starts a cluster with four CPUs and four fake TPU chips; stops it afterwards."""
+def running_head(*, cpus: int = 4) -> Iterator[Head]:
+    """Starts a cluster with some CPUs and four fake TPU chips; stops it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="gg-"))
     token = folder / "token"
     token.write_text(secrets.token_hex(32))
@@ -206,12 +208,14 @@ def running_head() -> Iterator[Head]:
     command += ["--no-monitor", "--disable-usage-stats"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", "4"]
+    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", str(cpus)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
     command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
-    starting = Head(f"127.0.0.1:{gcs}", 0, environment)
+    starting = Head(f"127.0.0.1:{gcs}", 0, environment, folder / "aws")
+    keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+    keys["AWS_CONFIG_FILE"] = str(starting.aws)
     try:
-        with _running(command, environment, folder / "log", starting.is_up) as process:
+        with _running(command, environment | keys, folder / "log", starting.is_up) as process:
             yield replace(starting, process=process)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -360,13 +364,18 @@ def launch(name: str, *arguments: object) -> list[str]:
     return [sys.executable, "-m", f"launch.{name}", *map(str, arguments)]
 
 
-def submit(
+def start_submission(
     head: Head, *arguments: object, folder: Path = PROJECT, **variables: str
-) -> tuple[int, str]:
-    """Submits a run as a job; returns the status and output of `launch/submit.sh`."""
+) -> subprocess.Popen[str]:
+    """Starts `launch/submit.sh`."""
     environment = head.environment | {"GEMMA_GRPO_PYTHON": sys.executable} | variables
     command = ["bash", f"{PROJECT}/launch/submit.sh", *map(str, arguments)]
-    return finish(start(command, environment, folder=folder))
+    return start(command, environment, folder=folder)
+
+
+def submit(head: Head, *arguments: object, **given: Any) -> tuple[int, str]:
+    """Submits a run as a job; returns the status and output of `launch/submit.sh`."""
+    return finish(start_submission(head, *arguments, **given))
 
 
 SECRETS = {
@@ -417,3 +426,12 @@ def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> No
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.1)
     raise AssertionError(f"{path} never had {count} lines")
+
+
+def wait_for_events(run: Path, event: str, count: int, process: subprocess.Popen[str]) -> None:
+    """Returns when the journal of a run has an event `count` times."""
+    journal, deadline = run / "journal.jsonl", time.monotonic() + PATIENCE_S
+    while not journal.is_file() or journal.read_text().count(f'"event": "{event}"') < count:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, f"{event} was not journaled {count} times"
+        time.sleep(0.1)

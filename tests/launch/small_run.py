@@ -67,7 +67,7 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
     shutil.copy(tokenizer / "tokenizer.model", model)
     config = {"model_type": "gemma3_text", "vocab_size": 480}
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file({"model.norm.weight": np.zeros(1, np.float32)}, model / "model.safetensors")
+    save_file({"model.norm.weight": np.zeros(2304, np.float32)}, model / "model.safetensors")
     write_rows(folder / "train.jsonl", rows(0, 6))
     write_rows(folder / "test.jsonl", rows(100, 4))
     path = folder / "small.toml"

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -81,6 +82,29 @@ def test_a_section_that_this_machine_lacks_is_reported_once(made_up, capsys):
     assert "two/b" in err
 
 
+def test_without_a_compiler_nothing_is_measured(made_up, capsys, monkeypatch):
+    made_up(Section("one", "One", [row("a")]), needs_compiler=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    assert bench.main(["hbm"]) == 1
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("the TPU compiler is missing: install the package libtpu")
+
+
+def test_the_model_of_schedule_is_that_of_its_rows(capsys, monkeypatch):
+    measured: list[str] = []
+
+    def measure(_function: object, arguments: Mapping[str, str], **_: object) -> dict[str, float]:
+        measured.append(arguments["model"])
+        return {"total": 1.0}
+
+    monkeypatch.setattr(bench, "in_child", measure)
+    monkeypatch.setattr("pipeline.plan.compiler.require_compiler", lambda: None)
+    assert bench.main(["schedule", "--model", "gemma3_4b", "--only", "positions/"]) == 0
+    assert measured == ["gemma3_4b"] * 3
+    assert "| reference top k | 1 |" in capsys.readouterr().out
+
+
 def test_a_claim_that_does_not_hold_is_an_error(made_up, capsys):
     for most, status in ((1, 0), (0, 1)):
         made_up(Section("one", "One", [row("a", x=1)], [Bound("x", most=most)]))
@@ -114,6 +138,11 @@ def test_bounds_are_claimed_for_their_rows():
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (["hbm", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
         (["hbm", "--plot", "x.png"], "command line: --plot: hbm has no plot; sweep has one\n"),
+        (["hbm", "--model", "gemma3_1b"], "command line: --model: hbm has its own; schedule takes"),
+        (
+            ["schedule", "--model", "gemma3_2b"],
+            "command line: --model gemma3_2b: no preset; nearest: gemma3_4b\n",
+        ),
         (["sweep", "--plot", "/tmp"], "command line: --plot: /tmp is a folder; name a file\n"),
     ],
 )

@@ -52,7 +52,7 @@ def refused(*arguments: object, capsys: pytest.CaptureFixture[str]) -> str:
         ("chekpoint", "command line: chekpoint: unknown; did you mean checkpoint?"),
         ("checkpoint now", "command line: checkpoint now: the arguments are checkpoint"),
         ("set learner.lr", "command line: set learner.lr: the arguments are set KEY VALUE"),
-        ("set learner.lr -1e-3", "learner.lr = -0.001: must be a number, above 0; nearest valid"),
+        ("set learner.lr -1e-3", "learner.lr = -0.001: must be a number, above 0 and at most 10"),
         ("set learner.lrr 1", "learner.lrr: unknown; did you mean learner.lr?"),
         ("set plan.slots 8", "plan.slots: may not change while a run runs; these may: learner.lr,"),
         ("set rewards.functions.right.weight 2", "nearest: rewards.functions.correct.weight"),

@@ -167,8 +167,14 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
         (sharded(without(SHARD)), [f"lacks {SHARD}"]),
         (sharded(truncate(SHARD, bytes_left=900)), [f"{SHARD} is damaged: "]),
         (sharded(truncate(INDEX, bytes_left=90)), [f"{INDEX} is not JSON"]),
-        (sharded(with_bytes(INDEX, b'{"weight_map": {"a": 1}}')), [f"{INDEX} is damaged"]),
-        (sharded(with_bytes(INDEX, b'{"weight_map": {"a": "/etc/a"}}')), [f"{INDEX} is damaged"]),
+        (
+            sharded(with_bytes(INDEX, b'{"weight_map": {"a": 1}}')),
+            ["is damaged: a is in 1, not"],
+        ),
+        (
+            sharded(with_bytes(INDEX, b'{"weight_map": {"a": "/etc/a"}}')),
+            ["a is in '/etc/a', not"],
+        ),
         (
             sharded(set_index("ghost", SHARD)),
             [f"ghost is not in {SHARD}, which ", f"{INDEX} names"],
@@ -190,7 +196,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
             ["surplus: model.layers.2.mlp.up_proj.weight", "surplus: model.layers.3.mlp.up_proj"],
         ),
         (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
-        (set_config(head_dim=6), [f"shape of {QUERY}: (32, 40), the configuration requires (24, "]),
+        (set_config(head_dim=6), ["q_proj.weight: (32, 40), the configuration requires (24, "]),
         (with_bytes("config.json", b"{"), ["config.json is not JSON"]),
         (without("config.json"), ["has no config.json"]),
         (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),

@@ -6,19 +6,25 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from pipeline.run.mirror_store import Store
+from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
+    Head,
     family,
     finish,
     private_environment,
     start,
+    start_submission,
     train_command,
     write_config,
 )
@@ -42,13 +48,32 @@ def has_checkpoint(store: Store) -> bool:
     return manifest is not None and manifest.checkpoint is not None
 
 
+def kill_child_of(submission: subprocess.Popen[str], head: Head) -> None:
+    """Kills the first process that the supervisor of a submitted job starts."""
+    child = None
+
+    def has_started() -> bool:
+        nonlocal child
+        assert submission.poll() is None, submission.communicate()[0]
+        for one in head.actors("launch.train submitted"):
+            with suppress(psutil.NoSuchProcess):
+                if "--supervise" not in " ".join(one.cmdline()):
+                    child = one
+        return child is not None
+
+    wait_until(has_started)
+    assert child is not None
+    child.kill()
+
+
 def test_another_host_ends_with_the_same_adapter(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    head: Head, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """The other host is a Ray cluster; a submitted job takes the keys from its environment."""
     homes = [tmp_path / name for name in ("ann", "bob")]
     for home in homes:
         home.mkdir()
-    with s3_server(monkeypatch):
+    with s3_server(monkeypatch) as server:
         command = train_command(write_config(homes[0], name="lost"), *SETTINGS)
         first = start(command, private_environment() | {"HOME": str(homes[0])})
         run = homes[0] / "runs" / "lost"
@@ -60,15 +85,20 @@ def test_another_host_ends_with_the_same_adapter(
             process.kill()
         first.communicate(timeout=PATIENCE_S)
         shutil.rmtree(homes[0])
-        command = train_command(write_config(homes[1], name="lost"), *SETTINGS)
-        status, output = finish(start(command, private_environment() | {"HOME": str(homes[1])}))
+        head.aws.write_text(f"[default]\nregion = us-east-1\nendpoint_url = {server.url}\n")
+        submission = start_submission(head, write_config(homes[1], name="lost"), *SETTINGS)
+        if not has_ended:
+            kill_child_of(submission, head)
+        status, output = finish(submission)
     assert status == 0, output
-    assert "from s3://bucket/runs/lost (of host " in output
-    summaries = [
-        json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        for run in (homes[1] / "runs" / "lost", finished)
-    ]
-    there, whole = summaries
+    assert output.count("from s3://bucket/runs/lost (of host ") == 1
+    assert has_ended or output.count("it is started again, and the run resumes") == 1
+    run = homes[1] / "runs" / "lost"
+    assert len(list(RunFolder(run).events("fetched"))) == 1
+    there, whole = (
+        json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        for folder in (run, finished)
+    )
     assert has_ended or there["resumed_from"] in {1, 2}
     assert there["adapter_sha256"] == whole["adapter_sha256"]
     assert there["eval"]["after"] == whole["eval"]["after"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_the_same_data_are_recognized(config: Config):
     assert again.data.fingerprints == began.data.fingerprints
     assert again.data.fingerprints.keys() == {"train", "test"}
     assert len(set(again.data.fingerprints.values())) == 2
+
+
+def test_only_a_model_folder_is_searched_for_weights(
+    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    del config
+    monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("searches the whole disk"))
+    with pytest.raises(ValueError, match=r"has no config\.json") as caught:
+        prepare(load_config(tmp_path / "small.toml", [("model.path", str(tmp_path))]), extend=None)
+    assert len(str(caught.value).splitlines()) == 2
 
 
 def test_a_run_does_not_resume_with_another_base(
@@ -154,24 +165,27 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
 ):
     over = timed(config, until="2020-01-01T10:00Z")
     folder = begin(config).folder
-    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
+    with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
     # Steps without a checkpoint would be repeated.
     folder.write_metrics({"step": 1})
     folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
-    with pytest.raises(ValueError, match=r"has passed; set a later one$"):
+    with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
     folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
     prepare(over, extend=None)
-    told = "that time has passed: the run ends with its latest version"
-    assert told in capsys.readouterr().out.splitlines()
+    shown = capsys.readouterr().out
+    assert shown.count("budget.until") == 1
+    assert re.search(r"2020-.* has passed: it is .* now; the run ends with its latest ver", shown)
 
 
 def test_a_past_deadline_is_refused_and_a_future_one_is_printed(
     config: Config, capsys: pytest.CaptureFixture[str]
 ):
-    with pytest.raises(ValueError, match=r"^budget\.until = 2020-.* has passed; set a later one$"):
+    told = r"^budget\.until = 2020-.* has passed: it is .* now; set a later one$"
+    with pytest.raises(ValueError, match=told):
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
+    assert capsys.readouterr().out == ""
     prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
     assert "budget.until = 2999-01-0" in capsys.readouterr().out
 

@@ -414,7 +414,7 @@ def test_a_signal_ends_a_rehearsal_in_order(
     script.on["sampler0.generate:test 0"] = lambda: os.kill(os.getpid(), number)
     assert command("--random-weights", **FAKED) == status
     shown = capsys.readouterr().out
-    assert "stopping: nothing is kept" in shown
+    assert "stopping; Ctrl-C again does not wait" in shown
     assert "rehearsal of" not in shown
 
 

@@ -112,7 +112,11 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
 @pytest.mark.parametrize(
     ("number", "status"),
     # `ray job stop` sends SIGTERM, too; test_jobs.py tests it.
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)],
+    [
+        (signal.SIGINT, 130),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, number, status):
     config = write_config(tmp_path, name="interrupted")

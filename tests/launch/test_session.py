@@ -26,6 +26,7 @@ from launch.session import (
     _meter,
     _recording_time,
     _restarts,
+    _run,
     _Session,
     _start,
     _tracker,
@@ -36,6 +37,7 @@ from launch.stop import Stop
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.phases import PhaseClock, unix_s
+from pipeline.contracts.workers import WorkerDied
 from pipeline.control.budget import Budget, used_s
 from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
@@ -58,6 +60,7 @@ from tests.fakes import (
     make_config,
     make_data,
 )
+from tests.simulation import VirtualLoop
 
 
 class Session:
@@ -688,3 +691,48 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     # Sizes of the former hardware, in checkpoint and plan.json, do not count.
     assert (second.folder.plan or {})["in_force"]["slots"] == 4
     assert left_behind(second.folder) == left_behind(whole.folder)
+
+
+def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    whole = Session(make_config(tmp_path / "whole"), Disk())
+    assert whole.run() == 0
+    config, disk = make_config(tmp_path / "both"), Disk()
+    session = Session(config, disk)
+
+    def dies(worker: str) -> None:
+        raise WorkerDied(worker, "its process ended unexpectedly")
+
+    # The learner is called next when the step is sampled, by a new sampler.
+    session.script.on["sampler0.generate:train 2"] = partial(dies, "sampler 0")
+    session.script.on["learner.update 2"] = partial(dies, "learner")
+
+    async def nothing(*_: object) -> None:
+        pass
+
+    @contextmanager
+    def no_cluster(_: Plan) -> Iterator[RayWatch]:
+        yield RayWatch()
+
+    def spawn(_: Config) -> SimpleNamespace:
+        learner = FakeLearner(session.script, disk=disk)
+        workers = {"samplers": session.samplers, "learner": learner, "scorer": session.scorer}
+        more = {"devices": None, "started": nothing, "kill": lambda: None}
+        return SimpleNamespace(**workers, **more, one_process=False)
+
+    monkeypatch.setattr("launch.session.cluster", no_cluster)
+    monkeypatch.setattr("launch.session.RunActors.spawn", spawn)
+    for name in ("wait_for_devices", "calibrate"):
+        monkeypatch.setattr(f"launch.session.{name}", lambda *_, **__: nothing())
+    with closing(session.folder), asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        clock = _clock(session.prepared, started=0.0)
+        assert runner.run(_run(session._session(clock))) == 0
+    assert [entry["worker"] for entry in session.events("restarted")] == ["sampler 0", "learner"]
+    said = capsys.readouterr().out
+    assert "sampler 0: its process ended unexpectedly; it is restarted\n" in said
+    assert (
+        "learner: its process ended unexpectedly; all processes are restarted, and the run goes on "
+        "from its last checkpoint\n"
+    ) in said
+    assert left_behind(session.folder) == left_behind(whole.folder)

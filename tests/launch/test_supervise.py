@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -17,8 +18,9 @@ import pytest
 
 from configs.faults import Faults
 from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
+from launch.heartbeat import PIPE, has_beaten, send_heartbeats
 from launch.submission import VARIABLE
-from launch.supervise import supervise, without
+from launch.supervise import _Supervisor, supervise, without
 from pipeline.control.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
@@ -238,3 +240,108 @@ def test_each_signal_is_forwarded_and_nothing_is_started_again(
     monkeypatch.setattr("launch.supervise.subprocess", module)
     assert supervise(ARGV, make_config(tmp_path)) == 130
     readers[0].join()
+
+
+class Interrupted(_Supervisor):
+    """Gets Ctrl-C at the moment when the child becomes known, or when it is no longer."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "_child" and hasattr(self, "_signalled"):
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
+def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    sent = list[int]()
+
+    class Child(subprocess.Popen[bytes]):
+        def __init__(self, _: object, **settings: Any) -> None:
+            super().__init__(
+                [sys.executable, "-c", "import sys; sys.stdin.read()"],
+                stdin=subprocess.PIPE,
+                **settings,
+            )
+
+        def send_signal(self, number: int) -> None:
+            sent.append(number)
+            assert self.stdin is not None
+            self.stdin.close()
+
+    module = SimpleNamespace(Popen=Child, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("launch.supervise.subprocess", module)
+    assert Interrupted(ARGV, make_config(tmp_path)).run() == 0
+    assert sent == [signal.SIGINT]
+
+
+BEATS_ONCE = """
+import os, signal
+os.write(int(os.environ["GEMMA_GRPO_HEARTBEATS"]), b".")
+signal.pause()
+"""
+SAYS_WHY = """
+import os, sys
+open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_SUPERVISED"])
+"""
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
+def test_a_process_whose_heartbeats_cease_is_killed_and_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    commands, said = [BEATS_ONCE, SAYS_WHY], tmp_path / "why"
+    ended = list[subprocess.Popen[bytes]]()
+
+    def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", commands.pop(0), str(said)]
+        ended.append(subprocess.Popen(command, **settings))
+        return ended[-1]
+
+    module = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
+    monkeypatch.setattr("launch.supervise.subprocess", module)
+    monkeypatch.setattr("launch.supervise._POLL_S", 0.01)
+    # The clock goes on while the process sends nothing.
+    clock = SimpleNamespace(monotonic=itertools.count(step=40.0).__next__, time=time.time)
+    monkeypatch.setattr("launch.supervise.time", clock)
+    assert supervise(ARGV, make_config(tmp_path)) == 0
+    why = "the run's process gave no heartbeat for 60 s"
+    assert capsys.readouterr().out == f"{why}; it is started again, and the run resumes\n"
+    assert [one.returncode for one in ended] == [-signal.SIGKILL, 0]
+    # The new process journals why.
+    assert said.read_text() == why
+
+
+def test_an_event_loop_that_is_stuck_sends_no_heartbeats(monkeypatch: pytest.MonkeyPatch):
+    reads, sends = os.pipe()
+    os.set_blocking(reads, False)
+    monkeypatch.setenv(PIPE, str(sends))
+    now_s, beats = 0.0, list[bool]()
+
+    def sleep(_: float) -> None:
+        nonlocal now_s
+        beats.append(has_beaten(reads))
+        now_s += 40.0
+
+    class Loop:
+        """Runs callbacks until 40 s, takes them until 200 s, and is closed then."""
+
+        def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
+            if now_s > 200:
+                raise RuntimeError("Event loop is closed")
+            if now_s <= 40:
+                callback()
+
+    class AtOnce(threading.Thread):
+        def start(self) -> None:
+            self.run()
+
+    monkeypatch.setattr(
+        "launch.heartbeat.time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
+    )
+    monkeypatch.setattr("launch.heartbeat.threading", SimpleNamespace(Thread=AtOnce))
+    send_heartbeats(Loop(), stuck_s=100.0)  # type: ignore[arg-type]
+    assert beats == [True, True, True, True, False, False]
+    os.close(reads)
+    os.close(sends)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,36 +119,80 @@ def test_a_run_is_adopted(
     assert entry["source"] == str(copy)
 
 
+def test_a_supervised_run_is_adopted_once(
+    request_path: Path, ended: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
+):
+    """Its process, which is killed and started again, finds the run on this host."""
+    folder = ended(ended="interrupted", steps=1)
+    copy = folder.path.rename(request_path.parent / "copy")
+    before, started = everything_below(copy), list[list[str]]()
+
+    def child(_: object, argv: Sequence[str], __: object) -> int:
+        (entry,) = folder.events("fetched")
+        assert entry["source"] == str(copy)
+        started.append(list(argv))
+        return -signal.SIGKILL if len(started) == 1 else 0
+
+    monkeypatch.setattr("launch.supervise._Supervisor._run_child", child)
+    monkeypatch.setattr("pipeline.contracts.restarts._FIRST_PAUSE_S", 0.0)
+    assert train.main([str(request_path), "--supervise", "--adopt", "copy"]) == 0
+    assert started == [[str(request_path)]] * 2
+    assert everything_below(copy) == before
+
+
 def test_a_run_with_other_settings_is_not_adopted(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    capsys: pytest.CaptureFixture[str],
+    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
 ):
     copy = ended(ended="interrupted", steps=1).path.rename(request_path.parent / "copy")
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path), "--adopt", "copy", "--run.name", "other"]) == 2
-    told = capsys.readouterr().err
-    assert f"{copy} contains a run with other settings" in told
-    assert "run.name" in told
-    assert everything_below(request_path.parent) == before
+    told, setting = refused("--adopt", "copy", "--run.name", "other")
+    assert told.startswith(f"{copy} contains a run with other settings")
+    assert setting == '  run.name: was "small", now "other"'
 
 
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
         (["--adopt", "nowhere"], "--adopt: .*/nowhere is neither a run folder nor the mirror"),
+        (["--adopt", "s3://key:secret@bucket/a"], "--adopt: contains a user's key or password"),
+        (["--adopt", "s4://bucket/a"], "s4:// is not supported by fsspec"),
         (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
-        (["--adopt", "x", "--rehearse"], "--adopt: has no effect with --rehearse"),
+        (
+            ["--run.mirror", "http://host/a"],
+            "command line: --run.mirror.*: http:// cannot keep a run",
+        ),
     ],
 )
 def test_a_run_that_cannot_be_fetched_is_one_line(
-    request_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], what: str
+    refused: Refused, arguments: list[str], what: str
 ):
-    before = everything_below(request_path.parent)
-    assert train.main([str(request_path), *arguments]) == 2
+    (line,) = refused(*arguments, "--supervise")
+    assert re.match(what, line)
+
+
+def test_a_rehearsal_adopts_nothing(request_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert train.main([str(request_path), "--adopt", "x", "--rehearse"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert re.search(what, line)
-    assert everything_below(request_path.parent) == before
+    assert "--adopt: has no effect with --rehearse" in line
+
+
+def test_another_run_is_not_replaced_by_an_adopted_one(
+    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
+):
+    folder = ended(ended="interrupted", steps=1)
+    shutil.copytree(folder.path, request_path.parent / "copy")
+    (line,) = refused("--adopt", "copy")
+    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
+    (line,) = refused("--adopt", "gs://bucket/runs/small")
+    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
+
+
+@pytest.mark.parametrize("scheme", ["memory", "http"])
+def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
+    (line,) = refused("--run.mirror", f"{scheme}://store/runs")
+    assert line == (
+        f'command line: --run.mirror = "{scheme}://store/runs": {scheme}:// cannot keep a '
+        "run; use s3://, gs://, hf://buckets/ or a folder"
+    )
 
 
 def test_a_protocol_without_its_library_is_refused(refused: Refused):
@@ -186,7 +232,10 @@ def test_each_mistake_is_a_line_and_the_status_is_2(
             f"{request_path}: rollout.group_size = 1: must be an integer, at least 2 and at most "
             "1024; nearest valid: 2"
         ),
-        'command line: --learner.lr = "fast": must be a number, above 0; default: 1e-05',
+        (
+            'command line: --learner.lr = "fast": must be a number, above 0 and at most 10; '
+            "default: 1e-05"
+        ),
         f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
     ]
 
@@ -479,10 +528,30 @@ def test_changed_rewards_are_refused_or_accepted(
     assert started[0].config.rewards.functions[0].weight == 2.0
 
 
+def test_a_folder_without_an_adapter(request_path: Path, refused: Refused):
+    (line,) = refused("--lora.start", "model")
+    start = f"lora.start: no adapter in {request_path.parent}/model: it is no PEFT folder ("
+    assert line.startswith(start)
+
+
+def test_a_fork_with_another_initial_adapter(request_path: Path, refused: Refused):
+    folder = request_path.parent
+    (folder / "runs" / "base" / "checkpoints").mkdir(parents=True)
+    lines = refused("--run.fork", "runs/base@3", "--lora.start", "runs/base")
+    assert lines[0] == (
+        "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
+    )
+
+
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
-    assert refused() == [f"another process is using {folder.path}"]
+    told = (
+        f"is using {folder.path}; wait until it ends, or end it with launch.control {folder.path}"
+    )
+    assert refused() == [f"another process {told} stop-after-step"]
+    folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
+    assert refused() == [f"another process (by status.json 12 on tpu-1) {told} stop-after-step"]
     folder.close()
 
 

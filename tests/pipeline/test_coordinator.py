@@ -26,10 +26,12 @@ from tests.fakes import (
     Killed,
     Process,
     Script,
+    kill,
     left_behind,
     make_config,
     make_data,
 )
+from tests.resumes import check_same_run
 
 VALIDATION = {"path": "validation.jsonl"}
 
@@ -443,17 +445,10 @@ def test_invariant_7_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Pat
         assert second.folder.summary["resumed_from"] == saved
 
 
-def kill() -> None:
-    raise Killed
-
-
 def test_invariant_7_a_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
-    whole, expected = undisturbed(tmp_path / "whole")
-    for number, call in enumerate(whole.script.calls):
-        config, disk = watched(tmp_path / str(number)), Disk()
-        with pytest.raises(Killed):
-            process(config, disk, Script(on={number: kill})).run()
-        assert left_behind(resumed(config, disk).folder) == expected, call
+    check_same_run(
+        lambda folder, disk, script: process(watched(folder), disk, script), tmp_path, hard=True
+    )
 
 
 def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(

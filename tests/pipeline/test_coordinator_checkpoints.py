@@ -11,7 +11,7 @@ import pytest
 from configs.load import config_sha256
 from configs.schema import Config
 from pipeline.rollout import checkpoints
-from tests.fakes import Disk, FakeLearner, Killed, Process, Script, left_behind, make_config
+from tests.fakes import Disk, FakeLearner, Killed, Process, Script, kill, left_behind, make_config
 from tests.fakes import make_data as fake_data
 
 STEPS = 12
@@ -33,10 +33,6 @@ def process(config: Config, disk: Disk, on: dict[str | int, Any] | None = None) 
     run = Process(config, disk=disk, script=Script(on=on or {}), data=fake_data(validation=3))
     run.learner.slow_saves = True
     return run
-
-
-def kill() -> None:
-    raise Killed
 
 
 @pytest.fixture(scope="module")

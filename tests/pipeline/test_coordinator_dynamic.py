@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from tests.fakes import (
     Process,
     Script,
     completion,
-    left_behind,
+    kill,
     make_config,
     make_data,
 )
+from tests.resumes import check_same_run
 
 STEPS, TRAIN, CAP = 5, 15, 7
 WRONG = "<reasoning>1</reasoning><answer>no</answer>"
@@ -241,10 +243,6 @@ def test_a_step_without_time_has_no_further_round(tmp_path: Path):
 SHORT: dict[str, Any] = {"budget": {"steps": 3}, "checkpoint": {"every_steps": 2}}
 
 
-def kill() -> None:
-    raise Killed
-
-
 def ended_at_any_call(
     configured: Callable[[Path], Config],
     folder: Path,
@@ -252,24 +250,14 @@ def ended_at_any_call(
     hard: bool,
     durations: Mapping[str, float],
 ) -> None:
-    whole = process(configured(folder / "whole"), Disk(), Script(durations=durations))
-    assert whole.run() == "finished"
-    expected = left_behind(whole.folder)
-    assert any(row["rollout/rounds"] > 1 for row in expected["metrics"])
-    for number, call in enumerate(whole.script.calls[:-1]):
-        config, disk = configured(folder / str(number)), Disk()
-        script = Script(durations=durations)
-        script.on[number] = kill if hard else script.stop.set
-        first = process(config, disk, script)
-        if hard:
-            with pytest.raises(Killed):
-                first.run()
-        else:
-            assert first.run() == "interrupted"
-        second = process(config, disk, Script(durations=durations))
-        assert second.run() == "finished"
-        assert left_behind(second.folder) == expected, call
-        assert second.learner.adapter == whole.learner.adapter
+    whole = check_same_run(
+        lambda own, disk, script: process(
+            configured(own), disk, replace(script, durations=durations)
+        ),
+        folder,
+        hard=hard,
+    )
+    assert any(row["rollout/rounds"] > 1 for row in whole.folder.metrics)
 
 
 @pytest.mark.parametrize("hard", [True, False])

@@ -10,7 +10,7 @@ import pytest
 from configs.budget import Budget
 from pipeline.rollout.restarts import TrainingStopped
 from pipeline.run.ledger import read_ledger
-from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
+from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
 from tests.pipeline.test_coordinator_faults import broken
 
 DELAY_S = 5.0
@@ -108,10 +108,6 @@ def test_invariant_8_tokens_of_partial_rollouts_have_one_fate_over_a_resume(tmp_
     disk, script = Disk(), Script()
     first = Process(config, disk=disk, script=script)
     if end == "killed":
-
-        def kill() -> None:
-            raise Killed
-
         script.on["sampler0.load 3"] = kill
         with pytest.raises(Killed):
             first.run()
@@ -157,9 +153,6 @@ def test_invariant_8_the_work_of_a_killed_process_is_repeated(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
     script = Script(durations={"learner.update": 5.0})
 
-    def kill() -> None:
-        raise Killed
-
     script.on["learner.update 3"] = kill
     first = Process(config, disk=disk, script=script)
     with pytest.raises(Killed):
@@ -177,9 +170,6 @@ def test_invariant_8_the_work_of_a_killed_process_is_repeated(tmp_path: Path):
 
 
 def test_invariant_8_a_process_killed_in_its_first_duty_has_its_start_in_the_ledger(tmp_path: Path):
-    def kill() -> None:
-        raise Killed
-
     run = Process(make_config(tmp_path), disk=Disk(), script=Script(on={"learner.score": kill}))
     with run.meter.ledger.phases.during("loading"):
         run.script.clock.seconds += 7.0

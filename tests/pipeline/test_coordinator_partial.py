@@ -12,7 +12,8 @@ import pytest
 
 from configs.schema import Config
 from pipeline.contracts.rollouts import Completion, RolloutRequest
-from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
+from tests.fakes import Disk, Process, Script, make_config, make_data
+from tests.resumes import check_same_run
 
 STEPS = 5
 
@@ -185,31 +186,16 @@ def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
     assert not any(counts & row.keys() for row in run.folder.metrics)
 
 
-def kill() -> None:
-    raise Killed
-
-
 @pytest.mark.parametrize("partial", ["keep", "drop"])
 @pytest.mark.parametrize("hard", [True, False])
 def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
     tmp_path: Path, partial: str, *, hard: bool
 ):
-    whole = process(config_of(tmp_path / "whole", partial), Disk())
-    assert whole.run() == "finished"
-    expected = left_behind(whole.folder)
-    for number, call in enumerate(whole.script.calls[:-1]):
-        config, disk, script = config_of(tmp_path / str(number), partial), Disk(), Script()
-        script.on[number] = kill if hard else script.stop.set
-        first = process(config, disk, script)
-        if hard:
-            with pytest.raises(Killed):
-                first.run()
-        else:
-            assert first.run() == "interrupted"
-        second = process(config, disk)
-        assert second.run() == "finished"
-        assert left_behind(second.folder) == expected, call
-        assert second.learner.adapter == whole.learner.adapter
+    check_same_run(
+        lambda folder, disk, script: process(config_of(folder, partial), disk, script),
+        tmp_path,
+        hard=hard,
+    )
 
 
 def test_partial_rollouts_are_in_the_checkpoint_and_an_extended_run_continues_them(tmp_path: Path):

@@ -21,6 +21,7 @@ from tests.fakes import (
     Killed,
     Process,
     Script,
+    kill,
     left_behind,
     make_config,
     make_data,
@@ -72,10 +73,6 @@ def process(
 
     script = Script(on={f"learner.update {step}": arrive(step) for step in asked} | (on or {}))
     return Process(run, disk=disk, data=make_data(validation=3), script=script)
-
-
-def kill() -> None:
-    raise Killed
 
 
 def test_requests_take_effect_before_the_next_step_in_their_order(tmp_path: Path):

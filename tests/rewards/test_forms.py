@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -164,6 +165,7 @@ def two_texts(text: str, answer: str) -> None: ...
         (needs_ids, {}, "needs 'completion_ids', which"),
         (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
         (of_columns, {"x": 1}, "has no parameter 'x' for args.x; it has answer, level, scale"),
+        (os.system, {"x": 1}, "has no parameter 'x' for args.x; it has none"),
         (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
         (of_columns, {"scale": "2"}, "args.scale = '2': the function expects float"),
         (of_columns, {"scale": True}, "args.scale = True: the function expects float"),

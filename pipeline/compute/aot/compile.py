@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +20,9 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 
 from configs.schema import Config
-from pipeline.compute.aot.estimated_time import estimated_seconds
+from pipeline.compute.aot.estimated_time import PartTime, part_times, program_seconds
 from pipeline.compute.aot.hlo import parse
+from pipeline.compute.aot.schedule import FLAGS, read_schedules
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.decode.rollout_weights import rollout_policy
 from pipeline.compute.learner.programs import LearnerPrograms
@@ -33,16 +38,30 @@ from pipeline.inputs.hub.model_shape import hf_config_of
 VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 """Gemma 3's special tokens; their ids do not affect the figures of a program."""
 
+_COMPILING = defaultdict[str, threading.Lock](threading.Lock)
+"""Locks by name of the function: schedules of programs of the same name are in one folder."""
 _TRACING = threading.Lock()  # qwix patches functions of JAX while it traces a model
 
+_MODULE = re.compile(r"HloModule ([\w.\-]+)")
 _NEEDED = re.compile(r"Used ([\d.]+)G of|\(([\d.]+)G\) exceeds available HBM")
 _HBM = re.compile(r"^Memory Space: default .*\nTotal bytes: (\d+)", re.MULTILINE)
 
 
 def v5e_devices(count: int) -> Sequence[jax.Device]:
     """The first `count` chips of the topology v5e-8."""
+    _schedules()
     topology = topologies.get_topology_desc(platform="tpu", topology_name=HOST)
     return topology.devices[:count]
+
+
+@cache
+def _schedules() -> TemporaryDirectory[str]:
+    """The folder of this process's final schedules; libtpu reads its flags when it is loaded."""
+    folder = TemporaryDirectory(prefix="schedules-")
+    given = os.environ.get("LIBTPU_INIT_ARGS", "")
+    flags = (flag.format(folder=folder.name) for flag in FLAGS)
+    os.environ["LIBTPU_INIT_ARGS"] = " ".join([given, *flags])
+    return folder
 
 
 class DoesNotFitError(Exception):
@@ -65,13 +84,26 @@ class Program:
 
     Attributes:
         text: optimised HLO.
+        schedule: bundles of its instructions; see `read_schedules`.
         hbm_bytes: memory of a chip while it runs; see `hbm_bytes`.
         stats: sizes of arguments and results.
     """
 
     text: str
+    schedule: Mapping[str, int]
     hbm_bytes: int
     stats: Any
+
+    def parts(self, *, trips: float | None = None) -> dict[str, PartTime]:
+        """Times of its parts.
+
+        Args:
+            trips: trip count of loops whose own depends on the program's arguments.
+
+        Raises:
+            ValueError: if there is such a loop, and no trip count for it.
+        """
+        return part_times(parse(self.text), self.schedule, trips=trips)
 
 
 def compile_for(traced: jax.stages.Traced) -> Program:
@@ -81,7 +113,7 @@ def compile_for(traced: jax.stages.Traced) -> Program:
         DoesNotFitError: if the program does not fit into a chip's memory.
     """
     lowered = traced.lower(lowering_platforms=("tpu",))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, _COMPILING[traced.fun_name]:
         options: dict[str, str | bool] = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
         try:
             compiled = lowered.compile(compiler_options=options)
@@ -91,9 +123,22 @@ def compile_for(traced: jax.stages.Traced) -> Program:
             raise DoesNotFitError(str(error)) from None
         (report,) = Path(folder).glob("*memory-usage-report.txt")
         size = hbm_bytes(report.read_text())
-    text = compiled.as_text()
-    assert text is not None
-    return Program(text, size, compiled.memory_analysis())
+        text = compiled.as_text()
+        assert text is not None
+        schedule = _read_schedule(text)
+    return Program(text, schedule, size, compiled.memory_analysis())
+
+
+def _read_schedule(text: str) -> Mapping[str, int]:
+    """Bundles of a program's instructions; deletes their files."""
+    name = _MODULE.match(text)
+    assert name is not None, text[:80]
+    top = Path(_schedules().name)
+    folders = [top / name[1], *top.glob(f"{name[1]}.*")]
+    found = read_schedules(folders)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def hbm_bytes(report: str) -> int:
@@ -119,14 +164,7 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
         ValueError: if there is no such program.
     """
     kind, size = split_name(program)
-    place = devices_of(config, program)
-    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
-    policy = Policy(
-        architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
-        lora=config.lora,
-        mesh=mesh,
-        quantization=config.model.quantization,
-    )
+    policy = _policy(config, shape, program)
     sized = (size,) if size else ()
     if kind in SAMPLER:
         decode = DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)
@@ -134,19 +172,42 @@ def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
     return getattr(LearnerPrograms(policy, config, VOCABULARY), f"trace_{kind}")(*sized)
 
 
+def expected_trips(config: Config, shape: ModelShape, program: str) -> float | None:
+    """Expected trip count of a program's loops that have none of their own; None: all have."""
+    kind, size = split_name(program)
+    if kind in SAMPLER or not size:
+        return None
+    policy = _policy(config, shape, program)
+    return LearnerPrograms(policy, config, VOCABULARY).expected_blocks(kind, size)
+
+
+def _policy(config: Config, shape: ModelShape, program: str) -> Policy:
+    place = devices_of(config, program)
+    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
+    return Policy(
+        architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
+        lora=config.lora,
+        mesh=mesh,
+        quantization=config.model.quantization,
+    )
+
+
 def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
     """Compiles a program; the fields of `plan.compiler.CompilerReport` as JSON values."""
     with _TRACING:
         began = time.monotonic()
-        traced = trace(config, shape, program)
+        traced, trips = trace(config, shape, program), expected_trips(config, shape, program)
     try:
         compiled = compile_for(traced)
     except DoesNotFitError as error:
         needs = None if error.needs_gib is None else round(error.needs_gib * GIB)
         return {"fits": False, "hbm_bytes": needs, "compile_s": time.monotonic() - began}
+    parts = compiled.parts(trips=trips)
     return {
         "fits": True,
         "hbm_bytes": compiled.hbm_bytes,
-        "seconds": estimated_seconds(parse(compiled.text)),
+        "seconds": program_seconds(parts),
+        "modelled_s": sum(part.modelled_s for part in parts.values()),
+        "parts": {name: asdict(part) for name, part in parts.items()},
         "compile_s": time.monotonic() - began,
     }

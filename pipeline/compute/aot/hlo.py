@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import TypeAlias
@@ -18,10 +18,21 @@ _HEADER = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$")
 # Result, name, shape (in brackets if it is a tuple), opcode, and the rest with the operands first.
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)(\(.*)$")
 _OPERANDS = re.compile(r"\(.*?\)(?=$|, \w+=)")
-_SHAPE = re.compile(r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\]")
+# Element type, dimensions, and a layout: axes from the minor one, tiles, memory space.
+_SHAPE = re.compile(
+    r"([a-z]+[0-9]*(?:e[0-9]m[0-9]\w*)?)\[([0-9,]*)\](?:\{([0-9,]*)(?::([^}]*))?\})?"
+)
+_TILE = re.compile(r"T\(([0-9,]+)\)")
+_SPACE = re.compile(r"S\((\d+)\)")
 _OPERAND = re.compile(r"%([\w.\-]+)")
 _CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_NAMED = re.compile(r'^(\d+) "(.*)"$')
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=\d+ function_name_id=(\d+) ")
+_STACK = re.compile(r"^(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}$")
+_OVER_LINES = re.compile(r"kernel_metadata=\{\n[^\n]*\n\}")
+"""An attribute of Pallas kernels that spans lines."""
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
 CALLING = {"call", "conditional", "async-start", "fusion"}
@@ -30,10 +41,19 @@ CALLING = {"call", "conditional", "async-start", "fusion"}
 
 @dataclass(frozen=True)
 class Shape:
-    """Element type and dimensions of an array."""
+    """An array.
+
+    Attributes:
+        dtype: element type.
+        dims: dimensions.
+        in_hbm: whether it is in main memory; false: in a chip's VMEM or another fast memory.
+        padded: elements with the padding of tiles; None: there is none.
+    """
 
     dtype: str
     dims: tuple[int, ...]
+    in_hbm: bool = field(default=True, compare=False)
+    padded: int | None = field(default=None, compare=False)
 
     @property
     def elements(self) -> int:
@@ -45,6 +65,11 @@ class Shape:
         """Bytes of an element, at least 1."""
         bits = re.search(r"\d+", self.dtype)
         return max(1, int(bits[0]) // 8) if bits else 1
+
+    @property
+    def bytes(self) -> int:
+        """Bytes in memory, padding included."""
+        return self.itemsize * (self.padded or self.elements)
 
 
 @dataclass(frozen=True)
@@ -100,15 +125,28 @@ class Module:
 
     computations: Mapping[str, Computation]
     entry: str
+    frames: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
-    def trips(self, loop: Instruction, inside: Computation) -> int:
+    def functions(self, line: Instruction) -> tuple[str, ...]:
+        """Python functions that traced an instruction, the innermost first; empty: unknown."""
+        found = _FRAME.search(line.text)
+        return self.frames.get(int(found[1]), ()) if found else ()
+
+    def trips(
+        self, loop: Instruction, inside: Computation, *, unknown: float | None = None
+    ) -> float:
         """Trip count of a while loop in computation `inside`.
 
         Read from XLA's `known_trip_count`, or counted: the scalars that the loop starts with are
         carried through its body until its condition is false.
 
+        Args:
+            loop: the instruction.
+            inside: its computation.
+            unknown: the trip count if the program does not determine it.
+
         Raises:
-            ValueError: if the trip count is unknown.
+            ValueError: if it is unknown and not given.
         """
         known = _KNOWN_TRIPS.search(loop.text)
         if known:
@@ -125,6 +163,8 @@ class Module:
             before, carried = carried, self._value(body, body.root.name, (carried,))
             if carried == before:
                 break
+        if unknown is not None:
+            return unknown
         raise ValueError(f"loop {loop.name}: the program does not determine its trip count")
 
     def _value(self, where: Computation, name: str, given: tuple[_Value, ...] | None) -> _Value:
@@ -190,7 +230,7 @@ def parse(text: str) -> Module:
     computations: dict[str, Computation] = {}
     entry: str | None = None
     lines: dict[str, Instruction] | None = None
-    for raw in text.splitlines():
+    for raw in _OVER_LINES.sub("", text).splitlines():
         header = _HEADER.match(raw)
         if header:
             lines = {}
@@ -203,7 +243,22 @@ def parse(text: str) -> Module:
             lines[line.name] = line
     if entry is None:
         raise ValueError("not an HLO program: the text has no ENTRY computation")
-    return Module(computations, entry)
+    return Module(computations, entry, _frames(text))
+
+
+def _frames(text: str) -> dict[int, tuple[str, ...]]:
+    """Functions of each stack frame, from the tables before the first computation."""
+    head = text.partition("\n%")[0]
+    tables = dict(re.findall(r"^(\w+)\n((?:\d+ .*\n)+)", head, re.MULTILINE))
+    lines = {name: table.splitlines() for name, table in tables.items()}
+    names = {m[1]: m[2] for m in map(_NAMED.match, lines.get("FunctionNames", [])) if m}
+    places = {m[1]: names[m[2]] for m in map(_LOCATION.match, lines.get("FileLocations", [])) if m}
+    stack = [m for m in map(_STACK.match, lines.get("StackFrames", [])) if m]
+    found: dict[int, tuple[str, ...]] = {}
+    for number, place, parent in (m.groups() for m in stack):
+        # Parents are printed plus one; a frame without a parent has itself.
+        found[int(number)] = (places[place], *found.get(int(parent) - 1, ()))
+    return found
 
 
 def _instruction(raw: str) -> Instruction:
@@ -211,10 +266,7 @@ def _instruction(raw: str) -> Instruction:
     assert found, raw
     operands = _OPERANDS.match(found[5])
     assert operands, raw
-    shapes = (
-        Shape(dtype, tuple(int(size) for size in dims.split(",") if size))
-        for dtype, dims in _SHAPE.findall(found[3])
-    )
+    shapes = (_shape(*parts) for parts in _SHAPE.findall(found[3]))
     return Instruction(
         name=found[2],
         opcode=found[4],
@@ -223,3 +275,17 @@ def _instruction(raw: str) -> Instruction:
         text=found[5],
         is_root=bool(found[1]),
     )
+
+
+def _shape(dtype: str, dims: str, order: str, layout: str) -> Shape:
+    sizes = tuple(int(size) for size in dims.split(",") if size)
+    tile, space = _TILE.search(layout), _SPACE.search(layout)
+    in_hbm = space is None or space[1] == "0"
+    if tile is None or not sizes:
+        return Shape(dtype, sizes, in_hbm)
+    # The tile's last size is that of the minor axis.
+    physical = [sizes[int(axis)] for axis in order.split(",")]
+    tiles = [int(size) for size in reversed(tile[1].split(","))]
+    tiles += [1] * (len(physical) - len(tiles))
+    padded = prod(-(-size // of) * of for size, of in zip(physical, tiles, strict=False))
+    return Shape(dtype, sizes, in_hbm, padded if padded != prod(sizes) else None)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.compute.model.sharding import by_row
 from pipeline.contracts.batches import PackedBatch
@@ -31,21 +31,18 @@ class TopKLogprobs:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Inputs:
-    """Tokens, targets and layout of packed rows; see `PackedBatch`."""
+    """A `PackedBatch` on the devices."""
 
     tokens: Int[Array, "rows seq"]
     targets: Int[Array, "rows seq"]
+    weights: Float[Array, "rows seq"]
     segments: Int[Array, "rows seq"]
     positions: Int[Array, "rows seq"]
 
-
-@jax.tree_util.register_dataclass
-@dataclass(frozen=True)
-class DemonstrationBatch:
-    """Demonstrations on the devices, and the weight of each target in the loss."""
-
-    inputs: Inputs
-    weights: Float[Array, "rows seq"]
+    @property
+    def learned(self) -> Bool[Array, "rows seq"]:
+        """Positions whose targets are learned: the only ones with logits."""
+        return self.weights > 0
 
 
 @jax.tree_util.register_dataclass
@@ -54,8 +51,7 @@ class DeviceBatch:
     """A `TokenBatch` on the devices, with log-probs of other policies.
 
     Attributes:
-        inputs: tokens and layout.
-        weights: of each target in the loss.
+        inputs: tokens, layout and weights in the loss.
         advantages: of the rollout that each target belongs to.
         processed_logprobs: the sampler's, under the distribution that it sampled from; None: no
             importance weight.
@@ -70,7 +66,6 @@ class DeviceBatch:
     """
 
     inputs: Inputs
-    weights: Float[Array, "rows seq"]
     advantages: Float[Array, "rows seq"]
     processed_logprobs: Float[Array, "rows seq"] | None = None
     old_logprobs: Float[Array, "rows seq"] | None = None
@@ -82,5 +77,5 @@ class DeviceBatch:
 
 def place_inputs(batch: PackedBatch, mesh: Mesh) -> Inputs:
     """Inputs on the devices, sharded by row."""
-    host = (batch.tokens, batch.targets, batch.segments, batch.positions)
+    host = (batch.tokens, batch.targets, batch.weights, batch.segments, batch.positions)
     return Inputs(*jax.device_put(host, by_row(mesh)))

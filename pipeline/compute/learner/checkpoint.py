@@ -27,7 +27,7 @@ from orbax.checkpoint import checkpoint_managers as retention
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.contracts.checkpoint_files import BEST, best_version
+from pipeline.contracts.checkpoint_files import BEST, best_version, check_files, write_hashes
 from pipeline.contracts.record_files import move_to_superseded, unwritten
 
 Meta = dict[str, Any]
@@ -170,6 +170,7 @@ class Checkpoints:
             except ValueError as error:  # of TensorStore
                 raise unwritten(self.folder / str(state.version), error) from None
             assert saved, state.version
+            write_hashes(self.folder / str(state.version))
         return time.monotonic() - began
 
     def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
@@ -246,7 +247,8 @@ def saved_optimizer(folder: Path, like: LearnerState) -> optax.OptState:
 def _read(
     manager: ocp.CheckpointManager, step: int, like: LearnerState
 ) -> tuple[LearnerState, Meta]:
-    """Reads a checkpoint and compares its hash."""
+    """Reads a checkpoint and compares its hashes: of the files, then of what Orbax made of them."""
+    check_files(Path(manager.directory) / str(step))
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
     restored = manager.restore(
         step,

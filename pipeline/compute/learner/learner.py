@@ -18,7 +18,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.compute.device_memory import array_bytes
-from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, place_inputs
+from pipeline.compute.learner.batches import DeviceBatch, Inputs, place_inputs
 from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
 from pipeline.compute.learner.programs import (
     BySize,
@@ -249,10 +249,9 @@ class Learner:
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares = []
         for batch in batches:
-            weights = jax.device_put(batch.weights, by_row(self.policy.mesh))
-            placed = DemonstrationBatch(place_inputs(batch, self.policy.mesh), weights)
+            inputs = place_inputs(batch, self.policy.mesh)
             program = self._compiled.sft_gradient[len(batch.tokens)]
-            total, share = program(self.base, state.adapter, total, placed)
+            total, share = program(self.base, state.adapter, total, inputs)
             shares.append(jax.device_get(share))
             self._progressed()
         found = self._apply(apply, total, combined(shares, weight=1.0))
@@ -327,11 +326,11 @@ class Learner:
     def _place(self, batch: TokenBatch, *, kl_coef: float | None = None) -> DeviceBatch:
         """The batch on the devices, with the log-probs of reference and teacher."""
         programs = self._programs
-        weights, advantages, sampled = jax.device_put(
-            (batch.weights, batch.advantages, batch.processed_logprobs), by_row(self.policy.mesh)
+        advantages, sampled = jax.device_put(
+            (batch.advantages, batch.processed_logprobs), by_row(self.policy.mesh)
         )
         inputs = place_inputs(batch, self.policy.mesh)
-        placed = DeviceBatch(inputs, weights, advantages)
+        placed = DeviceBatch(inputs, advantages)
         if self._config.learner.importance_cap:
             placed = replace(placed, processed_logprobs=sampled)
         if programs.uses_old_logprobs:
@@ -364,7 +363,7 @@ class Learner:
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
-            program = self._compiled.gradient[len(batch.weights)]
+            program = self._compiled.gradient[len(batch.advantages)]
             total, share, scored = program(self.base, state.adapter, total, batch)
             del batch  # its memory is free before the next one is made
             # Summed on the host: sums of device scalars would be compiled at the first update.

@@ -33,7 +33,7 @@ from pipeline.compute.learner.losses import (
     importance_weight,
     rollout_mean,
 )
-from pipeline.compute.model.head import Scores
+from pipeline.compute.model.head_score import Scores
 
 PerToken = Float[Array, "rows seq"]
 
@@ -130,7 +130,7 @@ def _top_k_kl(scores: Scores, reference: TopKLogprobs, batch: DeviceBatch) -> di
 
 
 def _learned(values: PerToken, batch: DeviceBatch) -> PerToken:
-    return jnp.where(batch.weights > 0, values, 0.0)
+    return jnp.where(batch.inputs.learned, values, 0.0)
 
 
 def _of_token(values: PerToken, batch: DeviceBatch) -> PerToken:
@@ -139,4 +139,4 @@ def _of_token(values: PerToken, batch: DeviceBatch) -> PerToken:
 
 
 def _of_rollout(values: PerToken, batch: DeviceBatch) -> PerToken:
-    return rollout_mean(values, segments=batch.inputs.segments, learned=batch.weights > 0)
+    return rollout_mean(values, segments=batch.inputs.segments, learned=batch.inputs.learned)

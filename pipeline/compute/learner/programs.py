@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
 from pipeline.compute.device_memory import program_bytes
-from pipeline.compute.learner.batches import DemonstrationBatch, DeviceBatch, Inputs, TopKLogprobs
+from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.losses import learned_max, weighted_sum
 from pipeline.compute.learner.objective import gather_tokens, objective
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer, sft_rate
@@ -29,14 +29,16 @@ from pipeline.compute.learner.topk import top_k_logprobs
 from pipeline.compute.model import lora
 from pipeline.compute.model.attention import FlashAttention, PackedAttention
 from pipeline.compute.model.building import Trace, build_all
-from pipeline.compute.model.head import Head, Scores, score
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.head_score import Scores, in_blocks, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
-from pipeline.compute.model.sharding import by_row, replicated
+from pipeline.compute.model.sharding import FSDP, batch_shards, by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.builds import BuildLog
-from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.dataset.batching import batch_shape, learned_share
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
@@ -150,11 +152,11 @@ class LearnerPrograms:
         return batch_shape(self.config, pad=self.vocabulary.pad)
 
     def score(self, base: Params, adapter: Params, inputs: Inputs) -> Float[Array, "rows seq"]:
-        """Log-prob of each target at the rollout temperature."""
+        """Log-prob of each learned target at the rollout temperature; 0 elsewhere."""
         return self._scores(base, adapter, inputs).logprobs
 
     def reference_top_k(self, base: Params, adapter: Params, inputs: Inputs) -> TopKLogprobs:
-        """The top k of each position at the rollout temperature."""
+        """The top k of each learned position at the rollout temperature; 0 elsewhere."""
         settings = self.config.learner
         top = self._scores(base, adapter, inputs, top_k=settings.kl_top_k).top
         assert top is not None
@@ -166,25 +168,27 @@ class LearnerPrograms:
         """Adds the batch's gradient to `total`.
 
         Returns:
-            The new total, the batch's contribution to the metrics, and the log-prob of each target.
+            The new total, the batch's contribution to the metrics, and the log-prob of each learned
+            target, 0 elsewhere.
         """
 
         def loss(adapter: Params) -> tuple[Float[Array, ""], tuple[Scalars, Array]]:
             further = gather_tokens(batch)
             scores = self._scores(base, adapter, batch.inputs, further=further, remat=True)
             values, metrics = objective(scores, batch, settings=self.config.learner)
+            weights = batch.inputs.weights
             shares = {
-                name: (learned_max if name in _MAXIMA else weighted_sum)(value, batch.weights)
+                name: (learned_max if name in _MAXIMA else weighted_sum)(value, weights)
                 for name, value in metrics.items()
             }
-            return weighted_sum(values, batch.weights), (shares, scores.logprobs)
+            return weighted_sum(values, weights), (shares, scores.logprobs)
 
         (value, (shares, logprobs)), grads = jax.value_and_grad(loss, has_aux=True)(adapter)
         total = jax.tree.map(jnp.add, total, grads)
         return total, {"loss": value, **shares}, logprobs
 
     def sft_gradient(
-        self, base: Params, adapter: Params, total: Params, batch: DemonstrationBatch
+        self, base: Params, adapter: Params, total: Params, inputs: Inputs
     ) -> tuple[Params, Scalars]:
         """Adds the gradient of the demonstrations' negative log-likelihood to `total`.
 
@@ -193,10 +197,8 @@ class LearnerPrograms:
         """
 
         def loss(adapter: Params) -> Float[Array, ""]:
-            scores = self._scores(
-                base, adapter, batch.inputs, temperature=SFT_TEMPERATURE, remat=True
-            )
-            return weighted_sum(-scores.logprobs, batch.weights)
+            scores = self._scores(base, adapter, inputs, temperature=SFT_TEMPERATURE, remat=True)
+            return weighted_sum(-scores.logprobs, inputs.weights)
 
         value, grads = jax.value_and_grad(loss)(adapter)
         return jax.tree.map(jnp.add, total, grads), {"loss": value}
@@ -218,26 +220,38 @@ class LearnerPrograms:
             inputs.tokens,
             inputs.positions,
             attend=PackedAttention(
-                inputs.segments, flash=FlashAttention(mesh) if plan.attention == "splash" else None
+                inputs.segments, flash=FlashAttention(mesh) if plan.uses_splash else None
             ),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
-        )
-        head = Head(
-            softcap=self.policy.architecture.shape.final_softcap,
-            temperature=temperature or self.config.rollout.temperature,
-            tokens=plan.head_tokens,
-            vocab=plan.head_vocab,
-            mesh=mesh,
         )
         return score(
             hidden,
             inputs.targets,
             self.policy.embedding(base),
-            head=head,
+            head=self._head(temperature or self.config.rollout.temperature),
             forbidden=self.vocabulary.forbidden_mask(self.policy.vocab_size),
+            learned=inputs.learned,
             gather_tokens=further,
             top_k=top_k,
         )
+
+    def _head(self, temperature: float) -> Head:
+        softcap, plan = self.policy.architecture.shape.final_softcap, self.config.plan
+        return Head(softcap, temperature, plan.head_tokens, plan.head_vocab, self.policy.mesh)
+
+    def expected_blocks(self, kind: str, rows: int) -> float:
+        """Expected trip count of the head's loop over learned positions, at the assumed lengths.
+
+        Args:
+            kind: of the program.
+            rows: of its micro-batch.
+        """
+        positions = rows * self.config.row_tokens // batch_shards(self.policy.mesh)
+        top_k = self.config.learner.kl_top_k if kind == "reference_top_k" else 0
+        block = in_blocks(self._head(1.0), positions, top_k=top_k).tokens
+        size = max(1, block // self.policy.mesh.shape[FSDP])
+        share = learned_share(self.config, Lengths.expected(self.config))
+        return min(-(-positions // size), share * positions / size + 0.5)
 
     def compile(self, log: BuildLog | None = None) -> CompiledLearner:
         """Compiles all programs, several at a time; allocates nothing.
@@ -302,8 +316,7 @@ class LearnerPrograms:
         base, adapter = self.policy.abstract_params()
         whole = replicated(self.policy.mesh)
         program = jax.jit(self.sft_gradient, donate_argnums=2, out_shardings=whole)
-        demonstrations = DemonstrationBatch(self.abstract_inputs(rows), self._rows(rows))
-        return program.trace(base, adapter, adapter, demonstrations)
+        return program.trace(base, adapter, adapter, self.abstract_inputs(rows))
 
     def trace_apply(self) -> jax.stages.Traced:
         """Traces a GRPO update.
@@ -369,7 +382,7 @@ class LearnerPrograms:
     def abstract_inputs(self, rows: int) -> Inputs:
         """Shapes of `Inputs`, for compiling ahead of time."""
         ints = self._rows(rows, dtype=jnp.int32)
-        return Inputs(ints, ints, ints, ints)
+        return Inputs(ints, ints, self._rows(rows), ints, ints)
 
     def abstract_batch(self, rows: int) -> DeviceBatch:
         """Shapes of `DeviceBatch`, for compiling ahead of time."""
@@ -384,7 +397,6 @@ class LearnerPrograms:
         top_k_kl = settings.kl == "topk"
         return DeviceBatch(
             inputs=self.abstract_inputs(rows),
-            weights=floats,
             advantages=floats,
             processed_logprobs=floats if settings.importance_cap else None,
             old_logprobs=floats if self.uses_old_logprobs else None,

@@ -18,7 +18,7 @@ from pipeline.compute.model import adapter_file, lora, peft_folder
 from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
-from pipeline.contracts.checkpoint_files import BEST
+from pipeline.contracts.checkpoint_files import BEST, check_files
 
 Reader = Callable[[Path], tuple[dict[str, np.ndarray], int]]
 """Reads the adapter of a folder and its version."""
@@ -120,6 +120,7 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     """
     handler, state = ocp.PyTreeCheckpointHandler(), folder / "state"
     try:
+        check_files(folder)
         leaves = handler.metadata(state).tree["adapter"]
         wanted = {n: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for n, leaf in leaves.items()}
         in_memory = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in wanted}

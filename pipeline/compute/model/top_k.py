@@ -1,9 +1,9 @@
 """The k highest scores of each position without sorting all of them; exact, or known not to be.
 
 The tokens are dealt to columns, and each column keeps its `_KEPT` highest scores: a reduction,
-which a TPU does while it computes the scores, in a fifth of the time of sorting them. Only what the
-columns keep is sorted. No score above the k-th is missing if the lowest one that each column keeps
-is below the k-th: what the column dropped is lower still.
+which takes a TPU a fifth of the time of sorting them. Only the columns are sorted, by their highest
+scores, and what the first k of them keep. No score above the k-th is missing if what was dropped is
+lower: the lowest score that each of these columns keeps, and the highest one of the next column.
 """
 
 from __future__ import annotations
@@ -38,46 +38,47 @@ class TopK(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The highest scores of each column.
+    """The highest scores of each column, a position in each lane.
 
     Attributes:
         values: `_KEPT` arrays, descending; -inf where there is no score.
         ids: their tokens.
     """
 
-    values: tuple[Float[Array, "block columns"], ...]
-    ids: tuple[Int[Array, "block columns"], ...]
+    values: tuple[Float[Array, "columns block"], ...]
+    ids: tuple[Int[Array, "columns block"], ...]
 
     @staticmethod
-    def empty(positions: int) -> Columns:
-        """Columns without a score."""
-        nothing = jnp.full((positions, _COLUMNS), -jnp.inf)
-        return Columns((nothing,) * _KEPT, (jnp.zeros(nothing.shape, jnp.int32),) * _KEPT)
-
-    def add(self, scores: Float[Array, "block part"], first: Int[Array, ""]) -> Columns:
-        """With the scores of consecutive tokens, of which `first` is the first."""
-        rest = -scores.shape[1] % _COLUMNS
-        scores = jnp.pad(scores, ((0, 0), (0, rest)), constant_values=-jnp.inf)
-        scores = scores.reshape(scores.shape[0], -1, _COLUMNS)
-        rows, columns = (jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (1, 2))
+    def of(scores: Float[Array, "part block"], first: Int[Array, ""]) -> Columns:
+        """Of the scores of consecutive tokens, of which `first` is the first."""
+        rest = -len(scores) % _COLUMNS
+        scores = jnp.pad(scores, ((0, rest), (0, 0)), constant_values=-jnp.inf)
+        scores = scores.reshape(-1, _COLUMNS, scores.shape[1])
+        rows, columns = (jax.lax.broadcasted_iota(jnp.int32, scores.shape, axis) for axis in (0, 1))
         ids = first + rows * _COLUMNS + columns
         nothing, no_id = jnp.full_like(scores, -jnp.inf), jnp.zeros_like(ids)
-        found = jax.lax.reduce(
-            ((scores, *(nothing,) * (_KEPT - 1)), (ids, *(no_id,) * (_KEPT - 1))),
-            ((jnp.float32(-jnp.inf),) * _KEPT, (jnp.int32(0),) * _KEPT),
-            _merged,
-            (1,),
-        )
-        return Columns(*_merged((self.values, self.ids), found))
+        few = _KEPT - 1
+        return Columns((scores, *(nothing,) * few), (ids, *(no_id,) * few)).merged()
+
+    def merged(self) -> Columns:
+        """Of several columns that are stacked along a first axis."""
+        nothing = (jnp.float32(-jnp.inf),) * _KEPT, (jnp.int32(0),) * _KEPT
+        return Columns(*jax.lax.reduce((self.values, self.ids), nothing, _merged, (0,)))
 
     def highest(
         self, k: int
     ) -> tuple[Float[Array, "block k"], Int[Array, "block k"], Bool[Array, " block"]]:
         """Scores and tokens of the k highest, ties by token, and whether none is missing."""
-        values, ids = (jnp.concatenate(parts, axis=-1) for parts in (self.values, self.ids))
-        descending, ids = jax.lax.sort((-values, ids), num_keys=2)
-        lowest = -descending[:, k - 1]
-        return -descending[:, :k], ids[:, :k], (self.values[-1] < lowest[:, None]).all(axis=-1)
+        # They are in the k columns with the highest scores.
+        lowered, *rest = jax.lax.sort(
+            (-self.values[0], *self.values[1:], *self.ids), dimension=0, num_keys=1, is_stable=False
+        )
+        values = jnp.concatenate([-lowered[:k], *(x[:k] for x in rest[: _KEPT - 1])])
+        ids = jnp.concatenate([x[:k] for x in rest[_KEPT - 1 :]])
+        descending, ids = jax.lax.sort((-values, ids), dimension=0, num_keys=2, is_stable=False)
+        lowest = -descending[k - 1]
+        is_exact = (rest[_KEPT - 2][:k] < lowest).all(axis=0) & (-lowered[k] < lowest)
+        return -descending[:k].T, ids[:k].T, is_exact
 
 
 def _merged(some: Entries, others: Entries) -> Entries:

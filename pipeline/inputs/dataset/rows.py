@@ -11,6 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 SHOWN_ROWS = 10
+_KINDS = {
+    "NoneType": "null",
+    "bool": "a boolean",
+    "int": "a number",
+    "float": "a number",
+    "str": "a text",
+    "list": "a list",
+    "dict": "an object",
+}
 
 
 class DataError(ValueError):
@@ -65,8 +74,8 @@ def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> R
         if value is None:
             return _absent(row, column)
         if not isinstance(value, str | int | float):
-            kind = type(value).__name__
-            return Malformed(row.number, f"column {column!r} is a {kind}, not text or a number")
+            what = f"column {column!r} is {kind_of(value)}, not text or a number"
+            return Malformed(row.number, what)
         if isinstance(value, float) and not math.isfinite(value):
             return Malformed(row.number, f"column {column!r} is {value}, not a number")
         texts[column] = str(value)
@@ -104,18 +113,18 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
         ValueError: saying which turn is invalid; the message follows the name of the column.
     """
     if not isinstance(value, list):
-        raise ValueError(f"is a {type(value).__name__}, not a list of messages")
+        raise ValueError(f"is {kind_of(value)}, not a list of messages")
     messages = list[dict[str, str]]()
     for number, message in enumerate(value, start=1):
         where, last = f"has in message {number}", messages[-1]["role"] if messages else None
         if not isinstance(message, Mapping):
-            raise ValueError(f"{where} a {type(message).__name__}, not a role and a content")
+            raise ValueError(f"{where} {kind_of(message)}, not a role and a content")
         role, content = message.get("role"), message.get("content")
         expected = {None: ["system", "user"], "user": ["assistant"]}.get(last, ["user"])
         if role not in expected:
             raise ValueError(f"{where} the role {role!r} instead of {' or '.join(expected)}")
         if not isinstance(content, str):
-            kind = "no content" if content is None else f"a {type(content).__name__}"
+            kind = "no content" if content is None else kind_of(content)
             raise ValueError(f"{where} {kind}, not text")
         problem = _text_problem(content)
         if problem:
@@ -178,6 +187,12 @@ def _list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
         yield f"  row {bad.row}: {bad.reason}"
     if len(malformed) > SHOWN_ROWS:
         yield f"  and {len(malformed) - SHOWN_ROWS} more"
+
+
+def kind_of(value: object) -> str:
+    """The kind of a value in JSON's terms, with its article."""
+    name = type(value).__name__
+    return _KINDS.get(name, f"a value of type {name}")
 
 
 def is_unicode(text: str) -> bool:

@@ -217,17 +217,19 @@ def _explain(error: Exception, *, source: Source, where: str) -> str:
 
 @contextmanager
 def _quiet_datasets() -> Iterator[Any]:
-    """The `datasets` package, with progress bars and the hub's retry messages disabled."""
+    """The `datasets` package, without progress bars and its own messages on errors."""
     import datasets  # late: the import takes seconds
 
     had_bars = not datasets.are_progress_bars_disabled()
-    hub_log = logging.getLogger("huggingface_hub")
-    level = hub_log.level
+    logs = {"huggingface_hub": logging.ERROR, "datasets": logging.CRITICAL}
+    levels = {name: logging.getLogger(name).level for name in logs}
     datasets.disable_progress_bars()
-    hub_log.setLevel(logging.ERROR)
+    for name, level in logs.items():
+        logging.getLogger(name).setLevel(level)
     try:
         yield datasets
     finally:
-        hub_log.setLevel(level)
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
         if had_bars:
             datasets.enable_progress_bars()

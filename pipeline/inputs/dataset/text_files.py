@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from pipeline.inputs.dataset.rows import Malformed, Row, is_unicode
+from pipeline.inputs.dataset.rows import Malformed, Row, is_unicode, kind_of
 
 _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV value; the default of the module `csv` is 131,072."""
@@ -38,7 +38,7 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
         except UnicodeDecodeError:
             malformed.append(Malformed(number, "not UTF-8"))
         except (ValueError, RecursionError) as error:
-            malformed.append(Malformed(number, f"not JSON: {error}"))
+            malformed.append(Malformed(number, _json_problem(error)))
         else:
             _add(value, number, rows, malformed)
     return rows, malformed
@@ -59,9 +59,9 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
         hint = "; a file with one object per line is called .jsonl" if lines else ""
         raise ValueError(f"not JSON: {error}{hint}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+        raise ValueError(_json_problem(error)) from None
     if not isinstance(values, list):
-        raise ValueError(f"a {type(values).__name__}, not a list of objects")
+        raise ValueError(f"{kind_of(values)}, not a list of objects")
     rows, malformed = list[Row](), list[Malformed]()
     for number, value in enumerate(values[:limit], start=1):
         _add(value, number, rows, malformed)
@@ -101,7 +101,8 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         if names is None:
             names = _column_names(values)
         elif len(values) != len(names):
-            what = f"has {len(values)} values for {len(names)} columns"
+            count = "1 value" if len(values) == 1 else f"{len(values)} values"
+            what = f"has {count} for {len(names)} columns"
             malformed.append(Malformed(number, what))
         elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
@@ -122,8 +123,14 @@ def _add(value: object, number: int, rows: list[Row], malformed: list[Malformed]
     if isinstance(value, dict):
         rows.append(Row(number, value))
     else:
-        kind = type(value).__name__
-        malformed.append(Malformed(number, f"a {kind}, not an object with columns"))
+        malformed.append(Malformed(number, f"{kind_of(value)}, not an object with columns"))
+
+
+def _json_problem(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error}"
+    is_deep = isinstance(error, RecursionError)
+    return "nested too deeply" if is_deep else "has an integer with too many digits"
 
 
 def _column_names(values: list[str]) -> list[str]:

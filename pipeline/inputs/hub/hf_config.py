@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from reprlib import repr as show
 from typing import Any
 
@@ -104,6 +104,33 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
 def is_multimodal(hf: Mapping[str, Any]) -> bool:
     """Whether the model has a vision tower beside the text model."""
     return hf.get("model_type") == MULTIMODAL
+
+
+def tensor_shapes(text: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors in a text-only folder; of a complete configuration."""
+    d, f, h = text["hidden_size"], text["intermediate_size"], text["head_dim"]
+    heads, kv_heads = text["num_attention_heads"] * h, text["num_key_value_heads"] * h
+    yield "model.embed_tokens.weight", (text["vocab_size"], d)
+    for layer in range(text["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        for norm in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+        ):
+            yield f"{at}.{norm}.weight", (d,)
+        yield f"{at}.self_attn.q_proj.weight", (heads, d)
+        yield f"{at}.self_attn.k_proj.weight", (kv_heads, d)
+        yield f"{at}.self_attn.v_proj.weight", (kv_heads, d)
+        yield f"{at}.self_attn.o_proj.weight", (d, heads)
+        if text["model_type"] != "gemma2":
+            yield f"{at}.self_attn.q_norm.weight", (h,)
+            yield f"{at}.self_attn.k_norm.weight", (h,)
+        yield f"{at}.mlp.gate_proj.weight", (f, d)
+        yield f"{at}.mlp.up_proj.weight", (f, d)
+        yield f"{at}.mlp.down_proj.weight", (d, f)
+    yield "model.norm.weight", (d,)
 
 
 def _text_part(hf: Mapping[str, Any]) -> dict[str, Any]:

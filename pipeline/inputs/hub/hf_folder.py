@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as show
 from typing import Any
 
 import ml_dtypes
@@ -14,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from configs.base import nearest_hint
-from pipeline.inputs.hub.hf_config import is_multimodal, text_config
+from pipeline.inputs.hub.hf_config import is_multimodal, tensor_shapes, text_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
@@ -74,9 +75,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     path = folder / "config.json"
-    if path.exists() and not path.is_file():
-        raise ValueError(f"model.path: {path} is not a file")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
         )
@@ -190,13 +189,32 @@ def check_folder(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     checkpoint = flax_folder(folder)
-    if checkpoint is None or (folder / "config.json").exists():
-        read_text_config(folder)
-    skipped = text_tensors(folder)[1] if checkpoint is None else _flax_parts(checkpoint)
+    if checkpoint is None:
+        config = read_text_config(folder)
+        tensors, skipped = text_tensors(folder)
+        _check_shapes(folder, config, tensors)
+    else:
+        if (folder / "config.json").exists():
+            read_text_config(folder)
+        skipped = _flax_parts(checkpoint)
     if not skipped:
         return []
     parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(skipped.items()))
     return [f"{folder}: only the text model is used; {parts} are skipped"]
+
+
+def _check_shapes(
+    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+) -> None:
+    """Compares the shapes of the tensors with those of the complete configuration."""
+    odd = [
+        f"shape of {name}: {tensors[name].shape}, the configuration requires {shape}"
+        for name, shape in tensor_shapes(config)
+        if name in tensors and tensors[name].shape != shape
+    ]
+    if odd:
+        more = f", and {len(odd) - 1} more differ" if odd[1:] else ""
+        raise ValueError(f"model.path: {folder}: {odd[0]}{more}")
 
 
 def flax_part(name: str) -> str | None:
@@ -233,10 +251,14 @@ def _read_index(folder: Path) -> Mapping[str, str] | None:
     if not path.is_file():
         return None
     weight_map = read_object(path).get("weight_map")
-    if not isinstance(weight_map, dict) or not all(
-        isinstance(file, str) and _WEIGHT_FILE.fullmatch(file) for file in weight_map.values()
-    ):
-        raise ValueError(f"model.path: {path} is damaged: invalid weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"model.path: {path} is damaged: weight_map is not an object")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _WEIGHT_FILE.fullmatch(file):
+            raise ValueError(
+                f"model.path: {path} is damaged: {name} is in {show(file)}, not the name of a "
+                ".safetensors file in this folder"
+            )
     return weight_map
 
 
@@ -262,8 +284,10 @@ def read_text(path: Path) -> str:
     """Reads the text of a small file.
 
     Raises:
-        ValueError: if it cannot be read, is not UTF-8, or is larger than 16 MiB.
+        ValueError: if it is not a file, cannot be read, is not UTF-8, or is larger than 16 MiB.
     """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"model.path: {path} is not a file")
     try:
         size = path.stat().st_size
         if size > _MOST_TEXT_BYTES:

@@ -7,13 +7,13 @@ weights are scaled like those at initialization: nothing overflows, and all toke
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_config import tensor_shapes
 from pipeline.inputs.hub.model_shape import hf_config_of
 from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
 
@@ -39,40 +39,11 @@ def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: i
         dtype: a value of `model.dtype`.
         seed: random seed of the weights.
     """
-    specs = list(_tensors(shape, dtype))
+    named = tensor_shapes(hf_config_of(shape))
+    specs = [TensorSpec(name, size, dtype) for name, size in named]
     rng = np.random.default_rng(seed)
     tensors = (_random_tensor(spec, rng) for spec in specs)
     write_shards(folder, plan_shards(specs, shard_bytes=_SHARD_BYTES), tensors)
-
-
-def _tensors(shape: ModelShape, dtype: str) -> Iterator[TensorSpec]:
-    """All tensors of the text model, with Hugging Face's names."""
-    d, f, h = shape.embed, shape.hidden, shape.head_dim
-
-    def spec(name: str, *size: int) -> TensorSpec:
-        return TensorSpec(f"{name}.weight", size, dtype)
-
-    yield spec("model.embed_tokens", shape.vocab, d)
-    for layer in range(shape.layers):
-        at = f"model.layers.{layer}"
-        for norm in (
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ):
-            yield spec(f"{at}.{norm}", d)
-        yield spec(f"{at}.self_attn.q_proj", shape.heads * h, d)
-        yield spec(f"{at}.self_attn.k_proj", shape.kv_heads * h, d)
-        yield spec(f"{at}.self_attn.v_proj", shape.kv_heads * h, d)
-        yield spec(f"{at}.self_attn.o_proj", d, shape.heads * h)
-        if shape.query_key_norm:
-            yield spec(f"{at}.self_attn.q_norm", h)
-            yield spec(f"{at}.self_attn.k_norm", h)
-        yield spec(f"{at}.mlp.gate_proj", f, d)
-        yield spec(f"{at}.mlp.up_proj", f, d)
-        yield spec(f"{at}.mlp.down_proj", d, f)
-    yield spec("model.norm", d)
 
 
 def _random_tensor(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:

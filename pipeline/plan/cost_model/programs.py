@@ -12,7 +12,8 @@ from typing import Any
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.dataset.batching import batch_shape, learned_share
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 
@@ -126,7 +127,7 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
 
 
 def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """Values of configuration and model that can change the compiled program, as JSON."""
+    """Values of configuration and model that can change a program or its times, as JSON."""
     kind, size = split_name(program)
     found: dict[str, Any] = {
         "program": program,
@@ -152,6 +153,7 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
         return found
     found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
     found["row_tokens"] = config.row_tokens
+    found["learned"] = round(learned_share(config, Lengths.expected(config)), 2)
     found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
     found["learner"] = _without(config.learner, _RATE if kind == "apply" else _OF_UPDATE)
     found["learner"]["teacher"] = config.learner.teacher is not None

@@ -1,9 +1,9 @@
 """Roofline model of program times; each result has a range.
 
 The low end is the roofline (https://doi.org/10.1145/1498765.1498785): published operations or bytes
-per second of the chip, whichever takes longer. The expected time uses shares of these limits fitted
-to the TPU compiler's estimates for Gemma 3 on a v5e (docs/benchmarks.md). No figure was measured on
-a TPU.
+per second of the chip, whichever takes longer. The expected time uses shares of these limits, and
+seconds of work outside of the matrix unit, fitted to compiled programs of Gemma 3 for a v5e by the
+compiler's estimate and schedule (`launch.bench schedule`). No figure was measured on a TPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ Regime = Literal["compute", "bandwidth", "links", "latency"]
 latency."""
 
 # Expected shares of the chip's limits.
-_DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS, _ATTENTION_FLOPS = 0.5, 0.5, 0.44, 0.15
+_DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS = 0.5, 0.5, 0.47
+_ATTENTION_FLOPS, _SPLASH_FLOPS = 0.15, 0.41
 _WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.8, 0.45
 _FAST_ROWS = 128
 """Rows whose caches are read at the first share of the bandwidth; further rows use the second,
@@ -34,13 +35,20 @@ _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
 _TRUNCATION_BYTES = 300.0
 """Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
+_TOP_K_S = 1.6e-11
+"""Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
+_GATHERED_SHARE = 0.17
+"""Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
+_FLUSHED_PER_S = {"model": 68e9, "int8": 17e9}
+"""Bytes of the ring caches a second that a TPU's flush chooses from old and new, by
+`plan.kv_cache`."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
 """Least seconds of a program and of the host's check for finished slots."""
 _PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
 """Forward passes of a layer that a gradient costs, by `plan.remat`; weights have no gradient."""
-_HEAD_PASSES = 3.0
+_HEAD_PASSES = 2.0
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,8 @@ class _Load:
     rows: int = 0
     link_bytes: float = 0.0
     latency_s: float = 0.0
+    attention_share: float = _ATTENTION_FLOPS
+    vector_s: float = 0.0  # of work outside of the matrix unit, which the roofline does not count
 
     def seconds(self, chip: Chip, *, flops_share: float, int8: bool = False) -> Seconds:
         """The time on a chip."""
@@ -102,7 +112,8 @@ class _Load:
         memory = (self.weight_bytes + self.cache_bytes) / chip.bytes_per_s
         low = max(compute, memory, link_s)
         slow_compute = self.flops / (flops_share * chip.bf16_flops)
-        slow_compute += self.attention_flops / (_ATTENTION_FLOPS * chip.bf16_flops)
+        slow_compute += self.attention_flops / (self.attention_share * chip.bf16_flops)
+        slow_compute += self.vector_s
         parts: dict[Regime, float] = {
             "compute": slow_compute,
             "bandwidth": self.weight_bytes / (_WEIGHT_BYTES * chip.bytes_per_s)
@@ -178,8 +189,13 @@ class RooflineModel:
 
     def flush(self, slots: int) -> Seconds:
         """The end of a segment: moving new positions to the ring caches, and the host's check."""
-        size = 2 * slots * self.kv_bytes_per_row()
-        load = _Load(cache_bytes=size, rows=slots, latency_s=_LAUNCH_S)
+        size, kind = slots * self.kv_bytes_per_row(), self.config.plan.kv_cache
+        load = _Load(
+            cache_bytes=2 * size,
+            rows=slots,
+            latency_s=_LAUNCH_S,
+            vector_s=size / _FLUSHED_PER_S[kind] if self.chip.platform == "tpu" else 0.0,
+        )
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def segment(self, slots: int) -> Seconds:
@@ -201,18 +217,28 @@ class RooflineModel:
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
-    def score(self, positions: int, *, seq: float) -> Seconds:
-        """Log-probs, or the reference top k, at `positions` positions of a shard's micro-batch.
+    def score(self, positions: int, *, seq: float, learned: float) -> Seconds:
+        """Log-probs, or the reference top k, of `positions` positions of a shard's micro-batch.
 
-        The exact top k reads the logits twice.
+        Args:
+            positions: of the rows.
+            seq: mean positions of a packed sequence.
+            learned: share of the positions that are learned, the only ones with logits.
         """
-        head = 2.0 if self.config.learner.uses_reference_top_k else 1.0
-        return self._learn(positions, seq=seq, passes=1.0, head=head)
+        by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
+        entries = learned * positions * self.shape.vocab / self.config.plan.tp
+        top_k_s = _TOP_K_S * entries if by_vector else 0.0
+        return self._learn(positions, seq=seq, passes=1.0, head=learned, vector_s=top_k_s)
 
-    def gradient(self, positions: int, *, seq: float) -> Seconds:
-        """The gradient at `positions` positions of a shard's micro-batch."""
-        passes = _PASSES[self.config.plan.remat]
-        return self._learn(positions, seq=seq, passes=passes, head=_HEAD_PASSES)
+    def gradient(self, positions: int, *, seq: float, learned: float) -> Seconds:
+        """The gradient of `positions` positions of a shard's micro-batch; see `score`."""
+        passes, learner = _PASSES[self.config.plan.remat], self.config.learner
+        # Forward and backward read a row of the embedding for each token of the top k.
+        rows = 2 * learned * positions * learner.kl_top_k if learner.uses_reference_top_k else 0
+        size = rows * DTYPE_BYTES[self.config.model.dtype] * self.shape.embed
+        gathers_s = size / (_GATHERED_SHARE * self.chip.bytes_per_s)
+        head = learned * _HEAD_PASSES
+        return self._learn(positions, seq=seq, passes=passes, head=head, vector_s=gathers_s)
 
     def apply(self) -> Seconds:
         """All-reduce of the adapter's gradient, and one update."""
@@ -221,12 +247,13 @@ class RooflineModel:
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
-    def program(self, name: str, *, seq: float) -> Seconds:
+    def program(self, name: str, *, seq: float, learned: float) -> Seconds:
         """One run of a program; for names see `contracts.programs`.
 
         Args:
             name: a prefill, segment, gradient, score or reference_top_k.
             seq: mean positions of a packed sequence.
+            learned: see `score`.
         """
         kind, size = split_name(name)
         if kind == "prefill":
@@ -235,9 +262,9 @@ class RooflineModel:
             return self.segment(size // self.config.plan.sampler_shards)
         positions = size * self.config.row_tokens // self.config.plan.learner_shards
         if kind == "gradient":
-            return self.gradient(positions, seq=seq)
+            return self.gradient(positions, seq=seq, learned=learned)
         assert kind in {"score", "reference_top_k"}, name
-        return self.score(positions, seq=seq)
+        return self.score(positions, seq=seq, learned=learned)
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""
@@ -251,7 +278,9 @@ class RooflineModel:
         seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
         return 4 * shape.heads * shape.head_dim * seen
 
-    def _learn(self, positions: int, *, seq: float, passes: float, head: float) -> Seconds:
+    def _learn(
+        self, positions: int, *, seq: float, passes: float, head: float, vector_s: float
+    ) -> Seconds:
         shape, plan = self.shape, self.config.plan
         body = _parameters(shape)[1]
         # The adapter's own gradient needs one more product.
@@ -266,6 +295,8 @@ class RooflineModel:
             link_bytes=passes
             * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp)),
             latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
+            vector_s=vector_s,
+            attention_share=_SPLASH_FLOPS if plan.uses_splash else _ATTENTION_FLOPS,
         )
         int8 = self.config.model.quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS, int8=int8)

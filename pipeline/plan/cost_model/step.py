@@ -1,9 +1,9 @@
 """Estimated time of a training step: the roofline times of its phases at the expected lengths.
 
-The configuration has sizes. Partial rollouts and truncation are not counted: a step generates and
-trains on all rollouts that it requests first. The number of groups without signal is unknown before
-a run, so the expected time has no further dynamic-sampling rounds, and the high end of sampling
-includes the most prompts that a step may use.
+The configuration has sizes. With a cut-off it is a step after many others, which continues their
+partial rollouts. The number of groups without signal is unknown before a run, so the expected time
+has no further dynamic-sampling rounds, and the high end of sampling includes the most prompts that
+a step may use.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from dataclasses import dataclass, replace
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.speeds import Lengths
+from pipeline.inputs.dataset.batching import learned_share
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
-from pipeline.plan.cost_model.workload import expected_schedule, packed_positions
+from pipeline.plan.cost_model.workload import (
+    SamplerWork,
+    packed_positions,
+    sampler_work,
+    training_work,
+)
 
 PHASES = ("prefill", "decode", "score", "update", "sync", "rewards")
 """Phases of a step; sync: the samplers load the new adapter."""
@@ -51,7 +57,7 @@ class StepEstimate:
     Attributes:
         seconds: time by phase.
         rollouts: rollouts that the step trains on.
-        tokens: completion tokens, which are generated and trained.
+        tokens: completion tokens that the step trains on.
         padding: share of the learner's positions that are padding.
         slots_useful: see `SamplingEstimate`.
         ahead: whether other chips generate and score the next step's rollouts during the update.
@@ -98,14 +104,14 @@ def estimate_step(
         lengths: expected lengths.
     """
     model, rollout = RooflineModel(config, shape, chip), config.rollout
-    sampling = estimate_sampling(
-        model, lengths, prompts=rollout.prompts_per_step, samples=rollout.group_size
-    )
-    size = rollout.size
+    work = training_work(config, lengths)
+    sampling = sampling_seconds(model, work)
+    size, tokens = round(work.trained * rollout.size), work.trained_tokens * rollout.size
+    trained = replace(lengths, completion=tokens * lengths.completion / size)
     seconds = {
         "prefill": sampling.prefill,
         "decode": sampling.decode,
-        **estimate_learning(model, lengths),
+        **estimate_learning(model, trained, sequences=size),
         "sync": sync_s(model),
         "rewards": rewards_s(size, chip=chip),
     }
@@ -119,12 +125,12 @@ def estimate_step(
             "decode": _possibly(seconds["decode"], further.decode),
             "rewards": _possibly(seconds["rewards"], rewards),
         }
-    positions = sum(packed_positions(config, lengths, sequences=size))
+    positions = sum(packed_positions(config, trained, sequences=size))
     return StepEstimate(
         seconds=seconds,
         rollouts=size,
-        tokens=size * lengths.completion,
-        padding=1 - size * lengths.sequence / positions,
+        tokens=size * trained.completion,
+        padding=1 - size * trained.sequence / positions,
         slots_useful=sampling.slots_useful,
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
@@ -140,39 +146,34 @@ def estimate_sampling(
     model: RooflineModel, lengths: Lengths, *, prompts: int, samples: int
 ) -> SamplingEstimate:
     """Generating `samples` completions for each of `prompts` prompts on all samplers."""
-    config, plan, chip = model.config, model.config.plan, model.chip
-    count = max(1, math.ceil(prompts / plan.num_samplers) * samples)
-    shards, steps = plan.sampler_shards, config.segment_steps
-    schedule = expected_schedule(
-        count,
-        mean=lengths.completion,
-        cap=config.rollout.max_new_tokens,
-        sizes=tuple(size // shards for size in plan.slot_ladder),
-        segment_steps=steps,
-        shards=shards,
-    )
-    decode, slot_steps = fixed_time(0.0, chip=chip), 0.0
-    for slots, number in schedule.segments.items():
+    work = sampler_work(model.config, lengths, prompts=prompts, samples=samples)
+    return sampling_seconds(model, work)
+
+
+def sampling_seconds(model: RooflineModel, work: SamplerWork) -> SamplingEstimate:
+    """Time of a sampler's work."""
+    prefill = decode = fixed_time(0.0, chip=model.chip)
+    for slots, number in work.segments.items():
         decode += model.segment(slots) * number
-        slot_steps += slots * shards * steps * number
-    bucket = config.prompt_bucket(min(round(lengths.prompt), config.rollout.max_prompt_tokens))
-    rows = config.prefill_rows(bucket)
-    prefills = math.ceil(math.ceil(prompts / (plan.num_samplers * shards)) / rows)
-    prefill = model.prefill(rows * bucket, seq=bucket) * prefills
-    return SamplingEstimate(prefill, decode, count * lengths.completion / slot_steps)
+    for bucket, number in work.prefills.items():
+        prefill += model.prefill(model.config.prefill_rows(bucket) * bucket, seq=bucket) * number
+    return SamplingEstimate(prefill, decode, work.slots_useful(model.config))
 
 
-def estimate_learning(model: RooflineModel, lengths: Lengths) -> dict[str, Seconds]:
-    """Time of the phases `score` and `update` for the rollouts of a step."""
+def estimate_learning(
+    model: RooflineModel, lengths: Lengths, *, sequences: int
+) -> dict[str, Seconds]:
+    """Time of the phases `score` and `update` for `sequences` rollouts."""
     config, settings = model.config, model.config.learner
-    batches = packed_positions(config, lengths, sequences=config.rollout.size)
+    batches = packed_positions(config, lengths, sequences=sequences)
     shards = config.plan.learner_shards
     score = update = fixed_time(0.0, chip=model.chip)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
+    seq, learned = lengths.sequence, learned_share(config, lengths)
     for positions, number in Counter(batches).items():
         per_shard = positions // shards
-        score += model.score(per_shard, seq=lengths.sequence) * (passes * number)
-        gradient = model.gradient(per_shard, seq=lengths.sequence)
+        score += model.score(per_shard, seq=seq, learned=learned) * (passes * number)
+        gradient = model.gradient(per_shard, seq=seq, learned=learned)
         update += gradient * (settings.updates_per_batch * number)
     update += model.apply() * settings.updates_per_batch
     return {"score": score, "update": update}
@@ -184,7 +185,8 @@ def sft_step_s(model: RooflineModel) -> Seconds:
     row, rows = config.row_tokens, config.micro_batch_rows
     number = math.ceil(config.sft.sequences_per_step / rows)
     per_shard = rows * row // config.plan.learner_shards
-    return model.gradient(per_shard, seq=config.rollout.max_tokens) * number + model.apply()
+    gradient = model.gradient(per_shard, seq=config.rollout.max_tokens, learned=1.0)
+    return gradient * number + model.apply()
 
 
 def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from statistics import NormalDist
 
+from configs.rollout import min_finished
 from configs.schema import Config
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.speeds import SIGMA, Lengths
+from pipeline.inputs.dataset.batching import row_fill
 
 _AVERAGED = 256
-"""Least number of completions over which a decode schedule is averaged."""
+"""Least number of completions over which a sampler's work is averaged."""
+_AVERAGED_CUT_OFF = 2048
+"""The same with a cut-off, where steps depend on those before."""
 
 
 @lru_cache(maxsize=64)
@@ -49,14 +53,21 @@ class DecodeSchedule:
     Attributes:
         segments: number of segments, by slots of a device.
         fills: number of times that free slots are filled.
+        left: tokens that each completion still needs that is truncated at the cut-off, by index.
     """
 
-    segments: dict[int, float]
-    fills: float
+    segments: dict[int, int]
+    fills: int
+    left: dict[int, int]
 
 
 def decode_schedule(
-    lengths: Sequence[int], *, sizes: Sequence[int], segment_steps: int, shards: int = 1
+    lengths: Sequence[int],
+    *,
+    sizes: Sequence[int],
+    segment_steps: int,
+    shards: int = 1,
+    least: int | None = None,
 ) -> DecodeSchedule:
     """The schedule of generating completions of these lengths.
 
@@ -70,11 +81,13 @@ def decode_schedule(
         sizes: slots of a device, decreasing; the first is the full number.
         segment_steps: decode steps of a segment.
         shards: number of devices.
+        least: number of completions that must finish, checked between segments; None: all.
     """
-    waiting = deque(math.ceil(length / segment_steps) for length in lengths)
-    busy: list[list[int]] = [[] for _ in range(shards)]
+    waiting = deque(enumerate(lengths))
+    busy: list[list[tuple[int, int]]] = [[] for _ in range(shards)]
+    unfinished = len(lengths) - (len(lengths) if least is None else least)
     left, found, fills = list(sizes), dict.fromkeys(sizes, 0), 0
-    while waiting or any(busy):
+    while len(waiting) + sum(map(len, busy)) > unfinished:
         free = left[0] * shards - sum(map(len, busy))
         fills += bool(waiting) and free > 0
         for _ in range(min(free, len(waiting))):
@@ -82,20 +95,53 @@ def decode_schedule(
         while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
             left.pop(0)
         # Nothing changes until the first slot finishes.
-        segments = min(map(min, filter(None, busy)))
+        segments = min(math.ceil(rest / segment_steps) for own in busy for _, rest in own)
         found[left[0]] += segments
-        busy = [[rest - segments for rest in own if rest > segments] for own in busy]
-    return DecodeSchedule({size: count for size, count in found.items() if count}, fills)
+        tokens = segments * segment_steps
+        busy = [[(at, rest - tokens) for at, rest in own if rest > tokens] for own in busy]
+    rest = {at: tokens for own in (*busy, waiting) for at, tokens in own}
+    return DecodeSchedule({size: count for size, count in found.items() if count}, fills, rest)
+
+
+@dataclass(frozen=True)
+class MeanWork:
+    """Means over the steps of a sampler.
+
+    Attributes:
+        segments: number of segments, by slots of a device.
+        fills: number of times that free slots are filled.
+        tokens: generated tokens, as a share of those of the new completions.
+        trained: completions that a step trains on, as a share of the new ones.
+        trained_tokens: their tokens, as a share of those of the new ones.
+        continued: completions that an earlier step began.
+        held_tokens: tokens that each of these has from there.
+    """
+
+    segments: dict[int, float]
+    fills: float
+    tokens: float
+    trained: float
+    trained_tokens: float
+    continued: float
+    held_tokens: float
 
 
 @lru_cache(maxsize=4096)
-def expected_schedule(
-    count: int, *, mean: float, cap: int, sizes: tuple[int, ...], segment_steps: int, shards: int
-) -> DecodeSchedule:
-    """The average schedule of generating `count` completions.
+def mean_work(
+    count: int,
+    *,
+    mean: float,
+    cap: int,
+    sizes: tuple[int, ...],
+    segment_steps: int,
+    shards: int,
+    cut_off: float | None,
+    keeps: bool,
+) -> MeanWork:
+    """The mean work of steps with `count` new completions each.
 
-    With few completions the longest one and its position vary, so the average runs over several
-    steps with different lengths.
+    With few completions the longest one and its position vary, so the mean is over several steps
+    with different lengths. With a cut-off as many steps go before them.
 
     Args:
         count: number of completions.
@@ -104,27 +150,137 @@ def expected_schedule(
         sizes: slots of a device, decreasing.
         segment_steps: decode steps of a segment.
         shards: number of devices.
+        cut_off: share of the requests that must finish; None: all.
+        keeps: whether the others are requested again in the next step.
     """
-    steps = math.ceil(_AVERAGED / count)
+    steps = math.ceil((_AVERAGED if cut_off is None else _AVERAGED_CUT_OFF) / count)
     lengths = completion_lengths(steps * count, mean=mean, cap=cap)
-    segments, fills = dict.fromkeys(sizes, 0.0), 0.0
-    for first in range(0, len(lengths), count):
-        own = lengths[first : first + count]
-        schedule = decode_schedule(own, sizes=sizes, segment_steps=segment_steps, shards=shards)
-        fills += schedule.fills / steps
-        for size, number in schedule.segments.items():
-            segments[size] += number / steps
-    return DecodeSchedule({size: number for size, number in segments.items() if number}, fills)
+    totals, segments = Counter[str](), dict.fromkeys(sizes, 0.0)
+    partial: list[tuple[int, int]] = []
+    for step in range(steps if cut_off is None else 2 * steps):
+        first = step % steps * count
+        # Tokens of each completion, and those that are not generated yet.
+        own = [*partial, *((length, length) for length in lengths[first : first + count])]
+        least = None if cut_off is None else min_finished(len(own), cut_off=cut_off)
+        schedule = decode_schedule(
+            [rest for _, rest in own],
+            sizes=sizes,
+            segment_steps=segment_steps,
+            shards=shards,
+            least=least,
+        )
+        left = schedule.left
+        if cut_off is None or step >= steps:
+            held = [length - rest for length, rest in partial if rest < length]
+            totals["continued"] += len(held)
+            totals["held_tokens"] += sum(held)
+            totals["fills"] += schedule.fills
+            totals["tokens"] += sum(rest for _, rest in own) - sum(left.values())
+            totals["trained"] += len(own) - len(left)
+            totals["trained_tokens"] += sum(
+                length for at, (length, _) in enumerate(own) if at not in left
+            )
+            for size, number in schedule.segments.items():
+                segments[size] += number / steps
+        partial = [(own[at][0], rest) for at, rest in left.items()] if keeps else []
+    requested = sum(lengths)
+    return MeanWork(
+        {size: number for size, number in segments.items() if number},
+        fills=totals["fills"] / steps,
+        tokens=totals["tokens"] / requested,
+        trained=totals["trained"] / (steps * count),
+        trained_tokens=totals["trained_tokens"] / requested,
+        continued=totals["continued"] / steps,
+        held_tokens=totals["held_tokens"] / max(1, totals["continued"]),
+    )
+
+
+@dataclass(frozen=True)
+class SamplerWork:
+    """The program runs of a sampler for the rollouts of a step, and what they give; means.
+
+    Attributes:
+        segments: see `MeanWork`.
+        fills: see `MeanWork`.
+        prefills: number of prefills, by prompt bucket.
+        tokens: tokens that the sampler generates.
+        trained: see `MeanWork`.
+        trained_tokens: see `MeanWork`.
+    """
+
+    segments: Mapping[int, float]
+    fills: float
+    prefills: Mapping[int, int]
+    tokens: float
+    trained: float
+    trained_tokens: float
+
+    def slots_useful(self, config: Config) -> float:
+        """Share of the slots' decode steps that generate a token."""
+        slot_segments = sum(slots * number for slots, number in self.segments.items())
+        return self.tokens / (slot_segments * config.plan.sampler_shards * config.segment_steps)
+
+
+def sampler_work(
+    config: Config, lengths: Lengths, *, prompts: int, samples: int, cut_off: float | None = None
+) -> SamplerWork:
+    """The work of a sampler that gets its share of `samples` completions for each of `prompts`.
+
+    Args:
+        config: the run, with sizes.
+        lengths: expected lengths.
+        prompts: of all samplers.
+        samples: completions of a prompt.
+        cut_off: share of the requested rollouts that must finish. With `rollout.partial = "keep"`
+            the others are among the requests of the next step: this is a step after many others.
+    """
+    plan, rollout = config.plan, config.rollout
+    shards, own_prompts = plan.sampler_shards, math.ceil(prompts / plan.num_samplers)
+    count = max(1, own_prompts * samples)
+    mean = mean_work(
+        count,
+        mean=lengths.completion,
+        cap=rollout.max_new_tokens,
+        sizes=tuple(size // shards for size in plan.slot_ladder),
+        segment_steps=config.segment_steps,
+        shards=shards,
+        cut_off=cut_off,
+        keeps=rollout.partial == "keep",
+    )
+    prefills = Counter[int]()
+    continued = math.ceil(mean.continued)
+    for tokens, number in ((0.0, own_prompts), (mean.held_tokens, continued)):
+        bucket = config.prompt_bucket(round(min(lengths.prompt + tokens, rollout.max_tokens)))
+        rows = config.prefill_rows(bucket)
+        prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
+    return SamplerWork(
+        mean.segments,
+        mean.fills,
+        {bucket: number for bucket, number in prefills.items() if number},
+        tokens=mean.tokens * count * lengths.completion,
+        trained=mean.trained,
+        trained_tokens=mean.trained_tokens,
+    )
+
+
+def training_work(config: Config, lengths: Lengths) -> SamplerWork:
+    """The work of a sampler in a training step."""
+    rollout = config.rollout
+    return sampler_work(
+        config,
+        lengths,
+        prompts=rollout.prompts_per_step,
+        samples=rollout.group_size,
+        cut_off=rollout.cut_off,
+    )
 
 
 def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> list[int]:
     """Positions of each micro-batch that the learner packs `sequences` into, over all devices.
 
-    Rows fill as measured by `launch.bench learner --only "packing*"`: about 85% where a row is as
-    long as the longest sequence, 95% where it is twice as long. The last micro-batches are smaller.
+    The last micro-batches are smaller.
     """
     row = config.row_tokens
-    empty = 0.15 * (config.rollout.max_tokens / row) ** 1.5
-    rows = max(1, math.ceil(sequences * lengths.sequence / ((1 - empty) * row)))
+    rows = max(1, math.ceil(sequences * lengths.sequence / (row_fill(config) * row)))
     shape = BatchShape(config.micro_batch_rows, config.plan.learner_shards, row, pad=0)
     return [size * row for size in shape.split(rows)]

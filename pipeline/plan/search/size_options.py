@@ -13,8 +13,8 @@ from typing import Any
 from configs.schema import Config
 from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.roofline import RooflineModel
-from pipeline.plan.cost_model.step import estimate_learning, estimate_sampling
-from pipeline.plan.cost_model.workload import packed_positions
+from pipeline.plan.cost_model.step import estimate_learning, sampling_seconds
+from pipeline.plan.cost_model.workload import packed_positions, training_work
 
 GROWTH = 1.25
 """Ratio of a size that is tried to the next smaller one."""
@@ -56,7 +56,6 @@ def slot_options(
         free: whether to try other segment and prefill sizes than the configuration's.
     """
     plan, useful = config.plan, max_useful_slots(config)
-    prompts, samples = config.rollout.prompts_per_step, config.rollout.group_size
     bound = useful if max_slots is None else min(useful, max_slots // plan.sampler_shards)
     found = []
     for slots_per_shard in sizes_up_to(bound):
@@ -69,9 +68,7 @@ def slot_options(
                 "slot_buckets": _below(slots, plan.slot_buckets),
             }
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
-            sampling = estimate_sampling(
-                replace(model, config=tried), lengths, prompts=prompts, samples=samples
-            )
+            sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
             seconds = (sampling.prefill + sampling.decode).expected
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(SizeOption(update, seconds, changed, slots_per_shard))
@@ -131,7 +128,9 @@ def row_options(
         for remat in sorted(remats):
             update = {"micro_batch_tokens": rows * unit, "remat": remat}
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
-            seconds = estimate_learning(replace(model, config=tried), lengths)
+            seconds = estimate_learning(
+                replace(model, config=tried), lengths, sequences=config.rollout.size
+            )
             total = (seconds["score"] + seconds["update"]).expected
             found.append(SizeOption(update, total, int(remat != plan.remat), rows))
     return sorted(found, key=lambda option: -option.size)

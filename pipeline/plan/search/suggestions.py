@@ -46,7 +46,9 @@ _FREE_SIZES = {
 }
 """Settings with which a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": 2}
-_NO_TOP_K = {"learner.kl_top_k": 128, "learner.top_k_dtype": "float32"}
+_NO_TOP_K = {"learner.kl_top_k": 64, "learner.top_k_dtype": "float32"}
+_CUT_OFFS = (0.9, 0.75)
+"""Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""
 _MIN_GAIN = 0.01
 _HALVINGS = 3
 """How many times a number is halved."""
@@ -165,11 +167,15 @@ def _speed_settings(config: Config) -> Iterator[Settings]:
     if plan.rollout_weights == "shared":
         rounds = config.model.dtype != "float32" and not learner.importance_cap
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
+    older = {} if learner.importance_cap else _CAPPED
     if rollout.ahead == "off":  # validated: split placements only
-        yield {"rollout.ahead": "one"} | ({} if learner.importance_cap else _CAPPED)
+        yield {"rollout.ahead": "one"} | older
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}
     yield {"rollout.top_k": 0, "rollout.top_p": 1, "rollout.min_p": 0}
+    if rollout.partial == "off":
+        for share in _CUT_OFFS:
+            yield {"rollout.partial": "keep", "rollout.cut_off": share} | older
     more = {"rollout.prompts_per_step": 2 * rollout.prompts_per_step}
     if rollout.max_prompts_per_step is not None:
         more["rollout.max_prompts_per_step"] = 2 * rollout.max_prompts_per_step

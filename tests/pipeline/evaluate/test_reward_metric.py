@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from launch.resume import record_reward_changes
 from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate.recorded import earlier_result
@@ -20,14 +21,13 @@ from rewards.base import Outcome, RewardInput
 from tests.fakes import (
     PROMPTS,
     Disk,
-    Killed,
     Process,
     Script,
-    left_behind,
     make_config,
     make_data,
     validated,
 )
+from tests.resumes import check_same_run
 
 STYLE = {"name": "style", "function": "rewards.format:well_formed", "weight": 1.0}
 FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 0.0}
@@ -94,8 +94,7 @@ def styled(
     )
     disk = Disk() if disk is None else disk
     if accept:
-        run = RunFolder.of(config)
-        run.record_reward_changes(config, {}, step=max(disk))
+        record_reward_changes(RunFolder.of(config), config, {}, step=max(disk))
     process = Process(config, disk=disk, script=script, data=data)
     for sampler in process.samplers:
         sampler.skill = lambda version: skills[version]
@@ -192,21 +191,11 @@ def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_
 
 def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
     skills = [0.0, 0.5, 0.4]
-    whole = styled(tmp_path / "whole", skills, silent=True)
-    whole.run()
-    expected = left_behind(whole.folder)
-
-    def kill() -> None:
-        raise Killed
-
-    for number, call in enumerate(whole.script.calls):
-        disk, folder = Disk(), tmp_path / str(number)
-        script = Script(on={number: kill})
-        with pytest.raises(Killed):
-            styled(folder, skills, disk=disk, script=script, silent=True).run()
-        again = styled(folder, skills, disk=disk, silent=True)
-        assert again.run() == "finished"
-        assert left_behind(again.folder) == expected, call
+    check_same_run(
+        lambda folder, disk, script: styled(folder, skills, disk=disk, script=script, silent=True),
+        tmp_path,
+        hard=True,
+    )
 
 
 def test_when_the_best_version_by_a_reward_is_lost_it_is_searched_from_the_current_step(

@@ -15,11 +15,13 @@ from tests.fakes import (
     Killed,
     Process,
     Script,
+    kill,
     left_behind,
     make_config,
     make_data,
     validated,
 )
+from tests.resumes import check_same_run
 
 STEPS = 10
 COLLAPSE = 6
@@ -116,20 +118,11 @@ def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path)
 
 
 def test_invariant_7_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
-    whole = collapsing(tmp_path / "whole", every_steps=2)
-    whole.run()
-    expected = left_behind(whole.folder)
-
-    def kill() -> None:
-        raise Killed
-
-    for number, call in enumerate(whole.script.calls):
-        disk, folder = Disk(), tmp_path / str(number)
-        with pytest.raises(Killed):
-            collapsing(folder, disk=disk, script=Script(on={number: kill}), every_steps=2).run()
-        again = collapsing(folder, disk=disk, every_steps=2)
-        assert again.run() == "finished"
-        assert left_behind(again.folder) == expected, call
+    check_same_run(
+        lambda folder, disk, script: collapsing(folder, disk=disk, script=script, every_steps=2),
+        tmp_path,
+        hard=True,
+    )
 
 
 SKILLS = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
@@ -182,9 +175,6 @@ def test_damaged_answers_of_a_validation_are_measured_again_at_the_start(
     whole_disk, disk = Disk(), Disk()
     whole = peaking(tmp_path / "whole", whole_disk, steps=3)
     whole.run()
-
-    def kill() -> None:
-        raise Killed
 
     script = Script(on={"learner.export 2": kill})
     first = peaking(tmp_path / "damaged", disk, steps=3, script=script)
@@ -260,9 +250,6 @@ def test_an_interrupted_validation_by_minutes_is_repeated_after_a_resume(
 
 
 def test_repeated_steps_are_validated_as_journaled_with_every_minutes(tmp_path: Path):
-    def kill() -> None:
-        raise Killed
-
     disk = Disk()
     with pytest.raises(Killed):
         by_the_clock(tmp_path, disk=disk, script=Script(on={"learner.update 3": kill})).run()
@@ -354,24 +341,8 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
     assert prompts(run, 4) == prompts(plain, 1)
 
 
-def test_invariant_7_a_run_with_sft_killed_or_stopped_at_any_call_is_the_same(tmp_path: Path):
-    whole = warmed(tmp_path / "whole", disk=Disk())
-    whole.run()
-    expected = left_behind(whole.folder)
-
-    def kill() -> None:
-        raise Killed
-
-    for number, call in enumerate(whole.script.calls[:-1]):
-        disk, folder, script = Disk(), tmp_path / f"stopped{number}", Script()
-        script.on[number] = script.stop.set
-        assert warmed(folder, disk=disk, script=script).run() == "interrupted", call
-        resumed = warmed(folder, disk=disk)
-        assert resumed.run() == "finished"
-        assert left_behind(resumed.folder) == expected, call
-        disk, folder = Disk(), tmp_path / f"killed{number}"
-        with pytest.raises(Killed):
-            warmed(folder, disk=disk, script=Script(on={number: kill})).run()
-        resumed = warmed(folder, disk=disk)
-        assert resumed.run() == "finished"
-        assert left_behind(resumed.folder) == expected, call
+@pytest.mark.parametrize("hard", [True, False])
+def test_invariant_7_a_run_with_sft_ended_at_any_call_is_the_same(tmp_path: Path, *, hard: bool):
+    check_same_run(
+        lambda folder, disk, script: warmed(folder, disk=disk, script=script), tmp_path, hard=hard
+    )

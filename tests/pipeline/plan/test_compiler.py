@@ -62,11 +62,12 @@ OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
     "gradient 8": {
         "plan__remat": "dots",
         "plan__layer_tokens": 4096,
-        "learner__kl_top_k": 64,
+        "learner__kl_top_k": 32,
         "learner__importance_cap": 2.0,
         "plan__tp": 2,
+        "rollout__max_prompt_tokens": 200,  # the share of learned positions
     },
-    "reference_top_k 8": {"learner__kl_top_k": 64},
+    "reference_top_k 8": {"learner__kl_top_k": 32},
     "apply": {"lora__rank": 16, "learner__weight_decay": 0.1, "learner__adam_b1": 0.8},
 }
 
@@ -90,7 +91,7 @@ def test_different_programs_have_different_keys(program, setting, value):
         ("prefill 320", {"plan__slots": 256, "plan__remat": "dots"}),
         ("gradient 8", {"plan__slots": 256, "plan__kv_cache": "int8"}),
         ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
-        ("gradient 8", {"rollout__max_prompt_tokens": 200, "plan__segment_steps": 8}),
+        ("gradient 8", {"plan__segment_steps": 8}),
         ("gradient 8", {"learner__kl_coef": 0.5}),
         ("apply", {"plan__slots": 256, "learner__lr": 1e-4, "learner__schedule": "constant"}),
     ],

@@ -37,7 +37,7 @@ def test_a_decode_schedule_refills_and_compacts_slots():
     # 2 slots: 8 and 16 tokens begin (2 and 4 segments); after 2 segments the third (1 segment)
     # takes the first slot; after it none waits, and the last one continues alone.
     turns = decode_schedule([8, 16, 4], sizes=(2, 1), segment_steps=4)
-    assert turns == DecodeSchedule({2: 3, 1: 1}, fills=2)
+    assert turns == DecodeSchedule({2: 3, 1: 1}, fills=2, left={})
 
 
 def test_seconds_are_interpolated_and_grow_beyond_the_largest_size():

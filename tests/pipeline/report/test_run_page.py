@@ -21,7 +21,7 @@ from pipeline.report.run_page import run_page
 from pipeline.report.run_records import read_run
 from pipeline.report.samples import MOST_TEXT, shortened
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Killed, Process, Script, make_config, make_data
+from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
 from tests.pipeline.report.planted import run as planted
 
 VOID = {"meta", "br", "img", "input", "hr", "link"}
@@ -79,10 +79,6 @@ def checked(text: str) -> Page:
     assert "@import" not in text
     assert len(set(page.ids)) == len(page.ids)
     return page
-
-
-def kill() -> None:
-    raise Killed
 
 
 @pytest.fixture

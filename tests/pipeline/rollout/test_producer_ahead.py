@@ -13,7 +13,8 @@ from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
-from tests.fakes import FRESH, Disk, Killed, Process, Script, left_behind, make_config, make_data
+from tests.fakes import FRESH, Disk, Process, Script, left_behind, make_config, make_data
+from tests.resumes import check_same_run
 
 STEPS = 4
 
@@ -192,32 +193,18 @@ def test_a_signal_during_repeated_sampling_keeps_the_checkpoint(tmp_path: Path):
     assert second.folder.summary["adapter_sha256"] == disk[2][0]
 
 
-def kill() -> None:
-    raise Killed
-
-
 @pytest.mark.parametrize(("partial", "hard"), [("off", True), ("off", False), ("keep", True)])
 def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
     tmp_path: Path, partial: str, *, hard: bool
 ):
     cut = {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3}
 
-    def configured(name: object) -> Config:
-        return config_of(tmp_path / str(name), rollout=cut if partial == "keep" else {})
-
-    whole = finished(configured("whole"))
-    expected = left_behind(whole.folder)
-    for number, call in enumerate(whole.script.calls[:-1]):
-        config, disk, script = configured(number), Disk(), Script()
-        if hard:
-            script.on[number] = kill
-            with pytest.raises(Killed):
-                process(config, disk, script).run()
-        else:
-            interrupted(config, disk, number)
-        second = finished(config, disk)
-        assert left_behind(second.folder) == expected, call
-        assert second.learner.adapter == whole.learner.adapter
+    rollout = cut if partial == "keep" else {}
+    check_same_run(
+        lambda folder, disk, script: process(config_of(folder, rollout=rollout), disk, script),
+        tmp_path,
+        hard=hard,
+    )
 
 
 def test_a_resumed_run_samples_again_under_the_previous_version(tmp_path: Path):

@@ -41,11 +41,17 @@ class S3Server:
                 return Response("full", status=507)(environ, start_response)
         return self._app(environ, start_response)
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
+
     def start(self) -> None:
         """Listens, at the same port as before."""
         self._server = make_server("127.0.0.1", self.port, self, threaded=True)
         self.port = self._server.port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        # An end is noticed at the next poll.
+        threading.Thread(target=self._server.serve_forever, args=[0.02], daemon=True).start()
 
     def stop(self) -> None:
         """Refuses connections; the content stays."""
@@ -65,7 +71,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL_S3": f"http://127.0.0.1:{server.port}",
+        "AWS_ENDPOINT_URL_S3": server.url,
         "AWS_MAX_ATTEMPTS": "1",
     }.items():
         monkeypatch.setenv(name, value)

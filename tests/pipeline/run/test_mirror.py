@@ -255,3 +255,14 @@ def test_the_lease_of_a_killed_driver_is_free(config: Config, folder: RunFolder)
     with closing(Mirror.of(config)) as mirror:
         mirror.acquire(folder.path, print)
     assert Store(URL).read_lease() is None
+
+
+@pytest.mark.parametrize("mirror", [".", "run/copies", "run/../run/copies"])
+def test_a_copy_does_not_contain_itself(tmp_path: Path, mirror: str):
+    run = tmp_path / "run"
+    (run / "copies").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"the copy .* and the run folder .* would contain each"):
+        mirror_module.check_mirror(str(tmp_path / mirror), run)
+    with pytest.raises(ValueError, match="would contain each other"):
+        Mirror(f"{tmp_path / mirror}/run").acquire(run, print)
+    assert [path.name for path in run.rglob("*")] == ["copies"]

@@ -24,18 +24,6 @@ from tests.pipeline.run.mirror_parts import (
     train,
     write,
 )
-from tests.pipeline.run.s3_server import BUCKET, s3_server
-
-
-@pytest.fixture(params=["file", "s3"])
-def url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A mirror on another disk, and one on a server."""
-    if request.param == "file":
-        (tmp_path / "mirror").mkdir()
-        yield f"file://{tmp_path}/mirror/run"
-        return
-    with s3_server(monkeypatch):
-        yield f"s3://{BUCKET}/runs/run"
 
 
 def test_another_host_gets_the_run_folder(tmp_path: Path, url: str):

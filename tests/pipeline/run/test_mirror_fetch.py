@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from configs.load import config_to_json
 from configs.schema import Config
 from pipeline.contracts.cache_folder import cache_folder
+from pipeline.run.mirror import Mirror
 from pipeline.run.mirror_copier import machine_of
 from pipeline.run.mirror_fetch import adopted, fetch_run
 from pipeline.run.mirror_lease import Holder, Lease
@@ -196,6 +204,123 @@ def test_a_store_that_is_gone_is_no_empty_mirror(tmp_path: Path, monkeypatch: py
         server.stop()
         fetch_run(config, adopt=None, say=said.append)
         server.start()
+
+
+@contextmanager
+def refusing_server(status: int, code: str) -> Iterator[tuple[str, list[str]]]:
+    """A server that answers each request with an error; yields its URL and the requests."""
+    requests = list[str]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            requests.append(self.path)
+            text = json.dumps({"error": {"code": status, "message": "no access"}}).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", requests
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def use(monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    """Makes stores of s3://, gs:// and hf:// talk to a server, without keys of this user."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/no-credentials")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    for protocol in ("s3", "gs", "hf"):
+        fsspec.get_filesystem_class(protocol).clear_instance_cache()
+
+
+PLACES = {"s3": "s3://bucket/runs", "gs": "gs://bucket/runs", "hf": "hf://buckets/ann/runs"}
+
+
+@pytest.mark.parametrize("protocol", PLACES)
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_store_that_the_keys_do_not_open_is_refused_in_a_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    protocol: str,
+    status: int,
+):
+    """At once: it is not tried again, and no traceback is printed."""
+    url = PLACES[protocol]
+    config = make_config(tmp_path, run={"dir": str(tmp_path), "mirror": url})
+    with refusing_server(status, "") as (endpoint, requests):
+        use(monkeypatch, endpoint)
+        what = rf"^run\.mirror: {url}/run cannot be read or written: .*({status}|Forbidden)"
+        with pytest.raises(ValueError, match=what):
+            fetch_run(config, adopt=None, say=print)
+        with pytest.raises(ValueError, match=rf"^--adopt: {url}/a cannot be read or written: "):
+            fetch_run(config, adopt=f"{url}/a", say=print)
+    assert len([path for path in requests if "bucket" in path]) == 2
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+def check_refusal_without_bucket(mirror: str, folder: Path) -> None:
+    """Checks the sentences for a mirror whose bucket does not exist."""
+    config = make_config(folder, run={"dir": str(folder), "mirror": mirror})
+    with pytest.raises(ValueError, match=f"^--adopt: {mirror}/a is neither a run folder nor the"):
+        fetch_run(config, adopt=f"{mirror}/a", say=print)
+    with pytest.raises(ValueError, match=rf"^run\.mirror: {mirror}/run .* bucket does not exist"):
+        Mirror.of(config).acquire(folder / "run", print)
+
+
+@pytest.mark.parametrize("url", ["s3", "gs"], indirect=True)
+def test_a_bucket_that_does_not_exist_is_refused_in_a_sentence(tmp_path: Path, url: str):
+    check_refusal_without_bucket(url.replace(f"//{BUCKET}/", "//absent/"), tmp_path)
+
+
+def test_a_bucket_that_the_hub_does_not_have_is_refused_in_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with refusing_server(404, "RepoNotFound") as (endpoint, _):
+        use(monkeypatch, endpoint)
+        check_refusal_without_bucket(PLACES["hf"], tmp_path)
+
+
+def test_a_hub_that_is_gone_is_no_empty_mirror(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with refusing_server(500, "") as (endpoint, _):
+        pass
+    use(monkeypatch, endpoint)
+    config = make_config(tmp_path, run={"dir": str(tmp_path), "mirror": PLACES["hf"]})
+    what = r"^run\.mirror: hf://buckets/ann/runs/run cannot be read or written: .*refused.*unknown"
+    with pytest.raises(ValueError, match=what):
+        fetch_run(config, adopt=None, say=print)
+
+
+def test_a_run_is_fetched_from_each_kind_of_store(tmp_path: Path, url: str):
+    config = make_config(tmp_path, run={"dir": str(tmp_path), "mirror": url.removesuffix("/run")})
+    here, said = make_run(tmp_path / "here" / NAME, steps=2), list[str]()
+    write(here.path, {"config.json": config_to_json(config)})
+    make_copier(here, Store(url)).copy()
+    before = content(here.path)
+    for adopt in (None, url):
+        fetch_run(config, adopt=adopt, say=said.append)
+        run = RunFolder.of(config)
+        (entry,) = run.events("fetched")
+        assert entry["checkpoint"] == 2
+        after = content(run.path)
+        assert {path for path in before if after[path] != before[path]} == {"journal.jsonl"}
+        shutil.rmtree(run.path)
+    assert len(said) == 2
 
 
 def test_a_protocol_without_its_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -16,14 +15,16 @@ from pipeline.run.mirror_lease import LAPSE_S, Holder, Lease, LeaseLostError
 from pipeline.run.mirror_store import Store
 from tests.fakes import FakeClock
 
+ON_DISK = pytest.mark.parametrize("url", ["file"], indirect=True)
+"""For what does not depend on the kind of store."""
 ELSEWHERE = Holder("theirs", "far", "boot pid", 7, 0.0)
 
 
 class Hosts:
     """Two hosts, and a clock that advances while one waits."""
 
-    def __init__(self, folder: Path) -> None:
-        self.store, self.clock, self.said = Store(str(folder)), FakeClock(), list[str]()
+    def __init__(self, url: str) -> None:
+        self.store, self.clock, self.said = Store(url), FakeClock(), list[str]()
         self.clock.seconds = 1e9
         self.actions: list[Any] = []
         self.ours = self.lease(Holder.here())
@@ -43,8 +44,8 @@ class Hosts:
 
 
 @pytest.fixture
-def hosts(tmp_path: Path) -> Hosts:
-    return Hosts(tmp_path)
+def hosts(url: str) -> Hosts:
+    return Hosts(url)
 
 
 def test_a_free_lease_is_taken_and_given_back(hosts: Hosts):
@@ -73,6 +74,7 @@ def test_a_lease_that_is_renewed_is_refused(hosts: Hosts):
     assert "waiting for another one until 2001-09-09T01:51:40Z" in line
 
 
+@ON_DISK
 def test_a_lease_lapses(hosts: Hosts):
     hosts.theirs.acquire(hosts.said.append)
     began_s = hosts.clock.seconds
@@ -82,6 +84,7 @@ def test_a_lease_lapses(hosts: Hosts):
         hosts.theirs.renew()
 
 
+@ON_DISK
 def test_a_clock_that_is_ahead_does_not_keep_a_lease_for_ever(hosts: Hosts):
     hosts.clock.seconds += 1e6
     hosts.theirs.acquire(hosts.said.append)
@@ -99,6 +102,7 @@ def test_of_two_that_take_it_at_once_one_has_it(hosts: Hosts):
     assert hosts.held_by() == "far"
 
 
+@ON_DISK
 def test_the_lease_of_a_dead_process_of_this_host_is_free(hosts: Hosts):
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     started_s = psutil.Process(child.pid).create_time()
@@ -111,6 +115,7 @@ def test_the_lease_of_a_dead_process_of_this_host_is_free(hosts: Hosts):
     assert hosts.said == []
 
 
+@ON_DISK
 def test_a_process_with_the_id_of_a_dead_one_does_not_hold_its_lease(hosts: Hosts):
     reused = replace(Holder.here(), id="dead", started_s=1.0)
     assert (reused.is_dead, reused.pid) == (True, os.getpid())
@@ -119,8 +124,9 @@ def test_a_process_with_the_id_of_a_dead_one_does_not_hold_its_lease(hosts: Host
     assert hosts.said == []
 
 
+@ON_DISK
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1, "sha256": "0"}'])
-def test_a_damaged_lease_is_free(hosts: Hosts, tmp_path: Path, text: str):
-    (tmp_path / "lease.json").write_text(text, encoding="utf-8")
+def test_a_damaged_lease_is_free(hosts: Hosts, text: str):
+    hosts.store._write(hosts.store._path("lease.json"), text.encode())
     hosts.ours.acquire(hosts.said.append)
     assert hosts.held_by() == Holder.here().host

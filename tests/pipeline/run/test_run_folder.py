@@ -175,40 +175,6 @@ def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, fol
         run.check(seed, accept=["rewards"])
 
 
-def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(
-    folder: RunFolder, config: Config
-):
-    old = {"correct": "a" * 64, "format": "b" * 64}
-    assert folder.reward_code == {}
-    folder.check_reward_code(old)  # the code of a run that began without hashes is unknown
-    folder.record_reward_code(old)
-    folder.record_reward_code(old)
-    assert [entry["sha256"] for entry in folder.events("rewards")] == [old]
-    new = {**old, "format": "c" * 64}
-    with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
-        folder.check_reward_code(new)
-    assert str(caught.value).splitlines()[1:] == [
-        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc"'
-    ]
-    folder.check_reward_code(old)
-    folder.check_reward_code(new, accept=["rewards"])
-    (change,) = folder.record_reward_changes(config, new, step=7)
-    folder.record_reward_code(new)
-    assert change == ("rewards.functions.format.code", "b" * 12, "c" * 12)
-    (entry,) = folder.events("rewards_changed")
-    assert (entry["after_step"], entry["changes"]) == (7, [list(change)])
-    assert folder.reward_code == new
-    # The next start finds the accepted code.
-    folder.check_reward_code(new)
-    assert folder.record_reward_changes(config, new, step=9) == []
-
-
-def test_a_new_run_has_no_changed_rewards(tmp_path: Path, config: Config):
-    run = RunFolder.of(config)
-    assert run.record_reward_changes(config, {"correct": "a" * 64}, step=0) == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_changed_rewards_hold_from_an_earlier_step_after_a_rollback(folder: RunFolder):
     for step in (2, 5, 7):
         folder.journal("rewards_changed", after_step=step)
@@ -268,6 +234,18 @@ def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
     told = f'run.name = "README.md": {file} is a file; choose another'
     with pytest.raises(ValueError, match=f"^{re.escape(told)}$"), RunFolder.of(named).held():
         pass
+
+
+def test_a_lock_that_is_not_a_file_is_refused(tmp_path: Path):
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    lock = folder.path / ".lock"
+    lock.mkdir(parents=True)
+    told = f"^{re.escape(str(lock))} is not a file; remove it, or choose another run.name$"
+    for attempt in (folder.check, folder.create):
+        with pytest.raises(ValueError, match=told):
+            attempt(config)
+    assert (folder.is_locked, folder.recorded_used_s) == (False, 0.0)
 
 
 def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):

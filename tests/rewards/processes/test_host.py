@@ -206,6 +206,21 @@ def test_output_is_logged_with_its_prompt_and_shown_once(file: Path, tmp_path: P
     assert scored.notices == ["reward 'prints' prints: seen bad"]
 
 
+def test_keys_of_the_environment_are_shown_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOME_API_KEY", "3f9c6a7e5d")
+    rewards = tmp_path / "leaking.py"
+    rewards.write_text(
+        "import os\n"
+        "def prints(completion):\n    print('with', os.environ['SOME_API_KEY'])\n    return 0.5\n"
+        "def raises(completion):\n    raise ValueError(os.environ['SOME_API_KEY'])\n"
+    )
+    functions = [function(rewards, name) for name in ("prints", "raises")]
+    scored = score(functions, "a", log=tmp_path / "log")
+    assert scored.notices == ["reward 'prints' prints: with [SOME_API_KEY]"]
+    assert "ValueError: [SOME_API_KEY]" in scored.log
+    assert "3f9c6a7e5d" not in scored.log + repr(scored)
+
+
 CALLS = """
 import asyncio, os, time
 CALLS = os.environ["GEMMA_GRPO_CALLS"]

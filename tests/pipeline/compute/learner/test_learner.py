@@ -225,7 +225,7 @@ def test_eight_devices_learn_the_same_as_one(fsdp: int, tp: int):
         assert len(value.sharding.device_set) == 8
         assert value.is_fully_replicated
     placed = learner._place(learner._pack(ROLLOUTS)[0])
-    assert {shard.data.shape[0] for shard in placed.weights.addressable_shards} == {1}
+    assert {shard.data.shape[0] for shard in placed.inputs.weights.addressable_shards} == {1}
 
 
 def test_a_second_update_on_a_batch_uses_the_old_log_probs():
@@ -399,7 +399,7 @@ def test_invariant_11_only_the_update_program_donates_the_state():
     before = host(base)
     # If the large program runs out of memory, no state is lost.
     batch = learner._place(learner._pack(ROLLOUTS)[0])
-    program = learner._compiled.gradient[len(batch.weights)]
+    program = learner._compiled.gradient[len(batch.advantages)]
     program(base, state.adapter, _zeros(learner), batch)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state.adapter, state.optimizer)))
     learner.update(ROLLOUTS)
@@ -597,11 +597,3 @@ def test_later_updates_of_a_skipped_batch_are_skipped():
     for found, expected in zip(leaves(learner), before, strict=True):
         np.testing.assert_array_equal(found, expected)
     assert "skipped_updates" not in learner.update(ROLLOUTS)
-
-
-def test_each_micro_batch_is_progress():
-    learner, progress = tiny.learner(), list[None]()
-    learner._progressed = lambda: progress.append(None)
-    rollouts = tiny.make_rollouts([(20, 20)] * 8, advantages=[1.0, -1.0] * 4)
-    learner.update(rollouts)
-    assert len(progress) == len(learner._pack(rollouts)) > 1

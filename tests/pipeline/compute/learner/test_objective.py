@@ -13,7 +13,7 @@ import pytest
 from configs.learner import Learner
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.objective import gather_tokens, objective
-from pipeline.compute.model.head import Scores
+from pipeline.compute.model.head_score import Scores
 
 # Two rollouts in a row: two learned tokens, then one; prompts between, padding at the end.
 SEGMENTS = jnp.array([[1, 1, 1, 2, 2, 0]])
@@ -27,8 +27,8 @@ TOKENS = jnp.zeros((1, 6), jnp.int32)
 
 
 def batch(**changes: Any) -> DeviceBatch:
-    inputs = Inputs(TOKENS, TOKENS, SEGMENTS, TOKENS)
-    return DeviceBatch(inputs, WEIGHTS, ADVANTAGES, **({"old_logprobs": OLD} | changes))
+    inputs = Inputs(TOKENS, TOKENS, WEIGHTS, SEGMENTS, TOKENS)
+    return DeviceBatch(inputs, ADVANTAGES, **({"old_logprobs": OLD} | changes))
 
 
 def scores(logprobs: Any = POLICY, gathered: Any = None) -> Scores:

@@ -14,10 +14,12 @@ import pytest
 
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.compute.model import head as head_module
+from pipeline.compute.model import head_score as head_module
+from pipeline.compute.model.gathered import gathered_scores
 from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import FORBIDDEN, Head, Scores, scaled_logits, score
+from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
 from pipeline.compute.model.head_sample import sample as sample_tokens
+from pipeline.compute.model.head_score import Scores, score
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.top_k import TopK
 from pipeline.compute.model.truncation import Truncation
@@ -75,6 +77,13 @@ def ours(hidden: jax.Array, *, head: Head, top_k: int = 0) -> Scores:
     )
 
 
+def masked(scores: Scores, learned: jax.Array) -> Scores:
+    """Zeros where `learned` is False."""
+    return jax.tree.map(
+        lambda x: jnp.where(learned.reshape(*learned.shape, *(1,) * (x.ndim - 2)), x, 0), scores
+    )
+
+
 def total(scores: Scores) -> jax.Array:
     """A sum with a random weight for each differentiable result."""
     rng = np.random.default_rng(1)
@@ -91,7 +100,8 @@ def assert_equal(found: Scores, expected: Scores) -> None:
     assert found.top is not None
     # Tokens whose scores differ only by rounding may be swapped.
     values = np.asarray(expected.top.logprobs)
-    gaps = np.pad(-np.diff(values, axis=-1), [(0, 0)] * 2 + [(1, 1)], constant_values=np.inf)
+    rest = [(0, 0)] * (values.ndim - 1)
+    gaps = np.pad(-np.diff(values, axis=-1), [*rest, (1, 1)], constant_values=np.inf)
     clear = np.minimum(gaps[..., 1:], gaps[..., :-1]) > 1e-5
     assert clear.mean() > 0.9
     same = np.asarray(found.top.tokens) == np.asarray(expected.top.tokens)
@@ -160,6 +170,91 @@ def test_shards_of_rows_and_of_the_vocabulary_change_nothing(on):
     )
     found = jax.jit(lambda h: ours(h, head=head, top_k=K))(HIDDEN)
     assert_equal(found, whole(HIDDEN, softcap=3.0))
+
+
+LEARNED = {
+    "none": np.zeros((ROWS, SEQ), bool),
+    "all": np.ones((ROWS, SEQ), bool),
+    "alternating": np.arange(ROWS * SEQ).reshape(ROWS, SEQ) % 2 == 1,
+    "one": np.arange(ROWS * SEQ).reshape(ROWS, SEQ) == 17,
+    "rows of one device": np.arange(ROWS)[:, None] + np.zeros(SEQ, int) == 5,
+}
+
+
+@pytest.mark.parametrize("on", [(1, 1, 1), (8, 1, 1), *MESHES])
+@pytest.mark.parametrize("learned", LEARNED.values(), ids=LEARNED)
+def test_learned_positions_have_the_results_of_all_positions_and_others_zero(on, learned):
+    head, mask = make_head(tokens=16, vocab=32, softcap=3.0, on=on), jnp.asarray(learned)
+    given: dict[str, Any] = {
+        "head": head,
+        "forbidden": MASK,
+        "gather_tokens": GATHERED,
+        "learned": mask,
+    }
+
+    def run(hidden: jax.Array) -> tuple[jax.Array, Scores]:
+        found = score(hidden, TARGETS, EMBEDDING, **given)
+        return total(found), found
+
+    (_, found), grad = jax.jit(jax.value_and_grad(run, has_aux=True))(HIDDEN)
+    top = jax.jit(lambda h: score(h, TARGETS, EMBEDDING, **given, top_k=K).top)(HIDDEN)
+    expected = whole(HIDDEN, softcap=3.0)
+    if learned.any():
+        both = (found._replace(top=top), expected)
+        assert_equal(*(jax.tree.map(lambda x: x[learned], one) for one in both))
+    for one in jax.tree.leaves((found, top, grad)):
+        assert not np.asarray(one)[~learned].any()
+
+    def only_learned(hidden: jax.Array) -> jax.Array:
+        return total(masked(whole(hidden, softcap=3.0), mask))
+
+    np.testing.assert_allclose(grad, jax.grad(only_learned)(HIDDEN), rtol=1e-5, atol=1e-5)
+
+
+def test_positions_that_are_not_learned_cost_no_block_and_other_counts_no_compilation(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    blocks, plain = list[int](), gathered_scores
+
+    def counted(shard: Any, hidden: jax.Array, tokens: Any) -> Any:
+        jax.debug.callback(lambda: blocks.append(len(hidden)))
+        return plain(shard, hidden, tokens)
+
+    monkeypatch.setattr(head_module, "gathered_scores", counted)
+    run: Any = jax.jit(
+        lambda learned: (
+            score(
+                HIDDEN,
+                TARGETS,
+                EMBEDDING,
+                head=make_head(tokens=8),
+                forbidden=MASK,
+                learned=learned,
+            ).logprobs
+        )
+    )
+    for count, expected in ((0, 0), (1, 1), (8, 1), (9, 2), (ROWS * SEQ, 7)):
+        blocks.clear()
+        run(jnp.arange(ROWS * SEQ).reshape(ROWS, SEQ) < count).block_until_ready()
+        jax.effects_barrier()
+        assert blocks == [8] * expected, count
+    assert run._cache_size() == 1
+
+
+def test_a_certain_token_has_no_gradient_in_bfloat16():
+    """The mean row is the target's own row, of which rounding must leave nothing."""
+    rows = EMBEDDING / jnp.linalg.norm(EMBEDDING, axis=-1, keepdims=True)
+    embedding = (10 * rows).astype(jnp.bfloat16)
+    hidden = 30 * embedding[TARGETS]
+
+    def run(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
+        found = score(hidden, TARGETS, embedding, head=make_head(), forbidden=MASK)
+        return jnp.sum(found.logprobs * 0.3), found.logprobs
+
+    grad, logprobs = jax.grad(run, has_aux=True)(hidden)
+    np.testing.assert_allclose(logprobs, 0, atol=0.01)
+    # Rounding of 0.3 / TEMPERATURE alone would leave 0.001 of the row.
+    np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-4)
 
 
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
@@ -315,8 +410,8 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     vocabulary = Vocabulary(pad=0, stops=(1,), forbidden=(0, 2))
     learner = LearnerPrograms(policy, config, vocabulary).compile()
     sampler = DecodePrograms(policy, config, vocabulary).compile()
-    # Learner: logits of one of two equal blocks of positions. Prefill computes none.
-    of_block = 1280 * config.plan.head_vocab
+    # Learner: logits of a block of positions. Prefill computes none.
+    of_block = LIMIT * config.plan.head_vocab
     for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
         elements, shape = largest_shape(program)
         assert elements == of_block, shape

@@ -64,6 +64,7 @@ def test_score_and_gradient_use_every_part_of_the_adapter():
     inputs = Inputs(
         tokens=tokens,
         targets=jnp.roll(tokens, -1, axis=1),
+        weights=jnp.ones(tokens.shape),
         segments=jnp.ones_like(tokens),
         positions=jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
     )

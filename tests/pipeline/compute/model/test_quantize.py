@@ -78,7 +78,9 @@ def test_score_and_gradient_equal_those_of_the_dequantized_base(kind: str, devic
     config = tiny.make_config(plan={"learner_devices": devices, "slots": 8})
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    inputs = Inputs(tokens, jnp.roll(tokens, -1, axis=1), jnp.ones_like(tokens), places)
+    inputs = Inputs(
+        tokens, jnp.roll(tokens, -1, axis=1), jnp.ones(tokens.shape), jnp.ones_like(tokens), places
+    )
 
     def run(policy: Policy, base: Params) -> tuple[jax.Array, Params]:
         programs = LearnerPrograms(policy, config, tiny.VOCABULARY)

@@ -12,7 +12,8 @@ import pytest
 
 from pipeline.compute.model import lookup, weights
 from pipeline.compute.model.attention import PackedAttention
-from pipeline.compute.model.head import Head, Scores, score
+from pipeline.compute.model.head import Head
+from pipeline.compute.model.head_score import Scores, score
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import (

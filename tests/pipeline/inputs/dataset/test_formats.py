@@ -85,11 +85,11 @@ def test_all_files_give_the_same_prompts(tokenizer: Tokenizer, tmp_path: Path, k
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "question,answer\nq\n", r"row 2: has 1 values for 2 columns"),
+        ("a.csv", "question,answer\nq\n", r"row 2: has 1 value for 2 columns"),
         ("a.csv", "question;answer\nq;1\n", r"has no column 'question'; nearest: 'question;answer"),
         ("a.csv", "question,question\n", r"^data\.train\.path: /.*a\.csv: .* repeats the column"),
-        ("a.json", '[{"question": "q"}, 3]', r"row 2: a int, not an object with columns"),
-        ("a.json", "{}", r"^data\.train\.path: /.*a\.json: a dict, not a list of objects$"),
+        ("a.json", '[{"question": "q"}, 3]', r"row 2: a number, not an object with columns"),
+        ("a.json", "{}", r"^data\.train\.path: /.*a\.json: an object, not a list of objects$"),
     ],
 )
 def test_malformed_files_are_refused(
@@ -179,9 +179,9 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
         (one(("user", None)), "has in message 1 no content, not text"),
         (one(("user", " ")), "has in message 1 a text that is empty"),
         (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
-        ([*one(("user", "a")), "b"], "has in message 2 a str, not a role and a content"),
+        ([*one(("user", "a")), "b"], "has in message 2 a text, not a role and a content"),
         (one(("user", [{"type": "text", "text": "a"}])), "has in message 1 a list, not text"),
-        ("text", "is a str, not a list of messages"),
+        ("text", "is a text, not a list of messages"),
         (None, "is null"),
     ],
 )

@@ -46,7 +46,7 @@ def test_malformed_csv_rows_are_reported_and_the_rest_is_read(path: Path):
         Malformed(2, "has 3 values for 2 columns"),
         Malformed(3, "not CSV: ',' expected after '\"'"),
         Malformed(4, "not UTF-8"),
-        Malformed(5, "has 1 values for 2 columns"),
+        Malformed(5, "has 1 value for 2 columns"),
     ]
     rows, malformed = csv(path, text, limit=2)
     assert ([row.number for row in rows], [bad.row for bad in malformed]) == ([], [2, 3])
@@ -74,17 +74,17 @@ def test_csv_columns_have_different_names(path: Path, header: str, what: str):
 def test_the_objects_of_a_json_list_are_rows(path: Path):
     rows, malformed = json(path, '\ufeff[{"q": [1]}, 3, {"q": 2}]')
     assert rows == [Row(1, {"q": [1]}), Row(3, {"q": 2})]
-    assert malformed == [Malformed(2, "a int, not an object with columns")]
+    assert malformed == [Malformed(2, "a number, not an object with columns")]
     assert json(path, '[{"q": 1}, {"q": 2}]', limit=1) == ([Row(1, {"q": 1})], [])
 
 
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ('{"q": 1}', "a dict, not a list of objects"),
+        ('{"q": 1}', "an object, not a list of objects"),
         ('{"q": 1}\n{"q": 2}\n', r"Extra data: .*; a file with one object per line is .* \.jsonl"),
         ("[{]", "not JSON: Expecting property name"),
-        ("[" * 100_000, "not JSON: maximum recursion depth"),
+        ("[" * 100_000, "nested too deeply"),
     ],
 )
 def test_a_file_that_is_no_json_list_is_refused(path: Path, text: str, what: str):

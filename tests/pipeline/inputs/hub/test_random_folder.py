@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,22 @@ def load(folder: Path, *, dtype: str = "float32") -> dict[str, np.ndarray]:
     mesh = make_mesh(jax.devices()[:1])
     _, base = open_policy(folder, dtype=dtype, lora=tiny.LORA, mesh=mesh)
     return {name: np.asarray(value) for name, value in base.items()}
+
+
+def test_weights_of_another_shape_are_refused_without_reading_them(tmp_path: Path):
+    shape = write(tmp_path)
+    config = tmp_path / "config.json"
+    other = json.loads(config.read_text())
+    other["num_attention_heads"] *= 2
+    config.write_text(json.dumps(other))
+    was, now = shape.heads * shape.head_dim, 2 * shape.heads * shape.head_dim
+    told = (
+        f"model.path: {tmp_path}: shape of model.layers.0.self_attn.q_proj.weight: "
+        f"({was}, {shape.embed}), the configuration requires ({now}, {shape.embed}), and 3 more "
+        "differ"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        check_folder(tmp_path)
 
 
 @pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])

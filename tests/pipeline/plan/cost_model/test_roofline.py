@@ -1,6 +1,7 @@
-"""The roofline by hand, the compiler's estimates that it was fitted to, and monotonicity.
+"""The roofline by hand, the compiled programs that it was fitted to, and monotonicity.
 
-The compiler's figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1.
+Figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps other
+than with 512 slots are older, by the compiler's estimate alone.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from tests.pipeline.plan.presets import preset
 V5E = TOPOLOGIES["v5e-8"].chip
 LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056"))
 """The rows of docs/benchmarks.md: 1,312 positions."""
+MEAN = {"seq": 406.4, "learned": 0.576}
+"""Of the preset's packed rows."""
 
 
 def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
@@ -54,7 +57,7 @@ def test_the_low_end_of_a_prefill_is_its_arithmetic() -> None:
         (96, 9.53),
         (128, 9.62),
         (256, 18.4),
-        (512, 37.5),
+        (512, 33.5),
         (768, 57.3),
     ],
 )
@@ -67,7 +70,7 @@ def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> 
 @pytest.mark.parametrize(
     ("settings", "slots", "ms"),
     [
-        ([("plan.kv_cache", "int8")], 512, 28.8),
+        ([("plan.kv_cache", "int8")], 512, 25.6),
         ([("plan.kv_cache", "int8")], 768, 42.5),
         ([("plan.rollout_weights", "merged"), ("learner.importance_cap", "2.0")], 64, 5.86),
         ([("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")], 64, 16.4),
@@ -88,31 +91,70 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     assert 1e3 * found.low < 21.7 < 1e3 * found.high
 
 
-@pytest.mark.parametrize(
-    ("positions", "seq", "us"),
-    [(1024, 1024, 78.1), (2048, 1024, 73.6), (131_072, 1024, 76.5), (81_920, 8192, 95.1)],
-)
-def test_a_gradient_is_near_the_compilers_estimate(positions: int, seq: int, us: float) -> None:
-    found = pace().gradient(positions, seq=seq)
-    assert 1e6 * found.expected / positions == pytest.approx(us, rel=0.12)
+@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 172.6), (512, "int8", 280.2)])
+def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
+    found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=0.05)
+    assert 1e3 * found.low < 0.15 * ms
+
+
+def test_the_reference_top_k_is_near_the_compiled_program() -> None:
+    found = pace().score(2048, **MEAN)
+    assert 1e6 * found.expected / 2048 == pytest.approx(22.6, rel=0.05)
+    # One forward pass, with one pass over the vocabulary at learned positions.
+    shape, config = pace().shape, pace().config
+    body = shape.parameters - shape.embedding_parameters
+    used = body + MEAN["learned"] * shape.embedding_parameters
+    used += shape.adapter_parameters(config.lora)
+    flops = 2048 * (2 * used + pace().attention_flops(MEAN["seq"]))
+    assert found.low == pytest.approx(flops / 197e12)
+
+
+def test_without_the_top_k_a_forward_pass_remains() -> None:
+    plain = pace("gemma3_1b", ("learner.kl", "k3")).score(2048, **MEAN)
+    top_k = pace().score(2048, **MEAN)
+    assert top_k.low == plain.low
+    entries = MEAN["learned"] * 2048 * 262_144
+    assert top_k.expected - plain.expected == pytest.approx(1.6e-11 * entries)
+
+
+def test_a_gradient_is_near_the_compiled_program() -> None:
+    us = 43.1
+    found = pace("gemma3_1b", ("learner.kl_top_k", "128"), ("plan.remat", "none")).gradient(
+        2048, **MEAN
+    )
+    assert 1e6 * found.expected / 2048 == pytest.approx(us, rel=0.05)
     assert found.regime == "compute"
-    assert 1e6 * found.low / positions < us < 1e6 * found.high / positions
+    assert 1e6 * found.low / 2048 < us < 1e6 * found.high / 2048
 
 
 def test_recomputation_costs_a_forward_pass() -> None:
-    full = pace().gradient(2048, seq=1024)
-    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024)
-    assert pace().score(2048, seq=1024).expected < none.expected < full.expected
+    full = pace().gradient(2048, seq=1024, learned=1.0)
+    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024, learned=1.0)
+    assert pace().score(2048, seq=1024, learned=1.0).expected < none.expected < full.expected
+
+
+def test_only_learned_positions_cost_logits() -> None:
+    one = pace()
+    half, whole, none = (
+        one.gradient(2048, seq=1024, learned=share).expected for share in (0.5, 1.0, 0.0)
+    )
+    assert none < half < whole
+    assert half == pytest.approx((none + whole) / 2)
 
 
 def test_programs_are_timed_by_their_name() -> None:
     one = pace("gemma3_1b", ("plan.slots", "256"))
     # 8 devices: 32 slots and a row of 2,048 on each; a prefill holds 16 prompts of 256.
     segment = one.decode_step(32) * 32 + one.flush(32)
-    assert one.program("segment 256", seq=700) == one.segment(32) == segment
-    assert one.program("prefill 256", seq=700) == one.prefill(4096, seq=256)
-    assert one.program("gradient 8", seq=700) == one.gradient(2048, seq=700)
-    assert one.program("reference_top_k 8", seq=700) == one.score(2048, seq=700)
+    assert one.program("segment 256", seq=700, learned=1.0) == one.segment(32) == segment
+    assert one.program("prefill 256", seq=700, learned=1.0) == one.prefill(4096, seq=256)
+    assert one.program("gradient 8", seq=700, learned=1.0) == one.gradient(
+        2048, seq=700, learned=1.0
+    )
+    assert one.program("reference_top_k 8", seq=700, learned=1.0) == one.score(
+        2048, seq=700, learned=1.0
+    )
 
 
 def test_sharded_weights_cost_link_time() -> None:
@@ -130,7 +172,10 @@ def test_time_grows_with_work(small: int, more: int) -> None:
     for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected
     assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
-    assert one.gradient(8 * small, seq=8).low <= one.gradient(8 * (small + more), seq=8).low
+    assert (
+        one.gradient(8 * small, seq=8, learned=1.0).low
+        <= one.gradient(8 * (small + more), seq=8, learned=1.0).low
+    )
 
 
 def test_ranges_add_up() -> None:

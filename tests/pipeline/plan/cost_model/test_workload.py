@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import mean
 
 import numpy as np
@@ -11,11 +12,13 @@ from hypothesis import strategies as st
 
 from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.workload import (
-    DecodeSchedule,
+    MeanWork,
     completion_lengths,
     decode_schedule,
-    expected_schedule,
+    mean_work,
     packed_positions,
+    sampler_work,
+    training_work,
 )
 from pipeline.plan.search.fitting import with_plan
 from tests.pipeline.plan.presets import preset
@@ -102,24 +105,101 @@ def test_the_fullest_device_decides(
     assert decode_schedule(lengths, sizes=sizes, segment_steps=10, shards=2).segments == segments
 
 
+@pytest.mark.parametrize(
+    ("lengths", "slots", "least", "segments", "left"),
+    [
+        # 10 and 20 finish; the third one needs 10 more tokens.
+        ([10, 30, 20], 3, 2, 2, {1: 10}),
+        # One slot: the others have not begun.
+        ([10, 10, 10], 1, 1, 1, {1: 10, 2: 10}),
+        # Both finish in the same segment.
+        ([10, 10, 30], 3, 1, 1, {2: 20}),
+        ([10, 30], 2, 2, 3, {}),
+    ],
+)
+def test_a_cut_off_ends_a_schedule(
+    lengths: list[int], slots: int, least: int, segments: int, left: dict[int, int]
+) -> None:
+    found = decode_schedule(lengths, sizes=(slots,), segment_steps=10, least=least)
+    assert found.segments == {slots: segments}
+    assert found.left == left
+
+
 @pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 2), (200, 4)])
 @pytest.mark.parametrize("slots", [1, 8])
-def test_the_expected_schedule_is_the_mean_over_many_steps(
-    count: int, shards: int, slots: int
-) -> None:
+def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
-    found = expected_schedule(count, mean=90, cap=256, sizes=sizes, segment_steps=8, shards=shards)
+    found = mean_work(
+        count,
+        mean=90,
+        cap=256,
+        sizes=sizes,
+        segment_steps=8,
+        shards=shards,
+        cut_off=None,
+        keeps=False,
+    )
     rng = np.random.default_rng(count)
     every = completion_lengths(4096, mean=90, cap=256)
     drawn = [rng.choice(every, count).tolist() for _ in range(10_000 // count)]
     steps = [decode_schedule(one, sizes=sizes, segment_steps=8, shards=shards) for one in drawn]
 
-    def cost(turns: DecodeSchedule) -> float:
+    def cost(segments: Mapping[int, float]) -> float:
         """A segment takes a second, and another second per eight slots."""
-        return sum(number * (1 + size / 8) for size, number in turns.segments.items())
+        return sum(number * (1 + size / 8) for size, number in segments.items())
 
-    assert cost(found) == pytest.approx(np.mean([cost(turns) for turns in steps]), rel=0.03)
-    assert found.fills == pytest.approx(np.mean([turns.fills for turns in steps]), rel=0.06)
+    assert cost(found.segments) == pytest.approx(
+        np.mean([cost(one.segments) for one in steps]), rel=0.03
+    )
+    assert found.fills == pytest.approx(np.mean([one.fills for one in steps]), rel=0.06)
+    assert (found.tokens, found.trained, found.trained_tokens, found.continued) == (1, 1, 1, 0)
+
+
+def _cut(keeps: bool) -> MeanWork:
+    return mean_work(
+        64,
+        mean=90,
+        cap=256,
+        sizes=(64, 32, 16),
+        segment_steps=8,
+        shards=1,
+        cut_off=0.75,
+        keeps=keeps,
+    )
+
+
+def test_kept_rollouts_are_all_trained_once() -> None:
+    found = _cut(keeps=True)
+    assert found.trained == pytest.approx(1, abs=0.01)
+    assert found.tokens == pytest.approx(1, abs=0.02)
+    assert found.trained_tokens == pytest.approx(1, abs=0.02)
+    # At most a quarter of the requests is left, which are requested again beside 64 new ones.
+    assert 0.8 * 64 / 3 < found.continued <= 64 / 3
+    assert 0 < found.held_tokens < 256
+
+
+def test_dropped_rollouts_are_generated_in_vain() -> None:
+    found = _cut(keeps=False)
+    assert found.trained == pytest.approx(0.75, abs=0.02)  # several can finish in one segment
+    assert found.continued == 0
+    # The longest ones are dropped, with the tokens that they have by then.
+    assert found.trained_tokens < found.trained
+    assert found.trained_tokens < found.tokens < 1
+
+
+def test_a_cut_off_keeps_slots_in_use_and_prefills_what_it_continues() -> None:
+    more = [("rollout.partial", "keep"), ("rollout.cut_off", "0.75")]
+    config = preset("gemma3_1b")
+    cut = preset("gemma3_1b", *more, ("learner.importance_cap", "2"))
+    lengths = Lengths(160, 246.4)
+    whole, part = training_work(config, lengths), training_work(cut, lengths)
+    assert part.slots_useful(cut) > whole.slots_useful(config) + 0.1
+    # 32 prompts on 8 chips are one prefill; continued rollouts have longer prompts.
+    assert whole.prefills == {192: 1}
+    assert part.prefills[192] == 1
+    assert sum(part.prefills.values()) > 1
+    # Evaluations have no cut-off.
+    assert sampler_work(cut, lengths, prompts=32, samples=16) == whole
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:

@@ -138,7 +138,7 @@ def test_links_need_more_than_one_chip() -> None:
 
 def test_settings_already_in_force_are_not_suggested() -> None:
     settings = [("plan.kv_cache", "int8"), ("learner.kl_coef", "0"), ("learner.kl", "k3")]
-    given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "128")))
+    given = case(preset("gemma3_1b", *settings, ("learner.kl_top_k", "64")))
     changes = gains(given, choose_placement(given).chosen)
     assert not any("kv_cache" in change or "kl_coef" in change for change in changes)
     assert "rollout.prompts_per_step = 64" in changes

@@ -1,0 +1,166 @@
+"""`python -m launch.bench schedule`: time of a preset's programs by part, beside the roofline.
+
+By the TPU compiler's estimates and final schedules, without a TPU; see `aot.estimated_time`. The
+programs are compiled as `launch.plan --verify` compiles them, and their reports are kept as there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from configs.schema import Config
+from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
+from launch.bench.small_gemma import preset
+from launch.bench.v5e import v5e_config, v5e_preset
+from pipeline.contracts.programs import split_name
+from pipeline.contracts.topology import GIB
+from pipeline.inputs.dataset.batching import learned_share
+from pipeline.plan.compiler import compile_programs
+from pipeline.plan.cost_model.programs import phase_programs
+from pipeline.plan.search.fitting import PlanCase, choose_placement
+from pipeline.plan.verify import verify
+
+MODEL = "gemma3_1b"
+"""Whose preset is measured without `--model`."""
+SLOTS, LENGTH = 512, 1312
+"""Slots of a chip, and positions of a prompt and its completion, of the rows with full slots."""
+LEAST = 0.95
+"""Smallest allowed estimate of the planner as a share of a compiled time."""
+
+
+def by_position(*, model: str, phase: str) -> dict[str, Any]:
+    """Returns microseconds a packed position of the largest program of a phase of the preset.
+
+    Args:
+        model: whose preset.
+        phase: "prefill", where a position is one of a prompt, "score" or "update".
+    """
+    config = preset(v5e_preset(model))
+    name = phase_programs(config)[phase][-1]
+    kind, size = split_name(name)
+    if kind == "prefill":
+        positions = config.prefill_rows(size) * size
+    else:
+        positions = size * config.row_tokens // config.plan.learner_shards
+    return times(config, name, unit_s=1e-6 * positions)
+
+
+def by_step(*, model: str, slots: int | None = None, kv_cache: str = "model") -> dict[str, Any]:
+    """Returns milliseconds of a decode step, a segment's flush included.
+
+    Args:
+        model: whose preset.
+        slots: of one chip, for sequences of `LENGTH`; None: the preset's slots and sequences.
+        kv_cache: of `plan.kv_cache`.
+    """
+    if slots is None:
+        config = preset(v5e_preset(model), plan__kv_cache=kv_cache)
+    else:
+        config = v5e_config(model, length=LENGTH, plan__slots=slots, plan__kv_cache=kv_cache)
+    return times(config, f"segment {config.slots}", unit_s=1e-3 * config.segment_steps)
+
+
+def times(config: Config, name: str, *, unit_s: float) -> dict[str, Any]:
+    """Returns the time of a program and of its parts, its roofline and the planner's estimate.
+
+    Args:
+        config: the run.
+        name: of the program.
+        unit_s: seconds that count as one.
+    """
+    case = PlanCase.of(config)
+    found = compile_programs(config, case.shape, [name])[name]
+    size = {"program": name, "gib": None if found.hbm_bytes is None else found.hbm_bytes / GIB}
+    if not found.fits:
+        return {**size, "fits": False}
+    planned = case.roofline(config).program(
+        name, seq=case.lengths.sequence, learned=learned_share(config, case.lengths)
+    )
+    parts = {part: time["seconds"] / unit_s for part, time in found.parts.items()}
+    return {
+        **size,
+        "total": found.seconds / unit_s,
+        "roofline": planned.low / unit_s,
+        "roofline_percent": 100 * planned.low / found.seconds,
+        "planned": planned.expected / unit_s,
+        "modelled": found.modelled_s / unit_s,
+        "traffic": sum(time["traffic_s"] for time in found.parts.values()) / unit_s,
+        **parts,
+    }
+
+
+def step(*, model: str) -> dict[str, Any]:
+    """Returns the seconds of a step of the preset by phase, beside the roofline of its programs.
+
+    The roofline counts slots and rows that stay empty, and no host work, which is estimated.
+    """
+    case = PlanCase.of(preset(v5e_preset(model)))
+    plan = next(one for one in choose_placement(case).compared if one.configured)
+    found = verify(case, plan, say=lambda _: None).plan.step
+    low = sum(found.seconds[phase].low for phase in phase_programs(plan.config))
+    return {
+        "total": found.total.expected,
+        "roofline": low,
+        "roofline_percent": 100 * low / found.total.expected,
+        "planned": plan.step.total.expected,
+        **{phase: seconds.expected for phase, seconds in found.seconds.items()},
+        "tokens_per_s": found.tokens_per_s,
+    }
+
+
+def the_plan_is_no_underestimate(found: Mapping[str, Figures]) -> Iterator[Claim]:
+    """Claims that the planner's estimates are not much shorter than the compiled programs."""
+    for name, row in found.items():
+        if "planned" in row:
+            share = row["planned"] / row["total"]
+            yield Claim(
+                f"{name}: planned {share:.2f} of the total (at least {LEAST})", share >= LEAST
+            )
+
+
+_PARTS = (
+    "planned: the planner's estimate; modelled: what the compiler has no estimate of (sorts, "
+    "gathers, updates in place, kernels), by its final schedule and its traffic; traffic: bytes of "
+    "HBM at 819 GB/s; waits: for copies to VMEM"
+)
+
+BENCHMARK = Benchmark(
+    (
+        Section(
+            "positions",
+            f"µs a packed position on a chip; {_PARTS}",
+            (
+                Row("reference top k", by_position, {"model": MODEL, "phase": "score"}),
+                Row("gradient", by_position, {"model": MODEL, "phase": "update"}),
+                Row("prefill", by_position, {"model": MODEL, "phase": "prefill"}),
+            ),
+            (the_plan_is_no_underestimate,),
+        ),
+        Section(
+            "decode",
+            f"ms a decode step, flush of the segment included; {_PARTS}",
+            (
+                Row("the preset's slots", by_step, {"model": MODEL}),
+                Row(
+                    f"{SLOTS} slots a chip, {LENGTH:,} positions",
+                    by_step,
+                    {"model": MODEL, "slots": SLOTS},
+                ),
+                Row(
+                    f"{SLOTS} slots a chip, {LENGTH:,} positions, int8 caches",
+                    by_step,
+                    {"model": MODEL, "slots": SLOTS, "kv_cache": "int8"},
+                ),
+            ),
+            (the_plan_is_no_underestimate,),
+        ),
+        Section(
+            "step",
+            "Seconds of a step of the preset by phase, at its expected lengths",
+            (Row("step", step, {"model": MODEL}),),
+            (the_plan_is_no_underestimate,),
+        ),
+    ),
+    needs_compiler=True,
+)

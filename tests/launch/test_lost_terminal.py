@@ -1,0 +1,105 @@
+"""A terminal or a reader that is gone: the command stops in order, or goes on with `nohup`."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.launch.cluster_fixtures import PROJECT
+
+SHOWS = """
+import asyncio, sys
+from pathlib import Path
+from launch.exits import say
+from launch.stop import Stop
+from pipeline.run.console import Console
+
+async def run():
+    stop = Stop("stopping")
+    stop.listen()
+    with Console("demo", status_file=Path(sys.argv[1])) as console:
+        asyncio.get_running_loop().add_reader(0, stop.event.set)
+        say("begun")
+        await stop.event.wait()
+        say("to nobody")
+        console.say("to nobody")
+        console.step(3, {})
+        console.end("interrupted" if stop.received else "finished")
+    return stop.exit_status if stop.received else 0
+
+sys.exit(asyncio.run(run()))
+"""
+"""A command with a view: it ends at a signal, or when it is told to."""
+
+
+def on_a_terminal(before: Callable[[], object], status: str) -> tuple[int, subprocess.Popen[bytes]]:
+    """Starts a command as the first one of a terminal, whose other end is returned."""
+    other, terminal = pty.openpty()
+
+    def begin() -> None:
+        fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+        before()
+
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWS, status],
+        cwd=PROJECT,
+        env=os.environ | {"TERM": "xterm"},
+        stdin=subprocess.PIPE,
+        stdout=terminal,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=begin,  # noqa: PLW1509  # system calls
+    )
+    os.close(terminal)
+    shown = b""
+    while b"begun" not in shown:
+        shown += os.read(other, 4096)
+    return other, process
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
+def test_a_closed_terminal_stops_a_command_in_order(tmp_path: Path):
+    status = tmp_path / "status.json"
+    other, process = on_a_terminal(lambda: None, str(status))
+    os.close(other)
+    assert (process.wait(), process.communicate()[1]) == (129, b"")
+    assert '"phase": "interrupted"' in status.read_text()
+
+
+@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
+def test_a_command_with_nohup_goes_on_without_its_terminal(tmp_path: Path):
+    status = tmp_path / "status.json"
+    other, process = on_a_terminal(
+        lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), str(status)
+    )
+    os.close(other)
+    assert process.communicate(b"\n")[1] == b""
+    assert process.returncode == 0
+    assert '"phase": "finished"' in status.read_text()
+    assert '"step": 3' in status.read_text()
+
+
+def test_a_command_goes_on_without_the_reader_of_its_output(request_path: Path):
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.run(
+        [sys.executable, "-m", "launch.train", str(request_path), "--dry-run"],
+        env=os.environ | {"PYTHONPATH": str(PROJECT)},
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(write)
+    assert "Traceback" not in process.stderr
+    assert process.stderr.endswith("nothing is wrong\n")
+    assert process.returncode == 0

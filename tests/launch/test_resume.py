@@ -1,0 +1,47 @@
+"""Tests of changed rewards at a resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launch.preparation import check_same_code
+from launch.resume import record_reward_changes, record_reward_code
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import make_config
+
+
+def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path):
+    config = make_config(tmp_path)
+    folder = RunFolder.of(config)
+    folder.create(config)
+    folder.close()
+    old = {"correct": "a" * 64, "format": "b" * 64}
+    check_same_code(folder, old, accept=())  # of a run that began without hashes: unknown
+    record_reward_code(folder, old)
+    record_reward_code(folder, old)
+    assert [entry["sha256"] for entry in folder.events("rewards")] == [old]
+    new = {**old, "format": "c" * 64}
+    with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
+        check_same_code(folder, new, accept=())
+    assert str(caught.value).splitlines()[1:] == [
+        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc"'
+    ]
+    check_same_code(folder, old, accept=())
+    check_same_code(folder, new, accept=["rewards"])
+    (change,) = record_reward_changes(folder, config, new, step=7)
+    record_reward_code(folder, new)
+    assert change == ("rewards.functions.format.code", "b" * 12, "c" * 12)
+    (entry,) = folder.events("rewards_changed")
+    assert (entry["after_step"], entry["changes"]) == (7, [list(change)])
+    # The next start finds the accepted code.
+    check_same_code(folder, new, accept=())
+    assert record_reward_changes(folder, config, new, step=9) == []
+
+
+def test_a_new_run_has_no_changed_rewards(tmp_path: Path):
+    config = make_config(tmp_path)
+    run = RunFolder.of(config)
+    assert record_reward_changes(run, config, {"correct": "a" * 64}, step=0) == []
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,158 @@
+"""Times of small programs compiled by XLA, against hand-computed numbers.
+
+`programs/blocks.hlo` and the others are described in `test_hlo`. `programs/update.hlo` (v5e): 64
+rows of a table of 65,536, width 1,152, are looked up, and three times multiplied with a matrix and
+written to a row of a cache; then the top 8 of each row. Its matrix, table and cache are in HBM.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.compute.aot.estimated_time import (
+    BYTES_PER_S,
+    CLOCK_HZ,
+    KERNEL_SHARE,
+    LINK_BYTES_PER_S,
+    UNSCHEDULED_SHARE,
+    PartTime,
+    part_times,
+    program_seconds,
+)
+from pipeline.compute.aot.hlo import Module, parse
+from tests.pipeline.compute.aot.test_hlo import text
+
+NOTHING = {"no instruction": 1}
+"""A schedule in which the instructions of a program take nothing."""
+
+
+def total(module: Module, schedule: dict[str, int]) -> PartTime:
+    parts = part_times(module, schedule).values()
+    names = ("seconds", "modelled_s", "traffic_s")
+    return PartTime(*(sum(getattr(part, name) for part in parts) for name in names))
+
+
+def estimated(module: Module, schedule: dict[str, int] = NOTHING) -> float:
+    """Seconds of instructions that the compiler has an estimate of."""
+    parts = part_times(module, schedule)
+    return sum(one.seconds - one.modelled_s for name, one in parts.items() if name != "waits")
+
+
+def test_estimates_are_cycles_times_trips():
+    # 4 x (a slice + 8 x four fusions).
+    cycles = 4 * (1868 + 8 * (2653 + 1825 + 1977 + 1830))
+    assert estimated(parse(text("blocks"))) == pytest.approx(cycles / CLOCK_HZ)
+    # 64 x (slice, product, iota, two slices of the sorted); copies of both results.
+    cycles = 64 * (1840 + 15635 + 17 + 1832 + 1832) + 1916 + 1916
+    assert estimated(parse(text("recipe"))) == pytest.approx(cycles / CLOCK_HZ)
+
+
+def test_a_loop_without_iterations_takes_nothing():
+    module = parse(text("blocks").replace("direction=LT", "direction=GT"))
+    assert estimated(module) == 0.0
+
+
+def test_the_cheapest_branch_of_a_conditional_counts():
+    doubled, five_products = 4140, 5 * (2304 + 80)
+    found = estimated(parse(text("branches")))
+    assert found == pytest.approx((1833 + doubled) / CLOCK_HZ)
+    dear = text("branches").replace('"estimated_cycles":"4140"', '"estimated_cycles":"41400"')
+    assert estimated(parse(dear)) == pytest.approx((1833 + five_products) / CLOCK_HZ)
+
+
+SORTED = """HloModule jit_f
+
+%greater (a: f32[], b: f32[]) -> pred[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %gt = pred[] compare(%a, %b), direction=GT
+}
+
+ENTRY %main (x: f32[256,2048]) -> f32[256,2048] {
+  %x = f32[256,2048]{1,0:T(8,128)} parameter(0)
+  ROOT %sort = f32[256,2048]{1,0:T(8,128)} sort(%x), dimensions={1}, to_apply=%greater
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ({"sort": 60_000}, 60_000 / CLOCK_HZ),
+        ({"sort": 60}, 2 * 4 * 256 * 2048 / (KERNEL_SHARE * BYTES_PER_S)),
+        ({}, 2 * 4 * 256 * 2048 / (UNSCHEDULED_SHARE * BYTES_PER_S)),
+    ],
+)
+def test_a_sort_takes_the_longer_of_schedule_and_traffic(schedule, expected):
+    """Without a schedule it takes its operands and results at a tenth of the bandwidth."""
+    found = total(parse(SORTED), schedule)
+    assert found.seconds == found.modelled_s == pytest.approx(expected)
+    assert found.traffic_s == pytest.approx(2 * 4 * 256 * 2048 / BYTES_PER_S)
+
+
+def test_an_estimate_below_the_schedule_is_too_low():
+    # One of the four fusions, 4 x 8 times: its estimate is 2,653 cycles.
+    module, runs = parse(text("blocks")), 4 * 8
+    found = estimated(module, {"fusion.9": 5000}) - estimated(module)
+    assert found == pytest.approx(runs * (5000 - 2653) / CLOCK_HZ)
+
+
+def test_traffic_is_what_is_read_and_written_in_hbm():
+    parts = part_times(parse(text("update")), NOTHING)
+    row = 2 * 1152
+    assert parts["embedding"].traffic_s == pytest.approx((64 * row) / BYTES_PER_S, rel=0.01)
+    # The whole matrix, and 64 rows of the cache; the product itself has no part.
+    moved = 3 * (1152 * row + 64 * row)
+    assert parts["other"].traffic_s == pytest.approx(moved / BYTES_PER_S, rel=0.01)
+
+
+WAITING = """HloModule jit_f
+
+%fused (p.1: bf16[1024,1024]) -> bf16[1024,1024] {
+  %p.1 = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} parameter(0)
+  ROOT %negate = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} negate(%p.1)
+}
+
+ENTRY %main (w: bf16[1024,1024], x: bf16[1024,1024]) -> bf16[1024,1024] {
+  %w = bf16[1024,1024]{1,0:T(8,128)(2,1)} parameter(0)
+  %x = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} parameter(1)
+  %copy-start = (bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)}, bf16[1024,1024]{1,0:T(8,128)(2,1)}, \
+u32[]{:S(2)}) copy-start(%w)
+  %before = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%x), kind=kLoop, calls=%fused, \
+backend_config={"estimated_cycles":"CYCLES"}
+  %copy-done = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} copy-done(%copy-start)
+  ROOT %after = bf16[1024,1024]{1,0:T(8,128)(2,1)S(1)} fusion(%copy-done), kind=kLoop, \
+calls=%fused, backend_config={"estimated_cycles":"500"}
+}
+"""
+COPY_S = 2 * 1024 * 1024 / BYTES_PER_S
+
+
+@pytest.mark.parametrize("cycles", [1500, 15_000])
+def test_computation_waits_for_copies(cycles):
+    parts = part_times(parse(WAITING.replace("CYCLES", str(cycles))), NOTHING)
+    late = max(0.0, COPY_S - cycles / CLOCK_HZ)
+    assert parts["waits"].seconds == pytest.approx(late)
+    assert parts["copies"].seconds == 0.0
+    assert parts["copies"].traffic_s == pytest.approx(COPY_S)
+    assert parts["other"].seconds == pytest.approx((cycles + 500) / CLOCK_HZ)
+
+
+def test_a_program_takes_at_least_its_traffic():
+    short, long = PartTime(1.0, 0.5, 0.25), PartTime(0.5, 0.0, 4.0)
+    assert program_seconds({"a": short}) == 1.0
+    assert program_seconds({"a": short, "b": long}) == 4.25
+
+
+REDUCED = """HloModule jit_f
+
+ENTRY %main (x: f32[1024,1024]) -> f32[1024,1024] {
+  %x = f32[1024,1024]{1,0:T(8,128)} parameter(0)
+  ROOT %all-reduce = f32[1024,1024]{1,0:T(8,128)} all-reduce(%x), replica_groups={{0,1}}
+}
+"""
+
+
+def test_a_collective_takes_the_time_of_its_bytes_on_the_links():
+    found = total(parse(REDUCED), NOTHING)
+    assert found.seconds == found.modelled_s == 4 * 1024 * 1024 / LINK_BYTES_PER_S
