@@ -40,6 +40,9 @@ scales, `batch kv_heads slots`.
 The positions of a kv head are contiguous: with heads as the last but one axis a TPU would take
 twice the bytes for one kv head, as in Gemma 3 1b, and copy every ring."""
 
+Caches = Sequence[RingCache]
+"""One ring cache per layer."""
+
 _LARGEST_CODE = 127
 
 
@@ -183,17 +186,31 @@ def visible_slots(
 
 
 def flush(
+    rings: Caches,
+    recent: Caches,
+    start: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+) -> Caches:
+    """The rings with positions `start` to `lengths - 1` copied from the recent rings."""
+    flushed: list[RingCache] = []
+    for ring, recent_ring in zip(rings, recent, strict=True):
+        # One layer after another, so that the copies of one layer exist at a time.
+        new, _ = jax.lax.optimization_barrier((recent_ring, flushed[-1:]))
+        flushed.append(_flush_layer(ring, new, start, lengths))
+    return tuple(flushed)
+
+
+def _flush_layer(
     ring: RingCache,
     recent: RingCache,
-    *,
     start: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
 ) -> RingCache:
-    """The ring with positions `start` to `lengths - 1` copied from the recent ring.
+    """Writes only the one or two blocks of a row's slots that have new positions.
 
-    Writes only the one or two blocks of a row's slots that have new positions, in place if the ring
-    is donated. Positions move by a product with zeros and ones, which is exact for finite numbers:
-    on a TPU a gather of single positions takes longer than the rest of the flush.
+    It does so in place if the ring is donated. Positions move by a product with zeros and ones,
+    which is exact for finite numbers: on a TPU a gather of single positions takes longer than the
+    rest of the flush.
     """
     slots, steps = ring[0].shape[2], recent[0].shape[2]
     block = next(n for n in range(min(steps, slots), slots + 1) if slots % n == 0)
@@ -225,23 +242,25 @@ def _by_head(x: Keys) -> Float[Array, "batch kv_heads seq head_dim"]:
 def _attend(
     query: Queries,
     *,
-    cache: Sequence[RingCache],
+    cache: tuple[RingCache, RingCache],
     visible: Sequence[Bool[Array, "batch _"]],
     softcap: float | None,
 ) -> Queries:
-    """`attend_where` for one query per row, over the slots of several rings.
+    """`attend_where` for one query per row, over the slots of a ring and its recent ring.
 
-    The rings share the maximum of their scores, so that no array holds the slots of all of them.
+    Both share the maximum of their scores, so that no array holds the slots of both.
     """
     grouped = query.reshape(len(query), cache[0][0].shape[1], -1, query.shape[3])
     scores = [
         jnp.where(mask[:, None, None], soft_cap(_scores(grouped, ring), softcap), MASKED)
         for ring, mask in zip(cache, visible, strict=True)
     ]
-    highest = jnp.stack([x.max(axis=-1) for x in scores]).max(axis=0)[..., None]
+    highest = jnp.maximum(*(x.max(axis=-1, keepdims=True) for x in scores))
     weights = [jnp.exp(x - highest) for x in scores]
-    encoded = sum(_weighted(x, ring, query.dtype) for x, ring in zip(weights, cache, strict=True))
-    encoded /= sum(x.sum(axis=-1, keepdims=True) for x in weights)
+    encoded = jnp.add(
+        *(_weighted(x, ring, query.dtype) for x, ring in zip(weights, cache, strict=True))
+    )
+    encoded /= jnp.add(*(x.sum(axis=-1, keepdims=True) for x in weights))
     return encoded.astype(query.dtype).reshape(query.shape)
 
 
@@ -265,7 +284,3 @@ def _weighted(
         values.astype(dtype),
         preferred_element_type=jnp.float32,
     )
-
-
-Caches = Sequence[RingCache]
-"""One ring cache per layer."""

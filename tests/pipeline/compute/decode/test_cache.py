@@ -147,7 +147,7 @@ def test_attention_over_rings_equals_attention_over_the_whole_row(
             new = [x[rows, at][:, None] for x in (query, key, value)]
             found, recent = attend(start, at, jnp.int32(step), new, (cache, recent))
             np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
-        cache = flush(cache, recent, start=start, lengths=start + length)
+        (cache,) = flush([cache], [recent], start, start + length)
         start += length
 
 
@@ -160,7 +160,7 @@ def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
     )
     # Two new positions; none, because the rollout has ended; more than the ring holds.
     start, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
-    keys, scales = flush(ring, recent, start=start, lengths=lengths)
+    ((keys, scales),) = flush([ring], [recent], start, lengths)
     expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
     np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
     np.testing.assert_array_equal(scales[:, 0], expected)
@@ -179,9 +179,8 @@ def test_flush_equals_writing_one_position_at_a_time(slots: int, steps: int):
         for step in range(new[row]):
             expected[row, :, (start[row] + step) % slots] = recent[row, :, step]
     lengths = jnp.asarray(start + new)
-    (found,) = flush(
-        (jnp.asarray(ring),), (jnp.asarray(recent),), start=jnp.asarray(start), lengths=lengths
-    )
+    rings, recents = ([(jnp.asarray(x),)] for x in (ring, recent))
+    ((found,),) = flush(rings, recents, jnp.asarray(start), lengths)
     np.testing.assert_array_equal(found, expected)
 
 
