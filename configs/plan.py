@@ -139,7 +139,8 @@ class Plan(Table):
     head_vocab: int = Field(
         8192,
         ge=1,
-        description="vocabulary entries per device whose logits exist at the same time",
+        description="vocabulary entries per device whose logits exist at the same time; sampling "
+        "without truncation has its own blocks, a 32nd of a large vocabulary",
     )
     remat: Literal["none", "dots", "full", "offload"] = Field(
         "full",

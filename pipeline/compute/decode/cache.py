@@ -40,6 +40,9 @@ scales, `batch kv_heads slots`.
 The positions of a kv head are contiguous: with heads as the last but one axis a TPU would take
 twice the bytes for one kv head, as in Gemma 3 1b, and copy every ring."""
 
+Caches = Sequence[RingCache]
+"""One ring cache per layer."""
+
 _LARGEST_CODE = 127
 
 
@@ -165,15 +168,12 @@ class TokenAttention:
             jax.lax.dynamic_update_slice_in_dim(slots, x, self.step, axis=2)
             for slots, x in zip(recent, new, strict=True)
         )
-        held = jnp.concatenate(
-            [
-                held_positions(self.start, ring[0].shape[2]),
-                self.start[:, None] + jnp.arange(recent[0].shape[2]),
-            ],
-            axis=1,
+        held = (
+            held_positions(self.start, ring[0].shape[2]),
+            self.start[:, None] + jnp.arange(recent[0].shape[2]),
         )
-        visible = visible_slots(held, self.positions, window=bounds.window)
-        return _attend(query, ring, recent, visible=visible, softcap=bounds.softcap), recent
+        visible = [visible_slots(x, self.positions, window=bounds.window) for x in held]
+        return _attend(query, cache=(ring, recent), visible=visible, softcap=bounds.softcap), recent
 
 
 def visible_slots(
@@ -186,22 +186,51 @@ def visible_slots(
 
 
 def flush(
+    rings: Caches,
+    recent: Caches,
+    start: Int[Array, " batch"],
+    lengths: Int[Array, " batch"],
+) -> Caches:
+    """The rings with positions `start` to `lengths - 1` copied from the recent rings."""
+    flushed: list[RingCache] = []
+    for ring, recent_ring in zip(rings, recent, strict=True):
+        # One layer after another, so that the copies of one layer exist at a time.
+        new, _ = jax.lax.optimization_barrier((recent_ring, flushed[-1:]))
+        flushed.append(_flush_layer(ring, new, start, lengths))
+    return tuple(flushed)
+
+
+def _flush_layer(
     ring: RingCache,
     recent: RingCache,
-    *,
     start: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
 ) -> RingCache:
-    """The ring with positions `start` to `lengths - 1` copied from the recent ring."""
-    held = held_positions(lengths, ring[0].shape[2])
-    source = jnp.clip(held - start[:, None], 0, recent[0].shape[2] - 1)
-    newer = held >= start[:, None]
+    """Writes only the one or two blocks of a row's slots that have new positions.
+
+    It does so in place if the ring is donated. Positions move by a product with zeros and ones,
+    which is exact for finite numbers: on a TPU a gather of single positions takes longer than the
+    rest of the flush.
+    """
+    slots, steps = ring[0].shape[2], recent[0].shape[2]
+    block = next(n for n in range(min(steps, slots), slots + 1) if slots % n == 0)
+    rows, count = jnp.arange(len(start))[:, None], slots // block
+    blocks = (start[:, None] // block + jnp.arange(min(2, count))) % count
+    at = blocks[:, :, None] * block + jnp.arange(block)
+    last = lengths[:, None, None] - 1
+    newer = last - (last - at) % slots >= start[:, None, None]
+    source = held_positions(lengths, block) - start[:, None]
 
     def one(old: jax.Array, new: jax.Array) -> jax.Array:
         more = (1,) * (old.ndim - 3)
-        at = source.reshape(len(source), 1, -1, *more)
-        chosen = newer.reshape(len(newer), 1, -1, *more)
-        return jnp.where(chosen, jnp.take_along_axis(new, at, axis=2), old)
+        hot = (source[:, :, None] == jnp.arange(steps)).astype(new.dtype)
+        moved = jnp.einsum(
+            "bsn,bkn...->bks...", hot, new, preferred_element_type=new.dtype, precision="highest"
+        )
+        tables = old.reshape(*old.shape[:2], count, block, *old.shape[3:])
+        mine = newer.reshape(*blocks.shape, 1, block, *more)
+        written = jnp.where(mine, moved[:, None], tables[rows, :, blocks])
+        return tables.at[rows, :, blocks].set(written, unique_indices=True).reshape(old.shape)
 
     return tuple(one(old, new) for old, new in zip(ring, recent, strict=True))
 
@@ -212,20 +241,26 @@ def _by_head(x: Keys) -> Float[Array, "batch kv_heads seq head_dim"]:
 
 def _attend(
     query: Queries,
-    ring: RingCache,
-    recent: RingCache,
     *,
-    visible: Bool[Array, "batch all_slots"],
+    cache: tuple[RingCache, RingCache],
+    visible: Sequence[Bool[Array, "batch _"]],
     softcap: float | None,
 ) -> Queries:
-    """`attend_where` for one query per row; recent slots follow those of the ring."""
-    slots = ring[0].shape[2]
-    grouped = query.reshape(len(query), ring[0].shape[1], -1, query.shape[3])
-    scores = jnp.concatenate([_scores(grouped, ring), _scores(grouped, recent)], axis=-1)
-    scores = jnp.where(visible[:, None, None], soft_cap(scores, softcap), MASKED)
-    weights = jax.nn.softmax(scores, axis=-1)
-    encoded = _weighted(weights[..., :slots], ring, query.dtype)
-    encoded += _weighted(weights[..., slots:], recent, query.dtype)
+    """`attend_where` for one query per row, over the slots of a ring and its recent ring.
+
+    Both share the maximum of their scores, so that no array holds the slots of both.
+    """
+    grouped = query.reshape(len(query), cache[0][0].shape[1], -1, query.shape[3])
+    scores = [
+        jnp.where(mask[:, None, None], soft_cap(_scores(grouped, ring), softcap), MASKED)
+        for ring, mask in zip(cache, visible, strict=True)
+    ]
+    highest = jnp.maximum(*(x.max(axis=-1, keepdims=True) for x in scores))
+    weights = [jnp.exp(x - highest) for x in scores]
+    encoded = jnp.add(
+        *(_weighted(x, ring, query.dtype) for x, ring in zip(weights, cache, strict=True))
+    )
+    encoded /= jnp.add(*(x.sum(axis=-1, keepdims=True) for x in weights))
     return encoded.astype(query.dtype).reshape(query.shape)
 
 
@@ -249,7 +284,3 @@ def _weighted(
         values.astype(dtype),
         preferred_element_type=jnp.float32,
     )
-
-
-Caches = Sequence[RingCache]
-"""One ring cache per layer."""

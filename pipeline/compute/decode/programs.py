@@ -21,7 +21,6 @@ from configs.schema import Config
 from pipeline.compute.decode.cache import (
     Caches,
     PromptAttention,
-    RingCache,
     TokenAttention,
     empty_rings,
     flush,
@@ -229,12 +228,16 @@ class DecodePrograms:
             return self._sample(base, replace(state, caches=tuple(recent)), hidden[:, 0], sampling)
 
         decoded = jax.lax.fori_loop(0, steps, step, replace(state, caches=recent))
-        flushed: list[RingCache] = []
-        for ring, recent_ring in zip(rings, decoded.caches, strict=True):
-            # One layer after another, because the flush copies a layer's ring.
-            new, _ = jax.lax.optimization_barrier((recent_ring, flushed[-1:]))
-            flushed.append(flush(ring, new, start=start, lengths=decoded.length))
-        return replace(decoded, caches=tuple(flushed))
+        # On each device by itself: devices would exchange the values that a scatter writes.
+        by_slot = PartitionSpec(BATCH_AXES)
+        local = jax.shard_map(
+            flush,
+            mesh=self.policy.mesh,
+            in_specs=(self._rings.spec, self._rings.spec, by_slot, by_slot),
+            out_specs=self._rings.spec,
+            check_vma=False,
+        )
+        return replace(decoded, caches=local(rings, decoded.caches, start, decoded.length))
 
     def _sample(
         self,

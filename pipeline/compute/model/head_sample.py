@@ -1,42 +1,48 @@
-"""Sampling from the head's distribution, noise included, in passes over the vocabulary.
+"""Sampling from the head's distribution, noise included, in one pass over the vocabulary.
 
 A token is drawn in two levels: a column, which is a group of tokens, by its share of the
 distribution, then one of its tokens. Both are Gumbel-max samples, so that the result is an exact
 sample of the distribution; the noise is drawn for the columns and for the tokens of one column, not
-for the whole vocabulary. Columns depend on the size of the vocabulary alone, not on blocks or
-devices: each of `_RANGES` equal ranges of token ids is a table with a row for each member of its
-columns. Rows are added, so that no value moves within the registers of a TPU.
+for the whole vocabulary.
+
+A pass takes one token of every column at a time and adds it to the column's sum of exponentials. On
+a TPU that is the epilogue of the matrix product: no value moves within a register, and logits are
+not written. The scores of the drawn column are computed again.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped, UInt32
 
-from pipeline.compute.model.gathered import gathered_scores
 from pipeline.compute.model.gumbel import TILE, gumbel_noise
-from pipeline.compute.model.head import FORBIDDEN, MAX_SHIFT, Head, Shard, on_devices
+from pipeline.compute.model.head import FORBIDDEN, Head, Shard, on_devices
 from pipeline.compute.model.sharding import VOCAB_AXES
 from pipeline.compute.model.truncation import Truncation, threshold
 
 SampledTokens = tuple[Int[Array, " rows"], Float[Array, " rows"], Float[Array, " rows"]]
 """Tokens, log-probs under the full distribution and under the truncated one."""
+Sums = tuple[Float[Array, "ranges block columns"], Float[Array, "ranges block columns"]]
+"""Of each column: its highest score, and the sum of its exponentials relative to that one."""
 
 _TRUNCATED_BLOCKS = 4
 """Scores that exist at a time with truncation, as a multiple of those without."""
 _RANGES = 8
 """Ranges of the vocabulary; a device has whole ones if their number of devices divides this one."""
 _LANES = 128
-"""Width of a TPU's registers; that of a range's table is a multiple of it."""
-_MOST_MEMBERS = 32
-"""Tokens of a column: fewer cost more noise, more cost more gathered rows of the embedding."""
+"""Width of a TPU's registers; a large range has a multiple of it as columns."""
+_MEMBERS = 32
+"""Tokens of a column at most: fewer cost more noise, more cost more gathered rows."""
+_TOGETHER = 8
+"""Positions whose drawn columns are scored by one product; at most this many."""
 _FIRST_MEMBER = 2**30
 """The noise of a column's members is that of the numbers from here on, which no column has."""
 
@@ -68,57 +74,80 @@ def sample(
         truncation: top-k, top-p and min-p; None: no truncation.
 
     Raises:
-        ValueError: if the devices of the vocabulary do not divide it into whole columns.
+        ValueError: if the devices of the vocabulary do not divide it into whole ranges.
     """
     rows = jnp.ones(len(hidden), jnp.float32)
-    given = hidden, keys, temperature * rows, noise * rows
+    given = hidden, keys, rows / temperature, noise * rows
     head = replace(head, temperature=1.0)
     return on_devices(head, partial(_sample, truncation), embedding, forbidden, *given)
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Columns of a vocabulary.
+    """Columns of a vocabulary, which do not depend on blocks or devices.
+
+    Equal ranges of token ids are tables, filled row by row; a column of a table is one of the
+    vocabulary's columns. The last row ends at the end of its range, so it may repeat tokens of the
+    row before.
 
     Attributes:
-        count: of a range.
-        size: tokens of a column.
+        tokens: tokens of a range.
+        count: columns of a range.
     """
 
+    tokens: int
     count: int
-    size: int
 
     @classmethod
-    def of(cls, vocab: int) -> Columns | None:
-        """None if a vocabulary is small or cannot be divided evenly: each token is a column."""
-        groups, rest = divmod(vocab, _RANGES * _LANES)
-        if rest or groups == 1:
-            return None
-        size = max(size for size in range(1, _MOST_MEMBERS + 1) if groups % size == 0)
-        return cls(groups // size * _LANES, size) if size > 1 else None
+    def of(cls, vocab: int) -> Columns:
+        """Single tokens if the vocabulary is small."""
+        tokens = vocab // math.gcd(vocab, _RANGES)
+        return cls(tokens, min(tokens, -(-tokens // (_MEMBERS * _LANES)) * _LANES))
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a range."""
-        return self.count * self.size
+    def members(self) -> int:
+        """Rows of a table."""
+        return -(-self.tokens // self.count)
 
-    def ids(self, column: Int[Array, " block"]) -> Int[Array, "block size"]:
+    @property
+    def repeats(self) -> bool:
+        """Whether the last row repeats tokens."""
+        return self.tokens % self.count > 0
+
+    def first(self, row: Int[Array, "*rows"]) -> Int[Array, "*rows"]:
+        """Place of a row's first token in its range."""
+        return jnp.minimum(row * self.count, self.tokens - self.count)
+
+    def row(
+        self, by_token: Shaped[Array, "vocab ..."], row: Int[Array, ""]
+    ) -> Shaped[Array, "ranges columns ..."]:
+        """One row of each range."""
+        tables = by_token.reshape(-1, self.tokens, *by_token.shape[1:])
+        return jax.lax.dynamic_slice_in_dim(tables, self.first(row), self.count, axis=1)
+
+    def is_repeated(
+        self, row: Int[Array, "*rows"], column: Int[Array, "*columns"]
+    ) -> Bool[Array, "*both"]:
+        """Whether an earlier row has the token."""
+        return self.first(row) + column % self.count < row * self.count
+
+    def ids(self, column: Int[Array, " block"]) -> Int[Array, "block members"]:
         """The tokens of one column for each position."""
-        first = column // self.count * self.tokens + column % self.count
-        return first[:, None] + self.count * jnp.arange(self.size)
+        start = column // self.count * self.tokens + column % self.count
+        return start[:, None] + self.first(jnp.arange(self.members))
 
 
 def _sample(truncation: Truncation | None, shard: Shard, *by_position: Any) -> SampledTokens:
-    """On one device: hidden states, keys, temperatures and scales of the noise, by position."""
+    """On one device: hidden states, keys, 1 / temperature and scale of the noise, by position."""
     head, vocab = shard.head, shard.vocab
     columns = Columns.of(vocab * jax.lax.axis_size(VOCAB_AXES))
-    if columns is not None and vocab % columns.tokens:
+    if vocab % columns.tokens:
         raise ValueError(
             f"a device has {vocab} entries of the vocabulary, no multiple of {columns.tokens}; "
             f"shard it over a divisor of {_RANGES} devices"
         )
     if truncation is None:
-        tokens, logprobs = shard.by_block(partial(_in_blocks, shard, columns), *by_position)
+        tokens, logprobs = shard.by_block(partial(_in_one_pass, shard, columns), *by_position)
         return tokens, logprobs, logprobs
     # The bisection for the threshold reads all scores of a row many times, so they are stored.
     # Each block of rows reads the whole embedding: blocks should be small, but not too small.
@@ -127,218 +156,137 @@ def _sample(truncation: Truncation | None, shard: Shard, *by_position: Any) -> S
     return whole.by_block(partial(_truncated, whole, truncation, columns), *by_position)
 
 
-class _Drawn(NamedTuple):
-    """The tokens seen so far.
-
-    Attributes:
-        highest: score.
-        total: sum of the exponentials of the scores minus a shift.
-        best: largest noisy score of a column; without noise, score of a token.
-        column: with this noisy score.
-        score: largest one in this column.
-    """
-
-    highest: Float[Array, " block"]
-    total: Float[Array, " block"]
-    best: Float[Array, " block"]
-    column: Int[Array, " block"]
-    score: Float[Array, " block"]
-
-
-def _in_blocks(
-    shard: Shard, columns: Columns | None, *by_position: Any
+def _in_one_pass(
+    shard: Shard, columns: Columns, *by_position: Any
 ) -> tuple[Int[Array, " block"], Float[Array, " block"]]:
     """Samples in one pass over the vocabulary, and a look at the tokens of one column."""
-    hidden, keys, temperature, noise = by_position
-    offset = jax.lax.axis_index(VOCAB_AXES) * shard.vocab
-    count, aligned = shard.count, shard.vocab % TILE == 0 and shard.block % TILE == 0
-    if columns is not None:
-        rows = max(n for n in range(1, columns.size + 1) if _fits(n, columns, shard.head.vocab))
-        shard = replace(shard, head=replace(shard.head, vocab=rows * columns.count))
-        count, aligned = shard.vocab // columns.tokens, columns.count % TILE == 0
-    drawn_of = partial(_draw, keys=keys, noise=noise, aligned=aligned)
+    hidden, keys, scale, noise = by_position
 
-    def scores_of(number: Int[Array, ""]) -> tuple[Float[Array, "block part"], Int[Array, ""]]:
-        _, scores, start = shard.scores(hidden, number)
-        return scores / temperature[:, None], offset + start
+    def scores_of(row: Int[Array, ""]) -> Float[Array, "ranges block columns"]:
+        rows, left_out = (columns.row(x, row) for x in (shard.embedding, shard.forbidden))
+        logits = jnp.einsum("td,rcd->rtc", hidden, rows, preferred_element_type=jnp.float32)
+        scores = shard.head.score(logits) * scale[:, None]
+        return jnp.where(left_out[:, None], FORBIDDEN, scores)
 
-    def draw(number: Int[Array, ""], shift: Float[Array, " block"]) -> _Drawn:
-        """From a range, or from a block of columns of one token."""
-        if columns is None:
-            scores, first = scores_of(number)
-            drawn = drawn_of(scores, scores, _masses(scores, shift), first)
-        else:
-            highest, masses = _range(columns, scores_of, number, shift)
-            first = (offset // columns.tokens + number) * columns.count
-            shares = jnp.where(noise[:, None] > 0, jnp.log(masses) + shift[:, None], highest)
-            drawn = drawn_of(shares, highest, masses, first)
-        return drawn
-
-    def all_blocks(shift: Float[Array, " block"]) -> _Drawn:
-        def step(before: _Drawn, number: Int[Array, ""]) -> tuple[_Drawn, None]:
-            new = draw(number, shift)
-            # The first of equal scores, as an argmax over all columns.
-            better = new.best > before.best
-            return _Drawn(
-                highest=jnp.maximum(before.highest, new.highest),
-                total=before.total + new.total,
-                best=jnp.maximum(before.best, new.best),
-                column=jnp.where(better, new.column, before.column),
-                score=jnp.where(better, new.score, before.score),
-            ), None
-
-        zeros = jnp.zeros(len(hidden), jnp.float32)
-        low = zeros + FORBIDDEN
-        nothing = _Drawn(low, zeros, low - jnp.inf, zeros.astype(jnp.int32), low)
-        return jax.lax.scan(step, nothing, jnp.arange(count))[0]
-
-    scores, first = scores_of(jnp.int32(0))
-    shift = scores.max(axis=-1)
-    if shard.count == 1 and columns is None:
-        drawn = drawn_of(scores, scores, _masses(scores, shift), first)
-    else:
-        # As in the head's pass: a shift known in advance, unless it is too far from the maximum.
-        drawn = all_blocks(shift)
-        shift, drawn = jax.lax.cond(
-            jnp.max(drawn.highest - shift) > MAX_SHIFT,
-            lambda: (drawn.highest, all_blocks(drawn.highest)),
-            lambda: (shift, drawn),
-        )
-    overall = jax.lax.pmax(shift, VOCAB_AXES)
-    log_z = overall + jnp.log(jax.lax.psum(drawn.total * jnp.exp(shift - overall), VOCAB_AXES))
-    column, score = _best_of_shards(drawn.best, drawn.column, drawn.score)
-    if columns is None:
-        return column, score - log_z
+    sums = _sums(columns, scores_of)
+    column, score = _best_column(sums, keys, noise)
+    if columns.members == 1:
+        return column, score - _log_sum(sums)
     ids = columns.ids(column)
-    (scores,) = gathered_scores(shard, hidden, (ids,))
-    at, here = shard.local_rows(ids)
-    left_out = jax.lax.psum(here & shard.forbidden[at], VOCAB_AXES) > 0
-    scores = jnp.where(left_out, FORBIDDEN, scores / temperature[:, None])
-    token, score = _member(ids, scores, keys, noise)
+    scores = _scores(shard, hidden, ids, scale)
+    token, score = _member(columns, column, scores, keys, noise)
     # The score is computed again, and can be rounded otherwise than in the sum.
-    return token, jnp.minimum(score - log_z, 0.0)
+    return token, jnp.minimum(score - _log_sum(sums), 0.0)
 
 
-def _fits(rows: int, columns: Columns, most: int) -> bool:
-    """Whether some rows of a range's table, at least one, are a block."""
-    return columns.size % rows == 0 and (rows == 1 or rows * columns.count <= most)
-
-
-def _range(
-    columns: Columns,
-    scores_of: Callable[[Int[Array, ""]], tuple[Array, Array]],
-    number: Int[Array, ""],
-    shift: Float[Array, " block"],
-) -> tuple[Float[Array, "block columns"], Float[Array, "block columns"]]:
-    """Largest score and sum of exponentials of the columns of a range."""
-    blocks = columns.tokens // jax.eval_shape(scores_of, number)[0].shape[-1]
-
-    def step(carry: tuple[Array, Array], block: Int[Array, ""]) -> tuple[Any, None]:
-        highest, masses = carry
-        scores, _ = scores_of(number * blocks + block)
-        for row in jnp.split(scores, scores.shape[-1] // columns.count, axis=-1):
-            highest, masses = jnp.maximum(highest, row), masses + _masses(row, shift)
-        return (highest, masses), None
-
-    zeros = jnp.zeros((len(shift), columns.count))
-    return jax.lax.scan(step, (zeros + FORBIDDEN, zeros), jnp.arange(blocks))[0]
+def _scores(
+    shard: Shard,
+    hidden: Float[Array, "block embed"],
+    ids: Int[Array, "block some"],
+    scale: Float[Array, " block"],
+) -> Float[Array, "block some"]:
+    """Scores of some tokens of each position, from the devices that have them."""
+    at, here = shard.local_rows(ids)
+    rows = shard.embedding[at]
+    # A matrix product for several positions, of which each takes its own part: a TPU has no fast
+    # product of a vector and a matrix.
+    together = math.gcd(len(hidden), _TOGETHER)
+    products = jnp.einsum(
+        "gtd,gskd->gtsk",
+        hidden.reshape(-1, together, hidden.shape[1]),
+        rows.reshape(-1, together, *rows.shape[1:]),
+        preferred_element_type=jnp.float32,
+    )
+    own = jnp.eye(together, dtype=bool)[:, :, None]
+    logits = jnp.where(own, products, 0.0).sum(axis=2).reshape(ids.shape)
+    scores = shard.head.score(logits) * scale[:, None]
+    scores = jnp.where(shard.forbidden[at], FORBIDDEN, scores)
+    return jax.lax.psum(jnp.where(here, scores, 0.0), VOCAB_AXES)
 
 
 def _truncated(
-    shard: Shard, truncation: Truncation, columns: Columns | None, *by_position: Any
+    shard: Shard, truncation: Truncation, columns: Columns, *by_position: Any
 ) -> SampledTokens:
     """Samples from the truncated distribution; the vocabulary is one block."""
-    hidden, keys, temperature, noise = by_position
-    offset = jax.lax.axis_index(VOCAB_AXES) * shard.vocab
+    hidden, keys, scale, noise = by_position
     _, scores, _ = shard.scores(hidden, jnp.int32(0))
-    scores = jnp.where(shard.forbidden, FORBIDDEN, scores / temperature[:, None])
+    scores = jnp.where(shard.forbidden, FORBIDDEN, scores * scale[:, None])
     allowed = scores >= threshold(scores, truncation=truncation)[:, None]
-    highest = jax.lax.pmax(scores.max(axis=-1), VOCAB_AXES)
-    kept = jnp.where(allowed, scores, -jnp.inf)
-    mass, masses = (_masses(x, highest) for x in (scores, kept))
-    log_z, log_kept = (
-        highest + jnp.log(jax.lax.psum(x.sum(axis=-1), VOCAB_AXES)) for x in (mass, masses)
+    kept = jnp.where(allowed, scores, FORBIDDEN)
+
+    def sums_of(scores: Float[Array, "block vocab"]) -> Sums:
+        of_row = jax.vmap(columns.row, in_axes=(0, None), out_axes=1)
+        return _sums(columns, partial(of_row, scores))
+
+    sums = sums_of(kept)
+    column, _ = _best_column(sums, keys, noise)
+    at, here = shard.local_rows(columns.ids(column))
+    found = jnp.where(here, jnp.take_along_axis(kept, at, axis=-1), 0.0)
+    found = jax.lax.psum(found, VOCAB_AXES)
+    token, score = _member(columns, column, found, keys, noise)
+    return token, score - _log_sum(sums_of(scores)), score - _log_sum(sums)
+
+
+def _sums(
+    columns: Columns, scores_of: Callable[[Int[Array, ""]], Float[Array, "ranges block columns"]]
+) -> Sums:
+    """Adds up the columns of this device, given the scores of a row of its tables."""
+
+    def add(row: Int[Array, ""], sums: Sums) -> Sums:
+        highest, masses = sums
+        scores = scores_of(row)
+        if columns.repeats:
+            is_repeated = columns.is_repeated(row, jnp.arange(columns.count))
+            scores = jnp.where(is_repeated, FORBIDDEN, scores)
+        ratio = jnp.exp(-jnp.abs(scores - highest))
+        masses = jnp.where(scores > highest, masses * ratio + 1.0, masses + ratio)
+        return jnp.maximum(highest, scores), masses
+
+    none = jnp.zeros(jax.eval_shape(scores_of, jnp.int32(0)).shape)
+    return jax.lax.fori_loop(0, columns.members, add, (none + FORBIDDEN, none))
+
+
+def _log_sum(sums: Sums) -> Float[Array, " block"]:
+    """Log-sum-exp of all scores of all devices."""
+    highest, masses = sums
+    overall = jax.lax.pmax(highest.max(axis=(0, 2)), VOCAB_AXES)
+    total = (masses * jnp.exp(highest - overall[:, None])).sum(axis=(0, 2))
+    return overall + jnp.log(jax.lax.psum(total, VOCAB_AXES))
+
+
+def _best_column(
+    sums: Sums, keys: UInt32[Array, "block 2"], noise: Float[Array, " block"]
+) -> tuple[Int[Array, " block"], Float[Array, " block"]]:
+    """Draws a column of all devices, without noise that of the highest score; its highest score."""
+    highest, masses = sums
+    ranges, _, count = highest.shape
+    first = count * (ranges * jax.lax.axis_index(VOCAB_AXES) + jnp.arange(ranges))
+    noise_of = partial(gumbel_noise, keys, size=count, aligned=count % TILE == 0)
+    shares = highest + jnp.where(noise[:, None] > 0, jnp.log(masses), 0.0)
+    noisy = shares + noise[:, None] * jax.vmap(noise_of)(first)
+    best = jax.lax.pmax(noisy.max(axis=(0, 2)), VOCAB_AXES)[:, None]
+    # NaN scores show in the log-prob; the column is an arbitrary one then.
+    numbers = jnp.where(
+        (noisy == best) | jnp.isnan(best),
+        first[:, None, None] + jnp.arange(count),
+        np.iinfo(np.int32).max,
     )
-    aligned = (shard.vocab if columns is None else columns.count) % TILE == 0
-    drawn_of = partial(_draw, keys=keys, noise=noise, aligned=aligned)
-    if columns is None:
-        drawn = drawn_of(kept, kept, masses, offset)
-        token, score = _best_of_shards(drawn.best, drawn.column, drawn.score)
-    else:
-        table = kept.reshape(len(kept), -1, columns.size, columns.count)
-        flat = len(kept), -1
-        best = table.max(axis=2).reshape(flat)
-        masses = masses.reshape(table.shape).sum(axis=2).reshape(flat)
-        shares = jnp.where(noise[:, None] > 0, jnp.log(masses) + highest[:, None], best)
-        drawn = drawn_of(shares, best, masses, offset // columns.size)
-        column, _ = _best_of_shards(drawn.best, drawn.column, drawn.score)
-        ids = columns.ids(column)
-        at, here = shard.local_rows(ids)
-        found = jnp.where(here, jnp.take_along_axis(kept, at, axis=-1), 0.0)
-        token, score = _member(ids, jax.lax.psum(found, VOCAB_AXES), keys, noise)
-    return token, score - log_z, score - log_kept
-
-
-def _masses(
-    scores: Float[Array, "block part"], shift: Float[Array, " block"]
-) -> Float[Array, "block part"]:
-    return jnp.exp(jnp.minimum(scores - shift[:, None], MAX_SHIFT))
-
-
-def _draw(
-    shares: Float[Array, "block part"],
-    highest: Float[Array, "block part"],
-    masses: Float[Array, "block part"],
-    first: Int[Array, ""],
-    *,
-    keys: UInt32[Array, "block 2"],
-    noise: Float[Array, " block"],
-    aligned: bool,
-) -> _Drawn:
-    """Draws one of consecutive columns, of which `first` is the first.
-
-    Args:
-        shares: to which the noise is added.
-        highest: the largest score of each column.
-        masses: sum of the exponentials of each column.
-        first: number of the first column.
-        keys: RNG key of each row at this position.
-        noise: scale of the noise.
-        aligned: see `gumbel_noise`.
-    """
-    noisy = shares + noise[:, None] * gumbel_noise(keys, first, shares.shape[-1], aligned=aligned)
-    at = noisy.argmax(axis=-1)
-    return _Drawn(
-        highest=highest.max(axis=-1),
-        total=masses.sum(axis=-1),
-        best=_at(noisy, at),
-        column=first + at,
-        score=_at(highest, at),
-    )
+    column = jax.lax.pmin(numbers.min(axis=(0, 2)), VOCAB_AXES)
+    score = jnp.where(numbers == column[:, None], highest, -jnp.inf).max(axis=(0, 2))
+    return column, jax.lax.pmax(score, VOCAB_AXES)
 
 
 def _member(
-    ids: Int[Array, "block size"],
-    scores: Float[Array, "block size"],
+    columns: Columns,
+    column: Int[Array, " block"],
+    scores: Float[Array, "block members"],
     keys: UInt32[Array, "block 2"],
     noise: Float[Array, " block"],
 ) -> tuple[Int[Array, " block"], Float[Array, " block"]]:
-    """Draws one of some tokens; also returns its score."""
-    noisy = scores + noise[:, None] * gumbel_noise(keys, _FIRST_MEMBER, ids.shape[-1])
-    at = noisy.argmax(axis=-1)
-    return _at(ids, at), _at(scores, at)
-
-
-def _at(values: Shaped[Array, "block some"], at: Int[Array, " block"]) -> Shaped[Array, " block"]:
-    return jnp.take_along_axis(values, at[:, None], axis=-1)[:, 0]
-
-
-def _best_of_shards(
-    best: Float[Array, " block"], column: Int[Array, " block"], score: Float[Array, " block"]
-) -> tuple[Int[Array, " block"], Float[Array, " block"]]:
-    """Over all shards of the vocabulary: the column with the best noisy score, and its score."""
-    top = jax.lax.pmax(best, VOCAB_AXES)
-    # NaN scores show in the log-prob; the column is an arbitrary one then.
-    mine = (best == top) | jnp.isnan(top)
-    chosen = jax.lax.pmin(jnp.where(mine, column, np.iinfo(np.int32).max), VOCAB_AXES)
-    return chosen, jax.lax.pmax(jnp.where(column == chosen, score, -jnp.inf), VOCAB_AXES)
+    """Draws one of the tokens of a column; also returns its score."""
+    is_repeated = columns.is_repeated(jnp.arange(columns.members), column[:, None])
+    scores = jnp.where(is_repeated, FORBIDDEN, scores)
+    noisy = scores + noise[:, None] * gumbel_noise(keys, _FIRST_MEMBER, columns.members)
+    at = noisy.argmax(axis=-1)[:, None]
+    token, score = (jnp.take_along_axis(x, at, axis=-1) for x in (columns.ids(column), scores))
+    return token[:, 0], score[:, 0]

@@ -147,7 +147,7 @@ def test_attention_over_rings_equals_attention_over_the_whole_row(
             new = [x[rows, at][:, None] for x in (query, key, value)]
             found, recent = attend(start, at, jnp.int32(step), new, (cache, recent))
             np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
-        cache = flush(cache, recent, start=start, lengths=start + length)
+        (cache,) = flush([cache], [recent], start, start + length)
         start += length
 
 
@@ -160,10 +160,28 @@ def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
     )
     # Two new positions; none, because the rollout has ended; more than the ring holds.
     start, lengths = jnp.array([3, 5, 1]), jnp.array([5, 5, 7])
-    keys, scales = flush(ring, recent, start=start, lengths=lengths)
+    ((keys, scales),) = flush([ring], [recent], start, lengths)
     expected = [[1, -1, -1, 0], [-1, -1, -1, -1], [3, 4, 5, 2]]
     np.testing.assert_array_equal(keys[:, 1, :, 2], expected)
     np.testing.assert_array_equal(scales[:, 0], expected)
+
+
+@pytest.mark.parametrize(("slots", "steps"), [(12, 4), (10, 4), (7, 3), (6, 6), (4, 9), (1, 2)])
+def test_flush_equals_writing_one_position_at_a_time(slots: int, steps: int):
+    rng = np.random.default_rng(0)
+    rows = 16
+    ring = rng.integers(0, 99, (rows, KV_HEADS, slots, HEAD_DIM)).astype(np.float32)
+    recent = rng.integers(100, 199, (rows, KV_HEADS, steps, HEAD_DIM)).astype(np.float32)
+    start = rng.integers(0, 3 * slots, rows).astype(np.int32)
+    new = rng.integers(0, steps + 1, rows).astype(np.int32)
+    expected = ring.copy()
+    for row in range(rows):
+        for step in range(new[row]):
+            expected[row, :, (start[row] + step) % slots] = recent[row, :, step]
+    lengths = jnp.asarray(start + new)
+    rings, recents = ([(jnp.asarray(x),)] for x in (ring, recent))
+    ((found,),) = flush(rings, recents, jnp.asarray(start), lengths)
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_bytes_per_row_of_gemma_2_equal_a_hand_count():

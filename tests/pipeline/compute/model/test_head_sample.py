@@ -18,10 +18,10 @@ from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.truncation import Truncation
 
 EMBED, VOCAB = 16, 4096
-SIZE, COUNT = 4, 128
+MEMBERS, COUNT = 4, 128
 """Tokens of a column of this vocabulary, and columns of a range."""
 TOP_K = Truncation(top_k=300, top_p=1.0, min_p=0.0)
-BANNED = (0, 5, 300, *range(1024, 1024 + SIZE * COUNT, COUNT))
+BANNED = (0, 5, 300, *range(1024, 1024 + MEMBERS * COUNT, COUNT))
 """Among them all tokens of a column."""
 
 
@@ -49,21 +49,51 @@ def draw(hidden: jax.Array, embedding: jax.Array, keys: jax.Array, **how: Any) -
 
 def by_hand(scores: np.ndarray, keys: jax.Array) -> np.ndarray:
     """The definition: a column by its mass, then one of its tokens; `COUNT` columns a range."""
-    rows, tables = len(scores), scores.reshape(len(scores), 8, SIZE, COUNT)
+    vocab, tokens = scores.shape[1], scores.shape[1] // 8
+    number, place = np.divmod(np.arange(vocab), tokens)
+    member = place // COUNT
+    # The last row of a range ends with the range.
+    column = number * COUNT + place - np.minimum(member * COUNT, tokens - COUNT)
+    masses = np.stack([np.bincount(column, row, minlength=8 * COUNT) for row in np.exp(scores)])
     with np.errstate(divide="ignore"):
-        masses = np.log(np.exp(tables).sum(axis=2)).reshape(rows, -1)
-    column = (masses + np.asarray(gumbel_noise(keys, 0, 8 * COUNT))).argmax(axis=-1)
-    table, place = np.divmod(column, COUNT)
-    of_column = tables[np.arange(rows), table, :, place]
-    number = (of_column + np.asarray(gumbel_noise(keys, 2**30, SIZE))).argmax(axis=-1)
-    return (table * SIZE + number) * COUNT + place
+        shares = np.log(masses) + np.asarray(gumbel_noise(keys, 0, 8 * COUNT))
+    noise = np.asarray(gumbel_noise(keys, 2**30, int(member.max()) + 1))[:, member]
+    in_column = column == shares.argmax(axis=-1)[:, None]
+    return np.where(in_column, scores + noise, -np.inf).argmax(axis=-1)
 
 
-def test_a_column_has_tokens_if_the_vocabulary_can_be_divided():
-    assert Columns.of(VOCAB) == Columns(COUNT, SIZE)
-    assert Columns.of(262_144) == Columns(1024, 32)
-    assert Columns.of(256_000) == Columns(1280, 25)
-    assert [Columns.of(vocab) for vocab in (96, 1000, 1024, 262_208)] == [None] * 4
+def test_a_column_has_at_most_32_tokens():
+    found = {vocab: Columns.of(vocab) for vocab in (VOCAB, 262_144, 256_000, 262_208, 96, 1001)}
+    assert found == {
+        VOCAB: Columns(512, COUNT),
+        262_144: Columns(32_768, 1024),
+        256_000: Columns(32_000, 1024),
+        262_208: Columns(32_776, 1152),
+        96: Columns(12, 12),
+        1001: Columns(1001, 128),
+    }
+    assert [columns.members for columns in found.values()] == [4, 32, 32, 29, 1, 8]
+
+
+@pytest.mark.parametrize("vocab", [1032, 1208, 2040])
+def test_every_token_of_a_vocabulary_that_columns_do_not_divide_is_in_one_of_them(vocab: int):
+    columns = Columns.of(vocab)
+    column = jnp.arange(8 * columns.count)
+    ids = np.asarray(columns.ids(column))
+    repeated = np.asarray(columns.is_repeated(jnp.arange(columns.members), column[:, None]))
+    np.testing.assert_array_equal(np.sort(ids[~repeated]), np.arange(vocab))
+    rows = jnp.stack([columns.row(jnp.arange(vocab), jnp.int32(n)) for n in range(columns.members)])
+    np.testing.assert_array_equal(rows.reshape(len(rows), -1).T, ids)
+
+    keys, embedding, mask = keys_for(len(HIDDEN)), EMBEDDING[:vocab], MASK[:vocab]
+    scores = scaled_logits(HIDDEN, embedding, softcap=None, temperature=0.7, forbidden=mask)
+    expected = by_hand(np.asarray(scores, np.float64), keys)
+    for truncation in (None, Truncation(top_k=vocab, top_p=1.0, min_p=0.0)):
+        found, logprobs, kept = draw(HIDDEN, embedding, keys, forbidden=mask, truncation=truncation)
+        np.testing.assert_array_equal(found, expected)
+        wanted = jax.nn.log_softmax(scores)[jnp.arange(len(HIDDEN)), found]
+        for got in (logprobs, kept):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
