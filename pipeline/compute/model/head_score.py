@@ -216,8 +216,8 @@ def _passes_backward(
     head: Head, _top_k: int, residuals: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[None, None, None, Float[Array, "tokens embed"], None]:
     d_log_z, _, d_gathered, *_ = grads
-    found = on_devices(head, _backward, *residuals, (d_log_z, d_gathered))
-    return None, None, None, found.astype(residuals[0].dtype), None
+    found = on_devices(head, _backward, *residuals, d_log_z, d_gathered)
+    return None, None, None, found, None
 
 
 _passes.defvjp(_passes_forward, _passes_backward)
@@ -256,9 +256,10 @@ def _backward(
     tokens: TokenIds,
     gathered: TokenIds,
     mean: Float[Array, "tokens embed"],
-    grads: tuple[Float[Array, " tokens"], TokenIds],
+    d_log_z: Float[Array, " tokens"],
+    d_gathered: TokenIds,
 ) -> Float[Array, "tokens embed"]:
-    """Gradient of the hidden states, float32.
+    """Gradient of the hidden states, summed in float32, in their dtype.
 
     Args:
         shard: this device's entries.
@@ -266,18 +267,22 @@ def _backward(
         tokens: as in `_forward`.
         gathered: their scores.
         mean: derivative of log_z.
-        grads: cotangents of log_z and of `gathered`.
+        d_log_z: cotangent of log_z.
+        d_gathered: cotangents of `gathered`.
     """
-    d_log_z, d_gathered = grads
 
     def block(
-        tokens: TokenIds, gathered: TokenIds, d_gathered: TokenIds
+        tokens: TokenIds,
+        gathered: TokenIds,
+        mean: Float[Array, "block embed"],
+        d_log_z: Float[Array, " block"],
+        d_gathered: TokenIds,
     ) -> Float[Array, "block embed"]:
         d_logits = jax.tree.map(lambda d, score: d * shard.head.slope(score), d_gathered, gathered)
-        return jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
+        found = jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
+        return (d_log_z[:, None] * mean + found).astype(shard.embedding.dtype)
 
-    found = shard.by_block(block, tokens, gathered, d_gathered, learned=learned)
-    return d_log_z[:, None] * mean + found
+    return shard.by_block(block, tokens, gathered, mean, d_log_z, d_gathered, learned=learned)
 
 
 def _whole_vocabulary(
