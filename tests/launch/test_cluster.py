@@ -14,6 +14,8 @@ import ray
 from actors.placement import Node, Reservation
 from configs.schema import Plan
 from launch import cluster
+from launch.exits import EXIT_FAILED, Failure
+from pipeline.contracts.workers import WorkerDied
 
 CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
 TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
@@ -99,6 +101,16 @@ def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
         cluster.cluster(CPU),
     ):
         raise AssertionError
+
+
+def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
+    with (
+        pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
+        cluster.cluster(CPU),
+    ):
+        raise WorkerDied("sampler 0", "it hangs")
+    assert ends.value.status == EXIT_FAILED
+    assert fake.stopped == 1
 
 
 def test_a_private_cluster_has_a_cpu_for_each_process(
