@@ -216,7 +216,7 @@ def _passes_backward(
     head: Head, _top_k: int, residuals: tuple[Any, ...], grads: tuple[Any, ...]
 ) -> tuple[None, None, None, Float[Array, "tokens embed"], None]:
     d_log_z, _, d_gathered, *_ = grads
-    found = on_devices(head, _backward, *residuals, d_log_z, d_gathered)
+    found = on_devices(head, _backward, *residuals, (d_log_z, d_gathered))
     return None, None, None, found, None
 
 
@@ -256,8 +256,7 @@ def _backward(
     tokens: TokenIds,
     gathered: TokenIds,
     mean: Float[Array, "tokens embed"],
-    d_log_z: Float[Array, " tokens"],
-    d_gathered: TokenIds,
+    grads: tuple[Float[Array, " tokens"], TokenIds],
 ) -> Float[Array, "tokens embed"]:
     """Gradient of the hidden states, summed in float32, in their dtype.
 
@@ -267,22 +266,21 @@ def _backward(
         tokens: as in `_forward`.
         gathered: their scores.
         mean: derivative of log_z.
-        d_log_z: cotangent of log_z.
-        d_gathered: cotangents of `gathered`.
+        grads: cotangents of log_z and of `gathered`.
     """
 
     def block(
         tokens: TokenIds,
         gathered: TokenIds,
         mean: Float[Array, "block embed"],
-        d_log_z: Float[Array, " block"],
-        d_gathered: TokenIds,
+        grads: tuple[Float[Array, " block"], TokenIds],
     ) -> Float[Array, "block embed"]:
+        d_log_z, d_gathered = grads
         d_logits = jax.tree.map(lambda d, score: d * shard.head.slope(score), d_gathered, gathered)
         found = jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
         return (d_log_z[:, None] * mean + found).astype(shard.embedding.dtype)
 
-    return shard.by_block(block, tokens, gathered, mean, d_log_z, d_gathered, learned=learned)
+    return shard.by_block(block, tokens, gathered, mean, grads, learned=learned)
 
 
 def _whole_vocabulary(
