@@ -142,7 +142,8 @@ def _push(api: HfApi, folder: Path, repository: Repository, *, title: str) -> No
     files = [CommitOperationAdd(path, str(folder / path)) for path in names]
     api.create_repo(name, private=repository.private, exist_ok=True)
     seen_by = "private" if api.model_info(name).private else "public"
-    print(f"pushing {_amount(files)}, to {repository} ({seen_by})", flush=True)
+    size = _size(sum(file.upload_info.size for file in files))
+    print(f"pushing {len(files)} files, {size}, to {repository} ({seen_by})", flush=True)
     there = _files_of(api, name)
     missing = [file for file in files if _difference(file, folder, there) is not None]
     old = sorted(path for path in there if _is_written(path) and path not in names)
@@ -174,8 +175,9 @@ def _upload(
     uploaded = uploads.setdefault(name, {})
     rest = [file for file in missing if uploaded.get(file.path_in_repo) != _sha256(file)]
     if len(rest) < len(total):
-        kept = [file for file in total if file not in rest]
-        print(f"{_amount(kept)}, are on the hub already and are not sent again", flush=True)
+        kept = sum(file.upload_info.size for file in total if file not in rest)
+        count = f"{len(total) - len(rest)} of {len(total)} files, {_size(kept)}"
+        print(f"{count}, are on the hub already and are not sent again", flush=True)
     for number, file in enumerate(missing, start=1):
         path, sha256 = file.path_in_repo, _sha256(file)
         if file in rest:
@@ -224,10 +226,6 @@ def _is_written(path: str) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in _WRITTEN)
 
 
-def _amount(files: Sequence[CommitOperationAdd]) -> str:
-    return f"{len(files)} files, {_size(sum(file.upload_info.size for file in files))}"
-
-
 def _size(count: int) -> str:
     for unit, size in _UNITS.items():
         if count >= size:
@@ -243,7 +241,7 @@ def _status(error: BaseException) -> int | None:
 
 def _reason(error: BaseException) -> str:
     """The innermost message in one line."""
-    messages = [" ".join(str(one).split()) for one in _of(error)]
+    messages = [" ".join(str(one).split()).rstrip(".") for one in _of(error)]
     return next((message for message in reversed(messages) if message), type(error).__name__)
 
 

@@ -66,7 +66,7 @@ def test_a_push_continues_after_a_broken_connection(
     hub.uploads_left = None
     capsys.readouterr()
     push(export, REPOSITORY, title="second")
-    assert "2 files, 3.0 KiB, are on the hub already and are not sent again" in (
+    assert "2 of 7 files, 3.0 KiB, are on the hub already and are not sent again" in (
         capsys.readouterr().out
     )
     assert hub.uploads == LARGE  # each once
@@ -93,7 +93,7 @@ def test_a_pushed_export_is_not_pushed_again(
     push(export, REPOSITORY, title="second")
     assert hub.repos[NAME].commits == ["first"]
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "7 files, 6.0 KiB, are on the hub already and are not sent again",
+        "7 of 7 files, 6.0 KiB, are on the hub already and are not sent again",
         f"pushed: {hub.url}/ann/tuned, sizes and hashes compared",
     ]
 
