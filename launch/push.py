@@ -86,18 +86,19 @@ def find_repository(handle: str, *, private: bool) -> Repository:
             "when it can, or leave out --push"
         ) from None
     owners = [login["name"], *(organization["name"] for organization in login.get("orgs", ()))]
-    owner = match[1].partition("/")[0]
-    if owner.lower() not in {name.lower() for name in owners}:
+    given, _, rest = match[1].partition("/")
+    owner = next((name for name in owners if name.lower() == given.lower()), None)
+    if owner is None:
         raise ValueError(
-            f"{what}: this login may not write to {owner}, only to {', '.join(owners)}; name one "
-            f"of them, or log in as {owner} with {HF_LOG_IN}"
+            f"{what}: this login may not write to {given}, only to {', '.join(owners)}; name one "
+            f"of them, or log in as {given} with {HF_LOG_IN}"
         )
     if login.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise ValueError(
             f"{what}: the token of this login may only read; make one that may write at "
             f"https://huggingface.co/settings/tokens, and log in with {HF_LOG_IN}"
         )
-    return Repository(match[1], private)
+    return Repository(f"{owner}/{rest}", private)
 
 
 def read_record(folder: Path) -> Mapping[str, Any]:

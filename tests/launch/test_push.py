@@ -186,7 +186,7 @@ def test_who_may_not_push_is_told_before_any_work(
 
 
 def test_a_user_pushes_to_own_and_organizations_repositories(hub: PushHub):
-    assert find_repository("hf://Ann/tuned", private=True) == Repository("Ann/tuned", private=True)
+    assert find_repository("hf://Ann/tuned", private=True) == Repository("ann/tuned", private=True)
     assert find_repository("hf://lab/tuned", private=False).name == "lab/tuned"
     assert hub.repos == {}
 
