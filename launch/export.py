@@ -1,6 +1,7 @@
 """Exports a run's policy: merged model, PEFT adapter or flax checkpoint.
 
     python -m launch.export RUN_DIR --out DIR [--format hf|peft|orbax ...] [--checkpoint best]
+                            [--push hf://USER/NAME]
 
 This process never imports JAX, which would take the devices from the exporter.
 """
@@ -11,7 +12,7 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,11 @@ from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
+from launch.push import RECORD, REQUEST, Repository, find_repository, push, read_record
 from pipeline.contracts.adapters import FORMATS, Format
+from pipeline.contracts.checkpoint_files import adapter_sha256
+from pipeline.contracts.record_files import write_json
+from pipeline.inputs.hub.model_source import HF_LOG_IN
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,8 +43,11 @@ Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the 
 orbax, the merged model as a flax checkpoint in flax/. Each format is loaded back and compared with
 the policy before it is put in place. It takes one device of the run's
 kind (--plan.platform cpu: none).
-Exit status: 0 done, 1 it failed or the export differs from the policy, 2 a mistake in the request,
-130 / 143 after Ctrl-C / SIGTERM."""
+--push uploads it with its model card to the Hugging Face hub in one commit and compares sizes and
+hashes. After a broken connection the same command continues: the export is not made again, uploaded
+files are not sent again.
+Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
+in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
 _MAX_EXAMPLES = 8
 """Number of texts whose log-probs are compared."""
@@ -55,6 +63,7 @@ class Prepared:
         out: folder of the export.
         formats: formats to write, in the order of `FORMATS`.
         examples: completions whose log-probs are compared; empty: no verification.
+        repository: where the export is pushed to; None: it is not pushed.
     """
 
     config: Config
@@ -62,6 +71,24 @@ class Prepared:
     out: Path
     formats: tuple[Format, ...]
     examples: tuple[Completion, ...]
+    repository: Repository | None = None
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """What determines the content of the export, as JSON."""
+        config = self.config
+        return {
+            "adapter_sha256": adapter_sha256(self.adapter),
+            "formats": list(self.formats),
+            "verified": bool(self.examples),
+            **config.model_dump(mode="json", include={"model", "lora", "export"}),
+        }
+
+    @property
+    def is_written(self) -> bool:
+        """Whether `out` holds this export already, of which a push has broken off."""
+        written = read_record(self.out).get(REQUEST)
+        return written == self.request and written["adapter_sha256"] is not None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -87,7 +114,19 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
         formats=flags.format,
         checkpoint=flags.checkpoint,
         verify=not flags.no_verify,
+        repository=_repository(flags),
     )
+
+
+def _repository(flags: argparse.Namespace) -> Repository | None:
+    """The repository of `--push`; see `find_repository`."""
+    if flags.push is None:
+        if flags.public:
+            raise ValueError("command line: --public has no effect without --push")
+        return None
+    if flags.no_verify:
+        raise ValueError("command line: --push uploads verified exports; leave out --no-verify")
+    return find_repository(flags.push, private=not flags.public)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -96,7 +135,7 @@ def _flags() -> argparse.ArgumentParser:
         "--out",
         metavar="DIR",
         required=True,
-        help="folder to write to; must be empty or not exist",
+        help="folder to write to; must be empty or not exist; with --push it may hold this export",
     )
     flags.add_argument(
         "--format",
@@ -117,6 +156,16 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--no-verify", action="store_true", help="skip loading back and comparing the export"
     )
+    flags.add_argument(
+        "--push",
+        metavar="hf://USER/NAME",
+        help="upload the export to this model repository, which is made if it does not exist, as a "
+        "private one; one that exists stays private or public, and its weights of an earlier "
+        f"export are replaced; needs {HF_LOG_IN}",
+    )
+    flags.add_argument(
+        "--public", action="store_true", help="with --push: a repository that is made is public"
+    )
     return flags
 
 
@@ -128,6 +177,7 @@ def prepare(
     formats: Sequence[Format],
     checkpoint: str | None,
     verify: bool,
+    repository: Repository | None = None,
 ) -> Prepared:
     """Checks everything that can be checked without devices.
 
@@ -138,6 +188,7 @@ def prepare(
         formats: formats to write.
         checkpoint: see `find_checkpoint`.
         verify: whether log-probs are compared.
+        repository: see `Prepared`.
 
     Raises:
         FileNotFoundError: if run, checkpoint, model or tokenizer are missing.
@@ -154,8 +205,6 @@ def prepare(
     parent = next(path for path in target.parents if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"--out {out}: {parent} is not a writable folder")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"--out {out}: exists and is not an empty folder")
     path = Path(run_dir).resolve()
     run_table = config.run.model_copy(update={"dir": str(path.parent), "name": path.name})
     config = config.model_copy(update={"run": run_table})
@@ -165,7 +214,12 @@ def prepare(
     max_tokens = config.rollout.max_tokens
     examples = find_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
     in_order = tuple(kind for kind in FORMATS if kind in formats)
-    return Prepared(config, adapter, target, in_order, examples)
+    prepared = Prepared(config, adapter, target, in_order, examples, repository)
+    is_used = target.exists() and (not target.is_dir() or any(target.iterdir()))
+    if is_used and not (repository and prepared.is_written):
+        other = ", nor holds this export" if repository else ""
+        raise ValueError(f"--out {out}: exists and is not an empty folder{other}")
+    return prepared
 
 
 def find_checkpoint(folder: RunFolder, which: str | None) -> Path:
@@ -265,7 +319,18 @@ def working_config(prepared: Prepared) -> Config:
 
 
 def run(prepared: Prepared) -> int:
-    """Writes and verifies the export; returns the exit status."""
+    """Writes, verifies and pushes the export; returns the exit status."""
+    if prepared.repository and prepared.is_written:
+        print(f"exported before: {prepared.out}", flush=True)
+    else:
+        _export(prepared)
+    if prepared.repository:
+        title = f"{prepared.config.run.name}, checkpoint {prepared.adapter.name}"
+        push(prepared.out, prepared.repository, title=title)
+    return 0
+
+
+def _export(prepared: Prepared) -> None:
     from actors.handles import ExportActors
     from launch.cluster import with_actors
 
@@ -282,8 +347,8 @@ def run(prepared: Prepared) -> int:
         raise Failure(error) from error
     finally:
         shutil.rmtree(f"{prepared.out}.tmp", ignore_errors=True)
+    write_json(prepared.out / RECORD, {REQUEST: prepared.request})
     print(f"exported: {prepared.out}", flush=True)
-    return 0
 
 
 async def _write(exporter: RayWorker, prepared: Prepared) -> None:

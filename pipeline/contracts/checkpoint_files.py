@@ -125,10 +125,25 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 def best_version(checkpoints: Path) -> int | None:
     """The version of the best adapter by validation; None if there is none, or it is damaged."""
+    try:
+        return int(_best_facts(checkpoints / BEST)["version"])
+    except (KeyError, ValueError):
+        return None
+
+
+def adapter_sha256(checkpoint: Path) -> str | None:
+    """The recorded hash of the adapter of a checkpoint, or of `BEST`; None if it is unknown."""
+    if checkpoint.name == BEST:
+        return _best_facts(checkpoint).get("sha256")
+    return _read(checkpoint).adapter_sha256
+
+
+def _best_facts(folder: Path) -> Mapping[str, str]:
+    """Version and hash of the best adapter; empty if there is none, or it is damaged."""
     from safetensors import SafetensorError, safe_open  # not for those who only list protocols
 
     try:
-        with safe_open(checkpoints / BEST / BEST_FILE, framework="numpy") as file:
-            return int((file.metadata() or {})["version"])
-    except (OSError, SafetensorError, KeyError, ValueError):
-        return None
+        with safe_open(folder / BEST_FILE, framework="numpy") as file:
+            return file.metadata() or {}
+    except (OSError, SafetensorError):
+        return {}

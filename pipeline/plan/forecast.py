@@ -1,7 +1,8 @@
 """Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
-Counts everything that a run does: start-up, compilation, calibration of sizes, the SFT phase,
-steps, evaluations, checkpoints, the export. All figures are estimates; times have a range.
+Counts everything that a run does: the download of the weights, start-up, compilation, calibration
+of sizes, the SFT phase, steps, evaluations, checkpoints, the export. All figures are estimates;
+times have a range.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES
 from pipeline.contracts.sizes import Sizes, sized
@@ -30,6 +32,8 @@ from pipeline.plan.size_choice import neighbours
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
 SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
+Caches = Literal["cold", "warm"]
+"""Whether weights, compiled programs and measured speeds are in the caches of the host."""
 
 ROWS = 1000
 """Assumed number of rows of a dataset whose size is unknown."""
@@ -38,6 +42,12 @@ _START_S = {"cpu": 25.0, "gpu": 60.0, "tpu": 60.0}
 """Seconds of starting the cluster and the processes and of opening the devices."""
 _READ_BYTES_PER_S, _WRITE_BYTES_PER_S = 0.5e9, 0.25e9
 """Rates of reading weights from disk and of writing a merged model."""
+DOWNLOAD_BYTES_PER_S = 1e8
+"""Assumed rate of downloading weights from a hub."""
+_PUBLISHED_BYTES = 2
+"""Bytes of a parameter in published weights."""
+_CACHED_SHARE = 0.18
+"""Share of compiling that remains with cached programs; measured on the demo's model only."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
 """Bytes of a token's text, of a rollout's other fields, and of a token's id and log-prob as
@@ -68,7 +78,10 @@ class Forecast:
     """Forecast of a run.
 
     Attributes:
-        outcomes: the run in each scenario.
+        outcomes: the run in each scenario, with cold caches.
+        first_step_s: seconds by activity up to the end of the first optimizer step, in each
+            scenario, by the state of the caches.
+        download_gib: weights to download from a hub; 0: they are in a folder.
         time_given_s: the budget in seconds; None: the budget is a number of steps.
         grpo_steps: expected GRPO steps.
         samples: rollouts of these steps.
@@ -84,6 +97,8 @@ class Forecast:
     """
 
     outcomes: Mapping[Scenario, Outcome]
+    first_step_s: Mapping[Caches, Mapping[Scenario, Mapping[str, float]]]
+    download_gib: float
     time_given_s: float | None
     grpo_steps: int
     samples: int
@@ -107,6 +122,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = RunTimes.of(case, plan, counts, compiling=compiling)
     given_s = _given_s(config)
+    by_caches: dict[Caches, RunTimes] = {"cold": times, "warm": times.with_warm_caches()}
     outcomes = {
         scenario: _outcome(config, times, scenario, time_s=given_s) for scenario in SCENARIOS
     }
@@ -116,6 +132,14 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     chips = 1 if chip.platform == "cpu" else case.topology.chips
     return Forecast(
         outcomes=outcomes,
+        first_step_s={
+            caches: {
+                scenario: _first_step_s(config, found.at(scenario), timed=given_s is not None)
+                for scenario in SCENARIOS
+            }
+            for caches, found in by_caches.items()
+        },
+        download_gib=_download_bytes(case) / GIB,
         time_given_s=given_s,
         grpo_steps=grpo,
         samples=grpo * config.rollout.size,
@@ -135,6 +159,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
 class RunTimes:
     """Times of a run's activities, each once."""
 
+    download: Seconds
     start: Seconds
     compile: Seconds
     calibration: Seconds
@@ -175,6 +200,7 @@ class RunTimes:
         load_s = base / _READ_BYTES_PER_S
         export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
         return RunTimes(
+            download=fixed_time(_download_bytes(case) / DOWNLOAD_BYTES_PER_S, chip=chip),
             start=fixed_time(_START_S[chip.platform] + load_s, chip=chip),
             compile=compiling,
             calibration=calibration_s(case, plan),
@@ -186,9 +212,25 @@ class RunTimes:
             export=fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
         )
 
+    def with_warm_caches(self) -> RunTimes:
+        """Times on a host whose caches an earlier run of the same sizes has filled."""
+        measured = replace(self.calibration, expected=self.calibration.low)
+        return replace(
+            self,
+            download=self.download * 0.0,
+            compile=self.compile * _CACHED_SHARE,
+            calibration=measured,
+        )
+
     def at(self, scenario: Scenario) -> dict[str, float]:
         """Seconds by activity in a scenario."""
         return {name: getattr(part, scenario) for name, part in vars(self).items()}
+
+
+def _download_bytes(case: PlanCase) -> int:
+    """Bytes of the weights at a hub, without the vision tower of a multimodal model."""
+    is_remote = case.config.model.path.startswith(HUB_PREFIXES)
+    return _PUBLISHED_BYTES * case.shape.parameters if is_remote else 0
 
 
 def _given_s(config: Config) -> float | None:
@@ -199,17 +241,30 @@ def _given_s(config: Config) -> float | None:
     return max(0.0, budget.until_s - time.time())
 
 
+def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dict[str, float]:
+    """Seconds by activity up to the end of the first optimizer step.
+
+    Args:
+        config: of the run.
+        s: seconds by activity, each once.
+        timed: whether the budget is a time; then the initial policy is exported, too.
+    """
+    return {
+        **{name: s[name] for name in ("download", "start", "compile", "calibration", "tests")},
+        "validation": s["validation"] if config.eval.validates else 0.0,
+        "export": s["export"] if timed else 0.0,
+        "step": s["sft_step"] if config.sft_steps else s["step"],
+    }
+
+
 def _outcome(
     config: Config, times: RunTimes, scenario: Scenario, *, time_s: float | None
 ) -> Outcome:
     s = times.at(scenario)
     sft = min(config.sft_steps, config.budget.steps or config.sft_steps)
-    before = s["start"] + s["compile"] + s["calibration"] + s["tests"] + sft * s["sft_step"]
-    if config.eval.validates:
-        before += s["validation"]
-    # With a deadline the initial policy is also exported, before the first step.
+    first = _first_step_s(config, s, timed=time_s is not None)
+    before = sum(first.values()) - first["step"] + sft * s["sft_step"]
     exports = 1 if time_s is None else 2
-    before += (exports - 1) * s["export"]
     end = s["tests"] + s["validation"] + s["export"]
     each = s["step"] + s["checkpoint"] / config.checkpoint.every_steps
     minutes = config.eval.every_minutes
@@ -225,6 +280,7 @@ def _outcome(
         steps = max(0, math.floor(left / each))
     loop = steps * each
     spent = {
+        "download": s["download"],
         "start": s["start"],
         "compile": s["compile"],
         "calibration": s["calibration"],

@@ -67,6 +67,7 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
+        ("first step done", first_step_s(run), show_duration, "device waits counted"),
         ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
         (
             "tokens generated",
@@ -82,6 +83,12 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     for name, value, shown, remark in known:
         if value:
             yield name, shown(value), remark
+
+
+def first_step_s(run: RunRecords) -> float | None:
+    """Seconds up to the end of the first optimizer step, by the ledger; None if it is unknown."""
+    ends = (row["end"] for row in run.ledger if any(row.get("work", {}).values()))
+    return next(ends, None)
 
 
 def _results(run: RunRecords) -> Iterator[Figure]:

@@ -25,7 +25,9 @@ def ledger_lines(measured: Mapping[str, Any]) -> Iterator[str]:
     if not total:
         return
     wall = show_duration(ledger["wall_s"])
-    yield f"where the time went: {wall} x {ledger['processes']} processes"
+    first_s = ledger["first_step_s"]
+    first = "" if first_s is None else f"; first optimizer step done after {show_duration(first_s)}"
+    yield f"where the time went: {wall} x {ledger['processes']} processes{first}"
     yield "  " + f"{'seconds':<18}" + "".join(f"{kind:>10}" for kind in kinds) + f"{'share':>9}"
     for row in ROWS:
         values = [seconds[kind].get(row, 0.0) for kind in kinds]

@@ -99,6 +99,7 @@ class RunMeter:
         return {
             "ledger": {
                 "wall_s": ledger.wall_s,
+                "first_step_s": ledger.first_step_s,
                 "processes": len(ledger.processes),
                 "seconds": {kind: dict(rows) for kind, rows in total.seconds.items()},
                 "tokens": {fate: count for fate, count in total.tokens.items() if count},

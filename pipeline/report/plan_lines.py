@@ -210,6 +210,7 @@ def _budget(report: Figures) -> Iterator[str]:
         for name, seconds in spent.items()
     )
     yield f"  {shares}"
+    yield from _first_step(budget)
     compiling = _around(budget["compile_s"], _duration)
     yield f"  {budget['programs']} programs, {compiling} to compile all"
     if budget["calibration_share_s"]:
@@ -230,6 +231,21 @@ def _budget(report: Figures) -> Iterator[str]:
         )
     disk = ", ".join(f"{name} ~{size:.2f}" for name, size in budget["disk_gib"].items())
     yield f"  disk, GiB: {disk}"
+
+
+def _first_step(budget: Figures) -> Iterator[str]:
+    """What happens before the first optimizer step has ended, by the state of the caches."""
+    for caches, found in budget["first_step"].items():
+        parts = ", ".join(
+            f"{name} {_marked(seconds, _duration)[0]}"
+            for name, seconds in found["parts"].items()
+            if seconds["expected"]
+        )
+        seconds = _around(found["seconds"], _duration)
+        yield f"  first optimizer step done with {caches} caches after {seconds}: {parts}"
+    if budget["download_gib"]:
+        rate = budget["download_bytes_per_s"] / 1e6
+        yield f"  download of ~{budget['download_gib']:.2f} GiB, assumed: {rate:.0f} MB per second"
 
 
 def _duration(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.contracts.topology import GIB
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.cost_model.roofline import Seconds
-from pipeline.plan.forecast import SCENARIOS, Forecast
+from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
 from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
 from pipeline.plan.search.suggestions import Change
@@ -254,13 +254,24 @@ def _budget(found: PlanReport) -> Figures:
     forecast, outcomes = found.forecast, found.forecast.outcomes
     return {
         "source": ESTIMATED,
-        **asdict(forecast),
+        **{key: value for key, value in asdict(forecast).items() if key != "first_step_s"},
         "steps_given": found.case.config.budget.steps,
         "enough": outcomes["expected"].enough,
         "enough_when_slow": outcomes["high"].enough,
         "steps": _around([outcomes[scenario].steps for scenario in SCENARIOS]),
         "wall_s": _around([outcomes[scenario].wall_s for scenario in SCENARIOS]),
         "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
+        "first_step": {
+            caches: {
+                "seconds": _around([sum(parts[one].values()) for one in SCENARIOS]),
+                "parts": {
+                    name: _around([parts[one][name] for one in SCENARIOS])
+                    for name in parts["expected"]
+                },
+            }
+            for caches, parts in forecast.first_step_s.items()
+        },
+        "download_bytes_per_s": DOWNLOAD_BYTES_PER_S,
         "compile_s": _ranged(forecast.compile_s),
         "calibration_s": _ranged(forecast.calibration_s),
     }

@@ -362,6 +362,8 @@ class Ledger:
         lines: of the file.
         processes: of the last account.
         step: training steps done at the last account.
+        first_step_s: seconds of the run up to the end of its first optimizer step, all waits
+            included; None: it is not done.
         recorded: phases of all processes since it was set; None: they are not kept.
     """
 
@@ -372,7 +374,7 @@ class Ledger:
         self._at_s = start_s
         self._origin_s = start_s - max((one.end_s for one in earlier), default=0.0)
         self._done_before = max((one.step for one in earlier), default=0)
-        self.step = earlier[-1].step if earlier else 0
+        self.step = 0
         self._starting = dict[str, str]()
         self._continued: Mapping[str, int] = {}
         self._lost_s = 0.0
@@ -380,9 +382,9 @@ class Ledger:
         self.lines = len(earlier)
         self.processes: list[str] = []
         self.recorded: dict[str, list[Span]] | None = None
+        self.first_step_s: float | None = None
         for one in earlier:
-            self.total.add(one)
-            self.processes = list(one.seconds)
+            self._add(one)
 
     @property
     def facts(self) -> dict[str, int]:
@@ -482,6 +484,11 @@ class Ledger:
     def _write(self, account: Account) -> None:
         append_row(self._path, {"time": time_stamp(), **account.to_json()})
         self.lines += 1
+        self._add(account)
+        self._recent.add(account)
+
+    def _add(self, account: Account) -> None:
         self.processes, self.step = list(account.seconds), account.step
         self.total.add(account)
-        self._recent.add(account)
+        if self.first_step_s is None and account.work != Work():
+            self.first_step_s = account.end_s

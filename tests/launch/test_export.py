@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from launch import export
 from launch.export import find_checkpoint, find_examples, prepare, working_config
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
+from tests.launch.push_hub import OLD_HTTPX, PushHub
 from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
@@ -47,6 +49,12 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
         (["moved", "--out", "x", "--shard-gib", "0"], "--export.shard_gib = 0"),
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
+        (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
+        (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
+        (
+            ["moved", "--out", "x", "--push", "hf://ann/x", "--no-verify"],
+            "--push uploads verified exports; leave out --no-verify",
+        ),
     ],
 )
 def test_mistakes_give_one_line_and_leave_nothing(
@@ -97,6 +105,8 @@ def test_an_export_takes_one_device(run_dir: Path):
 
 def make(folder: str) -> None:
     Path(f"{folder}.tmp").mkdir()
+    Path(f"{folder}.tmp", "model.safetensors").write_bytes(b"merged")
+    Path(f"{folder}.tmp", "README.md").write_text("# card", encoding="utf-8")
 
 
 def put_in_place(folder: str) -> None:
@@ -104,7 +114,7 @@ def put_in_place(folder: str) -> None:
 
 
 class FakeExporter:
-    """Writes empty files; raises the errors of `wrong`, by method name. Its own actors."""
+    """Writes small files; raises the errors of `wrong`, by method name. Its own actors."""
 
     def __init__(self, wrong: dict[str, Exception]) -> None:
         self.wrong, self.devices, self.killed, self.exporter = wrong, object(), False, self
@@ -133,6 +143,21 @@ class FakeExporter:
             raise self.wrong[call]
 
 
+def use_exporter(fake: FakeExporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has the command export with `fake`, without a cluster."""
+
+    @contextmanager
+    def no_cluster(*_: Any, **__: Any) -> Iterator[None]:
+        yield
+
+    async def no_wait(*_: Any, **__: Any) -> None:
+        pass
+
+    monkeypatch.setattr("launch.cluster.cluster", no_cluster)
+    monkeypatch.setattr("launch.cluster.wait_for_devices", no_wait)
+    monkeypatch.setattr(ExportActors, "spawn", lambda *_, **__: fake)
+
+
 @pytest.mark.parametrize(
     ("wrong", "status", "message"),
     [
@@ -150,17 +175,7 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     message: str,
 ):
     fake = FakeExporter(wrong)
-
-    @contextmanager
-    def no_cluster(*_: Any, **__: Any) -> Iterator[None]:
-        yield
-
-    async def no_wait(*_: Any, **__: Any) -> None:
-        pass
-
-    monkeypatch.setattr("launch.cluster.cluster", no_cluster)
-    monkeypatch.setattr("launch.cluster.wait_for_devices", no_wait)
-    monkeypatch.setattr(ExportActors, "spawn", lambda *_, **__: fake)
+    use_exporter(fake, monkeypatch)
     assert export.main([str(run_dir), "--out", "out"]) == status
     out, err = capsys.readouterr()
     assert message in (err if status else out)
@@ -168,6 +183,77 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     assert fake.killed
     assert (run_dir.parent / "out").exists() == (status == 0)
     assert not (run_dir.parent / "out.tmp").exists()
+
+
+PUSH = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
+
+
+def write_facts(run_dir: Path, adapter_sha256: str) -> None:
+    """Writes the facts of the checkpoint that is exported."""
+    facts = run_dir / "checkpoints" / "3" / "facts" / "metadata"
+    facts.parent.mkdir(exist_ok=True)
+    text = json.dumps({"version": 3, "adapter_sha256": adapter_sha256, "meta": {}})
+    facts.write_text(text, encoding="utf-8")
+
+
+@OLD_HTTPX
+def test_a_repeated_push_does_not_export_again(
+    run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    write_facts(run_dir, "a" * 64)
+    use_exporter(FakeExporter({}), monkeypatch)
+    hub.uploads_left = 0
+    assert export.main(PUSH) == 1
+    assert "hf://ann/tuned: not pushed: " in capsys.readouterr().err
+    hub.uploads_left = None
+    use_exporter(FakeExporter({"start": RuntimeError("it exports again")}), monkeypatch)
+    assert export.main(PUSH) == 0
+    shown = capsys.readouterr().out
+    assert f"exported before: {run_dir.parent}/out" in shown
+    assert f"pushed: {hub.url}/ann/tuned" in shown
+    repo = hub.repos["ann/tuned"]
+    assert (repo.private, repo.commits) == (True, ["moved, checkpoint 3"])
+    assert repo.files.keys() == {".gitattributes", "README.md", "model.safetensors"}
+    assert export.main([*PUSH, "--public"]) == 0
+    assert hub.uploads == [len(b"merged")]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "adapter"),
+    [
+        ([], ["--format", "peft"], "a"),
+        ([], ["--dtype", "bfloat16"], "a"),
+        ([], ["--checkpoint", "2"], "a"),
+        ([], [], "b"),  # a rollback, and another step 3
+        (["--no-verify"], [], "a"),
+    ],
+)
+@pytest.mark.usefixtures("hub")
+def test_another_export_is_not_pushed_from_the_folder(
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    first: list[str],
+    second: list[str],
+    adapter: str,
+):
+    write_facts(run_dir, "a")
+    use_exporter(FakeExporter({}), monkeypatch)
+    assert export.main([*PUSH[:3], *first]) == 0
+    write_facts(run_dir, adapter)
+    assert export.main([*PUSH, *second]) == 2
+    what = "--out out: exists and is not an empty folder, nor holds this export"
+    assert what in capsys.readouterr().err
+
+
+def test_without_a_login_nothing_is_exported(
+    run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.delenv("HF_TOKEN")
+    assert export.main(PUSH) == 2
+    assert "there is no login; log in with" in capsys.readouterr().err
+    assert not (run_dir.parent / "out").exists()
+    assert hub.repos == {}
 
 
 def make_checkpoints(folder: Path, *names: str) -> RunFolder:

@@ -51,6 +51,18 @@ def test_invariant_8_a_planted_delay_is_in_its_row(tmp_path: Path, call, process
     assert rows_of(run, process)[row] > (0.5 if "sync" in row else 0.99) * delay_s
 
 
+@pytest.mark.parametrize(("call", "calls"), [("learner.save", 0), ("learner.update", 1)])
+def test_the_time_to_the_first_step_ends_with_its_update(tmp_path: Path, call: str, calls: int):
+    config = make_config(tmp_path, data=SPLITS, budget={"steps": 2}, checkpoint={"every_steps": 1})
+    script = Script(durations={call: DELAY_S})
+    run = Process(config, disk=Disk(), data=make_data(), script=script)
+    run.run()
+    summary = run.folder.summary
+    assert summary is not None
+    assert summary["ledger"]["first_step_s"] == calls * DELAY_S
+    assert summary["ledger"]["wall_s"] >= 2 * DELAY_S
+
+
 def rows_of(run: Process, process: str) -> dict[str, float]:
     found: dict[str, float] = defaultdict(float)
     for one in read_ledger(run.folder.ledger):

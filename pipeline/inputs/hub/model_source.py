@@ -29,6 +29,7 @@ MODEL_FILES = (
 )
 HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
 """Name and revision."""
+HF_LOG_IN = "`hf auth login` or the environment variable HF_TOKEN"
 _KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+)/(\w+)/([\w.-]+)(?:/(\d+))?")
 _KAGGLE_FRAMEWORKS = ("flax", "transformers")
 
@@ -79,7 +80,6 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     from huggingface_hub import errors
 
     name, revision = match.groups()
-    log_in = "`hf auth login` or the environment variable HF_TOKEN"
     try:
         found = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=list(files)
@@ -87,11 +87,11 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     except errors.GatedRepoError:
         raise ValueError(
             f"{setting}: {handle} requires an accepted licence: accept it on the model's page on "
-            f"the hub, then log in with {log_in}"
+            f"the hub, then log in with {HF_LOG_IN}"
         ) from None
     except errors.RepositoryNotFoundError:
         raise FileNotFoundError(
-            f"{setting}: {handle} does not exist, or is private and needs {log_in}"
+            f"{setting}: {handle} does not exist, or is private and needs {HF_LOG_IN}"
         ) from None
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{setting}: {name} has no revision {revision!r}") from None
@@ -104,7 +104,7 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     except errors.HfHubHTTPError as error:
         if error.response.status_code in {401, 403}:
             what = f"the hub refuses this login ({error.response.status_code}); log in again with"
-            raise ValueError(f"{setting}: {handle}: {what} {log_in}") from None
+            raise ValueError(f"{setting}: {handle}: {what} {HF_LOG_IN}") from None
         raise
     return Path(found)
 

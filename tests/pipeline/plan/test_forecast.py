@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from configs.load import load_config
+from configs.schema import Config
 from pipeline.compute.decode import timing as decode_timing
 from pipeline.compute.learner import timing as learner_timing
 from pipeline.control.estimates import SAFETY
@@ -17,6 +19,7 @@ from pipeline.plan.forecast import (
     SCENARIOS,
     SEGMENTS,
     Forecast,
+    Scenario,
     forecast,
 )
 from pipeline.plan.search.fitting import choose_placement
@@ -88,6 +91,53 @@ def test_evaluations_count_in_the_budget() -> None:
     assert often.grpo_steps < seldom.grpo_steps
     spent = [one.outcomes["expected"].spent_s["validation"] for one in (often, seldom)]
     assert spent[0] > 20 * spent[1]
+
+
+@pytest.mark.parametrize("pace", SCENARIOS)
+def test_the_first_step_comes_after_all_that_precedes_it(pace: Scenario) -> None:
+    found = planned(*FREE)
+    spent = found.outcomes[pace].spent_s
+    cold, warm = (found.first_step_s[caches][pace] for caches in ("cold", "warm"))
+    for name in ("download", "start", "compile", "calibration"):
+        assert cold[name] == spent[name] > 0
+    # Tests and exports are done once more at the end.
+    assert (cold["tests"], cold["export"]) == (spent["tests"] / 2, spent["export"] / 2)
+    assert 0 < cold["validation"] < spent["validation"]
+    assert cold["step"] == pytest.approx(spent["steps"] / found.outcomes[pace].steps)
+    assert warm["download"] == 0
+    assert warm["compile"] == pytest.approx(0.18 * cold["compile"])
+    assert warm["calibration"] <= cold["calibration"]
+    same = ("start", "tests", "export", "validation", "step")
+    assert [warm[name] for name in same] == [cold[name] for name in same]
+
+
+def test_a_model_of_a_hub_is_downloaded(tmp_path: Path) -> None:
+    given = case(preset("gemma3_1b"))
+    found = planned()
+    assert found.download_gib == 2 * given.shape.parameters / GIB
+    assert found.first_step_s["cold"]["expected"]["download"] == pytest.approx(
+        2 * given.shape.parameters / 1e8
+    )
+    local = replace(given, config=with_model(given.config, str(tmp_path)))
+    found = forecast(local, choose_placement(local).chosen)
+    assert found.download_gib == 0
+    assert found.outcomes["expected"].spent_s["download"] == 0
+
+
+def with_model(config: Config, path: str) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
+
+
+def test_the_first_step_of_the_sft_phase_is_an_optimizer_step() -> None:
+    sft = [("run.phases", '["sft", "grpo"]'), ("sft.train.path", "a.jsonl"), ("sft.steps", "50")]
+    found = planned(*sft)
+    spent = found.outcomes["expected"].spent_s
+    assert found.first_step_s["cold"]["expected"]["step"] == spent["SFT phase"] / 50
+
+
+def test_with_a_budget_of_steps_the_initial_policy_is_not_exported() -> None:
+    found = planned(("budget.steps", "100"), ("budget.time", "none"))
+    assert found.first_step_s["cold"]["expected"]["export"] == 0
 
 
 def test_rows_are_known_from_files_or_settings(tmp_path: Path) -> None:

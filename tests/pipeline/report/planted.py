@@ -46,7 +46,8 @@ def account(step: int) -> dict[str, Any]:
     }
     tokens = {"trained": 4000, "no_signal": 800}
     start = 56.0 + 4 * step
-    return {"step": step, "start": start, "end": start + 4, "seconds": seconds, "tokens": tokens}
+    row = {"step": step, "start": start, "end": start + 4, "seconds": seconds, "tokens": tokens}
+    return {**row, "work": {"generated": 4800, "segments": {}}}
 
 
 def run(

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 from pipeline.report.ledger_lines import ledger_lines
 
-MEASURED = {
+MEASURED: dict[str, Any] = {
     "ledger": {
         "wall_s": 100.0,
+        "first_step_s": 41.0,
         "processes": 3,
         "seconds": {
             "driver": {"waiting_learner": 60.0, "evaluation": 40.0},
@@ -21,7 +24,7 @@ MEASURED = {
 
 def test_rows_by_kind_of_process_with_shares_of_all_seconds():
     assert list(ledger_lines(MEASURED)) == [
-        "where the time went: 1m40s x 3 processes",
+        "where the time went: 1m40s x 3 processes; first optimizer step done after 41s",
         "  seconds               driver   learner  samplers    share",
         "  update                            45.0              15.0%",
         "  update padding                    15.0               5.0%",
@@ -44,5 +47,17 @@ def test_rows_by_kind_of_process_with_shares_of_all_seconds():
 
 
 def test_a_run_that_has_not_begun_has_no_lines():
-    empty = {"wall_s": 0.0, "processes": 0, "seconds": {}, "tokens": {}}
+    empty: dict[str, Any] = {
+        "wall_s": 0.0,
+        "first_step_s": None,
+        "processes": 0,
+        "seconds": {},
+        "tokens": {},
+    }
     assert list(ledger_lines({"ledger": empty, "goodput": {}, "speed": {}, "cost": {}})) == []
+
+
+def test_a_run_that_ended_before_its_first_step_names_none():
+    ledger = MEASURED["ledger"] | {"first_step_s": None}
+    first, *_ = ledger_lines(MEASURED | {"ledger": ledger})
+    assert first == "where the time went: 1m40s x 3 processes"

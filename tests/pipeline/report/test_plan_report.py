@@ -205,6 +205,25 @@ def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
     assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 
+def test_the_first_step_is_reported_with_cold_and_warm_caches(found: PlanReport) -> None:
+    figures = plan_figures(found)
+    text, first = text_lines(figures), figures["budget"]["first_step"]
+    for caches, parts in (("cold", ["download", "start"]), ("warm", ["start"])):
+        said = line(text, f"  first optimizer step done with {caches} caches after ")
+        shown = re.fullmatch(rf".* after {AROUND}: (.*)", said)
+        assert shown
+        expected, low, high = (duration(one) for one in shown.groups()[:3])
+        seconds = first[caches]["seconds"]
+        assert low < expected < high
+        assert expected == pytest.approx(seconds["expected"], rel=0.02)
+        each = [one.rsplit(" ~", 1) for one in shown[4].split(", ")]
+        parts += ["compile", "calibration", "tests", "validation", "export", "step"]
+        assert [name for name, _ in each] == parts
+        assert sum(duration(one) for _, one in each) == pytest.approx(expected, rel=0.05)
+    gib = figures["budget"]["download_gib"]
+    assert f"  download of ~{gib:.2f} GiB, assumed: 100 MB per second" in text
+
+
 def test_the_assumption_on_dynamic_sampling_is_reported() -> None:
     more = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96")]
     figures = plan_figures(planned(*FREE, *more, model="gemma3_1b"))

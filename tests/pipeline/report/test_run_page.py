@@ -15,7 +15,7 @@ from pipeline.contracts.record_files import replace_rows
 from pipeline.report.comparison import reached
 from pipeline.report.comparison_page import comparison_page
 from pipeline.report.curves import Panel, Series, chart, smooth, thin
-from pipeline.report.facts import events
+from pipeline.report.facts import events, key_figures
 from pipeline.report.panels import panels
 from pipeline.report.run_page import run_page
 from pipeline.report.run_records import read_run
@@ -324,3 +324,9 @@ def test_long_texts_show_begin_and_end():
     assert shortened("x" * MOST_TEXT) == "x" * MOST_TEXT
     found = shortened("a" * 1000 + "b" * 1000)
     assert found.startswith("a" * 750 + "\n[... 500 characters ...]\nb")
+
+
+def test_the_time_to_the_first_step_is_a_key_figure():
+    named = {name: value for name, value, _ in key_figures(planted())}
+    assert named["first step done"] == "1m4s"
+    assert "first step done" not in {name for name, *_ in key_figures(planted(ledger=False))}

@@ -12,6 +12,7 @@ from pipeline.run.ledger import (
     FATES,
     ROWS,
     Ledger,
+    Work,
     account_seconds,
     kind_of,
     read_ledger,
@@ -163,6 +164,18 @@ def test_accounts_are_appended_and_read_back(tmp_path: Path):
     assert (run.ledger.total.tokens, run.ledger.wall_s) == ({"trained": 10}, 20.0)
     assert run.ledger.take().tokens == {"trained": 10}
     assert run.ledger.take().seconds == {}
+
+
+def test_the_first_step_is_the_first_account_with_work(tmp_path: Path):
+    run = Run(tmp_path)
+    run.ledger.account(50, {})  # the start of a fork of step 50
+    ends = [run.ledger.first_step_s]
+    for number in (51, 52):
+        run.now.seconds += 5
+        run.ledger.account(number, {}, work=Work(positions=8))
+        ends.append(run.ledger.first_step_s)
+    run.start()
+    assert [*ends, run.ledger.first_step_s] == [None, 15.0, 15.0, 15.0]
 
 
 def test_the_start_of_a_resumed_process_is_a_restart_and_its_steps_are_repeated(tmp_path: Path):
