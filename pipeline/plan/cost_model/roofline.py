@@ -33,7 +33,7 @@ _SPREAD = {"tpu": 1.6, "gpu": 3.0, "cpu": 3.0}
 """The high end as a multiple of the expected time."""
 _DEQUANTIZE = 5.3
 """Bytes moved per byte of a matrix that is dequantized from 8 or 4 bits before each product."""
-_TRUNCATION_BYTES = 300.0
+_TRUNCATION_BYTES = 200.0
 """Bytes moved per entry of the vocabulary for top-k, top-p or min-p truncation."""
 _TOP_K_S = 1.6e-11
 """Seconds per position and entry of the vocabulary of the reference top k on a TPU."""

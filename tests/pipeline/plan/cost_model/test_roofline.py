@@ -60,11 +60,10 @@ def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> 
 @pytest.mark.parametrize(
     ("settings", "slots", "ms"),
     [
-        ([("plan.kv_cache", "int8")], 512, 25.6),
-        ([("plan.kv_cache", "int8")], 768, 42.5),
-        ([("plan.rollout_weights", "merged"), ("learner.importance_cap", "2.0")], 64, 5.86),
+        ([("plan.kv_cache", "int8")], 512, 21.5),
+        ([("plan.rollout_weights", "merged"), ("learner.importance_cap", "2.0")], 64, 5.06),
         ([("plan.rollout_weights", "int8"), ("learner.importance_cap", "2.0")], 64, 16.4),
-        ([("rollout.top_k", "64")], 128, 24.1),
+        ([("rollout.top_k", "64")], 128, 17.7),
     ],
 )
 def test_decode_steps_with_other_settings_are_near_the_compilers_estimate(
@@ -77,8 +76,8 @@ def test_decode_steps_with_other_settings_are_near_the_compilers_estimate(
 
 def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     found = pace("gemma3_4b").decode_step(32)
-    assert 1e3 * found.expected == pytest.approx(21.7, rel=0.1)
-    assert 1e3 * found.low < 21.7 < 1e3 * found.high
+    assert 1e3 * found.expected == pytest.approx(20.3, rel=0.1)
+    assert 1e3 * found.low < 20.3 < 1e3 * found.high
 
 
 @pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 8.3), (512, "int8", 90.1)])
