@@ -205,7 +205,7 @@ def prepare(
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
     """Checks that need neither the model nor the data."""
     found.check(_DEVICE_SETTINGS, refuse_plan_only, config)
-    found.check(_DEVICE_SETTINGS, _check_devices, config)
+    found.check(_DEVICE_SETTINGS, check_devices, config)
     found.check(_FOLDER_SETTINGS, folder.check_writable)
     if config.run.mirror is not None:
         found.check(("run.mirror",), check_mirror, config.run.mirror, folder.path)
@@ -226,7 +226,7 @@ def _check_adapter(key: str, path: str) -> None:
         )
 
 
-def _check_devices(config: Config) -> None:
+def check_devices(config: Config) -> None:
     """Compares the plan with the devices of this machine, without taking them.
 
     The devices of a submitted run belong to other machines, so nothing is compared where it is
