@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
@@ -122,7 +123,7 @@ def _required(platform: str) -> dict[str, Requirement]:
     if platform == "tpu":
         with suppress(metadata.PackageNotFoundError):  # JAX itself is reported as missing
             lines += [line for line in metadata.requires("jax") or () if line.startswith("libtpu")]
-    found = {}
+    found = dict[str, Requirement]()
     for line in lines:
         one = Requirement(line)
         if one.marker is None or (one.name == "libtpu" and one.marker.evaluate({"extra": "tpu"})):
@@ -258,12 +259,14 @@ def variables(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: 
                 "start without it: env -u TPU_VISIBLE_CHIPS python -m launch.train",
             )
         )
-    if "TPU_LIBRARY_PATH" in given:
+    own = find_spec("libtpu")
+    library = Path(given.get("TPU_LIBRARY_PATH", ""))
+    if library.name and (own is None or library.parent != Path(str(own.origin)).parent):
         found.append(
             Finding(
                 "TPU variables",
                 "note",
-                f"TPU_LIBRARY_PATH = {given['TPU_LIBRARY_PATH']} replaces the installed libtpu",
+                f"TPU_LIBRARY_PATH = {library} replaces the installed libtpu",
                 "unset it to use the pinned one",
             )
         )

@@ -18,6 +18,7 @@ from pipeline.contracts.cache_folder import cache_folder
 from pipeline.contracts.topology import GIB
 from pipeline.inputs.dataset.load import locate_data
 from pipeline.inputs.hub import hf_folder
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF, KAGGLE, has_kaggle_login, locate_model
 from pipeline.plan.cost_model.hardware import device_count
 from pipeline.plan.forecast import forecast
@@ -34,10 +35,11 @@ _STORE_BYTES, _STORE_SHARE = 10e9, 0.3
 or all of it in the folder of temporary files."""
 _HUB_BYTES = 2
 """Bytes of a parameter of the models on the hub."""
-_NETWORK = "connect to the network (Kaggle: Settings, Internet)"
+_NETWORK = "connect to the network (Kaggle: Settings, Internet) without HF_HUB_OFFLINE"
 _ADVICE = {
     "model": f"{_NETWORK}, or set model.path to a folder with the model's files",
-    "licence": "accept the licence on the model's page, then hf auth login, or set HF_TOKEN",
+    HF: "accept the licence on the model's page, then hf auth login, or set HF_TOKEN",
+    KAGGLE: "accept the licence on the model's page, and set KAGGLE_API_TOKEN",
     "folder": "set model.path to a folder with the model's files",
     "data": "set the path of a file or dataset that exists; python -m launch.data shows the rows",
 }
@@ -78,12 +80,15 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         yield Finding("memory", "ok", f"{memory:.1f} GiB available")
         yield from _shared_memory(host, memory)
         return
+    state: State = "note"
     try:
+        shape_of(config)  # a missing model has its own finding; one on the hub may be unknown
+        state = "note" if config.plan.platform == "gpu" else "fault"
         case = PlanCase.of(config)
         chosen = choose_placement(case).chosen
     except (ValueError, FileNotFoundError) as error:
-        state: State = "note" if config.plan.platform == "gpu" else "fault"
-        yield Finding("plan", state, str(error), "see python -m launch.plan")
+        remedy = "python -m launch.plan estimates memory and disk once this is known"
+        yield Finding("plan", state, str(error), remedy)
         yield from _shared_memory(host, memory)
         return
     if chosen.fits:
@@ -197,7 +202,8 @@ def model(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG0
         remedy = _ADVICE["model" if is_handle(path) else "folder"]
         yield Finding("model", "fault", str(error), remedy)
     except ValueError as error:
-        remedy = _ADVICE["licence" if is_handle(path) else "folder"]
+        hub = next((prefix for prefix in (HF, KAGGLE) if path.startswith(prefix)), "folder")
+        remedy = _ADVICE[hub]
         yield Finding("model", "fault", str(error), remedy)
     else:
         where = f"in {found}"
