@@ -8,14 +8,17 @@ import pwd
 import shutil
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+_PROJECT, _PYPROJECT = "gemma-grpo", Path(__file__).parents[1] / "pyproject.toml"
 _CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNLIMITED = 2**60
 """Limits above are none: the first version of cgroups writes a large number."""
@@ -48,7 +51,9 @@ class Host:
         uid: id of the user.
         groups: ids of the user's groups.
         python: version of the interpreter.
+        requires_python: versions that the project allows.
         installed: versions of the installed distributions, by normalized name.
+        requires: requirements of the project, and that of the installed JAX on libtpu.
         ray_chips: number of TPU chips that Ray counts.
         now_s: its clock, Unix time.
         free_bytes: free space of the file system of a path, which may not exist yet.
@@ -58,7 +63,9 @@ class Host:
     uid: int
     groups: Collection[int]
     python: str
+    requires_python: str
     installed: Mapping[str, str]
+    requires: Sequence[str]
     ray_chips: int
     now_s: float
     free_bytes: Callable[[Path], int]
@@ -69,18 +76,32 @@ class Host:
         # Imported late: it imports Ray.
         from actors.placement import RESOURCE, count_devices
 
+        requires_python, requires = _project()
+        with suppress(metadata.PackageNotFoundError):  # JAX itself is reported as missing
+            requires += _libtpu_of_jax()
         return Host(
             root=Path("/"),
             uid=os.geteuid(),
             groups=frozenset({os.getegid(), *os.getgroups()}),
             python=platform.python_version(),
+            requires_python=requires_python,
             installed={
                 canonicalize_name(one.name): one.version for one in metadata.distributions()
             },
+            requires=requires,
             ray_chips=count_devices(RESOURCE["tpu"]),
             now_s=time.time(),
             free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         )
+
+    def version(self, name: str) -> str | None:
+        """The installed version of a distribution; None: it is not installed."""
+        return self.installed.get(canonicalize_name(name))
+
+    def has(self, required: Requirement) -> bool:
+        """Whether an allowed version is installed."""
+        version = self.version(required.name)
+        return version is not None and version in required.specifier
 
     def chips(self) -> list[str]:
         """Device files of the TPU chips, in their order: /dev/accelN, or else /dev/vfio/N."""
@@ -149,6 +170,23 @@ class Host:
 
     def _at(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
+
+
+def _project() -> tuple[str, list[str]]:
+    """Python versions that the project allows, and its requirements."""
+    try:
+        allowed = metadata.metadata(_PROJECT)["Requires-Python"]
+        lines = list(metadata.requires(_PROJECT) or ())
+    except metadata.PackageNotFoundError:  # sources that are not installed
+        table = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
+        return table["requires-python"], list(table["dependencies"])
+    return allowed, [line for line in lines if Requirement(line).marker is None]
+
+
+def _libtpu_of_jax() -> list[str]:
+    """What the installed JAX requires of libtpu."""
+    found = [Requirement(line) for line in metadata.requires("jax") or ()]
+    return [f"{one.name}{one.specifier}" for one in found if one.name == "libtpu"]
 
 
 def user_name(uid: int) -> str:

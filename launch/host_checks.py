@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
@@ -15,17 +13,16 @@ from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name
 
 from configs.schema import Config
 from launch.host import Host, user_name
 
 State = Literal["ok", "note", "fault"]
-PROJECT = "gemma-grpo"
 LOCK_FILE = "/tmp/libtpu_lockfile"  # libtpu's
 _ROOT = Path(__file__).parents[1]
 _PINS = {"cpu": "requirements.txt", "tpu": "requirements-tpu.txt", "gpu": "requirements-cuda13.txt"}
 """Files of the pinned versions, by `plan.platform`."""
+_TPU_ONLY = "libtpu"
 _SHOWN = 3
 """Packages, processes or files that a finding names."""
 _HOSTS = re.compile(r"[\w.:\[\]-]+(,[\w.:\[\]-]+)*", re.ASCII)
@@ -77,69 +74,52 @@ def _some(names: Sequence[object]) -> str:
 # --- versions
 
 
-def versions(host: Host, config: Config | None) -> Iterator[Finding]:
-    """Python and packages against what the project requires, and against its pins."""
+def python(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG001
+    """The interpreter."""
+    if host.python in SpecifierSet(host.requires_python):
+        yield Finding("python", "ok", f"Python {host.python}")
+        return
+    yield Finding(
+        "python",
+        "fault",
+        f"Python {host.python}, and the project needs {host.requires_python}",
+        "make the environment with another one: make PYTHON=/path/to/python3.12 install-dev",
+    )
+
+
+def packages(host: Host, config: Config | None) -> Iterator[Finding]:
+    """Installed packages against what the project and its JAX require, and against the pins."""
     platform = "tpu" if config is None else config.plan.platform
     pins = _ROOT / _PINS[platform]
-    allowed = SpecifierSet(metadata.metadata(PROJECT)["Requires-Python"])
-    if host.python in allowed:
-        yield Finding("python", "ok", f"Python {host.python}")
-    else:
-        yield Finding(
-            "python",
-            "fault",
-            f"Python {host.python}, and the project needs {allowed}",
-            "make the environment with another one: make PYTHON=/path/to/python3.12 install-dev",
-        )
     install = f"install the pinned versions: python -m pip install -r {pins.name}"
+    required = [Requirement(line) for line in host.requires]
     wrong = [
-        f"{name} {host.installed.get(name, 'is missing')}, needed: {one.specifier or 'any'}"
-        for name, one in _required(platform).items()
-        if host.installed.get(name) is None or host.installed[name] not in one.specifier
+        f"{one.name} {host.version(one.name) or 'is missing'}, needed: {one.specifier or 'any'}"
+        for one in required
+        if (one.name != _TPU_ONLY or platform == "tpu") and not host.has(one)
     ]
-    if wrong and config is None and all(line.startswith("libtpu ") for line in wrong):
-        yield Finding("packages", "note", _some(wrong), f"for a TPU {install}")
-        return
     if wrong:
-        yield Finding("packages", "fault", _some(wrong), install)
+        optional = config is None and all(line.startswith(_TPU_ONLY) for line in wrong)
+        yield Finding("packages", "note" if optional else "fault", _some(wrong), install)
         return
-    known = ", ".join(
-        f"{name} {host.installed[name]}"
-        for name in ("jax", "libtpu", "ray")
-        if name in host.installed
-    )
-    others = _not_pinned(host, pins) if pins.is_file() else []
-    if others:
-        yield Finding(
-            "packages", "note", f"{known}; not as in {pins.name}: {_some(others)}", install
-        )
+    names = ("jax", _TPU_ONLY, "ray")
+    known = ", ".join(f"{name} {host.version(name)}" for name in names if host.version(name))
+    if not pins.is_file():  # the project is installed without its sources
+        yield Finding("packages", "ok", known)
+    elif others := _not_pinned(host, pins):
+        shown = f"{known}; not as in {pins.name}: {_some(others)}"
+        yield Finding("packages", "note", shown, install)
     else:
         yield Finding("packages", "ok", f"{known}, as pinned in {pins.name}")
-
-
-def _required(platform: str) -> dict[str, Requirement]:
-    """What the project requires directly, and on a TPU the libtpu that the installed JAX does."""
-    lines = list(metadata.requires(PROJECT) or ())
-    if platform == "tpu":
-        with suppress(metadata.PackageNotFoundError):  # JAX itself is reported as missing
-            lines += [line for line in metadata.requires("jax") or () if line.startswith("libtpu")]
-    found = dict[str, Requirement]()
-    for line in lines:
-        one = Requirement(line)
-        if one.marker is None or (one.name == "libtpu" and one.marker.evaluate({"extra": "tpu"})):
-            found[canonicalize_name(one.name)] = one
-    return found
 
 
 def _not_pinned(host: Host, pins: Path) -> list[str]:
     found = []
     for line in pins.read_text(encoding="utf-8").splitlines():
         one = Requirement(line)
-        installed = host.installed.get(canonicalize_name(one.name))
-        if (one.marker is None or one.marker.evaluate()) and (
-            installed is None or installed not in one.specifier
-        ):
-            found.append(f"{one.name} {installed or 'is missing'} ({one.specifier})")
+        if (one.marker is None or one.marker.evaluate()) and not host.has(one):
+            version = host.version(one.name) or "is missing"
+            found.append(f"{one.name} {version} ({one.specifier})")
     return found
 
 
