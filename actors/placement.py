@@ -284,15 +284,21 @@ def total_resources(plan: Plan, *, learner: bool = True) -> dict[str, float]:
     return {name: sum(amounts)}
 
 
+def detected_devices(name: str) -> int:
+    """Returns how many devices Ray counts on this machine, by its name of them; takes none."""
+    count: int = get_accelerator_manager_for_resource(name).get_current_node_num_accelerators()
+    return count
+
+
 def count_devices(name: str, *, given: int | None = None) -> int:
-    """Returns how many devices a private cluster on this machine has; takes none of them.
+    """Returns how many devices a private cluster on this machine has.
 
     Args:
         name: Ray's name of the devices.
         given: their number, where Ray's count is replaced.
     """
+    count = detected_devices(name) if given is None else given
     manager = get_accelerator_manager_for_resource(name)
-    count: int = manager.get_current_node_num_accelerators() if given is None else given
     visible = manager.get_current_process_visible_accelerator_ids()
     return count if visible is None else min(count, len(visible))
 

@@ -74,7 +74,7 @@ class Host:
     def of_this_process() -> Host:
         """This machine."""
         # Imported late: it imports Ray.
-        from actors.placement import RESOURCE, count_devices
+        from actors.placement import RESOURCE, detected_devices
 
         requires_python, requires = _project()
         with suppress(metadata.PackageNotFoundError):  # JAX itself is reported as missing
@@ -89,7 +89,7 @@ class Host:
                 canonicalize_name(one.name): one.version for one in metadata.distributions()
             },
             requires=requires,
-            ray_chips=count_devices(RESOURCE["tpu"]),
+            ray_chips=detected_devices(RESOURCE["tpu"]),
             now_s=time.time(),
             free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         )
