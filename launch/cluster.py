@@ -33,7 +33,8 @@ REPORT_WAIT_EVERY_S = 60.0
 """Interval of the messages while a job waits for devices."""
 _OTHER_PROCESSES = 2
 """Those without devices: the rewards' host and the exporter."""
-_OBJECT_STORE_BYTES = 512 * 2**20
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Of a private cluster for a plan on CPUs; elsewhere Ray chooses."""
 
 
 @contextmanager
@@ -152,7 +153,7 @@ def _started(plan: Plan, *, tpu_chips: int | None, learner: bool) -> Iterator[Ra
         num_cpus=_cpus(plan, learner=learner),
         resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
         log_to_driver=False,
-        object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+        object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
     ) as watch:
         yield watch
 

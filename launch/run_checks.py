@@ -10,6 +10,7 @@ from pathlib import Path
 
 from configs.base import is_handle
 from configs.schema import Config
+from launch.cluster import OBJECT_STORE_BYTES
 from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
 from launch.preparation import check_devices
@@ -78,7 +79,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     memory = host.memory_bytes() / GIB
     if config is None:
         yield Finding("memory", "ok", f"{memory:.1f} GiB available")
-        yield from _shared_memory(host, memory)
+        yield from _shared_memory(host, memory, config)
         return
     state: State = "note"
     try:
@@ -89,7 +90,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
         yield Finding("plan", state, str(error), remedy)
-        yield from _shared_memory(host, memory)
+        yield from _shared_memory(host, memory, config)
         return
     if chosen.fits:
         yield Finding("plan", "ok", f"{chosen.name}, by estimates")
@@ -106,12 +107,14 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    yield from _shared_memory(host, memory)
+    yield from _shared_memory(host, memory, config)
     yield from _disk(host, config, case.shape.parameters, forecast(case, chosen).disk_gib)
 
 
-def _shared_memory(host: Host, memory_gib: float) -> Iterator[Finding]:
+def _shared_memory(host: Host, memory_gib: float, config: Config | None) -> Iterator[Finding]:
     free, store = host.free_bytes(Path("/dev/shm")), _STORE_SHARE * memory_gib * GIB
+    if config is not None and config.plan.platform == "cpu":
+        store = OBJECT_STORE_BYTES
     shown = f"{free / GIB:.1f} GiB free"
     if free >= min(_STORE_BYTES, store):
         yield Finding("/dev/shm", "ok", shown)
@@ -129,25 +132,21 @@ def _disk(
     host: Host, config: Config, parameters: int, run_gib: Mapping[str, float]
 ) -> Iterator[Finding]:
     """The free space of each file system against what a run writes there, as `launch.plan` says."""
-    run, programs = RunFolder.of(config).path, cache_folder("xla")
-    places: dict[Path, dict[str, float]] = defaultdict(dict)
-    places[run] |= run_gib
-    places[programs]["compiled programs"] = PROGRAMS_BYTES / GIB
+    programs = cache_folder("xla")
+    places = {RunFolder.of(config).path: run_gib}
+    places[programs] = {"compiled programs": PROGRAMS_BYTES / GIB}
     if is_handle(config.model.path):
-        places[_hub_cache(config.model.path)]["weights"] = _HUB_BYTES * parameters / GIB
-    devices: dict[int, list[Path]] = defaultdict(list)
+        places[_hub_cache(config.model.path)] = {"weights": _HUB_BYTES * parameters / GIB}
+    left = {path: max(0.0, sum(gib.values()) - _size_gib(path)) for path, gib in places.items()}
+    disks: dict[int, list[Path]] = defaultdict(list)
     for path in places:
-        devices[existing_parent(path).stat().st_dev].append(path)
-    for paths in devices.values():
-        parts = {name: size for path in paths for name, size in places[path].items()}
-        free = host.free_bytes(paths[0]) / GIB
-        there = sum(_size_gib(path) for path in paths)
-        needed, at_most = (
-            max(0.0, sum(size for name, size in parts.items() if name not in left_out) - there)
-            for left_out in ({"compiled programs"}, set[str]())
-        )
-        listed = ", ".join(f"{name} {size:.2f}" for name, size in parts.items())
-        shown = f"{free:.1f} GiB free at {paths[0]}; at most {at_most:.2f} more needed: {listed}"
+        disks[existing_parent(path).stat().st_dev].append(path)
+    for paths in disks.values():
+        free, at_most = host.free_bytes(paths[0]) / GIB, sum(left[path] for path in paths)
+        needed = sum(left[path] for path in paths if path != programs)
+        parts = [f"{name} {gib:.2f}" for path in paths for name, gib in places[path].items()]
+        shown = f"{free:.1f} GiB free at {paths[0]}; at most {at_most:.2f} more needed"
+        shown += f": {', '.join(parts)}"
         if free >= at_most:
             yield Finding("disk", "ok", shown)
         else:
@@ -157,7 +156,8 @@ def _disk(
 
 
 def _size_gib(folder: Path) -> float:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / GIB
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sum(path.stat().st_size for path in files) / GIB
 
 
 def _hub_cache(handle: str) -> Path:
