@@ -25,6 +25,7 @@ from launch.exits import Failure, say
 from launch.private_cluster import private_cluster
 from launch.ray_watch import ClusterLost, RayWatch
 from launch.stop import Stop, Stopped, unless
+from pipeline.contracts.workers import WorkerDied
 
 A = TypeVar("A", bound=DeviceActors)
 T = TypeVar("T")
@@ -52,7 +53,8 @@ def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Itera
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
             cluster, or a dashboard, which only takes jobs.
-        Failure: if a private cluster does not start.
+        Failure: if a private cluster does not start, or a process of the body dies that it does not
+            restart.
         ClusterLost: if the cluster ends before the body does.
     """
     # Otherwise a call after the end of the cluster would start another one.
@@ -63,7 +65,10 @@ def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Itera
         problem = shortage(plan, alive_nodes(), learner=learner)
         if problem:
             raise ValueError(problem)
-        yield watch
+        try:
+            yield watch
+        except WorkerDied as death:
+            raise Failure(f"{death}; give the same command again") from None
 
 
 def with_actors(

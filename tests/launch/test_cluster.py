@@ -17,6 +17,8 @@ import ray
 from actors.placement import Node, Reservation
 from configs.schema import Plan
 from launch import cluster
+from launch.exits import EXIT_FAILED, Failure
+from pipeline.contracts.workers import WorkerDied
 from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT, private_environment
 from tests.pipeline.compute.test_devices import KAGGLE
 
@@ -104,6 +106,16 @@ def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
         cluster.cluster(CPU, tpu_chips=None),
     ):
         raise AssertionError
+
+
+def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
+    with (
+        pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
+        cluster.cluster(CPU, tpu_chips=None),
+    ):
+        raise WorkerDied("sampler 0", "it hangs")
+    assert ends.value.status == EXIT_FAILED
+    assert fake.stopped == 1
 
 
 @pytest.fixture
