@@ -86,7 +86,9 @@ class Host:
             python=platform.python_version(),
             requires_python=requires_python,
             installed={
-                canonicalize_name(one.name): one.version for one in metadata.distributions()
+                canonicalize_name(one.name): one.version
+                for one in metadata.distributions()
+                if one.name  # damaged ones have none
             },
             requires=requires,
             ray_chips=detected_devices(RESOURCE["tpu"]),

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -296,6 +296,15 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         *("Ray's count", "fault", "run.tpu_chips = 4 replaces that, and the plan needs 8"),
         "set run.tpu_chips = 8",
     ),
+    "a machine without the GPUs": (
+        settings(
+            plan__platform="gpu",
+            plan__learner_devices="64",
+            plan__slots="64",
+            plan__micro_batch_tokens="4352",
+        ),
+        *("devices", "fault", "needs 64 GPU, and this machine has", "choose a machine with more"),
+    ),
     "Ray of another user": (
         lambda host: host.process(77, "raylet", uid=OTHER),
         *("Ray cluster", "note", f"Ray runs here already, of {OTHER} (pid 77)", "launch/submit.sh"),
@@ -406,6 +415,33 @@ def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation, vendor: str)
     replaced = "0 chips; run.tpu_chips = 8 replaces that"
     assert counted.finding == "Ray counts " + ("8 chips" if vendor else replaced)
     assert doctor.can_run(list(found.values()))
+
+
+def test_processes_that_cannot_be_seen_are_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.match("proc/1/fd"):  # of root
+            raise PermissionError
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    (holders,) = (one for one in examined(good) if one.check == "holders")
+    assert holders.state == "note"
+    assert "those of others cannot be seen" in holders.finding
+    assert holders.remedy.startswith("see them with sudo fuser -v /dev/accel0 ")
+
+
+def test_the_chips_of_a_cluster_are_not_expected_here(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    good.chips(0)
+    found = examined(good)
+    assert doctor.can_run(found)
+    shown = {one.check: one for one in found}
+    assert shown["chips"].state == "note"
+    assert shown["Ray cluster"].finding == "commands join that of RAY_ADDRESS = 10.0.0.1:6379"
 
 
 def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
