@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
@@ -293,6 +294,25 @@ def total_resources(plan: Plan, *, learner: bool = True) -> dict[str, float]:
     """Returns the total resources of the plan's processes; without a learner, of its samplers."""
     name, amounts = _amounts(plan, learner=learner)
     return {name: sum(amounts)}
+
+
+def detected_devices(name: str) -> int:
+    """Returns how many devices Ray counts on this machine, by its name of them; takes none."""
+    count: int = get_accelerator_manager_for_resource(name).get_current_node_num_accelerators()
+    return count
+
+
+def count_devices(name: str, *, given: int | None = None) -> int:
+    """Returns how many devices a private cluster on this machine has.
+
+    Args:
+        name: Ray's name of the devices.
+        given: their number, where Ray's count is replaced.
+    """
+    count = detected_devices(name) if given is None else given
+    manager = get_accelerator_manager_for_resource(name)
+    visible = manager.get_current_process_visible_accelerator_ids()
+    return count if visible is None else min(count, len(visible))
 
 
 def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str | None:
