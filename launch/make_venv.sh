@@ -1,5 +1,5 @@
 #!/bin/sh
-# make_venv.sh DIR [3.12]: makes an empty virtual environment in DIR with the Python from
+# make_venv.sh DIR [VERSION...]: makes an empty virtual environment in DIR with the Python from
 # find_python.sh.
 #
 # A working environment is kept, unless $PYTHON names a different interpreter than its own.
