@@ -62,9 +62,12 @@ fi
 
 versions="3.12 3.11"
 if [ -n "$wheels" ]; then
-    # numpy has a wheel for each version of Python.
-    versions=$(find "$wheels" -name 'numpy-*-cp312-*.whl' -exec echo 3.12 \; -o \
-        -name 'numpy-*-cp311-*.whl' -exec echo 3.11 \; | sort -r)
+    versions=''
+    for version in 3.12 3.11; do
+        # numpy has a wheel for each version of Python.
+        set -- "$wheels"/numpy-*-cp3"${version#3.}"-*.whl
+        [ ! -e "$1" ] || versions="$versions $version"
+    done
     if [ -z "$versions" ]; then
         echo "$wheels has no wheels for Python 3.12 or 3.11; make wheelhouse fills such a folder" >&2
         exit 1
@@ -73,11 +76,11 @@ if [ -n "$wheels" ]; then
 fi
 
 # shellcheck disable=SC2086 # words of their own
-if ! launch/make_venv.sh .venv $versions; then
+if ! sh launch/make_venv.sh .venv $versions; then
     [ -z "${PYTHON:-}" ] || exit 1
-    PYTHON=$(launch/install_python.sh $yes $versions)
+    PYTHON=$(sh launch/install_python.sh $yes $versions)
     export PYTHON
-    launch/make_venv.sh .venv $versions
+    sh launch/make_venv.sh .venv $versions
 fi
 
 if [ -z "$extra" ]; then

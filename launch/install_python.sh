@@ -62,7 +62,7 @@ fi
 if command -v apt-get >/dev/null; then
     command=$(apt_command "$@")
     if [ -n "$command" ] && attempt "$command"; then
-        exec launch/find_python.sh "$@"
+        exec sh launch/find_python.sh "$@"
     fi
 fi
 echo "Neither uv, conda nor apt installs a Python $wanted here. With another Python that has pip:" \

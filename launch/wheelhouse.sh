@@ -10,7 +10,7 @@ set -eu
 requirements=$1
 cd "$(dirname "$0")/.."
 
-python=$(launch/find_python.sh)
+python=$(sh launch/find_python.sh)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 130' INT TERM
