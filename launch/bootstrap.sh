@@ -27,7 +27,7 @@ has_chips() {
 }
 
 # stale STAMP SOURCE: whether SOURCE is to be installed. The stamps in .venv are the Makefile's.
-stale() { [ -z "$(find ".venv/$1" -newer "$2" 2>/dev/null)" ]; }
+stale() { ! [ -e ".venv/$1" ] || [ -n "$(find -L "$2" -newer ".venv/$1")" ]; }
 
 pip_install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv "$@"

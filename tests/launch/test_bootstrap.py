@@ -131,6 +131,15 @@ def test_an_environment_is_made_and_the_doctor_asked(host: Host) -> None:
     assert host.steps() == [doctor]
 
 
+def test_changed_requirements_are_installed(host: Host) -> None:
+    host.has_python()
+    host.run()
+    stamp = (host.project / ".venv/.runtime").stat().st_mtime
+    os.utime(host.project / "requirements.txt", (stamp + 5, stamp + 5))
+    assert host.run()[0] == 0
+    assert host.steps() == [INSTALLED[0], "launch.doctor"]
+
+
 def test_the_status_is_the_doctors(host: Host) -> None:
     host.has_python()
     (host.project / "broken-launch.doctor").touch()
