@@ -65,6 +65,6 @@ if command -v apt-get >/dev/null; then
         exec sh launch/find_python.sh "$@"
     fi
 fi
-echo "Neither uv, conda nor apt installs a Python $wanted here. With another Python that has pip:" \
-    "python3 -m pip install --user uv; then repeat." >&2
+echo "Neither uv, conda nor apt installs a Python $wanted here. With another Python that has pip, call" \
+    "python3 -m pip install --user uv; then repeat with ~/.local/bin on PATH." >&2
 exit 1

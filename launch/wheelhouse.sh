@@ -12,13 +12,13 @@ cd "$(dirname "$0")/.."
 
 python=$(sh launch/find_python.sh)
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+# The project's wheel is made from build/, which would keep modules that are removed later.
+trap 'rm -rf "$scratch" build' EXIT
 trap 'exit 130' INT TERM
+rm -rf build
 "$python" -m venv "$scratch"
 
 echo "Filling wheelhouse/ from $requirements for $python; the first time takes some minutes"
-# A wheel is built from this folder's build/, which keeps modules that were removed since.
-rm -rf build
 "$scratch/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps \
     --wheel-dir wheelhouse --requirement "$requirements" "setuptools>=77" .
 echo "wheelhouse/ has $(find wheelhouse -name '*.whl' | wc -l) wheels, $(du -sh wheelhouse | cut -f 1)." \

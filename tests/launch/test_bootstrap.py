@@ -15,11 +15,12 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ("bootstrap.sh", "find_python.sh", "install_python.sh", "make_venv.sh", "wheelhouse.sh")
-TOOLS = (
+TOOLS = [
     "sh",
     "cat",
     "chmod",
     "cp",
+    "cut",
     "dirname",
     "du",
     "find",
@@ -28,8 +29,9 @@ TOOLS = (
     "rm",
     "sed",
     "sort",
-)
-TOOLS += ("touch", "cut", "wc")
+    "touch",
+    "wc",
+]
 UV = "uv python install 3.12"
 CONDA = "conda create --yes --prefix '{project}/.python' python=3.12"
 APT = (
