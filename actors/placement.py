@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from ray._private.accelerators import get_accelerator_manager_for_resource
 from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
@@ -151,13 +152,13 @@ class Reservation:
         self._resource, *_ = (name for one in leases for name in one.resources)
         self._amounts = [one.resources[self._resource] for one in leases]
         self._learner = learner
-        free = available_resources_per_node()
         nodes = alive_nodes()
         home = nodes[0].ident
-        rooms = {node.ident: free.get(node.ident, {}).get(self._resource, 0.0) for node in nodes}
+        totals = {node.ident: node.resources.get(self._resource, 0.0) for node in nodes}
+        self._nodes = frozenset(totals)
         placed = (
-            assign(self._amounts, rooms, learner=learner)
-            or assign(self._amounts, self._totals(nodes), learner=learner)
+            assign(self._amounts, self._free(nodes), learner=learner)
+            or assign(self._amounts, totals, learner=learner)
             or [home] * len(leases)
         )
         self._elsewhere = [
@@ -180,8 +181,7 @@ class Reservation:
         """Returns when all devices are reserved.
 
         Raises:
-            WorkerDied: if only another reservation would find devices: a node that was counted on
-                had ended, or ends meanwhile.
+            WorkerDied: if a node has ended, and only another reservation would find devices.
         """
         ready = asyncio.ensure_future(self.group.ready())
         try:
@@ -203,15 +203,28 @@ class Reservation:
             work.join(_POLL_S)
 
     def is_stranded(self) -> bool:
-        """Whether so many nodes are gone that only another reservation would find devices."""
-        (home, room), *others = self._totals(alive_nodes()).items()
+        """Whether a node is gone, and only another reservation would find free devices now.
+
+        Devices of other runs do not count: this one keeps what it holds while it waits for them.
+        """
+        nodes = alive_nodes()
+        if self._nodes <= {node.ident for node in nodes}:
+            return False
+        free = self._free(nodes)
+        held: Mapping[int, str] = placement_group_table(self.group)["bundles_to_node_id"]
+        for number, node in held.items():
+            if node in free:  # not a lost one
+                free[node] += self._amounts[number]
+        (home, room), *others = free.items()
         amounts, rooms = self._elsewhere, dict(others)
         fits = not amounts or (rooms and assign(amounts, rooms, learner=False) is not None)
         anew = assign(self._amounts, {home: room, **rooms}, learner=self._learner)
         return not fits and anew is not None
 
-    def _totals(self, nodes: Sequence[Node]) -> dict[str, float]:
-        return {node.ident: node.resources.get(self._resource, 0.0) for node in nodes}
+    def _free(self, nodes: Sequence[Node]) -> dict[str, float]:
+        """Devices of each node that nobody holds."""
+        free = available_resources_per_node()
+        return {node.ident: free.get(node.ident, {}).get(self._resource, 0.0) for node in nodes}
 
 
 @dataclass(frozen=True)
@@ -281,6 +294,25 @@ def total_resources(plan: Plan, *, learner: bool = True) -> dict[str, float]:
     """Returns the total resources of the plan's processes; without a learner, of its samplers."""
     name, amounts = _amounts(plan, learner=learner)
     return {name: sum(amounts)}
+
+
+def detected_devices(name: str) -> int:
+    """Returns how many devices Ray counts on this machine, by its name of them; takes none."""
+    count: int = get_accelerator_manager_for_resource(name).get_current_node_num_accelerators()
+    return count
+
+
+def count_devices(name: str, *, given: int | None = None) -> int:
+    """Returns how many devices a private cluster on this machine has.
+
+    Args:
+        name: Ray's name of the devices.
+        given: their number, where Ray's count is replaced.
+    """
+    count = detected_devices(name) if given is None else given
+    manager = get_accelerator_manager_for_resource(name)
+    visible = manager.get_current_process_visible_accelerator_ids()
+    return count if visible is None else min(count, len(visible))
 
 
 def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str | None:

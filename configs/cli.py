@@ -42,6 +42,7 @@ def parse(
     description: str,
     flags: argparse.ArgumentParser | None = None,
     argument: Literal["CONFIG.toml", "RUN_DIR"] = "CONFIG.toml",
+    optional: bool = False,
 ) -> CommandLine:
     """Splits the arguments of a command into config file, overrides and the command's own flags.
 
@@ -54,13 +55,15 @@ def parse(
         description: what the command does.
         flags: a parser with the command's own flags, created with `add_help=False`.
         argument: the kind of the positional argument: a configuration or a run folder.
+        optional: whether it may be missing, without overrides; the path is then empty.
 
     Raises:
         ConfigError: with all syntax mistakes, one line each.
     """
+    shown = f"[{argument}]" if optional else argument
     parser = _Parser(
         prog=prog,
-        usage=f"{prog} {argument} [--table.key VALUE ...] [options]",
+        usage=f"{prog} {shown} [--table.key VALUE ...] [options]",
         description=description,
         epilog=settings_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -73,12 +76,12 @@ def parse(
     namespace, unknown = parser.parse_known_args(rest)
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")
-    if path is None and not unknown:
+    if path is None and not unknown and (overrides or not optional):
         known = f"; {presets_hint()}" if argument == "CONFIG.toml" else ""
         mistakes.append(f"{argument} is missing{known}")
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))
-    return CommandLine(path, tuple(overrides), namespace)
+    return CommandLine(path or "", tuple(overrides), namespace)
 
 
 class _Parser(argparse.ArgumentParser):

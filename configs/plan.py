@@ -285,6 +285,14 @@ def _is_leasable(chips: int) -> bool:
     return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)
 
 
+def chip_problems(plan: Plan, run: Table) -> Iterator[Problem]:
+    """`run.tpu_chips` has an effect."""
+    if plan.platform != "tpu":
+        why = f'with plan.platform = "{plan.platform}"'
+        for key, what in run.unused("tpu_chips", why=why):
+            yield f"run.{key}", what
+
+
 def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> Iterator[Problem]:
     """Requirements of `plan.rollout_weights` on other tables."""
     kind = plan.rollout_weights

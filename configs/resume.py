@@ -18,13 +18,14 @@ Change = tuple[str, object, object]
 
 # All other settings alter what is sampled, trained or measured. The free ones set when and how the
 # run ends, what is recorded, how fast rewards are computed, which alarms are raised, which dead
-# processes are restarted, the price, and device memory limits, whose consequences are journaled
-# decisions. `budget.steps` is also the default end of the learning rate's decay, which
-# `altering_changes` handles.
+# processes are restarted, the price, how chips are counted, and device memory limits, whose
+# consequences are journaled decisions. `budget.steps` is also the default end of the learning
+# rate's decay, which `altering_changes` handles.
 FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "profile", "alarms", "faults")
 FREE_KEYS = (
     "run.dir",
     "run.mirror",
+    "run.tpu_chips",
     "rewards.workers",
     "rewards.timeout_s",
     "rewards.memory_gib",

@@ -32,7 +32,7 @@ from configs.faults import Faults
 from configs.learner import Learner, Sft
 from configs.model import Export, Lora, Model
 from configs.parity import Parity, ParityBounds, measured_bounds
-from configs.plan import Plan, rollout_weights_problems
+from configs.plan import Plan, chip_problems, rollout_weights_problems
 from configs.rollout import (
     Rollout,
     ahead_problems,
@@ -93,6 +93,12 @@ class Run(Table):
         "as s3://bucket/runs, gs://bucket/runs or hf://buckets/user/name, or an existing folder on "
         "another disk; a host without the run folder resumes from there; keys and passwords are "
         "read from the environment",
+    )
+    tpu_chips: int | None = Field(
+        None,
+        ge=1,
+        description="number of TPU chips of this host, where Ray's count of its device files is "
+        "wrong; for a private cluster",
     )
     fork: FolderPath | None = Field(
         None,
@@ -485,6 +491,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("eval", "data"), _validation_problems),
     (("alarms", "eval", "learner", "rewards", "rollout"), _alarm_problems),
     (("eval", "rewards", "rollout"), _metric_problems),
+    (("plan", "run"), chip_problems),
     (("run", "sft", "budget"), _sft_problems),
     (("profile", "budget"), _profile_problems),
 )

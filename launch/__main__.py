@@ -11,6 +11,7 @@ from launch.exits import EXIT_MISTAKE
 
 COMMANDS = {
     "train": "start or resume a run",
+    "doctor": "whether this host can run a configuration, and what is missing",
     "plan": "what fits and how long it takes; needs no accelerator",
     "data": "show what the model will see",
     "reward": "try reward functions offline, or on recorded rollouts",

@@ -90,7 +90,8 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     config = _single_sampler_config(config, adapter=str(folder))
     plan = config.plan
     maker = PromptMaker(config.prompt, open_model_files(config))
-    with cluster(config.plan, learner=False), asyncio.Runner() as runner:
+    chips = config.run.tpu_chips
+    with cluster(plan, tpu_chips=chips, learner=False), asyncio.Runner() as runner:
         actors = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(actors.devices, config.plan, learner=False))

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import psutil
@@ -19,26 +20,31 @@ from ray.util.placement_group import placement_group_table
 
 from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, alive_nodes, shortage, total_resources
-from configs.schema import Plan
+from configs.schema import Config, Plan
 from launch.exits import Failure, say
 from launch.private_cluster import private_cluster
 from launch.ray_watch import ClusterLost, RayWatch
 from launch.stop import Stop, Stopped, unless
+from pipeline.contracts.workers import WorkerDied
 
 A = TypeVar("A", bound=DeviceActors)
 T = TypeVar("T")
 
 REPORT_WAIT_EVERY_S = 60.0
 """Interval of the messages while a job waits for devices."""
-_OBJECT_STORE_BYTES = 512 * 2**20
+_OTHER_PROCESSES = 2
+"""Those without devices: the rewards' host and the exporter."""
+OBJECT_STORE_BYTES = 512 * 2**20
+"""Of a private cluster for a plan on CPUs; elsewhere Ray chooses."""
 
 
 @contextmanager
-def cluster(plan: Plan, *, learner: bool = True) -> Iterator[RayWatch]:
+def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Iterator[RayWatch]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
         plan: whose devices the cluster must have.
+        tpu_chips: number of chips of this host, for a private cluster; None: as Ray counts them.
         learner: whether the command has a learner; otherwise only samplers need devices.
 
     Yields:
@@ -47,24 +53,29 @@ def cluster(plan: Plan, *, learner: bool = True) -> Iterator[RayWatch]:
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
             cluster, or a dashboard, which only takes jobs.
-        Failure: if a private cluster does not start.
+        Failure: if a private cluster does not start, or a process of the body dies that it does not
+            restart.
         ClusterLost: if the cluster ends before the body does.
     """
     # Otherwise a call after the end of the cluster would start another one.
     auto_init_hook.enable_auto_connect = False
     joins = "RAY_ADDRESS" in os.environ
-    with _joined() if joins else _started(plan, learner=learner) as watch:
+    started = partial(_started, plan, tpu_chips=tpu_chips, learner=learner)
+    with _joined() if joins else started() as watch:
         problem = shortage(plan, alive_nodes(), learner=learner)
         if problem:
             raise ValueError(problem)
-        yield watch
+        try:
+            yield watch
+        except WorkerDied as death:
+            raise Failure(f"{death}; give the same command again") from None
 
 
 def with_actors(
     spawn: Callable[[], A],
     work: Callable[[A], Coroutine[Any, Any, T]],
     *,
-    plan: Plan,
+    config: Config,
     learner: bool = True,
 ) -> T:
     """Runs a command that writes its result at the end: starts its actors, works, ends them.
@@ -72,13 +83,13 @@ def with_actors(
     Args:
         spawn: requests the actors from Ray.
         work: gets the actors once their devices are reserved.
-        plan: of the run.
+        config: of the run.
         learner: whether the command has a learner.
 
     Raises:
         SystemExit: after a signal, with 128 plus its number.
     """
-    stop = Stop(notice="stopping: nothing is written")
+    stop, plan = Stop(notice="stopping: nothing is written"), config.plan
 
     async def work_once_placed(actors: A) -> T:
         await wait_for_devices(actors.devices, plan, learner=learner)
@@ -87,7 +98,7 @@ def with_actors(
 
     async def run() -> T:
         stop.listen()
-        with cluster(plan, learner=learner):
+        with cluster(plan, tpu_chips=config.run.tpu_chips, learner=learner):
             stop.listen()
             actors = spawn()
             try:
@@ -142,14 +153,24 @@ def _own_raylet() -> dict[str, int]:
 
 
 @contextmanager
-def _started(plan: Plan, *, learner: bool) -> Iterator[RayWatch]:
-    cpus = max(os.cpu_count() or 1, int(total_resources(plan, learner=learner).get("CPU", 1)))
+def _started(plan: Plan, *, tpu_chips: int | None, learner: bool) -> Iterator[RayWatch]:
     with private_cluster(
-        num_cpus=cpus,
+        num_cpus=_cpus(plan, learner=learner),
+        resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
         log_to_driver=False,
-        object_store_memory=_OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+        object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
     ) as watch:
         yield watch
+
+
+def _cpus(plan: Plan, *, learner: bool) -> int:
+    """CPUs of a private cluster: Ray starts as many idle processes, and actors at a time.
+
+    Each process with CPU devices needs one; others are started together as far as there are cores.
+    """
+    needed = int(total_resources(plan, learner=learner).get(RESOURCE["cpu"], 1))
+    processes = plan.num_samplers + int(learner and plan.placement == "split") + _OTHER_PROCESSES
+    return max(needed, min(os.cpu_count() or 1, processes))
 
 
 async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:

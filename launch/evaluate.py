@@ -196,7 +196,7 @@ def run(prepared: Prepared) -> int:
 
     try:
         base, tuned = with_actors(
-            lambda: SamplerActors.spawn(config), work, plan=config.plan, learner=False
+            lambda: SamplerActors.spawn(config), work, config=config, learner=False
         )
     except OutOfMemory as error:
         raise Failure(f"{error}; reduce --plan.slots") from None

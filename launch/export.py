@@ -275,7 +275,7 @@ def run(prepared: Prepared) -> int:
         return ExportActors.spawn(config, described=prepared.config, examples=prepared.examples)
 
     try:
-        with_actors(spawn, lambda actors: _write(actors.exporter, prepared), plan=config.plan)
+        with_actors(spawn, lambda actors: _write(actors.exporter, prepared), config=config)
     except (ValueError, FileNotFoundError) as mistake:
         raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
     except RuntimeError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from configs.base import is_handle, name_hint, nearest_hint
 from configs.errors import MistakeCollector
 from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
-from configs.schema import Config, Plan, Rollout
+from configs.schema import Config, Rollout
 from configs.task import MIXTURE_TRAIN
 from launch.exits import say
 from launch.fork import check_base
@@ -46,9 +46,10 @@ _DATA_SETTINGS = (
     *("rollout.stop_tokens", "rollout.forbidden_tokens"),
 )
 """Settings that decide which prompts and demonstrations a run has."""
-_DEVICE_SETTINGS = tuple(
-    f"plan.{key}"
-    for key in ("platform", "placement", "learner_devices", "samplers", "sampler_devices")
+_DEVICE_SETTINGS = (
+    "run.tpu_chips",
+    *("plan.platform", "plan.placement", "plan.learner_devices"),
+    *("plan.samplers", "plan.sampler_devices"),
 )
 """Settings that decide which devices a run needs."""
 _PEFT_CONFIG = "adapter_config.json"
@@ -204,7 +205,7 @@ def prepare(
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
     """Checks that need neither the model nor the data."""
     found.check(_DEVICE_SETTINGS, refuse_plan_only, config)
-    found.check(_DEVICE_SETTINGS, _check_devices, config.plan)
+    found.check(_DEVICE_SETTINGS, check_devices, config)
     found.check(_FOLDER_SETTINGS, folder.check_writable)
     if config.run.mirror is not None:
         found.check(("run.mirror",), check_mirror, config.run.mirror, folder.path)
@@ -225,33 +226,36 @@ def _check_adapter(key: str, path: str) -> None:
         )
 
 
-def _check_devices(plan: Plan) -> None:
-    """Compares the plan with the devices of this machine, as Ray counts them, without taking them.
+def check_devices(config: Config) -> None:
+    """Compares the plan with the devices of this machine, without taking them.
 
     The devices of a submitted run belong to other machines, so nothing is compared where it is
     submitted (`submission.VARIABLE` is set) or in the job (`RAY_ADDRESS` is set).
 
     Raises:
-        ValueError: if this machine has too few devices.
+        ValueError: if this machine has too few devices, or the cluster's are to be counted here.
     """
-    if plan.platform == "cpu" or {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
+    plan, chips = config.plan, config.run.tpu_chips
+    if {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
+        if chips is not None:
+            raise ValueError(
+                f"run.tpu_chips = {chips}: a cluster counts the chips of its nodes; remove it, and "
+                f"start the node with `ray start --resources='{{\"TPU\": {chips}}}'`"
+            )
         return
-    # Imported late: both import Ray.
-    from ray._private.accelerators import get_accelerator_manager_for_resource
-
-    from actors.placement import total_resources
+    if plan.platform == "cpu":
+        return
+    # Imported late: it imports Ray.
+    from actors.placement import count_devices, total_resources
 
     ((name, amount),) = total_resources(plan).items()
-    manager = get_accelerator_manager_for_resource(name)
-    count = manager.get_current_node_num_accelerators()
-    visible = manager.get_current_process_visible_accelerator_ids()
-    if visible is not None:
-        count = min(count, len(visible))
+    count = count_devices(name, given=chips)
     if count < amount:
+        counted = "this machine has" if chips is None else "run.tpu_chips gives"
         raise ValueError(
-            f"plan.platform = {plan.platform!r} needs {amount:g} {name}, and this machine has "
-            f"{count}; no other kind of device is used instead. launch/submit.sh submits the run "
-            "to a cluster that has them"
+            f"plan.platform = {plan.platform!r} needs {amount:g} {name}, and {counted} {count}; "
+            "no other kind of device is used instead. launch/submit.sh submits the run to a "
+            "cluster that has them, python -m launch.doctor explains the count"
         )
 
 

@@ -243,10 +243,10 @@ def _restarts(prepared: Prepared, meter: RunMeter, console: Console) -> Restarts
 
 async def _run(session: _Session) -> int:
     """Runs on a cluster; where the learner dies, all processes resume from the last checkpoint."""
-    stop, ledger = session.stop, session.meter.ledger
+    stop, ledger, config = session.stop, session.meter.ledger, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            ray_watch = stack.enter_context(cluster(session.prepared.config.plan))
+            ray_watch = stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
             stop.listen()
         try:
             while True:

@@ -21,6 +21,15 @@ _HOST_CHIPS = 8
 """Chips of a v5e host; a process with fewer shares the host with others."""
 _HALF_HOST_CHIPS = 4
 _TUNABLES = "GLIBC_TUNABLES"
+_HOST_VARIABLES = (
+    # The processes of a slice, to which this process does not belong: "local" where a host has one.
+    "TPU_PROCESS_ADDRESSES",
+    # Second names of the bounds that Ray and this module set.
+    *("TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS"),
+    # A port for each chip of the host: each process would listen on all of them.
+    "TPU_RUNTIME_METRICS_PORTS",
+)
+"""Variables for a process with all chips of the host."""
 _MALLOC = {
     "glibc.malloc.hugetlb": 1,  # pages of 2 MiB
     # One heap that reuses freed memory and returns none to the system. Each setting alone has
@@ -80,8 +89,8 @@ def _share_host(chips: int) -> None:
         os.environ["TPU_HOST_BOUNDS"] = "1,1,1"
         # With these bounds libtpu locks the host exclusively unless this variable is set.
         os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    # The host's value lists the processes of a slice, to which this process does not belong.
-    os.environ.pop("TPU_PROCESS_ADDRESSES", None)
+    for name in _HOST_VARIABLES:
+        os.environ.pop(name, None)
     # All processes would use the same default port.
     with socket.create_server(("localhost", 0)) as server:
         port = server.getsockname()[1]

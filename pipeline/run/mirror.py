@@ -244,7 +244,7 @@ def check_continues(url: str, folder: Path) -> None:
     Raises:
         ValueError: with the two ways to go on.
     """
-    store = Store(url)
+    store = Store(url, asks_first=True)
     store.check_folder(folder)
     manifest = store.newest()
     if manifest is not None and not continues(folder, manifest):

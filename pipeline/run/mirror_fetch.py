@@ -122,7 +122,7 @@ def _found_in_mirror(
         return None
     store.check_folder(folder.path)
     try:
-        manifest = answer(url, store.newest)
+        manifest = answer(url, Store(url, asks_first=True).newest)
         if manifest is not None:
             Lease(store, Holder.here()).await_free(say)
     except NoAnswerError as error:
@@ -144,9 +144,9 @@ def _found_to_adopt(folder: RunFolder, source: str) -> tuple[Store, Manifest] | 
         )
     if is_local(source) and RunFolder(Path(source.removeprefix("file://"))).is_locked:
         raise ValueError(f"--adopt: another process is using {source}")
-    store = Store(source)
+    store, first = Store(source), Store(source, asks_first=True)
     try:
-        manifest = answer(source, lambda: store.newest() or store.plain_run())
+        manifest = answer(source, lambda: first.newest() or first.plain_run())
     except NoAnswerError as error:
         raise ValueError(f"--adopt: {error}") from None
     if manifest is None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
+from types import MethodType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -44,6 +45,11 @@ _LEFT_OUT = frozenset({STAGED, "status.json", "wandb", "profile", "superseded"})
 _UNFINISHED = re.compile(r".*\.(tmp|partial)|.*\.orbax-checkpoint-tmp.*")
 _LOCAL = ("", "file", "local")
 """Schemes of paths on this host."""
+_GOOGLE = ("gs", "gcs")
+FIRST_ATTEMPTS = 3
+"""How often gs:// tries a request before a start gives up a store that is gone: in 3 to 5 s."""
+_FIRST_LOOKUP_S = 5.0
+"""Seconds in which it looks for the kind of the bucket before that; 60 by default."""
 
 # It prints a traceback of each failure, which is raised, too.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -168,17 +174,24 @@ class Store:
 
     Args:
         url: MIRROR/NAME.
+        asks_first: whether it only asks, at the start of a run, whether the store answers: gs://
+            then gives up a store that is gone after `FIRST_ATTEMPTS` attempts.
 
     Raises:
         ValueError: as `check_protocol`.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, asks_first: bool = False) -> None:
         self.url = url
         check_protocol(url)
         # Not for other protocols: they have no folders, or do not know the option.
-        options = {"auto_mkdir": True} if is_local(url) else {}
+        options: dict[str, Any] = {"auto_mkdir": True} if is_local(url) else {}
+        limited = asks_first and urlsplit(url).scheme in _GOOGLE
+        if limited:
+            options = {"skip_instance_cache": True, "retry_timeout": _FIRST_LOOKUP_S}
         fs, root = fsspec.url_to_fs(url, **options)
+        if limited:
+            _limit_attempts(fs)
         self._fs: AbstractFileSystem = fs
         self._root = str(root).rstrip("/")
 
@@ -355,6 +368,17 @@ class Store:
     def _delete(self, path: str) -> None:
         with suppress(*_NOT_THERE):
             self._fs.rm_file(path)
+
+
+def _limit_attempts(fs: Any) -> None:
+    """Makes a filesystem of gcsfs try a request `FIRST_ATTEMPTS` times, by its own rules.
+
+    It has no setting for this: the decorator of the method has the number, 6 in 31 to 36 s.
+    """
+    from gcsfs.retry import retry_request
+
+    request = retry_request(retries=FIRST_ATTEMPTS)(type(fs)._request.__wrapped__)  # noqa: SLF001
+    fs._request = MethodType(request, fs)  # noqa: SLF001
 
 
 def _name(manifest: Manifest) -> str:

@@ -37,7 +37,7 @@ def choose_mode(config: Config) -> tuple[Mode, str]:
         ValueError: if `wandb.mode = "online"` without a login.
     """
     wanted = config.wandb.mode
-    logged_in = _logged_in()
+    logged_in = is_logged_in()
     if wanted == "online" and not logged_in:
         raise ValueError(
             "wandb.mode = 'online', but this machine has no W&B login; run `wandb login` or set "
@@ -54,7 +54,8 @@ def choose_mode(config: Config) -> tuple[Mode, str]:
     return "online", "W&B: online"
 
 
-def _logged_in() -> bool:
+def is_logged_in() -> bool:
+    """Whether this machine has a W&B login."""
     # Not wandb's own check, which prompts on a terminal.
     if os.environ.get("WANDB_API_KEY"):
         return True

@@ -182,22 +182,33 @@ def test_a_process_needs_its_devices_on_one_node():
 
 
 class Ray:
-    """A cluster; records the placement groups that are requested."""
+    """A cluster; records the placement groups that are requested.
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, free: str = "abc") -> None:
+    Attributes:
+        total: devices of each node.
+        used: those that any run holds, by node.
+        held: the node of each bundle of the last group, where it has one.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, **used: float) -> None:
         self.total = total
-        self.free = free
+        self.used = used
+        self.held: dict[int, str] = {}
         self.requested: list[dict[str, Any]] = []
         monkeypatch.setattr(placement, "alive_nodes", self.alive_nodes)
         monkeypatch.setattr(placement, "available_resources_per_node", self.available)
         monkeypatch.setattr(placement, "placement_group", self.placement_group)
+        table = {"bundles_to_node_id": self.held}
+        monkeypatch.setattr(placement, "placement_group_table", lambda _: table)
 
     def alive_nodes(self) -> list[Node]:
         return nodes(*({"TPU": amount} for amount in self.total))
 
     def available(self) -> dict[str, dict[str, float]]:
-        found = {node.ident: dict(node.resources) for node in self.alive_nodes()}
-        return {ident: amounts for ident, amounts in found.items() if ident in self.free}
+        return {
+            node.ident: {"TPU": node.resources["TPU"] - self.used.get(node.ident, 0.0)}
+            for node in self.alive_nodes()
+        }
 
     def placement_group(self, bundles: list[dict[str, float]], **options: Any) -> None:
         self.requested.append({"bundles": bundles, **options})
@@ -224,8 +235,8 @@ def test_samplers_are_bound_to_no_other_node(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_free_devices_come_before_those_to_wait_for(monkeypatch: pytest.MonkeyPatch):
-    assert Ray(monkeypatch, 8, 8, free="a").reserve(4, 4)[2] == ["a", "a"]
-    assert Ray(monkeypatch, 8, 8, free="").reserve(4, 4)[2] == ["a", "!a"]
+    assert Ray(monkeypatch, 8, 8, b=8).reserve(4, 4)[2] == ["a", "a"]
+    assert Ray(monkeypatch, 8, 8, a=8, b=8).reserve(4, 4)[2] == ["a", "!a"]
 
 
 def test_only_a_reservation_that_could_be_replaced_is_stranded(monkeypatch: pytest.MonkeyPatch):
@@ -240,6 +251,31 @@ def test_only_a_reservation_that_could_be_replaced_is_stranded(monkeypatch: pyte
     cluster.total = (8,)
     assert small.is_stranded()  # both fit on the node of the command
     assert not large.is_stranded()  # only a node that joins helps
+
+
+def test_devices_of_other_runs_replace_no_lost_node(monkeypatch: pytest.MonkeyPatch):
+    cluster = Ray(monkeypatch, 8, 8, 8)
+    found = cluster.reserve(4, 4)[0]
+    cluster.used.update(a=4, b=8)  # b has another run, a the learner
+    cluster.held.update({0: "a", 1: ""})
+    assert not found.is_stranded()  # no node is gone: it waits
+    cluster.total = (8, 8)
+    assert found.is_stranded()  # or it would wait for the other run, beside free devices
+    cluster.used["a"] = 8
+    assert not found.is_stranded()  # it would give up the learner's devices and wait, too
+    cluster.used["b"] = 0
+    assert not found.is_stranded()  # b has room for the sampler
+
+
+def test_what_a_reservation_still_holds_is_room_for_it(monkeypatch: pytest.MonkeyPatch):
+    cluster = Ray(monkeypatch, 8, 4, 4)
+    found = cluster.reserve(4, 4, 4)[0]
+    cluster.used.update(a=4, b=4)
+    cluster.held.update({0: "a", 1: "b", 2: "c"})
+    cluster.total = (8, 4)
+    assert found.is_stranded()  # the sampler of c fits beside the learner
+    cluster.total = (8, 8)
+    assert not found.is_stranded()  # b has room for both samplers
 
 
 def reserved(monkeypatch: pytest.MonkeyPatch, cluster: Ray) -> tuple[Reservation, asyncio.Event]:

@@ -136,6 +136,16 @@ def family(process: int) -> list[psutil.Process]:
     return [root, *root.children(recursive=True)]
 
 
+def below(process: int, text: str) -> list[psutil.Process]:
+    """Returns the processes below one that have a text in their command lines, nearest first."""
+    found = []
+    for one in family(process)[1:]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if text in " ".join(one.cmdline()):
+                found.append(one)
+    return found
+
+
 @dataclass(frozen=True)
 class Head:
     """A running cluster.
@@ -163,12 +173,7 @@ class Head:
 
     def actors(self, name: str) -> list[psutil.Process]:
         """Returns the processes of the actors of a class."""
-        found = []
-        for process in family(self.process):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                if name in " ".join(process.cmdline()):
-                    found.append(process)
-        return found
+        return below(self.process, name)
 
     def is_up(self) -> bool:
         """Whether jobs can be submitted, and drivers can join."""
@@ -415,6 +420,15 @@ def copy_run(run: Path, folder: Path) -> tuple[Path, Path]:
     copy = folder / "runs" / run.name
     shutil.copytree(run, copy)
     return write_config(folder, name=run.name), copy
+
+
+def wait_until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    """Returns when a condition holds; fails if the process ends before."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert process is None or process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:

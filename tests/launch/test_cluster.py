@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -14,6 +17,10 @@ import ray
 from actors.placement import Node, Reservation
 from configs.schema import Plan
 from launch import cluster
+from launch.exits import EXIT_FAILED, Failure
+from pipeline.contracts.workers import WorkerDied
+from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT, private_environment
+from tests.pipeline.compute.test_devices import KAGGLE
 
 CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
 TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
@@ -69,14 +76,14 @@ def test_a_dashboard_is_not_a_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
     with (
         pytest.raises(ValueError, match=r"takes jobs: use launch/submit\.sh"),
-        cluster.cluster(CPU),
+        cluster.cluster(CPU, tpu_chips=None),
     ):
         pass
     assert fake.started == []
 
 
 def test_a_job_joins_the_cluster_it_was_submitted_to(fake: FakeRay):
-    with cluster.cluster(CPU):
+    with cluster.cluster(CPU, tpu_chips=None):
         assert fake.started == [{"log_to_driver": False}]
         assert fake.stopped == 0
     assert fake.stopped == 1
@@ -86,7 +93,7 @@ def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay):
     fake.total = {"CPU": 96.0}
     with (
         pytest.raises(ValueError, match="needs 8 TPU in the cluster, which has 0"),
-        cluster.cluster(TPU),
+        cluster.cluster(TPU, tpu_chips=None),
     ):
         raise AssertionError
     assert fake.stopped == 1
@@ -96,28 +103,68 @@ def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
     fake.error = ConnectionError("long story")
     with (
         pytest.raises(ValueError, match=r"^RAY_ADDRESS = 10\.0\.0\.1:6379: no Ray cluster answers"),
-        cluster.cluster(CPU),
+        cluster.cluster(CPU, tpu_chips=None),
     ):
         raise AssertionError
 
 
-def test_a_private_cluster_has_a_cpu_for_each_process(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
+    with (
+        pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
+        cluster.cluster(CPU, tpu_chips=None),
+    ):
+        raise WorkerDied("sampler 0", "it hangs")
+    assert ends.value.status == EXIT_FAILED
+    assert fake.stopped == 1
+
+
+@pytest.fixture
+def started(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
+    """The settings of private clusters, which have 8 chips."""
     monkeypatch.delenv("RAY_ADDRESS")
-    started: list[dict[str, Any]] = []
+    fake.total["TPU"] = 8.0
+    found: list[dict[str, Any]] = []
 
     @contextmanager
     def private(**settings: Any) -> Iterator[None]:
-        started.append(settings)
+        found.append(settings)
         yield
 
     monkeypatch.setattr(cluster, "private_cluster", private)
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    with cluster.cluster(CPU):
-        (settings,) = started
-    assert settings["num_cpus"] == 3
+    yield found
     assert fake.started == []
+
+
+@pytest.mark.parametrize(
+    ("plan", "learner", "cores", "cpus"),
+    [
+        (CPU, True, 2, 3),  # one for each process with devices, whatever the machine has
+        (CPU, True, 4, 4),
+        (CPU, True, 224, 5),
+        (CPU, False, 224, 4),
+        (TPU, True, 1, 1),
+        (TPU, True, 224, 3),  # the process with the chips, the rewards' host, the exporter
+    ],
+)
+def test_a_private_cluster_has_the_cpus_that_its_processes_need(
+    started: list[dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    plan: Plan,
+    learner: bool,
+    cores: int,
+    cpus: int,
+):
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    with cluster.cluster(plan, tpu_chips=None, learner=learner):
+        (settings,) = started
+    assert settings["num_cpus"] == cpus
+    assert settings["resources"] is None
+
+
+def test_the_given_number_of_chips_replaces_rays_count(started: list[dict[str, Any]]):
+    with cluster.cluster(TPU, tpu_chips=8):
+        (settings,) = started
+    assert settings["resources"] == {"TPU": 8}
 
 
 class Placing:
@@ -193,3 +240,64 @@ def test_the_line_reports_that_no_run_holds_devices(fake: FakeRay):
         "8 TPU together (0 of 0 free); held by: no run; other programs may hold "
         "them, nodes may still be starting"
     )
+
+
+CHIPS = """
+import json, sys
+import ray
+from actors.handles import spawn
+from actors.placement import lease
+from configs.schema import Plan
+from launch.cluster import cluster
+
+class Variables:
+    def read(self, chips):
+        import os
+        from pipeline.compute import devices
+        if chips < 8:
+            devices._share_host(chips)
+        return {name: value for name, value in os.environ.items() if name.startswith("TPU_")}
+
+plan = Plan(platform="tpu", placement="split", learner_devices=4, sampler_devices=4,
+            slots=4, micro_batch_tokens=4)
+found = []
+with cluster(plan, tpu_chips=8):
+    for sizes in ((4, 4), (8,)):
+        actors = [
+            spawn(Variables, lease=lease(plan, size), name=f"{sizes} {number}")
+            for number, size in enumerate(sizes)
+        ]
+        read = [actor.read.remote(size) for actor, size in zip(actors, sizes)]
+        found += ray.get(read)
+        for actor in actors:
+            ray.kill(actor)
+print(json.dumps(found))
+"""
+"""Prints the variables of processes with 4, 4 and 8 chips."""
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(PATIENCE_S)
+def test_processes_of_a_host_with_kaggles_variables_get_those_of_their_chips():
+    given = {key: value for key, value in private_environment().items() if "TPU" not in key}
+    ran = subprocess.run(
+        [sys.executable, "-c", CHIPS],
+        cwd=PROJECT,
+        env=given | KAGGLE,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    *halves, whole = json.loads(ran.stdout.splitlines()[-1])
+    chips = {tuple(one.pop("TPU_VISIBLE_CHIPS").split(",")) for one in halves}
+    assert sorted(len(ids) for ids in chips) == [4, 4]
+    assert set().union(*chips) == set("01234567")
+    for one in halves:
+        assert one.pop("TPU_MESH_CONTROLLER_ADDRESS").startswith("localhost:")
+    first, second = (one.pop("TPU_MESH_CONTROLLER_PORT") for one in halves)
+    assert first != second
+    kept = {"TPU_HOST_BOUNDS", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"}
+    shared = {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"} | {name: KAGGLE[name] for name in kept}
+    assert halves == [shared, shared]
+    assert whole == KAGGLE | {"TPU_VISIBLE_CHIPS": "0,1,2,3,4,5,6,7"}

@@ -17,8 +17,11 @@ from tests.launch.cluster_fixtures import (
     VALIDATED,
     FinishedJob,
     Head,
+    finish,
     launch,
+    next_line,
     train_command,
+    wait_until,
     write_config,
 )
 
@@ -140,6 +143,23 @@ def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path
     assert not file.exists()
     _, alive = psutil.wait_procs(head.actors("SamplerActor"), timeout=PATIENCE_S)
     assert not alive
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), [("evaluate", "Devices acquired"), ("chat", "tuned: step 2")]
+)
+def test_the_death_of_a_sampler_ends_a_command_in_a_sentence(
+    head: Head, finished: Path, command: str, line: str
+):
+    process = head.start(*launch(command, finished))
+    next_line(process, line)
+    wait_until(lambda: head.actors("SamplerActor"), process)
+    for sampler in head.actors("SamplerActor"):
+        sampler.kill()
+    status, output = finish(process, "how many?\n")
+    assert status == 1, output
+    assert "sampler 0: its process ended unexpectedly; give the same command again\n" in output
+    assert "Traceback" not in output
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -187,7 +187,7 @@ async def run():
     print("\nplaced; free:", ray.available_resources().get("TPU", 0), flush=True)
     actors.kill()
 
-with cluster.cluster(config.plan):
+with cluster.cluster(config.plan, tpu_chips=None):
     asyncio.run(run())
 """
 """A run with four processes of one chip each."""

@@ -7,8 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,20 +24,13 @@ from tests.launch.cluster_fixtures import (
     start,
     start_submission,
     train_command,
+    wait_until,
     write_config,
 )
 from tests.pipeline.run.s3_server import BUCKET, s3_server
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 SETTINGS = ("--checkpoint.every_steps=1", f"--run.mirror=s3://{BUCKET}/runs")
-
-
-def wait_until(is_so: Callable[[], bool]) -> None:
-    """Returns when a condition holds."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def has_checkpoint(store: Store) -> bool:

@@ -10,7 +10,8 @@ import pytest
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation
-from launch.preparation import Prepared, finished, prepare
+from launch.preparation import Prepared, check_devices, finished, prepare
+from launch.submission import VARIABLE
 from pipeline.control.budget import Budget
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import rows, write_rows
@@ -240,3 +241,44 @@ def test_an_extension_is_passed_on(config: Config):
     folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
     assert finished(config, extend="4") is None
     assert prepare(config, extend="4").extend == Budget(4, None)
+
+
+@pytest.fixture
+def tpu_config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """A run on 8 chips, on a machine that is in no cluster."""
+    for name in ("RAY_ADDRESS", VARIABLE, "TPU_VISIBLE_CHIPS"):
+        monkeypatch.delenv(name, raising=False)
+    settings = {
+        "run.tpu_chips": "8",
+        "plan.platform": "tpu",
+        "plan.placement": "colocated",
+        "plan.learner_devices": "8",
+        "plan.slots": "8",
+        "plan.micro_batch_tokens": "544",
+    }
+    return load_config(request_path, list(settings.items()))
+
+
+def test_given_chips_replace_the_count_of_this_machine(tpu_config: Config):
+    check_devices(tpu_config)
+    run = tpu_config.run.model_copy(update={"tpu_chips": 4})
+    with pytest.raises(ValueError, match=r"needs 8 TPU, and run\.tpu_chips gives 4; "):
+        check_devices(tpu_config.model_copy(update={"run": run}))
+
+
+def test_visible_chips_bound_those_that_are_given(
+    tpu_config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
+    with pytest.raises(ValueError, match=r"run\.tpu_chips gives 2; "):
+        check_devices(tpu_config)
+
+
+@pytest.mark.parametrize("name", ["RAY_ADDRESS", VARIABLE])
+def test_a_cluster_counts_its_chips_itself(
+    tpu_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    monkeypatch.setenv(name, "1")
+    told = r"^run\.tpu_chips = 8: a cluster counts .* `ray start --resources='\{\"TPU\": 8\}'`$"
+    with pytest.raises(ValueError, match=told):
+        check_devices(tpu_config)

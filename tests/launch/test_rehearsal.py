@@ -262,7 +262,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration whose model has no weights; no cluster is started."""
 
     @contextlib.contextmanager
-    def no_cluster(_: object) -> Iterator[RayWatch]:
+    def no_cluster(_: object, *, tpu_chips: int | None) -> Iterator[RayWatch]:
         yield RayWatch()
 
     async def no_wait(*_: object) -> None:

@@ -491,7 +491,7 @@ def test_devices_are_released_before_wandb_finishes(
     order: list[str] = []
 
     @contextmanager
-    def cluster(_: Plan) -> Iterator[RayWatch]:
+    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
         yield RayWatch()
         order.append("Ray is left")
 
@@ -712,7 +712,7 @@ def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_c
         pass
 
     @contextmanager
-    def no_cluster(_: Plan) -> Iterator[RayWatch]:
+    def no_cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
         yield RayWatch()
 
     def spawn(_: Config) -> SimpleNamespace:

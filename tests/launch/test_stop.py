@@ -8,14 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from configs.schema import Plan
 from launch import cluster
 from launch.stop import Stop, Stopped, unless
+from tests.fakes import make_config
 
 
 def test_the_first_signal_counts(capsys: pytest.CaptureFixture[str]):
@@ -105,6 +106,7 @@ def test_work_without_a_signal_completes():
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_actors_and_cluster_and_gives_the_exit_status(
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     number: signal.Signals,
@@ -129,9 +131,8 @@ def test_a_signal_ends_actors_and_cluster_and_gives_the_exit_status(
     monkeypatch.setattr(cluster, "cluster", no_cluster)
     monkeypatch.setattr(cluster, "wait_for_devices", no_wait)
     actors: Any = SimpleNamespace(devices=None, kill=lambda: ended.append("actors"))
-    plan = Plan(platform="cpu", placement="split", slots=1, micro_batch_tokens=1)
     with pytest.raises(SystemExit) as caught:
-        cluster.with_actors(lambda: actors, forever, plan=plan)
+        cluster.with_actors(lambda: actors, forever, config=make_config(tmp_path))
     assert caught.value.code == status
     assert ended == ["actors", "cluster"]
     shown = capsys.readouterr()

@@ -22,7 +22,9 @@ _FREE_CALLS = {"AllocateBuffer", "AssumeGatherIndicesInBound", "ConcatBitcast"}
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _PARTIAL = {"slice", "dynamic-slice", "gather"}
 _SAME_VALUES = {"bitcast", "reshape"}
-_CHANGING = {"convolution", "dot", "reduce", "custom-call", "fusion", "dynamic-update-slice"}
+_NEW_PART = {"dynamic-update-slice": 1, "scatter": 2}
+"""Operand that holds what is written in place."""
+_CHANGING = {"convolution", "dot", "reduce", "custom-call", "fusion", *_NEW_PART}
 
 
 def is_free(line: Instruction) -> bool:
@@ -65,7 +67,7 @@ def read_bytes(module: Module, line: Instruction, number: int, shape: Shape) -> 
     if number == 0 and line.opcode in _PARTIAL | {"slice-start"}:
         part = line.shapes[line.opcode == "slice-start"]  # its first result is the whole
         return min(shape.bytes, part.bytes // part.itemsize * shape.itemsize)
-    if number == 0 and line.opcode == "dynamic-update-slice":
+    if number == 0 and line.opcode in _NEW_PART:
         return 0
     if line.opcode == "fusion":
         fused = module.computations[line.called[0]]
@@ -92,8 +94,8 @@ def _read_inside(module: Module, fused: Computation, number: int, shape: Shape) 
 def _written(module: Module, where: Computation, line: Instruction, *, only_hbm: bool) -> int:
     """Bytes that an instruction writes."""
     counted = [shape.in_hbm or not only_hbm for shape in line.shapes]
-    if line.opcode == "dynamic-update-slice":
-        new = where.instructions[line.operands[1]].shapes[0]
+    if line.opcode in _NEW_PART:
+        new = where.instructions[line.operands[_NEW_PART[line.opcode]]].shapes[0]
         return new.bytes if counted[0] else 0
     if line.opcode != "fusion":
         return sum(shape.bytes for shape, here in zip(line.shapes, counted, strict=True) if here)
@@ -104,7 +106,7 @@ def _written(module: Module, where: Computation, line: Instruction, *, only_hbm:
         result = fused.instructions[name]
         while result.opcode in _SAME_VALUES:
             result = fused.instructions[result.operands[0]]
-        inside = result.opcode in {"dynamic-update-slice", "fusion"}
+        inside = result.opcode in {"fusion", *_NEW_PART}
         if here and inside:
             total += min(shape.bytes, _written(module, fused, result, only_hbm=False))
         elif here:

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from orbax import checkpoint as ocp
 
+from pipeline.inputs.hub.flax_shapes import flax_name
 from pipeline.inputs.hub.hf_folder import flax_part
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
@@ -33,7 +34,6 @@ _PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
     ("gemma2", 42, 3584): {},
     ("gemma2", 46, 4608): {"query_pre_attn_scalar": 144},
 }
-_TOP = re.compile(r"^(params/)?(transformer/)?")
 _GATING = {"gate_proj": 0, "up_proj": 1}
 
 
@@ -59,7 +59,7 @@ class FlaxCheckpoint:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for path, leaf in _leaves(place).items():
-            name = _TOP.sub("", "/".join(path))
+            name = flax_name("/".join(path))
             if flax_part(name) is None:
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)

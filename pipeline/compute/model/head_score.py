@@ -217,7 +217,7 @@ def _passes_backward(
 ) -> tuple[None, None, None, Float[Array, "tokens embed"], None]:
     d_log_z, _, d_gathered, *_ = grads
     found = on_devices(head, _backward, *residuals, (d_log_z, d_gathered))
-    return None, None, None, found.astype(residuals[0].dtype), None
+    return None, None, None, found, None
 
 
 _passes.defvjp(_passes_forward, _passes_backward)
@@ -258,7 +258,7 @@ def _backward(
     mean: Float[Array, "tokens embed"],
     grads: tuple[Float[Array, " tokens"], TokenIds],
 ) -> Float[Array, "tokens embed"]:
-    """Gradient of the hidden states, float32.
+    """Gradient of the hidden states, summed in float32, in their dtype.
 
     Args:
         shard: this device's entries.
@@ -268,16 +268,19 @@ def _backward(
         mean: derivative of log_z.
         grads: cotangents of log_z and of `gathered`.
     """
-    d_log_z, d_gathered = grads
 
     def block(
-        tokens: TokenIds, gathered: TokenIds, d_gathered: TokenIds
+        tokens: TokenIds,
+        gathered: TokenIds,
+        mean: Float[Array, "block embed"],
+        grads: tuple[Float[Array, " block"], TokenIds],
     ) -> Float[Array, "block embed"]:
+        d_log_z, d_gathered = grads
         d_logits = jax.tree.map(lambda d, score: d * shard.head.slope(score), d_gathered, gathered)
-        return jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
+        found = jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
+        return (d_log_z[:, None] * mean + found).astype(shard.embedding.dtype)
 
-    found = shard.by_block(block, tokens, gathered, d_gathered, learned=learned)
-    return d_log_z[:, None] * mean + found
+    return shard.by_block(block, tokens, gathered, mean, grads, learned=learned)
 
 
 def _whole_vocabulary(

@@ -18,7 +18,7 @@ from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.demonstrations import load_demonstrations
 from pipeline.inputs.dataset.order import max_per_step, normalized_weights
 from pipeline.inputs.dataset.rows import DataError, Malformed, Row, TooLong
-from pipeline.inputs.dataset.sources import Columns, read_rows
+from pipeline.inputs.dataset.sources import Columns, locate_rows, read_rows
 from pipeline.inputs.dataset.splits import (
     EVAL_SET_PREFIX,
     MIXTURE_PREFIX,
@@ -124,10 +124,7 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
             return Columns(())
         return Columns.of_prompts(template or config.prompt.template)
 
-    sources = _training_sources(data) | _tests(config)
-    if data.validation is not None:
-        sources["validation"] = data.validation
-    for name, source in sources.items():
+    for name, source in _prompt_sources(config).items():
         known, columns = intact("data.answer_column", "data.answer_pattern"), prompts()
         if isinstance(source, NamedSource):
             columns, known = prompts(source.template), known or source.answer_column is not None
@@ -140,6 +137,27 @@ def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
             columns = columns.with_completions(config.sft.completion_column)
         check("sft.train", config.sft.train, columns)
     found.raise_if_any(DataError)
+
+
+def locate_data(config: Config) -> list[str]:
+    """Says where the rows of each dataset come from, without reading all of them.
+
+    Raises:
+        DataError: with a line for each dataset that a run cannot get.
+    """
+    found, sources = MistakeCollector(), _prompt_sources(config)
+    if config.sft.train is not None:
+        sources["sft"] = config.sft.train
+    settings: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        settings.setdefault(source.title, []).append(setting_name(name))
+    by_title = {source.title: source for source in sources.values()}
+    places = [
+        found.attempt(locate_rows, by_title[title], where=", ".join(names))
+        for title, names in settings.items()
+    ]
+    found.raise_if_any(DataError)
+    return [place for place in places if place is not None]
 
 
 def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -281,6 +299,14 @@ def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
         source=spec.mixture_name,
         messages=row.messages,
     )
+
+
+def _prompt_sources(config: Config) -> dict[str, Source]:
+    """All sources of prompts, by the names of their splits."""
+    found = _training_sources(config.data) | _tests(config)
+    if config.data.validation is not None:
+        found["validation"] = config.data.validation
+    return found
 
 
 def _tests(config: Config) -> dict[str, Source]:

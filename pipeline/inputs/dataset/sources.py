@@ -29,6 +29,7 @@ from pipeline.inputs.dataset.rows import (
     refuse_malformed,
 )
 from pipeline.inputs.dataset.text_files import PARSERS, Parsed
+from pipeline.inputs.hub.model_source import ask_hub
 from pipeline.inputs.text.chat import check_columns, sole_column, template_columns
 
 T = TypeVar("T")
@@ -127,6 +128,35 @@ def read_rows(
     too_long = tuple(one for one in made if isinstance(one, TooLong))
     usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
     return usable, tuple(malformed), too_long
+
+
+def locate_rows(source: Source, *, where: str) -> str:
+    """Says where the rows of `source` come from, without reading all of them.
+
+    Raises:
+        DataError: if there is no such file or dataset, or a run cannot get it.
+    """
+    from huggingface_hub import errors
+
+    if source.reasoning_gym:
+        _generate(source.model_copy(update={"size": 1}), where=where)
+        return f"{source.title} can be generated"
+    if source.is_file:
+        return f"{_existing(source, where=where)} exists"
+    assert source.path is not None
+    try:
+        ask_hub(source.path, kind="dataset")
+    except errors.LocalEntryNotFoundError as error:
+        with _quiet_datasets() as datasets:
+            try:
+                datasets.load.CachedDatasetModuleFactory(source.path).get_module()
+            except FileNotFoundError:
+                unreachable = ConnectionError(*error.args)
+                raise DataError(_explain(unreachable, source=source, where=where)) from error
+        return f"{source.path} is in the cache"
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise DataError(_explain(error, source=source, where=where)) from error
+    return f"{source.path} is on the hub, which can be reached"
 
 
 def _parse(source: Source, *, where: str) -> Parsed:

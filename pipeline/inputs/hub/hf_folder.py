@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as show
@@ -15,10 +15,11 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from configs.base import nearest_hint
+from pipeline.inputs.hub.flax_shapes import OCDBT, Shape, required_shapes, stored_shapes
 from pipeline.inputs.hub.hf_config import is_multimodal, tensor_shapes, text_config
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
+FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", OCDBT)
 _TEXT_PREFIXES = {
     # The names of published files, and those of transformers 5.
     "language_model.model.": "model.",
@@ -192,10 +193,12 @@ def check_folder(folder: Path) -> list[str]:
     if checkpoint is None:
         config = read_text_config(folder)
         tensors, skipped = text_tensors(folder)
-        _check_shapes(folder, config, tensors)
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        _check_shapes(folder, shapes, tensor_shapes(config))
     else:
         if (folder / "config.json").exists():
-            read_text_config(folder)
+            config, shapes = read_text_config(folder), stored_shapes(checkpoint)
+            _check_shapes(folder, shapes, required_shapes(config, shapes))
         skipped = _flax_parts(checkpoint)
     if not skipped:
         return []
@@ -204,13 +207,13 @@ def check_folder(folder: Path) -> list[str]:
 
 
 def _check_shapes(
-    folder: Path, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]
+    folder: Path, shapes: Mapping[str, Shape], required: Iterable[tuple[str, Shape]]
 ) -> None:
-    """Compares the shapes of the tensors with those of the complete configuration."""
+    """Compares the shapes of the tensors with those that the configuration requires."""
     odd = [
-        f"shape of {name}: {tensors[name].shape}, the configuration requires {shape}"
-        for name, shape in tensor_shapes(config)
-        if name in tensors and tensors[name].shape != shape
+        f"shape of {name}: {shapes[name]}, the configuration requires {shape}"
+        for name, shape in required
+        if name in shapes and shapes[name] != shape
     ]
     if odd:
         more = f", and {len(odd) - 1} more differ" if odd[1:] else ""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from configs.base import nearest_hint
 from configs.schema import Model
@@ -31,6 +33,11 @@ HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
 """Name and revision."""
 _KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+)/(\w+)/([\w.-]+)(?:/(\d+))?")
 _KAGGLE_FRAMEWORKS = ("flax", "transformers")
+_KAGGLE_LOGIN = (
+    "an API token from https://www.kaggle.com/settings in KAGGLE_API_TOKEN, in KAGGLE_USERNAME "
+    "and KAGGLE_KEY, or in ~/.kaggle"
+)
+_ASKED_FILE = "config.json"
 
 
 def find_model(model: Model) -> Path:
@@ -43,7 +50,21 @@ def find_model(model: Model) -> Path:
             cached and cannot be downloaded.
         ValueError: if the handle is invalid, or the hub requires a login or an accepted licence.
     """
-    return _find(model.path, setting="model.path", files=MODEL_FILES)
+    found = _find(model.path, setting="model.path", files=MODEL_FILES)
+    assert found is not None
+    return found
+
+
+def locate_model(model: Model) -> Path | None:
+    """As `find_model`, but downloads nothing: None if a run will download the model.
+
+    The Hugging Face hub is asked whether it allows that; for Kaggle only a login is required.
+
+    Raises:
+        FileNotFoundError: as `find_model`.
+        ValueError: as `find_model`.
+    """
+    return _find(model.path, setting="model.path", files=MODEL_FILES, download=False)
 
 
 def find_tokenizer(path: str) -> Path:
@@ -53,14 +74,35 @@ def find_tokenizer(path: str) -> Path:
         FileNotFoundError: as `find_model`.
         ValueError: as `find_model`.
     """
-    return _find(path, setting="model.tokenizer", files=TOKENIZER_FILES)
+    found = _find(path, setting="model.tokenizer", files=TOKENIZER_FILES)
+    assert found is not None
+    return found
 
 
-def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
+def ask_hub(name: str, *, revision: str | None = None, kind: Literal["model", "dataset"]) -> None:
+    """Asks the Hugging Face hub whether this login may download a repository.
+
+    Raises:
+        LocalEntryNotFoundError: if the hub cannot be reached.
+        HfHubHTTPError: if it refuses.
+    """
+    import httpx
+    from huggingface_hub import errors, get_hf_file_metadata, hf_hub_url
+
+    url = hf_hub_url(name, _ASKED_FILE, revision=revision, repo_type=kind)
+    try:
+        get_hf_file_metadata(url)
+    except errors.EntryNotFoundError:  # the repository has no such file, and can be read
+        return
+    except (httpx.TransportError, errors.OfflineModeIsEnabled) as error:
+        raise errors.LocalEntryNotFoundError(str(error)) from error
+
+
+def _find(path: str, *, setting: str, files: Sequence[str], download: bool = True) -> Path | None:
     if path.startswith(HF):
-        return _from_hugging_face(path, setting=setting, files=files)
+        return _from_hugging_face(path, setting=setting, files=files, download=download)
     if path.startswith(KAGGLE):
-        return _from_kaggle(path, setting=setting)
+        return _from_kaggle(path, setting=setting, download=download)
     found = Path(path)
     if setting == "model.path" and not found.is_dir():
         raise FileNotFoundError(f"{setting}: no folder {path}{nearest_hint(found)}")
@@ -69,7 +111,9 @@ def _find(path: str, *, setting: str, files: Sequence[str]) -> Path:
     return found
 
 
-def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Path:
+def _from_hugging_face(
+    handle: str, *, setting: str, files: Sequence[str], download: bool
+) -> Path | None:
     match = HF_HANDLE.fullmatch(handle)
     if match is None:
         raise ValueError(
@@ -81,6 +125,8 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     name, revision = match.groups()
     log_in = "`hf auth login` or the environment variable HF_TOKEN"
     try:
+        if not download:
+            return _cached_or_allowed(name, revision, files=files)
         found = huggingface_hub.snapshot_download(
             name, revision=revision, allow_patterns=list(files)
         )
@@ -109,6 +155,26 @@ def _from_hugging_face(handle: str, *, setting: str, files: Sequence[str]) -> Pa
     return Path(found)
 
 
+def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str]) -> Path | None:
+    """The cached folder with weights; None if there is none, and the hub allows a download.
+
+    Raises:
+        LocalEntryNotFoundError: if the hub cannot be reached.
+        HfHubHTTPError: if it refuses.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    with suppress(errors.LocalEntryNotFoundError):
+        found = huggingface_hub.snapshot_download(
+            name, revision=revision, allow_patterns=list(files), local_files_only=True
+        )
+        if any(Path(found).glob("*.safetensors")):  # not only the tokenizer
+            return Path(found)
+    ask_hub(name, revision=revision, kind="model")
+    return None
+
+
 def _unreachable(error: Exception) -> str:
     """The reason why the hub was not contacted or did not answer."""
     if _offline():
@@ -121,7 +187,7 @@ def _offline() -> bool:
     return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}
 
 
-def _from_kaggle(handle: str, *, setting: str) -> Path:
+def _from_kaggle(handle: str, *, setting: str, download: bool) -> Path | None:
     match = _KAGGLE_HANDLE.fullmatch(handle)
     if match is None:
         raise ValueError(
@@ -140,7 +206,19 @@ def _from_kaggle(handle: str, *, setting: str) -> Path:
     if _offline():
         what = "is not in the cache and HF_HUB_OFFLINE forbids the download"
         raise FileNotFoundError(f"{setting}: {handle} {what}")
-    return _download_from_kaggle(handle, setting=setting, cached=cached)
+    if download:
+        return _download_from_kaggle(handle, setting=setting, cached=cached)
+    if cached is None and not has_kaggle_login():
+        raise ValueError(f"{setting}: {handle} needs {_KAGGLE_LOGIN}")
+    return cached
+
+
+def has_kaggle_login() -> bool:
+    """Whether downloads from Kaggle can log in; Kaggle is not asked."""
+    from kagglehub.config import get_kaggle_credentials
+
+    # In a notebook of Kaggle the session is the login.
+    return bool(os.environ.get("KAGGLE_KERNEL_RUN_TYPE") or get_kaggle_credentials())
 
 
 def _download_from_kaggle(handle: str, *, setting: str, cached: Path | None) -> Path:
@@ -150,20 +228,16 @@ def _download_from_kaggle(handle: str, *, setting: str, cached: Path | None) -> 
 
     path = handle.removeprefix(KAGGLE)
     page = f"https://www.kaggle.com/models/{'/'.join(path.split('/')[:2])}"
-    log_in = (
-        "an API token from https://www.kaggle.com/settings in KAGGLE_API_TOKEN, in KAGGLE_USERNAME "
-        "and KAGGLE_KEY, or in ~/.kaggle"
-    )
     try:
         return Path(kagglehub.model_download(path))
     except (exceptions.UnauthenticatedError, exceptions.CredentialError):
-        raise ValueError(f"{setting}: {handle} needs {log_in}") from None
+        raise ValueError(f"{setting}: {handle} needs {_KAGGLE_LOGIN}") from None
     except exceptions.KaggleApiHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         if status in {401, 403}:
             raise ValueError(
                 f"{setting}: {handle} requires an accepted licence: accept it at {page}, then log "
-                f"in with {log_in}"
+                f"in with {_KAGGLE_LOGIN}"
             ) from None
         if status == 404:
             raise FileNotFoundError(f"{setting}: {handle} does not exist; see {page}") from None

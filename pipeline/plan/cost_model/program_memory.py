@@ -199,11 +199,11 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     steps = config.segment_steps
     recent = local * shape.layers * arrays.cache(steps)
-    # While recent positions are flushed to a layer's ring cache, a copy of the ring exists.
+    # While recent positions are flushed to a layer's int8 ring cache, a copy of the ring exists.
     longest = config.rollout.max_tokens
     if not shape.global_layers:
         longest = min(shape.window, longest)
-    flushed = local * arrays.cache(longest)
+    flushed = local * arrays.cache(longest) if config.plan.kv_cache == "int8" else 0
     # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0

@@ -25,7 +25,7 @@ latency."""
 # Expected shares of the chip's limits.
 _DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS = 0.5, 0.5, 0.47
 _ATTENTION_FLOPS, _SPLASH_FLOPS = 0.15, 0.41
-_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.8, 0.45
+_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.95, 0.65
 _FAST_ROWS = 128
 """Rows whose caches are read at the first share of the bandwidth; further rows use the second,
 lower one, as in the compiler's estimates."""
@@ -39,9 +39,9 @@ _TOP_K_S = 1.6e-11
 """Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
 _GATHERED_SHARE = 0.17
 """Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
-_FLUSHED_PER_S = {"model": 68e9, "int8": 17e9}
-"""Bytes of the ring caches a second that a TPU's flush chooses from old and new, by
-`plan.kv_cache`."""
+_FLUSHED_PER_S, _CONVERTED_PER_S = 110e9, 50e9
+"""Bytes a second that a TPU's flush moves to the ring caches, and of int8 caches that it copies to
+another layout and back."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
@@ -189,13 +189,14 @@ class RooflineModel:
 
     def flush(self, slots: int) -> Seconds:
         """The end of a segment: moving new positions to the ring caches, and the host's check."""
-        size, kind = slots * self.kv_bytes_per_row(), self.config.plan.kv_cache
-        load = _Load(
-            cache_bytes=2 * size,
-            rows=slots,
-            latency_s=_LAUNCH_S,
-            vector_s=size / _FLUSHED_PER_S[kind] if self.chip.platform == "tpu" else 0.0,
-        )
+        size = slots * self.kv_bytes_per_row()
+        new = slots * self.kv_bytes_per_row(recent=self.config.segment_steps) - size
+        vector_s = 0.0
+        if self.chip.platform == "tpu":
+            vector_s = new / _FLUSHED_PER_S
+            vector_s += size / _CONVERTED_PER_S if self.config.plan.kv_cache == "int8" else 0.0
+        # Two blocks of a row, each as long as the segment, are read and written.
+        load = _Load(cache_bytes=4 * new, rows=slots, latency_s=_LAUNCH_S, vector_s=vector_s)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
 
     def segment(self, slots: int) -> Seconds:

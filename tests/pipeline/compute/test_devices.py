@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,10 +120,19 @@ def test_a_run_is_for_v5e_only(monkeypatch: pytest.MonkeyPatch, kind: str):
             open_mesh(platform="tpu", count=2)
 
 
-HOST = {
+KAGGLE = {
     "TPU_CHIPS_PER_HOST_BOUNDS": "2,4,1",
     "TPU_HOST_BOUNDS": "1,1,1",
-    "TPU_PROCESS_ADDRESSES": "10.0.0.1:8476,10.0.0.2:8476",
+    "TPU_PROCESS_ADDRESSES": "local",
+    "TPU_WORKER_ID": "0",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_RUNTIME_METRICS_PORTS": "8431,8432,8433,8434,8435,8436,8437,8438",
+}
+"""Variables of Kaggle's TPU image of August 2026."""
+HOST = KAGGLE | {
+    # Of other images; libtpu prefers these names of the bounds.
+    "TPU_CHIPS_PER_PROCESS_BOUNDS": "2,4,1",
+    "TPU_PROCESS_BOUNDS": "1,1,1",
     "TPU_MESH_CONTROLLER_ADDRESS": "localhost:8476",
     "TPU_MESH_CONTROLLER_PORT": "8476",
     "TPU_VISIBLE_CHIPS": "0,1,2,3",
@@ -150,7 +160,8 @@ def test_a_process_with_some_chips_shares_the_host(monkeypatch: pytest.MonkeyPat
     assert len({8476, *ports}) == 3
     addresses = [one.pop("TPU_MESH_CONTROLLER_ADDRESS") for one in found]
     assert addresses == [f"localhost:{port}" for port in ports]
-    shared = {"TPU_HOST_BOUNDS": "1,1,1", "TPU_VISIBLE_CHIPS": "0,1,2,3"}
+    kept = ("TPU_HOST_BOUNDS", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_VISIBLE_CHIPS")
+    shared = {name: HOST[name] for name in kept}
     if count == 4:
         shared |= {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
     else:
@@ -161,12 +172,12 @@ def test_a_process_with_some_chips_shares_the_host(monkeypatch: pytest.MonkeyPat
 LOADS_LIBTPU = """
 import sys
 from pipeline.compute.devices import open_mesh
-if len(sys.argv) > 1:
+if len(sys.argv) > 2:
     import os
-    os.environ["TPU_CHIPS_PER_HOST_BOUNDS"], os.environ["TPU_HOST_BOUNDS"] = sys.argv[1], "1,1,1"
+    os.environ["TPU_CHIPS_PER_PROCESS_BOUNDS"] = sys.argv[2]
 else:
     try:
-        open_mesh(platform="tpu", count=4)
+        open_mesh(platform="tpu", count=int(sys.argv[1]))
     except ValueError:
         pass  # there is no TPU
 from jax.experimental.topologies import get_topology_desc
@@ -178,26 +189,30 @@ sys.stdin.read()
 """
 
 
-def load_libtpu_twice(*arguments: str) -> list[str]:
-    """The output of two processes that load libtpu at the same time."""
+def load_libtpu(*chips: int, bounds: Sequence[str] = ()) -> list[str]:
+    """The output of processes that load libtpu at the same time, on a host with Kaggle's variables.
+
+    Args:
+        chips: of each process.
+        bounds: given to libtpu instead of what `open_mesh` gives it.
+    """
     kept = {name: value for name, value in os.environ.items() if "TPU" not in name}
     host = {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
         "JAX_PLATFORMS": "cpu",
     }
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", LOADS_LIBTPU, *arguments],
+            [sys.executable, "-c", LOADS_LIBTPU, str(count), *bounds],
             cwd=ROOT,
-            env=kept | host,
+            env=kept | KAGGLE | host,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        for _ in range(2)
+        for count in chips
     ]
     lines = [process.stdout.readline().strip() for process in processes if process.stdout]
     for process in processes:
@@ -208,8 +223,10 @@ def load_libtpu_twice(*arguments: str) -> list[str]:
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
     # With the bounds alone, libtpu locks the host exclusively.
-    assert any("multi-process lockfile" in line for line in load_libtpu_twice("2,2,1"))
-    assert load_libtpu_twice() == ["8", "8"]
+    locked = load_libtpu(4, 4, bounds=["2,2,1"])
+    assert any("multi-process lockfile" in line for line in locked)
+    assert load_libtpu(4, 4) == ["8", "8"]
+    assert load_libtpu(8) == ["8"]
 
 
 MALLOC = (

@@ -113,7 +113,7 @@ IRRELEVANT = {
     "pipeline/compute/device_memory.py",
     *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
-    *(f"pipeline/inputs/hub/{name}.py" for name in ("hf_folder", "model_source")),
+    *(f"pipeline/inputs/hub/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
     *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
     "rewards/base.py",
 }

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from configs.schema import Config
+from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.run import mirror as mirror_module
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
@@ -44,7 +45,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def config(tmp_path: Path, server: S3Server) -> Config:
+def config(tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Config:
+    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))  # not up to 1 GiB of programs
     return make_config(tmp_path, run={"mirror": f"s3://{BUCKET}/runs"})
 
 

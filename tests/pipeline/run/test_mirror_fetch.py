@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -21,9 +22,10 @@ from pipeline.run.mirror import Mirror
 from pipeline.run.mirror_copier import machine_of
 from pipeline.run.mirror_fetch import adopted, fetch_run
 from pipeline.run.mirror_lease import Holder, Lease
-from pipeline.run.mirror_store import Store
+from pipeline.run.mirror_store import FIRST_ATTEMPTS, Store
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
+from tests.pipeline.run.gcs_server import gcs_server
 from tests.pipeline.run.mirror_parts import content, make_copier, make_run, write
 from tests.pipeline.run.s3_server import BUCKET, s3_server
 
@@ -304,6 +306,35 @@ def test_a_hub_that_is_gone_is_no_empty_mirror(tmp_path: Path, monkeypatch: pyte
     what = r"^run\.mirror: hf://buckets/ann/runs/run cannot be read or written: .*refused.*unknown"
     with pytest.raises(ValueError, match=what):
         fetch_run(config, adopt=None, say=print)
+
+
+def test_a_start_tries_a_google_store_that_is_gone_a_few_times_a_copy_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with gcs_server(monkeypatch, BUCKET, credentials=tmp_path / "no-credentials"):
+        pass
+    pauses = list[float]()
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("gcsfs.retry.asyncio", SimpleNamespace(sleep=pause))
+    mirror = f"gs://{BUCKET}/runs"
+    config = make_config(tmp_path, run={"dir": str(tmp_path), "mirror": mirror})
+    what = f"^run.mirror: {mirror}/run cannot be read or written: .*Connect call failed"
+    for start in (
+        lambda: fetch_run(config, adopt=None, say=print),
+        lambda: Mirror.of(config).acquire(RunFolder.of(config).path, print),
+    ):
+        with pytest.raises(ValueError, match=what):
+            start()
+        assert len(pauses) == FIRST_ATTEMPTS - 1
+        assert sum(pauses) <= 5
+        pauses.clear()
+    with pytest.raises(OSError, match="Connect call failed"):
+        Store(f"{mirror}/run").newest()
+    assert len(pauses) == 5
+    assert sum(pauses) >= 31
 
 
 def test_a_run_is_fetched_from_each_kind_of_store(tmp_path: Path, url: str):

@@ -106,6 +106,36 @@ def test_traffic_is_what_is_read_and_written_in_hbm():
     assert parts["other"].traffic_s == pytest.approx(moved / BYTES_PER_S, rel=0.01)
 
 
+SCATTERED = """HloModule jit_f
+
+%second (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  ROOT %b = f32[] parameter(1)
+}
+
+%fused (table: f32[4096,128], at: s32[128], new: f32[128,128]) -> f32[4096,128] {
+  %table = f32[4096,128]{1,0:T(8,128)} parameter(0)
+  %at = s32[128]{0:T(128)} parameter(1)
+  %new = f32[128,128]{1,0:T(8,128)} parameter(2)
+  %same = f32[128,128]{1,0:T(8,128)} transpose(%new), dimensions={0,1}
+  ROOT %scatter = f32[4096,128]{1,0:T(8,128)} scatter(%table, %at, %same), to_apply=%second
+}
+
+ENTRY %main (x: f32[4096,128], i: s32[128], y: f32[128,128]) -> f32[4096,128] {
+  %x = f32[4096,128]{1,0:T(8,128)} parameter(0)
+  %i = s32[128]{0:T(128)} parameter(1)
+  %y = f32[128,128]{1,0:T(8,128)} parameter(2)
+  ROOT %scattered = f32[4096,128]{1,0:T(8,128)} fusion(%x, %i, %y), kind=kCustom, calls=%fused
+}
+"""
+
+
+def test_a_scatter_in_place_reads_and_writes_the_new_part_only():
+    found = total(parse(SCATTERED), NOTHING)
+    moved = 4 * 128 + 2 * 4 * 128 * 128
+    assert found.traffic_s == pytest.approx(moved / BYTES_PER_S)
+
+
 WAITING = """HloModule jit_f
 
 %fused (p.1: bf16[1024,1024]) -> bf16[1024,1024] {

@@ -1,7 +1,7 @@
 """The roofline by hand, the compiled programs that it was fitted to, and monotonicity.
 
-Figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps other
-than with 512 slots are older, by the compiler's estimate alone.
+Figures are those of docs/benchmarks.md for a v5e: jax 0.10.2, libtpu 0.0.42.1. Decode steps are
+without the flush, and a flush is with the host's check, which the compiler does not see.
 """
 
 from __future__ import annotations
@@ -49,21 +49,11 @@ def test_the_low_end_of_a_prefill_is_its_arithmetic() -> None:
 
 
 @pytest.mark.parametrize(
-    ("slots", "ms"),
-    [
-        (8, 4.57),
-        (32, 5.55),
-        (64, 7.33),
-        (96, 9.53),
-        (128, 9.62),
-        (256, 18.4),
-        (512, 33.5),
-        (768, 57.3),
-    ],
+    ("slots", "ms"), [(8, 3.76), (64, 5.66), (128, 8.11), (256, 13.9), (512, 29.3)]
 )
 def test_a_decode_step_is_near_the_compilers_estimate(slots: int, ms: float) -> None:
     found = pace().decode_step(slots)
-    assert 1e3 * found.expected == pytest.approx(ms, rel=0.12)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=0.13)
     assert 1e3 * found.low < ms < 1e3 * found.high
 
 
@@ -91,11 +81,11 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     assert 1e3 * found.low < 21.7 < 1e3 * found.high
 
 
-@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 172.6), (512, "int8", 280.2)])
+@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 8.3), (512, "int8", 90.1)])
 def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
     found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
     assert 1e3 * found.expected == pytest.approx(ms, rel=0.05)
-    assert 1e3 * found.low < 0.15 * ms
+    assert 1e3 * found.low < 0.3 * ms
 
 
 def test_the_reference_top_k_is_near_the_compiled_program() -> None:

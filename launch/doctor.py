@@ -1,0 +1,118 @@
+"""Checks whether this host can run a configuration, and says what is missing.
+
+    python -m launch.doctor [CONFIG.toml] [--table.key VALUE ...] [--json FILE]
+
+Takes no device, starts no Ray, downloads no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from configs.cli import parse
+from configs.load import load_config
+from configs.schema import Config
+from launch.exits import EXIT_FAILED, exit_status, print_lines
+from launch.flags import add_json, command_flags, json_file
+
+if TYPE_CHECKING:
+    from launch.host import Host
+    from launch.host_checks import Finding
+
+DESCRIPTION = """\
+Check this host: versions, TPU chips and who uses them, Ray, memory and disk, clock, model and data,
+logins. With CONFIG.toml against what that run needs; it may also be a run folder. The chips are not
+taken; launch.train --dry-run checks the request itself.
+Exit status: 0 the configuration can run, perhaps with notes; 1 it cannot; 2 a mistake in the
+request; 130 after Ctrl-C."""
+_WIDTH = 100
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    return exit_status(lambda: _run(argv), int)
+
+
+def _flags() -> argparse.ArgumentParser:
+    flags = command_flags()
+    add_json(flags)
+    return flags
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    prog = "python -m launch.doctor"
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags(), optional=True)
+    config = load_config(command.path, command.overrides) if command.path else None
+    file = json_file(command.flags)
+    # Imported late: `--help` and mistakes in the configuration need none of it.
+    from launch.host import Host
+
+    found = list(examine(Host.of_this_process(), config))
+    print_lines(lines(found))
+    if file is not None:
+        figures = {
+            "config": command.path or None,
+            "can_run": can_run(found),
+            "checks": [asdict(one) for one in found],
+        }
+        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+        file.write_text(text, encoding="utf-8")
+    return 0 if can_run(found) else EXIT_FAILED
+
+
+def examine(host: Host, config: Config | None) -> Iterator[Finding]:
+    """Makes all checks of a host.
+
+    Args:
+        host: this one, or an imitated one.
+        config: of the run; None: only checks that need none.
+    """
+    from launch import host_checks, run_checks
+
+    checks: tuple[host_checks.Check, ...] = (
+        *(host_checks.python, host_checks.packages, host_checks.chips, host_checks.lock_file),
+        *(host_checks.variables, host_checks.ray_count, host_checks.clusters),
+        *(run_checks.devices, run_checks.room, run_checks.folders, run_checks.clock),
+        *(run_checks.model, run_checks.data, run_checks.logins),
+    )
+    for check in checks:
+        yield from check(host, config)
+
+
+def can_run(found: Sequence[Finding]) -> bool:
+    """Whether the findings allow a run."""
+    return all(one.state != "fault" for one in found)
+
+
+def lines(found: Sequence[Finding]) -> Iterator[str]:
+    """The findings as a table, and its result in one line."""
+    width = max(len(one.check) for one in found)
+    for one in found:
+        state = one.state.upper() if one.state == "fault" else one.state
+        margin = " " * (width + 9)
+        texts = [one.finding, *([f"-> {one.remedy}"] if one.remedy else [])]
+        wrapped = [
+            line
+            for text in texts
+            for line in textwrap.wrap(
+                text, _WIDTH - len(margin), break_long_words=False, break_on_hyphens=False
+            )
+        ]
+        yield f"{state:<7}{one.check:<{width}}  {wrapped[0]}"
+        yield from (margin + line for line in wrapped[1:])
+    faults, notes = (sum(one.state == state for one in found) for state in ("fault", "note"))
+    yield ""
+    if faults:
+        yield f"{faults} fault(s), {notes} note(s): the configuration cannot run on this host yet"
+    else:
+        yield f"no fault, {notes} note(s): nothing here prevents a run"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,615 @@
+"""`launch.doctor` on imitated hosts: their files below a folder, and the variables of this process.
+
+Ray counts the chips of an imitated host with its own function.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from ray._private.accelerators import tpu
+
+from configs.load import load_config
+from configs.schema import Config
+from launch import doctor
+from launch.host import Host
+from launch.host_checks import Finding
+from tests.pipeline.compute.test_devices import KAGGLE
+from tests.pipeline.inputs.hub.hub_server import hub_server
+
+PROJECT = Path(__file__).parents[2]
+GIB = 2**30
+ME, OTHER = 60_001, 60_002
+"""User ids that have no name."""
+
+
+def pinned() -> dict[str, str]:
+    """What `requirements-tpu.txt` installs."""
+    lines = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8").splitlines()
+    found = [Requirement(line) for line in lines]
+    return {
+        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
+        for one in found
+        if one.marker is None or one.marker.evaluate()
+    }
+
+
+@dataclass
+class Imitation:
+    """A host that can be changed: at first a v5e-8 host on which everything is as it should be.
+
+    Attributes:
+        root: its files.
+        settings: of the run, beside those of the request.
+        free: free bytes by path; others have plenty.
+        given: attributes of the `Host` that replace those of a good one.
+    """
+
+    root: Path
+    settings: dict[str, str] = field(default_factory=dict)
+    free: dict[str, int] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
+
+    def write(self, path: str, text: str = "", *, mode: int = 0o666) -> None:
+        """Writes a file of the host; all belong to the user of the test."""
+        file = self.root / path.removeprefix("/")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="ascii")
+        file.chmod(mode)
+
+    def process(self, pid: int, name: str, *opened: str, uid: int = ME) -> None:
+        """Starts a process that has files open."""
+        self.write(f"/proc/{pid}/comm", f"{name}\n")
+        self.write(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        for number, path in enumerate(("/dev/null", *opened)):
+            link = self.root / f"proc/{pid}/fd/{number}"
+            link.parent.mkdir(exist_ok=True)
+            link.symlink_to(path)
+
+    def available(self, gib: float) -> None:
+        self.write("/proc/meminfo", f"MemTotal: 999 kB\nMemAvailable: {int(gib * 2**20)} kB\n")
+
+    def chips(self, count: int, *, vfio: str | None = None) -> None:
+        """Gives it other chips; with `vfio`, files of that PCI vendor, which "" hides."""
+        for path in (self.root / "dev").glob("accel*"):
+            path.unlink()
+        for number in range(count):
+            self.write(f"/dev/accel{number}" if vfio is None else f"/dev/vfio/{number}")
+            if vfio:
+                self.write(f"/sys/kernel/iommu_groups/{number}/devices/0000:00:05.0/vendor", vfio)
+
+    def _free_bytes(self, path: Path) -> int:
+        return next((self.free[key] for key in self.free if str(path).endswith(key)), 500 * GIB)
+
+    def host(self) -> Host:
+        text = (PROJECT / "pyproject.toml").read_text(encoding="utf-8")
+        project = tomllib.loads(text)["project"]
+        good: dict[str, Any] = {
+            "root": self.root,
+            "uid": ME,
+            "groups": {ME},
+            "python": "3.11.9",
+            "requires_python": project["requires-python"],
+            "installed": pinned(),
+            "requires": [*project["dependencies"], "libtpu==0.0.42.*"],
+            "ray_chips": ray_count(self.root),
+            "now_s": time.time(),
+            "free_bytes": self._free_bytes,
+        }
+        return Host(**good | self.given)
+
+
+def ray_count(root: Path) -> int:
+    """The number of chips that Ray counts on a host with these files."""
+    paths, names, is_folder = glob.glob, os.listdir, os.path.isdir
+
+    def below(path: str) -> str:
+        return f"{root}{path}" if path.startswith(("/dev", "/sys")) else path
+
+    def opened(path: str, **settings: Any) -> Any:
+        return Path(below(path)).open(**settings)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(glob, "glob", lambda path: paths(below(path)))
+        patch.setattr(os, "listdir", lambda path: names(below(path)))
+        patch.setattr(os.path, "isdir", lambda path: is_folder(below(path)))
+        patch.setattr(tpu, "open", opened, raising=False)
+        count: int = tpu.TPUAcceleratorManager.get_current_node_num_accelerators.__wrapped__()
+    return count
+
+
+@pytest.fixture
+def good(tmp_path: Path, request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Imitation:
+    for name in [*os.environ]:
+        if name.startswith(("TPU_", "RAY_", "WANDB", "KAGGLE", "HF_TOKEN")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    found = Imitation(tmp_path / "host")
+    found.chips(8)
+    found.available(100)
+    found.process(1, "systemd", uid=0)
+    found.settings |= {
+        "plan.platform": "tpu",
+        "plan.placement": "colocated",
+        "plan.learner_devices": "8",
+        "plan.slots": "8",
+        "plan.micro_batch_tokens": "544",
+    }
+    return found
+
+
+def configured(imitated: Imitation) -> Config:
+    return load_config("small.toml", list(imitated.settings.items()))
+
+
+def examined(imitated: Imitation) -> list[Finding]:
+    return list(doctor.examine(imitated.host(), configured(imitated)))
+
+
+def test_a_good_host_can_run(good: Imitation):
+    found = examined(good)
+    assert [one for one in found if one.state != "ok"] == []
+    shown = {one.check: one.finding for one in found}
+    assert shown["chips"] == "8 chips, /dev/accel0 to /dev/accel7, readable and writable"
+    assert shown["Ray's count"] == "Ray counts 8 chips"
+    assert shown["packages"].startswith("jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0, as pinned")
+
+
+def closed(host: Imitation) -> None:
+    for number in (2, 5):
+        host.write(f"/dev/accel{number}", mode=0o600)
+    host.given["uid"] = OTHER
+
+
+def old_kaggle_names(host: Imitation) -> None:
+    del host
+    os.environ["TPU_WORKER_HOSTNAMES"] = "WARNING: could not determine the cluster of this host"
+
+
+def variables(**given: str) -> Callable[[Imitation], None]:
+    def change(_: Imitation) -> None:
+        os.environ.update(given)
+
+    return change
+
+
+def settings(**given: str) -> Callable[[Imitation], None]:
+    def change(host: Imitation) -> None:
+        host.settings |= {key.replace("__", "."): value for key, value in given.items()}
+
+    return change
+
+
+def attributes(**given: Any) -> Callable[[Imitation], None]:
+    return lambda host: host.given.update(given)
+
+
+def installed(**versions: str | None) -> Callable[[Imitation], None]:
+    def change(host: Imitation) -> None:
+        found = pinned() | versions
+        host.given["installed"] = {name: one for name, one in found.items() if one is not None}
+
+    return change
+
+
+def both(*changes: Callable[[Imitation], object]) -> Callable[[Imitation], None]:
+    def change(host: Imitation) -> None:
+        for one in changes:
+            one(host)
+
+    return change
+
+
+HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
+    "old Python": (
+        attributes(python="3.10.12"),
+        *("python", "fault", "Python 3.10.12, and the project needs", "make PYTHON="),
+    ),
+    "new Python": (
+        attributes(python="3.13.1"),
+        *("python", "fault", "Python 3.13.1, and the project needs", "make PYTHON="),
+    ),
+    "wrong JAX": (
+        installed(jax="0.9.2"),
+        *("packages", "fault", "jax 0.9.2, needed: ", "-r requirements-tpu.txt"),
+    ),
+    "wrong libtpu": (
+        installed(libtpu="0.0.30"),
+        *("packages", "fault", "libtpu 0.0.30, needed: ==0.0.42.*", "-r requirements-tpu.txt"),
+    ),
+    "no libtpu": (
+        installed(libtpu=None),
+        *("packages", "fault", "libtpu is missing", "-r requirements-tpu.txt"),
+    ),
+    "another version than tested": (
+        installed(numpy="2.99.0"),
+        *("packages", "note", "numpy 2.99.0 (==", "-r requirements-tpu.txt"),
+    ),
+    "no chips": (
+        lambda host: host.chips(0),
+        *("chips", "fault", "neither /dev/accel* nor /dev/vfio/N exists", "docker run --privilege"),
+    ),
+    "four chips": (
+        lambda host: host.chips(4),
+        *("chips", "fault", "4 chips, /dev/accel0 to /dev/accel3; the plan needs 8", "fewer"),
+    ),
+    "chips of another user": (
+        closed,
+        *("chips", "fault", f"user {OTHER} may not read and write /dev/accel2, /dev/accel5"),
+        "sudo chmod a+rw /dev/accel2 /dev/accel5",
+    ),
+    "chips held by a process": (
+        lambda host: host.process(4242, "python3", "/dev/accel3", uid=OTHER),
+        *("holders", "fault", f"in use by pid 4242 (python3, user {OTHER})", "kill 4242"),
+    ),
+    "lock of another user": (
+        both(lambda host: host.write("/tmp/libtpu_lockfile"), attributes(uid=OTHER)),
+        *("libtpu lock", "fault", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
+    ),
+    "Kaggle without its cluster's names": (
+        both(variables(**KAGGLE), old_kaggle_names),
+        *("TPU variables", "fault", "TPU_WORKER_HOSTNAMES is not a list of hosts: 'WARNING: could"),
+        "env -u TPU_WORKER_HOSTNAMES python -m launch.train",
+    ),
+    "one host of several": (
+        variables(TPU_PROCESS_BOUNDS="2,2,1"),
+        *("TPU variables", "fault", "TPU_PROCESS_BOUNDS = 2,2,1: this host is one of several"),
+        "TPU_PROCESS_BOUNDS=1,1,1",
+    ),
+    "hidden chips": (
+        variables(TPU_VISIBLE_CHIPS="0,1,2,3"),
+        *("TPU variables", "fault", "TPU_VISIBLE_CHIPS = '0,1,2,3' hides chips; the plan needs 8"),
+        "env -u TPU_VISIBLE_CHIPS",
+    ),
+    "another libtpu": (
+        variables(TPU_LIBRARY_PATH="/lib/libtpu.so"),
+        *("TPU variables", "note", "/lib/libtpu.so replaces the installed libtpu", "unset it"),
+    ),
+    "chips that Ray does not count": (
+        lambda host: host.chips(8, vfio=""),
+        *("Ray's count", "fault", "Ray counts 0 chips, and the plan needs 8; there are 8 device"),
+        "set run.tpu_chips = 8",
+    ),
+    "more chips given than there are": (
+        both(lambda host: host.chips(4), settings(run__tpu_chips="8")),
+        *("Ray's count", "fault", "run.tpu_chips = 8 replaces that, and there are 4 device files"),
+        "set run.tpu_chips = 4",
+    ),
+    "fewer chips given than needed": (
+        settings(run__tpu_chips="4"),
+        *("Ray's count", "fault", "run.tpu_chips = 4 replaces that, and the plan needs 8"),
+        "set run.tpu_chips = 8",
+    ),
+    "a machine without the GPUs": (
+        settings(
+            plan__platform="gpu",
+            plan__learner_devices="64",
+            plan__slots="64",
+            plan__micro_batch_tokens="4352",
+        ),
+        *("devices", "fault", "needs 64 GPU, and this machine has", "choose a machine with more"),
+    ),
+    "Ray of another user": (
+        lambda host: host.process(77, "raylet", uid=OTHER),
+        *("Ray cluster", "note", f"Ray runs here already, of {OTHER} (pid 77)", "launch/submit.sh"),
+    ),
+    "a dashboard as a cluster": (
+        variables(RAY_ADDRESS="http://127.0.0.1:8265"),
+        *("Ray cluster", "fault", "is a dashboard, which only takes jobs", "unset RAY_ADDRESS"),
+    ),
+    "little memory": (
+        lambda host: host.available(0.5),
+        *("memory", "fault", "0.5 GiB available, 1.6 needed", "raise the container's limit"),
+    ),
+    "a container with little memory": (
+        lambda host: host.write("/sys/fs/cgroup/memory.max", f"{GIB}\n"),
+        *("memory", "fault", "1.0 GiB available, 1.6 needed", "raise the container's limit"),
+    ),
+    "small /dev/shm": (
+        lambda host: host.free.update({"/dev/shm": 64 * 2**20}),
+        *("/dev/shm", "note", "0.1 GiB free, too little for Ray's object store", "--shm-size=10g"),
+    ),
+    "a full disk": (
+        lambda host: host.free.update({"runs/small": 0}),
+        *("disk", "fault", "0.0 GiB free at ", "make space, or set run.dir"),
+    ),
+    "no room for compiled programs": (
+        lambda host: host.free.update({"runs/small": 10 * GIB}),
+        *("disk", "note", "compiled programs 4.00", "make space, or set run.dir"),
+    ),
+    "run folder below a file": (
+        settings(run__dir="small.toml"),
+        *("run folder", "fault", "small.toml", "set run.dir to a folder"),
+    ),
+    "a plan that does not fit": (
+        settings(plan__hbm_gib="0.001"),
+        *("plan", "fault", "does not fit: ", "python -m launch.plan"),
+    ),
+    "a clock in the past": (
+        attributes(now_s=86_400.0),
+        *("clock", "fault", "it is 1970-01-0", "timedatectl set-ntp true"),
+    ),
+    "a budget that is over": (
+        settings(budget__steps="none", budget__until="2020-01-01T10:00Z"),
+        *("clock", "fault", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
+    ),
+    "no W&B login": (
+        settings(wandb__mode="auto"),
+        *("W&B", "note", "there is no W&B login", "wandb login"),
+    ),
+    "no W&B login, and the run needs one": (
+        settings(wandb__mode="online"),
+        *("W&B", "fault", "this machine has no W&B login", "wandb login"),
+    ),
+    "no model": (
+        settings(model__path="modell"),
+        *("model", "fault", "model.path: no folder ", "set model.path to a folder"),
+    ),
+    "a model without weights": (
+        lambda _: Path("model/model.safetensors").unlink(),
+        *("model", "fault", "safetensors", "set model.path to a folder"),
+    ),
+    "no login to Kaggle": (
+        both(
+            settings(model__path="kaggle://google/gemma-3/flax/gemma3-1b-it"),
+            lambda _: os.environ.pop("HF_HUB_OFFLINE", None),
+        ),
+        *("model", "fault", "needs an API token from ", "set KAGGLE_API_TOKEN"),
+    ),
+    "no dataset": (
+        lambda _: Path("test.jsonl").unlink(),
+        *("data", "fault", "data.test.path: no file ", "set the path of a file"),
+    ),
+}
+"""By host: its change, and the check with state, cause and remedy."""
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch, name: str
+):
+    change, check, state, cause, remedy = HOSTS[name]
+    monkeypatch.setenv("HOME", str(good.root))  # of Kaggle's token
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    change(good)
+    found = examined(good)
+    told = [(one.finding, one.remedy) for one in found if (one.check, one.state) == (check, state)]
+    assert any(cause in finding and remedy in advice for finding, advice in told), told
+    assert doctor.can_run(found) == (state == "note")
+    assert all(one.remedy for one in found if one.state != "ok")
+
+
+def test_kaggles_variables_are_no_defect(good: Imitation, monkeypatch: pytest.MonkeyPatch):
+    for key, value in KAGGLE.items():
+        monkeypatch.setenv(key, value)
+    found = examined(good)
+    assert {one.state for one in found} == {"ok"}
+    (shown,) = (one.finding for one in found if one.check == "TPU variables")
+    assert shown.startswith("6 set; ")
+
+
+@pytest.mark.parametrize("vendor", ["", "0x1ae0\n"])
+def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation, vendor: str):
+    good.chips(8, vfio=vendor)
+    if not vendor:
+        good.settings["run.tpu_chips"] = "8"
+    found = {one.check: one for one in examined(good)}
+    assert found["chips"].finding.startswith("8 chips, /dev/vfio/0 to /dev/vfio/7")
+    counted = found["Ray's count"]
+    replaced = "0 chips; run.tpu_chips = 8 replaces that"
+    assert counted.finding == "Ray counts " + ("8 chips" if vendor else replaced)
+    assert doctor.can_run(list(found.values()))
+
+
+def test_processes_that_cannot_be_seen_are_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
+    listed = Path.iterdir
+
+    def iterdir(path: Path) -> Iterator[Path]:
+        if path.match("proc/1/fd"):  # of root
+            raise PermissionError
+        return listed(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    (holders,) = (one for one in examined(good) if one.check == "holders")
+    assert holders.state == "note"
+    assert "those of others cannot be seen" in holders.finding
+    assert holders.remedy.startswith("see them with sudo fuser -v /dev/accel0 ")
+
+
+def test_the_chips_of_a_cluster_are_not_expected_here(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    good.chips(0)
+    found = examined(good)
+    assert doctor.can_run(found)
+    shown = {one.check: one for one in found}
+    assert shown["chips"].state == "note"
+    assert shown["Ray cluster"].finding == "commands join that of RAY_ADDRESS = 10.0.0.1:6379"
+
+
+def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
+    good.chips(0)
+    good.process(4242, "python3", "/dev/accel3")
+    good.write("/tmp/libtpu_lockfile")
+    good.given |= {"uid": OTHER, "installed": {**pinned(), "libtpu": "0.0.30"}}
+    good.settings = {}
+    found = examined(good)
+    assert doctor.can_run(found)
+    assert not {"chips", "holders", "libtpu lock", "Ray's count"} & {one.check for one in found}
+
+
+def test_without_a_configuration_missing_chips_and_logins_are_notes(good: Imitation):
+    good.chips(0)
+    found = list(doctor.examine(good.host(), None))
+    assert doctor.can_run(found)
+    states = {one.check: one.state for one in found}
+    assert states["chips"] == states["W&B"] == "note"
+    assert states["memory"] == states["clock"] == "ok"
+    assert not {"plan", "disk", "model", "data"} & states.keys()
+
+
+def test_files_that_a_run_has_written_need_no_room_again(good: Imitation):
+    good.free["runs/small"] = 10 * GIB
+    (before,) = (one.finding for one in examined(good) if one.check == "disk")
+    for path, gib in {"cache/xla/program-cache": 9, "runs/small/checkpoints/1": 3}.items():
+        Path(path).parent.mkdir(parents=True)
+        with Path(path).open("wb") as file:
+            file.truncate(gib * GIB)  # takes no space
+    (after,) = (one.finding for one in examined(good) if one.check == "disk")
+    assert "at most 12.73 more" in before
+    assert "at most 5.73 more" in after
+
+
+# --- the command
+
+
+COMMAND = """
+import sys
+from launch.doctor import main
+status = main(sys.argv[1:])
+import ray
+assert not {"jax", "libtpu"} & sys.modules.keys()
+assert "libtpu.so" not in open("/proc/self/maps").read()
+assert not ray.is_initialized()
+sys.exit(status)
+"""
+
+
+def run_command(
+    *arguments: str, folder: Path, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RAY_"))}
+    given = {"HF_HOME": str(folder / "hub"), "GEMMA_GRPO_HOME": str(folder), **variables}
+    given["PYTHONPATH"] = str(PROJECT)
+    command = [sys.executable, "-c", COMMAND, *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=kept | given, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path):
+    folder = request_path.parent
+    demo = str(PROJECT / "configs" / "demo.toml")
+    ran = run_command(demo, "--json", "found.json", folder=folder)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
+    assert (found["config"], found["can_run"]) == (demo, True)
+    for one in found["checks"]:
+        assert one.keys() == {"check", "state", "finding", "remedy"}
+        assert one["check"] in ran.stdout
+    assert ran.stdout.splitlines()[-1].startswith("no fault, ")
+
+
+def test_the_status_of_a_host_without_the_chips_is_1(request_path: Path):
+    tpu_settings = ("--plan.platform", "tpu", "--run.tpu_chips", "1")
+    ran = run_command("small.toml", *tpu_settings, folder=request_path.parent)
+    if (Path("/dev/accel0")).exists() or Path("/dev/vfio/0").exists():
+        pytest.skip("this machine has devices")
+    assert ran.returncode == 1
+    assert "neither /dev/accel* nor /dev/vfio/N exists" in " ".join(ran.stdout.split())
+    assert ran.stdout.splitlines()[-1].endswith("the configuration cannot run on this host yet")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["small.toml", "--plan.platfrom", "tpu"], "did you mean --plan.platform"),
+        (["smal.toml"], "no such file"),
+        (["--plan.platform", "tpu"], "CONFIG.toml is missing"),
+        (["small.toml", "--run.tpu_chips", "8"], 'no effect with plan.platform = "cpu"'),
+        (["small.toml", "--chip"], "unknown"),
+    ],
+)
+def test_a_mistake_in_the_request_has_status_2(
+    request_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+):
+    del request_path
+    assert doctor.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert told in shown.err
+    assert shown.out == ""
+
+
+HUB = ("--model.path", "hf://owner/tiny", "--model.tokenizer", "model")
+DATASET = ("--data.test.path", "owner/rows", "--data.test.split", "test")
+
+
+def faults(ran: subprocess.CompletedProcess[str]) -> str:
+    """The output in one line."""
+    return " ".join(ran.stdout.split())
+
+
+def test_the_hub_is_asked_for_the_model_but_nothing_is_downloaded(request_path: Path):
+    folder = request_path.parent
+    with hub_server("owner/tiny", folder / "model") as hub:
+        ran = run_command("small.toml", *HUB, folder=folder, HF_ENDPOINT=hub.url)
+    assert "hf://owner/tiny, not here: a run downloads it first" in faults(ran)
+    assert ran.returncode == 0, ran.stdout
+    assert hub.downloads == []
+
+
+class Gated(BaseHTTPRequestHandler):
+    """A hub on which everything requires a licence."""
+
+    def do_HEAD(self) -> None:  # of the base class
+        self.send_response(403)
+        self.send_header("X-Error-Code", "GatedRepo")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_without_an_accepted_licence_the_cause_is_named(request_path: Path):
+    folder = request_path.parent
+    with ThreadingHTTPServer(("127.0.0.1", 0), Gated) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=url)
+        server.shutdown()
+    assert ran.returncode == 1
+    shown = faults(ran)
+    assert "hf://owner/tiny requires an accepted licence" in shown
+    assert "-> accept the licence on the model's page, then hf auth login" in shown
+    assert "data.test: 'owner/rows' (subset None, split 'test') is gated" in shown
+
+
+def test_without_a_network_the_cause_is_named(request_path: Path):
+    folder = request_path.parent
+    closed_port = "http://127.0.0.1:9"
+    ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=closed_port)
+    assert ran.returncode == 1
+    shown = faults(ran)
+    assert "hf://owner/tiny is not completely in the cache and the hub cannot be reached" in shown
+    assert "data.test: the hub cannot be reached for 'owner/rows'" in shown
+    assert "-> connect to the network" in shown
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="imitates an older one")
+def test_an_old_python_is_told_in_one_sentence():
+    code = "import sys; sys.version_info = (3, 10, 12); import launch"
+    ran = subprocess.run(
+        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 1
+    assert "gemma-grpo needs Python 3.11 or 3.12" in ran.stderr
+    assert "is 3.10: make install-tpu makes an environment" in ran.stderr
+    assert len(ran.stderr.splitlines()) == 1
