@@ -14,7 +14,7 @@ PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo demo-table deadline-table test test-latest lint style format lock clean FORCE
+.PHONY: help demo demo-table deadline-table test test-latest lint style format wheelhouse lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -56,6 +56,12 @@ format: .venv/.dev ## fix and format the sources
 
 install-%: .venv/.% ## an environment for tpu, cuda13, rewards or dev
 	@:
+
+wheelhouse: ## an environment's wheels, for hosts without network; wheelhouse-tpu for a TPU's [PYTHON]
+	launch/wheelhouse.sh requirements.txt
+
+wheelhouse-%:
+	launch/wheelhouse.sh requirements-$*.txt
 
 lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
 	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }

@@ -7,6 +7,7 @@ set -eu
 # Each with its reason.
 accepted=
 
+# shellcheck disable=SC2046 # the options are words of their own
 set -- $(printf ' -r %s' "$@") $(for id in $accepted; do printf ' --ignore-vuln %s' "$id"; done)
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT

@@ -1,5 +1,5 @@
 #!/bin/sh
-# make_venv.sh DIR [3.12]: makes an empty virtual environment in DIR with the Python from
+# make_venv.sh DIR [VERSION...]: makes an empty virtual environment in DIR with the Python from
 # find_python.sh.
 #
 # A working environment is kept, unless $PYTHON names a different interpreter than its own.
@@ -12,10 +12,10 @@ find_python=$(dirname "$0")/find_python.sh
 
 if [ -f "$venv/.python" ] && "$venv/bin/python" -I -c "import pip" 2>/dev/null; then
     [ -n "${PYTHON:-}" ] || exit 0
-    python=$("$find_python" "$@")
+    python=$(sh "$find_python" "$@")
     [ "$python" != "$(cat "$venv/.python")" ] || exit 0
 else
-    python=$("$find_python" "$@")
+    python=$(sh "$find_python" "$@")
 fi
 
 echo "Making $venv with $python"

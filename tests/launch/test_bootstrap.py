@@ -1,0 +1,269 @@
+"""`launch/bootstrap.sh` and `make wheelhouse`, with fake interpreters and installers.
+
+`tests/clean_root.sh` runs them with the real ones in a new Debian.
+"""
+
+from __future__ import annotations
+
+import os
+import pty
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ("bootstrap.sh", "find_python.sh", "install_python.sh", "make_venv.sh", "wheelhouse.sh")
+TOOLS = [
+    "sh",
+    "cat",
+    "chmod",
+    "cp",
+    "cut",
+    "dirname",
+    "du",
+    "find",
+    "mkdir",
+    "mktemp",
+    "rm",
+    "sed",
+    "sort",
+    "touch",
+    "wc",
+]
+UV = "uv python install 3.12"
+CONDA = "conda create --yes --prefix '{project}/.python' python=3.12"
+APT = (
+    "sh -c 'export DEBIAN_FRONTEND=noninteractive; apt-get update && "
+    "{ apt-get install --yes python3.12-venv || apt-get install --yes python3.11-venv; }'"
+)
+
+# Answers the probe of find_python.sh, and makes environments whose python logs its arguments.
+PYTHON = """#!/bin/sh
+if [ "$1" = -I ]; then
+    echo "{where}"
+elif [ "$2" = venv ]; then
+    mkdir -p "$3/bin"
+    printf '#!/bin/sh\\n[ "$1" = -I ] || echo "$@" >>"{log}"\\n! [ -e "{project}/broken-$2" ]\\n' \\
+        >"$3/bin/python"
+    chmod +x "$3/bin/python"
+fi
+"""
+# Each installs a Python where the real one does, with the commands that the scripts call.
+INSTALLERS = {
+    "uv": 'case "$*" in "python install 3.12") ;; "python find 3.12") echo "{home}/python3.12" ;; '
+    "*) exit 9 ;; esac",
+    "conda": 'mkdir -p "$4/bin" && cp "{home}/python3.12" "$4/bin/python"',
+    "apt-get": 'case "$*" in update) ;; "install --yes python3.11-venv") '
+    'cp "{home}/python3.12" "{bin}/python3.11" ;; *) exit 100 ;; esac',
+}
+
+
+class Host:
+    """A copy of the scripts and an empty PATH; `home` has a Python that is not on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.project, self.bin, self.home = folder / "project", folder / "bin", folder / "home"
+        self.log = folder / "log"
+        for path in (self.project / "launch", self.bin, self.home):
+            path.mkdir(parents=True)
+        for name in SCRIPTS:
+            shutil.copy(ROOT / "launch" / name, self.project / "launch" / name)
+        for name in ("pyproject.toml", "requirements.txt", "requirements-tpu.txt"):
+            (self.project / name).touch()
+        for name in TOOLS:
+            (self.bin / name).symlink_to(str(shutil.which(name)))
+        # An apt without root needs sudo; these hosts have root.
+        self.program("id", "echo 0")
+        self.program("apt-cache", "exit 100")
+        text = PYTHON.replace("{log}", str(self.log)).replace("{project}", str(self.project))
+        python = self.home / "python3.12"
+        python.write_text(text.replace("{where}", "$0"), encoding="utf-8")
+        python.chmod(0o755)
+
+    def program(self, name: str, text: str) -> None:
+        path = self.bin / name
+        text = text.replace("{home}", str(self.home)).replace("{bin}", str(self.bin))
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+
+    def has_python(self, name: str = "python3.12") -> None:
+        shutil.copy(self.home / "python3.12", self.bin / name)
+
+    def run(
+        self, *arguments: str, script: str = "bootstrap.sh", stdin: int = subprocess.DEVNULL
+    ) -> tuple[int, str]:
+        """Runs a script; returns its status and output. `log` then has what its python did."""
+        self.log.write_text("")
+        done = subprocess.run(
+            ["/bin/sh", str(self.project / "launch" / script), *arguments],
+            cwd=self.project.parent,
+            env={"PATH": str(self.bin)},
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.returncode, done.stdout
+
+    def steps(self) -> list[str]:
+        """What the environment's python was called for, without pip's own options."""
+        lines = self.log.read_text(encoding="utf-8").splitlines()
+        quiet = "pip install --quiet --disable-pip-version-check --require-virtualenv "
+        return [line.removeprefix("-m ").removeprefix(quiet) for line in lines]
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+INSTALLED = ["--requirement requirements.txt", "--no-deps --editable ."]
+
+
+def test_an_environment_is_made_and_the_doctor_asked(host: Host) -> None:
+    host.has_python()
+    assert host.run("my.toml")[0] == 0
+    # Paths are relative to the folder of the command.
+    doctor = f"launch.doctor {host.project.parent}/my.toml"
+    assert host.steps() == [*INSTALLED, doctor]
+    assert host.run("my.toml")[0] == 0
+    assert host.steps() == [doctor]
+
+
+def test_changed_requirements_are_installed(host: Host) -> None:
+    host.has_python()
+    host.run()
+    stamp = (host.project / ".venv/.runtime").stat().st_mtime
+    os.utime(host.project / "requirements.txt", (stamp + 5, stamp + 5))
+    assert host.run()[0] == 0
+    assert host.steps() == [INSTALLED[0], "launch.doctor"]
+
+
+def test_the_status_is_the_doctors(host: Host) -> None:
+    host.has_python()
+    (host.project / "broken-launch.doctor").touch()
+    assert host.run()[0] == 1
+    assert host.run("--no-doctor")[0] == 0
+    assert host.steps() == []
+
+
+def test_a_failed_installation_is_repeated(host: Host) -> None:
+    host.has_python()
+    (host.project / "broken-pip").touch()
+    assert host.run("--cpu")[0] == 1
+    assert host.steps() == INSTALLED[:1]
+    (host.project / "broken-pip").unlink()
+    assert host.run("--cpu")[0] == 0
+    assert host.steps() == [*INSTALLED, "launch.doctor"]
+
+
+def test_requirements_are_chosen_by_a_flag(host: Host) -> None:
+    host.has_python()
+    assert host.run("--tpu")[0] == 0
+    assert host.steps()[0] == "--requirement requirements-tpu.txt"
+    # `make demo` finds the environment complete.
+    stamps = {path.name for path in (host.project / ".venv").iterdir()}
+    assert {".python", ".package", ".runtime", ".tpu"} <= stamps
+
+
+@pytest.mark.parametrize(("installer", "command"), [("uv", UV), ("conda", CONDA), ("apt-get", APT)])
+def test_a_missing_python_needs_consent(host: Host, installer: str, command: str) -> None:
+    host.program(installer, INSTALLERS[installer])
+    command = command.format(project=host.project) if installer == "conda" else command
+    status, shown = host.run()
+    assert status == 1
+    assert f"This installs a Python 3.12 or 3.11:\n  {command}\n" in shown
+    assert not (host.project / ".venv").exists()
+    status, shown = host.run("--yes")
+    assert (status, host.steps()) == (0, [*INSTALLED, "launch.doctor"]), shown
+    assert command in shown.splitlines()
+
+
+@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 1), ("no\n", 1)])
+def test_on_a_terminal_consent_is_asked_for(host: Host, answer: str, status: int) -> None:
+    host.program("uv", INSTALLERS["uv"])
+    keyboard, terminal = pty.openpty()
+    try:
+        os.write(keyboard, answer.encode())
+        done, shown = host.run("--no-doctor", stdin=terminal)
+    finally:
+        os.close(keyboard)
+        os.close(terminal)
+    assert done == status
+    assert "Call it? [y/N]" in shown
+    assert (host.project / ".venv").exists() is (status == 0)
+
+
+def test_after_an_installer_that_fails_the_next_one_is_tried(host: Host) -> None:
+    host.program("uv", "exit 2")
+    host.program("conda", INSTALLERS["conda"])
+    status, shown = host.run("--yes")
+    assert status == 0
+    assert f"That failed: {UV}" in shown
+
+
+def test_apt_without_a_wanted_python_is_not_tried(host: Host) -> None:
+    host.program("apt-get", "exit 1")
+    host.program("apt-cache", '[ "$2" = python3 ]')
+    status, shown = host.run("--yes")
+    assert status == 1
+    assert "Neither uv, conda nor apt installs a Python 3.12 or 3.11 here." in shown
+    assert "That failed" not in shown
+
+
+def test_a_requested_python_is_not_replaced_by_an_installed_one(host: Host) -> None:
+    host.program("uv", INSTALLERS["uv"])
+    script = str(host.project / "launch/bootstrap.sh")
+    done = subprocess.run(
+        ["/bin/sh", script, "--yes"],
+        env={"PATH": str(host.bin), "PYTHON": "gone"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "gone: not on PATH" in done.stderr
+    assert UV not in done.stderr
+
+
+def test_wheels_are_installed_without_an_index_by_their_python(host: Host) -> None:
+    wheels = host.project.parent / "my wheels"
+    wheels.mkdir()
+    host.has_python("python3.11")
+    host.has_python("python3.12")
+    assert host.run("--wheels", "gone")[0] == 2
+    status, shown = host.run("--wheels", "my wheels")
+    assert (status, "has no wheels for Python" in shown) == (1, True)
+    (wheels / "numpy-2.4.6-cp311-cp311-manylinux_2_28_x86_64.whl").touch()
+    assert host.run("--wheels", "my wheels")[0] == 0
+    assert (host.project / ".venv/.python").read_text() == f"{host.bin}/python3.11\n"
+    offline = f"--no-index --find-links {wheels} "
+    assert host.steps() == [*(offline + step for step in INSTALLED), "launch.doctor"]
+
+
+def test_an_unknown_flag_is_a_mistake(host: Host) -> None:
+    status, shown = host.run("--gpu")
+    assert status == 2
+    assert shown.startswith("--gpu: unknown\nbootstrap.sh [--yes]")
+
+
+def test_the_wheel_folder_has_the_pins_the_project_and_its_build_tool(host: Host) -> None:
+    host.has_python()
+    (host.project / "wheelhouse").mkdir()
+    assert host.run("requirements-tpu.txt", script="wheelhouse.sh")[0] == 0
+    (step,) = host.steps()
+    assert step.endswith(
+        "--no-deps --wheel-dir wheelhouse --requirement requirements-tpu.txt setuptools>=77 ."
+    )
+
+
+def test_the_docker_build_installs_by_the_script() -> None:
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert (
+        "RUN launch/bootstrap.sh --yes --no-doctor --$EXTRA && rm -rf /var/lib/apt/lists/*" in lines
+    )
+    assert {".venv*", "runs", "wheelhouse"} <= set(ignored)
