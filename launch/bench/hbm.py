@@ -29,7 +29,7 @@ from pipeline.plan.cost_model.memory import memory_beside
 
 LENGTH = 1024
 """Tokens of a sequence, 256 of the prompt among them."""
-MOST, MOST_GIB = "128", 13.75
+MOST, MOST_GIB = "128", 12.0
 """Sequences whose gradient must fit into this part of a chip; the rest is for the sampler."""
 NEAR_BEST = 1.03
 """A micro-batch is large enough if its time a token is at most this multiple of the best."""
