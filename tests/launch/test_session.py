@@ -163,7 +163,8 @@ def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert session.run() == 0
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == f"finished: {tmp_path}/run"
-    steps = [line.split(" ", 1)[1].split("  ")[0] for line in said if " step " in line]
+    stamped = [line.partition(" ")[2] for line in said]
+    steps = [line.split("  ")[0] for line in stamped if line.startswith("step ")]
     assert steps == ["step 1/3", "step 2/3", "step 3/3"]
 
 

@@ -328,7 +328,8 @@ def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
         (line,) = refused("--plan.platform", kind)
         assert line == (
             f"plan.platform = '{kind}' needs 2 {name}, and this machine has 0; no other kind "
-            "of device is used instead. launch/submit.sh submits the run to a cluster that has them"
+            "of device is used instead. launch/submit.sh submits the run to a cluster that has "
+            "them, python -m launch.doctor explains the count"
         )
     for variable in ("RAY_ADDRESS", "GEMMA_GRPO_SUBMITTED_S"):
         with monkeypatch.context() as submitted:

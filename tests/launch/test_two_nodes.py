@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -61,7 +62,8 @@ def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) ->
 def kill(pid: int) -> None:
     """Ends a node: all of its processes at once."""
     for process in reversed(family(pid)):
-        process.kill()
+        with suppress(psutil.NoSuchProcess):  # it ended since
+            process.kill()
 
 
 def summary(run: Path) -> dict[str, object]:
