@@ -7,6 +7,7 @@ flags and version of jaxlib.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pipeline.compute.program_cache import ProgramCache
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 KEPT = Path(__file__).parents[1] / ".test_cache"
+MOST_MAPS = 20_000
 FLAGS = (
     "--xla_force_host_platform_device_count=8 "
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -97,6 +99,25 @@ class ProgramExchange:
         if nextitem is None or nextitem.path != item.path:
             self.programs.share()
             self.programs.fetch()
+            free_programs()
+
+
+def free_programs() -> None:
+    """Frees the compiled programs of this process if they take many memory maps.
+
+    A program on the CPU takes several; where a process has Linux's 65,530, the next compilation
+    ends it with a segmentation fault.
+    """
+    if len(Path("/proc/self/maps").read_bytes().splitlines()) < MOST_MAPS:
+        return
+    import jax
+
+    from tests import tiny
+
+    for shared in (tiny._engine, tiny._learner):
+        shared.cache_clear()
+    jax.clear_caches()
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
