@@ -23,11 +23,12 @@ from pipeline.compute.program_cache import ProgramCache
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
 
 KEPT = Path(__file__).parents[1] / ".test_cache"
-MOST_MAPS = 20_000
 FLAGS = (
     "--xla_force_host_platform_device_count=8 "
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
+_MOST_MAPS = 20_000
+"""Memory maps of a process above which its programs are freed; a file of tests adds up to 7,000."""
 
 assert "jax" not in sys.modules, "JAX was imported before the tests could choose its devices"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -105,17 +106,16 @@ class ProgramExchange:
 def free_programs() -> None:
     """Frees the compiled programs of this process if they take many memory maps.
 
-    A program on the CPU takes several; where a process has Linux's 65,530, the next compilation
-    ends it with a segmentation fault.
+    Each program on the CPU takes several. Linux allows a process 65,530 by default; when they are
+    used up, the next compilation is a segmentation fault.
     """
-    if len(Path("/proc/self/maps").read_bytes().splitlines()) < MOST_MAPS:
+    if len(Path("/proc/self/maps").read_bytes().splitlines()) < _MOST_MAPS:
         return
     import jax
 
     from tests import tiny
 
-    for shared in (tiny._engine, tiny._learner):
-        shared.cache_clear()
+    tiny.forget_shared()
     jax.clear_caches()
     gc.collect()
 

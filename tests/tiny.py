@@ -221,6 +221,12 @@ def _learner(layers: int, settings: str) -> Learner:
     return Learner(policy(**shape), base(**shape), config, VOCABULARY)
 
 
+def forget_shared() -> None:
+    """Lets go of the shared engines and learners, and so of their compiled programs."""
+    _engine.cache_clear()
+    _learner.cache_clear()
+
+
 def make_requests(
     lengths: Sequence[int], *, seed: int = 0, step: int = 0, phase: Any = "train"
 ) -> list[RolloutRequest]:
