@@ -28,7 +28,7 @@ FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 )
 _MOST_MAPS = 20_000
-"""Memory maps of a process above which its programs are freed; a file of tests adds up to 7,000."""
+"""Memory maps of a process above which its programs are freed; a file adds up to 18,000."""
 
 assert "jax" not in sys.modules, "JAX was imported before the tests could choose its devices"
 os.environ["JAX_PLATFORMS"] = "cpu"
