@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from contextlib import suppress
+import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +17,7 @@ from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     VALIDATED,
     Head,
+    below,
     family,
     finish,
     private_environment,
@@ -139,7 +140,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
 
 def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
     """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
-    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
+    settings = ["--budget.steps=3", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
     whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
     (tmp_path / "mirror").mkdir()
     undisturbed = head.start(*train_command(whole, *settings))
@@ -148,20 +149,18 @@ def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
     run = tmp_path / "runs" / "faulty"
 
     def kill(*roles: str) -> None:
-        lines = dict[psutil.Process, str]()
-        for one in family(process.pid)[1:]:
-            with suppress(psutil.NoSuchProcess):  # Ray starts short-lived helpers
-                lines[one] = " ".join(one.cmdline())
-        for role in roles:
-            found = [one for one, line in lines.items() if role in line]
-            assert found, f"no {role}: {sorted(lines.values())}"
-            found[0].kill()
+        found = {role: below(process.pid, role) for role in roles}  # before one takes others along
+        assert all(found.values()), found
+        for processes in found.values():
+            processes[0].kill()
 
-    wait_for_lines(run / "metrics.jsonl", 1, process)
+    while not below(process.pid, "LearnerActor"):
+        assert process.poll() is None, finish(process)
+        time.sleep(0.1)
     kill("launch.train")
-    wait_for_lines(run / "metrics.jsonl", 2, process)
+    wait_for_lines(run / "metrics.jsonl", 1, process)
     kill("SamplerActor", "RewardActor", "rewards.processes", "mirror_process")
-    wait_for_lines(run / "metrics.jsonl", 3, process)
+    wait_for_lines(run / "metrics.jsonl", 2, process)
     kill("LearnerActor")
     assert finish(undisturbed)[0] == 0
     status, output = finish(process)
