@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from pipeline.compute.model.attention import soft_cap
 from pipeline.compute.model.sharding import BATCH_AXES, FSDP, VOCAB_AXES
@@ -118,38 +119,93 @@ class Shard:
         logits = jnp.einsum("td,vd->tv", hidden, rows, preferred_element_type=jnp.float32)
         return rows, jnp.where(left_out, FORBIDDEN, self.head.score(logits)), start
 
-    def by_block(
-        self, run: Callable[..., Any], *arrays: Any, learned: Bool[Array, " tokens"] | None = None
-    ) -> Any:
+    def by_block(self, run: Callable[..., Any], *arrays: Any) -> Any:
         """Runs over blocks of positions; devices along the fsdp axis work on each together.
 
         Args:
             run: a function of a block of the arrays.
             arrays: by position.
-            learned: positions to compute; the results elsewhere are 0. They move to the front, and
-                only their blocks are computed: as many as the device of the fsdp group with the
-                most of them needs. None: all positions.
         """
         tokens = jax.tree.leaves(arrays)[0].shape[0]
-        most = min(max(1, self.head.tokens // jax.lax.axis_size(FSDP)), tokens)
-        count = -(-tokens // most)
-        # Blocks of equal size: otherwise the last one could be nearly all padding.
-        size = -(-tokens // count)
-
-        def together(block: Any) -> Any:
-            found = run(*jax.tree.map(lambda x: jax.lax.all_gather(x, FSDP, tiled=True), block))
-            start = jax.lax.axis_index(FSDP) * size
-            return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), found)
-
-        if learned is not None:
-            return _at_learned(together, learned, arrays, size=size)
+        size = self._block_size(tokens)
+        count = -(-tokens // size)
 
         def split(x: Array) -> Array:
             rest = [(0, count * size - tokens), *((0, 0) for _ in x.shape[1:])]
             return jnp.pad(x, rest).reshape(count, size, *x.shape[1:])
 
-        found = jax.lax.map(together, jax.tree.map(split, arrays))
+        found = jax.lax.map(lambda block: _together(run, *block), jax.tree.map(split, arrays))
         return jax.tree.map(lambda x: x.reshape(count * size, *x.shape[2:])[:tokens], found)
+
+    def at_learned(
+        self,
+        run: Callable[..., tuple[Any, Any]],
+        learned: Bool[Array, " tokens"] | None,
+        packed: Shaped[Array, "padded ..."],
+        *arrays: Any,
+    ) -> tuple[Any, Any]:
+        """As `by_block` for the learned positions, in a loop whose length depends on their number.
+
+        Args:
+            run: a function of a block of `packed` and of the arrays, to a new block of `packed` and
+                results.
+            learned: positions to compute: the blocks that the device of the fsdp group with the
+                most of them needs. None: all, in a loop of fixed length.
+            packed: an array in packed order, see `pack`; each block is written over the old one, so
+                that memory holds one such array.
+            arrays: by position.
+
+        Returns:
+            `packed` with all computed blocks replaced, and the results by position, 0 where they
+            are not learned.
+        """
+        tokens = jax.tree.leaves(arrays)[0].shape[0]
+        size, positions = self._block_size(tokens), self._positions(learned, tokens)
+        most = tokens if learned is None else jax.lax.pmax(jnp.sum(learned), FSDP)
+
+        def block(packed: Array, start: Int[Array, ""]) -> tuple[Any, Any]:
+            old = jax.lax.dynamic_slice_in_dim(packed, start, size)
+            at = jax.lax.dynamic_slice_in_dim(positions, start, size)
+            return _together(run, old, *jax.tree.map(lambda x: x[at], arrays))
+
+        def step(number: Int[Array, ""], so_far: tuple[Any, Any]) -> tuple[Any, Any]:
+            start = number * size
+            return jax.tree.map(
+                lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, start, 0),
+                so_far,
+                block(so_far[0], start),
+            )
+
+        empty = jax.tree.map(
+            lambda x: jnp.zeros((len(positions), *x.shape[1:]), x.dtype),
+            jax.eval_shape(block, packed, jnp.int32(0))[1],
+        )
+        packed, found = jax.lax.fori_loop(0, -(-most // size), step, (packed, empty))
+        return packed, jax.tree.map(partial(unpack, learned, tokens), found)
+
+    def pack(
+        self, learned: Bool[Array, " tokens"] | None, x: Shaped[Array, "tokens ..."]
+    ) -> Shaped[Array, "padded ..."]:
+        """An array by position in packed order: learned positions first, in whole blocks.
+
+        There is one more row, for the positions that are not learned; see `unpack`.
+        """
+        return x[self._positions(learned, len(x))]
+
+    def _positions(
+        self, learned: Bool[Array, " tokens"] | None, tokens: int
+    ) -> Int[Array, " padded"]:
+        """The position at each place of the packed order."""
+        size = self._block_size(tokens)
+        padded = -(-tokens // size) * size + 1
+        if learned is None:
+            return jnp.minimum(jnp.arange(padded), tokens - 1)
+        return jnp.flatnonzero(learned, size=padded, fill_value=0)
+
+    def _block_size(self, tokens: int) -> int:
+        """Positions of this device in a block: equal blocks, none nearly all padding."""
+        most = min(max(1, self.head.tokens // jax.lax.axis_size(FSDP)), tokens)
+        return -(-tokens // -(-tokens // most))
 
     def local_rows(
         self, tokens: Int[Array, "block ..."]
@@ -159,38 +215,23 @@ class Shard:
         return jnp.clip(at, 0, self.vocab - 1), (at >= 0) & (at < self.vocab)
 
 
-def _at_learned(
-    together: Callable[[Any], Any], learned: Bool[Array, " tokens"], arrays: Any, *, size: int
-) -> Any:
-    """`together` on blocks of `size` learned positions, in a loop whose length depends on them."""
-    tokens = len(learned)
-    place = jnp.cumsum(learned) - 1
-    positions = jnp.flatnonzero(learned, size=-(-tokens // size) * size, fill_value=0)
+def unpack(
+    learned: Bool[Array, " tokens"] | None, tokens: int, packed: Shaped[Array, "padded ..."]
+) -> Shaped[Array, "tokens ..."]:
+    """By position, 0 where it is not learned, from the order of `Shard.pack`."""
+    if learned is None:
+        return packed[:tokens]
+    zero = len(packed) - 1
+    # Reading the zeros from a row costs less memory than writing them into the result.
+    return packed.at[zero].set(0)[jnp.where(learned, jnp.cumsum(learned) - 1, zero)]
 
-    def block(start: Int[Array, ""]) -> Any:
-        at = jax.lax.dynamic_slice_in_dim(positions, start, size)
-        return together(jax.tree.map(lambda x: x[at], arrays))
 
-    def step(number: Int[Array, ""], found: Any) -> Any:
-        start = number * size
-        return jax.tree.map(
-            lambda x, part: jax.lax.dynamic_update_slice_in_dim(x, part, start, 0),
-            found,
-            block(start),
-        )
-
-    empty = jax.tree.map(
-        lambda x: jnp.zeros((len(positions), *x.shape[1:]), x.dtype),
-        jax.eval_shape(block, jnp.int32(0)),
-    )
-    most = jax.lax.pmax(place[-1] + 1, FSDP)
-    found = jax.lax.fori_loop(0, -(-most // size), step, empty)
-
-    def at_home(x: Array) -> Array:
-        mask = learned.reshape(tokens, *(1 for _ in x.shape[1:]))
-        return jnp.where(mask, x[place], jnp.zeros((), x.dtype))
-
-    return jax.tree.map(at_home, found)
+def _together(run: Callable[..., Any], *block: Any) -> Any:
+    """Runs a block of all devices along the fsdp axis; each gets its own positions' results."""
+    size = jax.tree.leaves(block)[0].shape[0]
+    found = run(*jax.tree.map(lambda x: jax.lax.all_gather(x, FSDP, tiled=True), block))
+    start = jax.lax.axis_index(FSDP) * size
+    return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), found)
 
 
 def on_devices(

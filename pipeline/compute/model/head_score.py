@@ -1,10 +1,11 @@
 """Log-probs, entropy and top k from the head's distribution, in passes over the vocabulary.
 
 `score` iterates over positions and vocabulary in blocks, with sums in float32. The embedding is
-frozen: only the hidden states get a gradient. If it is wanted, the pass also sums the derivative of
-the log-sum-exp, the mean row of the embedding under the distribution, as attention sums its values
-(FlashAttention, arXiv:2205.14135); the backward pass then has nothing to compute again, and reads
-only the rows of the tokens whose scores are used.
+frozen: only the hidden states get a gradient. If it is wanted, the pass also sums the mean row of
+the embedding under the distribution, as attention sums its values (FlashAttention,
+arXiv:2205.14135), and keeps the derivative of the targets' log-probs, the target's row less the
+mean row. The backward pass then has nothing to compute again, and reads only the rows of the tokens
+whose scores are used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.compute.model.gathered import TokenIds, gathered_gradient, gathered_scores
-from pipeline.compute.model.head import FORBIDDEN, MAX_SHIFT, Head, Shard, on_devices
+from pipeline.compute.model.head import FORBIDDEN, MAX_SHIFT, Head, Shard, on_devices, unpack
 from pipeline.compute.model.sharding import VOCAB_AXES, batch_shards, platform
 from pipeline.compute.model.top_k import MOST, Columns, TopK
 
@@ -201,15 +202,15 @@ def _passes(head: Head, top_k: int, *given: Any) -> Outputs:
         top_k: number of most likely tokens.
         given: embedding, forbidden tokens, learned positions, hidden states and `TokenIds`.
     """
-    found, _ = on_devices(head, partial(_forward, top_k, with_mean=False), *given)
+    _, found = on_devices(head, partial(_forward, top_k, with_derivative=False), *given)
     return found
 
 
 def _passes_forward(head: Head, top_k: int, *given: Any) -> tuple[Outputs, Any]:
-    found, mean = on_devices(head, partial(_forward, top_k, with_mean=True), *given)
+    derivative, found = on_devices(head, partial(_forward, top_k, with_derivative=True), *given)
     embedding, forbidden, learned, _, tokens = given
     _, _, gathered, *_ = found
-    return found, (embedding, forbidden, learned, tokens, gathered, mean)
+    return found, (embedding, forbidden, learned, tokens, gathered, derivative)
 
 
 def _passes_backward(
@@ -230,24 +231,29 @@ def _forward(
     hidden: Float[Array, "tokens embed"],
     tokens: TokenIds,
     *,
-    with_mean: bool,
-) -> tuple[Outputs, Float[Array, "tokens embed"] | None]:
+    with_derivative: bool,
+) -> tuple[Float[Array, "padded embed"], Outputs]:
     """One pass over the vocabulary for each block of positions.
 
     Returns:
-        The outputs, and the derivative of log_z by the hidden states, float32; None if not wanted.
+        The derivative of the targets' log-probs by the hidden states, in their dtype and in packed
+        order (`Shard.pack`), or the hidden states if it is not wanted; and the outputs.
     """
 
     def block(
         hidden: Float[Array, "block embed"], tokens: TokenIds
-    ) -> tuple[Outputs, Float[Array, "block embed"] | None]:
+    ) -> tuple[Float[Array, "block embed"], Outputs]:
         gathered = gathered_scores(shard, hidden, tokens)
         log_z, entropy, values, ids, mean = _whole_vocabulary(
-            shard, hidden, top_k, with_mean=with_mean
+            shard, hidden, top_k, with_mean=with_derivative
         )
-        return (log_z, entropy, gathered, values, ids), mean
+        found = log_z, entropy, gathered, values, ids
+        if mean is None:
+            return hidden, found
+        target_row = _gradient(shard, (jnp.ones_like(log_z),), gathered[:1], tokens[:1])
+        return (target_row - mean).astype(hidden.dtype), found
 
-    return shard.by_block(block, hidden, tokens, learned=learned)
+    return shard.at_learned(block, learned, shard.pack(learned, hidden), tokens)
 
 
 def _backward(
@@ -255,32 +261,46 @@ def _backward(
     learned: Bool[Array, " tokens"] | None,
     tokens: TokenIds,
     gathered: TokenIds,
-    mean: Float[Array, "tokens embed"],
+    derivative: Float[Array, "padded embed"],
     grads: tuple[Float[Array, " tokens"], TokenIds],
 ) -> Float[Array, "tokens embed"]:
     """Gradient of the hidden states, summed in float32, in their dtype.
 
+    The derivative of log_z is the target's row less `derivative`.
+
     Args:
         shard: this device's entries.
-        learned: see `Shard.by_block`.
+        learned: see `Shard.at_learned`.
         tokens: as in `_forward`.
         gathered: their scores.
-        mean: derivative of log_z.
+        derivative: of the targets' log-probs, in packed order; the gradient is written over it.
         grads: cotangents of log_z and of `gathered`.
     """
+    d_log_z, (d_target, *others) = grads
+    through_scores = d_target + d_log_z, *others
 
     def block(
+        derivative: Float[Array, "block embed"],
         tokens: TokenIds,
         gathered: TokenIds,
-        mean: Float[Array, "block embed"],
-        grads: tuple[Float[Array, " block"], TokenIds],
-    ) -> Float[Array, "block embed"]:
-        d_log_z, d_gathered = grads
-        d_logits = jax.tree.map(lambda d, score: d * shard.head.slope(score), d_gathered, gathered)
-        found = jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
-        return (d_log_z[:, None] * mean + found).astype(shard.embedding.dtype)
+        d_log_z: Float[Array, " block"],
+        through_scores: TokenIds,
+    ) -> tuple[Float[Array, "block embed"], None]:
+        found = _gradient(shard, through_scores, gathered, tokens)
+        return (found - d_log_z[:, None] * derivative).astype(derivative.dtype), None
 
-    return shard.by_block(block, tokens, gathered, mean, grads, learned=learned)
+    gradient, _ = shard.at_learned(
+        block, learned, derivative, tokens, gathered, d_log_z, through_scores
+    )
+    return unpack(learned, len(d_log_z), gradient)
+
+
+def _gradient(
+    shard: Shard, grads: TokenIds, gathered: TokenIds, tokens: TokenIds
+) -> Float[Array, "block embed"]:
+    """Gradient of the hidden states through the scores `gathered` of `tokens`, float32."""
+    d_logits = jax.tree.map(lambda d, score: d * shard.head.slope(score), grads, gathered)
+    return jax.lax.psum(gathered_gradient(shard, d_logits, tokens), VOCAB_AXES)
 
 
 def _whole_vocabulary(

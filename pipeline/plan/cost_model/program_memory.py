@@ -239,8 +239,8 @@ def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
     in_parts = together < _local_rows(arrays, rows)
     kept += shape.layers * _saved(arrays, in_parts=in_parts) * arrays.number
     reference = tokens * _top(config) if config.learner.uses_reference_top_k else 0
-    # The derivative of the log-sum-exp by the hidden states, and their gradient.
-    derivatives = tokens * shape.embed * (_FLOAT + arrays.number)
+    # The derivative of the log-probs by the hidden states, and their gradient.
+    derivatives = tokens * shape.embed * 2 * arrays.number
     return _weights(arrays) + MemoryParts(
         optimizer=2 * arrays.adapter,  # the accumulated gradient and the one to add
         activations=tokens * kept + part,
