@@ -28,7 +28,8 @@ _SMALL = 64 * 2**20
 _LOOP_LAYERS = 1.3
 """Size, in layers, of the second copy of weights around the decode loop."""
 _KEPT_INPUTS = 3
-"""Hidden states of the whole micro-batch that a backward pass holds besides each layer's input."""
+"""Hidden states of the whole micro-batch, or gradients of them, that a backward pass holds besides
+each layer's input."""
 _WIDE = 3
 """Arrays of a layer's feed-forward width that exist at the same time."""
 _SCORES = 2
@@ -239,12 +240,10 @@ def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
     in_parts = together < _local_rows(arrays, rows)
     kept += shape.layers * _saved(arrays, in_parts=in_parts) * arrays.number
     reference = tokens * _top(config) if config.learner.uses_reference_top_k else 0
-    # The derivative of the log-probs by the hidden states, and their gradient.
-    derivatives = tokens * shape.embed * 2 * arrays.number
     return _weights(arrays) + MemoryParts(
         optimizer=2 * arrays.adapter,  # the accumulated gradient and the one to add
         activations=tokens * kept + part,
-        head=_logits(arrays, tokens) + derivatives + reference,
+        head=_logits(arrays, tokens) + reference,
         temporaries=_SMALL,
     )
 
