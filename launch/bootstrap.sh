@@ -101,4 +101,9 @@ if stale .package pyproject.toml; then
 fi
 
 [ -n "$doctor" ] || exit 0
-exec .venv/bin/python -m launch.doctor ${config:+"$config"}
+status=0
+.venv/bin/python -m launch.doctor ${config:+"$config"} || status=$?
+if [ "$extra" = tpu ]; then
+    echo "Compute on the chips themselves, in about three minutes: .venv/bin/python -m launch.doctor --chips"
+fi
+exit "$status"

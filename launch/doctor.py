@@ -1,8 +1,8 @@
 """Checks whether this host can run a configuration, and says what is missing.
 
-    python -m launch.doctor [CONFIG.toml] [--table.key VALUE ...] [--json FILE]
+    python -m launch.doctor [CONFIG.toml] [--table.key VALUE ...] [--chips] [--json FILE]
 
-Takes no device, starts no Ray, downloads no model.
+Takes no device, starts no Ray, downloads no model. With `--chips` it then computes on the chips.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Check this host: versions, TPU chips and who uses them, Ray, memory and disk, clock, model and data,
 logins. With CONFIG.toml against what that run needs; it may also be a run folder. The chips are not
-taken; launch.train --dry-run checks the request itself.
+taken, except with --chips; launch.train --dry-run checks the request itself.
 Exit status: 0 the configuration can run, perhaps with notes; 1 it cannot; 2 a mistake in the
 request; 130 after Ctrl-C."""
 _WIDTH = 100
@@ -41,6 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _flags() -> argparse.ArgumentParser:
     flags = command_flags()
+    flags.add_argument(
+        "--chips",
+        action="store_true",
+        help="also compute on all chips, about three minutes: each program form against the CPU, "
+        "collectives, two processes with half of the chips each, checkpoint, program cache, and "
+        "the chips' speed, which later plans on this host use; with a CONFIG.toml of plan.platform "
+        "cpu on eight virtual CPU devices",
+    )
     add_json(flags)
     return flags
 
@@ -53,7 +61,12 @@ def _run(argv: Sequence[str] | None) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.host import Host
 
-    found = list(examine(Host.of_this_process(), config))
+    host = Host.of_this_process()
+    found = list(examine(host, config))
+    if command.flags.chips:
+        from launch.chip_checks import chip_checks
+
+        found += chip_checks(host, config)
     print_lines(lines(found))
     if file is not None:
         figures = {

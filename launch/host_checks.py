@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
@@ -40,12 +40,14 @@ class Finding:
         state: ok; note: a run is possible; fault: the configuration cannot run.
         finding: what was found.
         remedy: what to do about it; empty if it is ok.
+        figures: the numbers of a check on the chips, by name.
     """
 
     check: str
     state: State
     finding: str
     remedy: str = ""
+    figures: Mapping[str, Any] = field(default_factory=dict)
 
 
 Check = Callable[[Host, Config | None], Iterator[Finding]]

@@ -35,6 +35,7 @@ from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
+from pipeline.plan.cost_model.hardware import chip_speeds
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
@@ -487,6 +488,7 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
         code=code,
         base=prepared.base,
         data=prepared.data.fingerprints,
+        chip_speeds=chip_speeds(prepared.config),
         elapsed_s=clock.elapsed_s,
     )
     rows = records.logged(until=step)

@@ -84,10 +84,12 @@ class Hardware:
             chips[SAMPLERS] = plan.devices_per_sampler
         if plan.platform == "gpu":
             return Hardware(chips, total, plan.chip_hour_usd)
-        chip = topology_of(config, None).chip
+        # Shares of the published limits, so that runs on different hosts can be compared.
+        topology = topology_of(config, None)
+        chip = topology.chip.published
         known = Hardware(chips, total, chip.chip_hour_usd)
         try:
-            case = PlanCase.of(config)
+            case = replace(PlanCase.of(config), topology=replace(topology, chip=chip))
         except (FileNotFoundError, ValueError):
             return known
         return replace(

@@ -14,7 +14,8 @@ from pipeline.report.plan_report import COMPILER, ESTIMATED, REGIMES, compiled_s
 
 Figures = Mapping[str, Any]
 
-_MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too; nothing is measured"
+_MARKS = "~ estimated; = by the TPU compiler, whose times are a model, too"
+_SPEEDS_TEXT = "{:,.0f} GB/s, {:,.0f} TFLOP/s, in 8 bits {:,.0f} TOP/s"
 _COMPILED_TIMES = (
     "ms: by the compiler's estimate or its schedule, at least the memory traffic at the peak "
     "bandwidth; modelled: what it has no estimate of, by its schedule and its traffic"
@@ -44,10 +45,23 @@ def _head(report: Figures) -> Iterator[str]:
     )
     if topology["plan_only"]:
         yield f"plan only: {topology['plan_only']}"
-    yield _MARKS
+    measured = topology["speeds"]["measured"]
+    yield _MARKS if measured else f"{_MARKS}; nothing is measured"
+    if measured:
+        yield (
+            f"speeds of a chip as measured on this host at {measured}: "
+            f"{_speeds_text(topology['speeds'])}; published: "
+            f"{_speeds_text(topology['published_speeds'])}"
+        )
     yield (
         f"assumed: prompts of ~{lengths['prompt']:.0f} tokens (at most {lengths['max_prompt']}), "
         f"completions of ~{lengths['completion']:.0f} (at most {lengths['max_completion']})"
+    )
+
+
+def _speeds_text(speeds: Figures) -> str:
+    return _SPEEDS_TEXT.format(
+        speeds["bytes_per_s"] / 1e9, speeds["bf16_flops"] / 1e12, speeds["int8_flops"] / 1e12
     )
 
 

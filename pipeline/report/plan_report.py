@@ -84,6 +84,8 @@ def plan_figures(found: PlanReport) -> Figures:
             "chips": topology.chips,
             "hosts": topology.hosts,
             "hbm_gib": topology.chip.hbm_gib,
+            "speeds": topology.chip.speeds,
+            "published_speeds": topology.chip.published.speeds,
             "plan_only": topology.why_not_trained(found.plan.config.plan),
         },
         "lengths": {

@@ -162,7 +162,9 @@ def test_a_failed_installation_is_repeated(host: Host) -> None:
 
 def test_requirements_are_chosen_by_a_flag(host: Host) -> None:
     host.has_python()
-    assert host.run("--tpu")[0] == 0
+    status, shown = host.run("--tpu")
+    assert status == 0
+    assert shown.splitlines()[-1].endswith("python -m launch.doctor --chips")
     assert host.steps()[0] == "--requirement requirements-tpu.txt"
     # `make demo` finds the environment complete.
     stamps = {path.name for path in (host.project / ".venv").iterdir()}

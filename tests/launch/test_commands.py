@@ -32,7 +32,10 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("train", ["CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT"]),
         ("train", ["--rehearse", "--learner.lr", "Exit status: 0 done, 1"]),
         ("plan", ["CONFIG.toml [--table.key VALUE ...]", "--verify"]),
-        ("doctor", ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot"]),
+        (
+            "doctor",
+            ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot", "--chips"],
+        ),
         ("evaluate", ["CONFIG.toml [--table.key VALUE ...]", "--base-only"]),
         ("export", ["RUN_DIR [--table.key VALUE ...] [options]", "--no-verify"]),
         ("chat", ["RUN_DIR [--table.key VALUE ...] [options]", "--question"]),

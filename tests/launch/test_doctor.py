@@ -512,7 +512,7 @@ def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
     assert (found["config"], found["can_run"]) == (demo, True)
     for one in found["checks"]:
-        assert one.keys() == {"check", "state", "finding", "remedy"}
+        assert one.keys() == {"check", "state", "finding", "remedy", "figures"}
         assert one["check"] in ran.stdout
     assert ran.stdout.splitlines()[-1].startswith("no fault, ")
 

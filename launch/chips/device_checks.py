@@ -1,0 +1,235 @@
+"""Checks of the chips beside the model: collectives, checkpoint, program cache, speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from launch.chip_results import ChipResult
+from launch.chips.small_model import VOCABULARY, SmallModel
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.model.building import build_all
+from pipeline.compute.model.policy import Params
+from pipeline.compute.model.sharding import make_mesh, replicated
+from pipeline.compute.model.timing import fastest_s
+from pipeline.compute.program_cache import share_programs
+from pipeline.contracts.builds import BuildLog
+from pipeline.contracts.topology import GIB
+
+_State = tuple[Params, optax.OptState]
+_GROUP = 4
+"""Chips of half a host."""
+_COLUMNS = 128
+_REPEATS = 3
+_LOOPS = 64
+"""Repetitions inside a timed program, which hide the time of its start."""
+_ADDED, _FACTORS = 2**28, 8192
+"""Float32 numbers of the timed sum, 1 GiB, and rows of the multiplied matrices."""
+
+
+def opened(chips: Sequence[jax.Device]) -> ChipResult:
+    """Number, kind and memory of the chips."""
+    kind = chips[0].device_kind
+    stats = [one.memory_stats() for one in chips]
+    limits = [found["bytes_limit"] for found in stats if found and "bytes_limit" in found]
+    figures: dict[str, object] = {"chips": len(chips), "kind": kind}
+    text = f"{len(chips)} x {kind}"
+    if limits:
+        figures["gib"] = min(limits) / GIB
+        text += f" with {min(limits) / GIB:.2f} GiB"
+    return ChipResult("ok", text, figures)
+
+
+# --- collectives
+
+
+def collectives(chips: Sequence[jax.Device]) -> ChipResult:
+    """Sum, gather, scatter and shift over all chips, and over groups of four, of whole numbers."""
+    groups = {"all chips": len(chips)}
+    if len(chips) > _GROUP and len(chips) % _GROUP == 0:
+        groups[f"groups of {_GROUP}"] = _GROUP
+    wrong = [
+        f"{name} over {what}"
+        for what, size in groups.items()
+        for name, (found, wanted) in exchanged(chips, size).items()
+        if not np.array_equal(found, wanted)
+    ]
+    if wrong:
+        return ChipResult("fault", f"wrong numbers: {', '.join(wrong)}")
+    return ChipResult("ok", f"sum, gather, scatter and shift are exact over {' and '.join(groups)}")
+
+
+def exchanged(chips: Sequence[jax.Device], size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Results of collectives inside groups of `size` chips, and what NumPy computes.
+
+    Each chip has other numbers, so that a chip left out, taken twice, or in another place shows.
+    """
+    mesh = Mesh(
+        np.asarray(chips).reshape(-1, size), ("group", "chip"), axis_types=(AxisType.Auto,) * 2
+    )
+    numbers = np.random.default_rng(0).integers(-1000, 1000, (len(chips), size, _COLUMNS))
+    given = numbers.astype(np.float32)
+    by_chip = PartitionSpec(("group", "chip"))
+    x = jax.device_put(given, NamedSharding(mesh, by_chip))
+    ring = [(one, (one + 1) % size) for one in range(size)]
+    work: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+        "sum": lambda x: jax.lax.psum(x, "chip"),
+        "gather": lambda x: jax.lax.all_gather(x[0, 0], "chip")[None],
+        "scatter": lambda x: jax.lax.psum_scatter(x, "chip", scatter_dimension=1),
+        "shift": lambda x: jax.lax.ppermute(x, "chip", ring),
+    }
+    grouped = given.reshape(-1, size, size, _COLUMNS)
+    total = grouped.sum(axis=1)
+    wanted = {
+        "sum": np.repeat(total, size, axis=0),
+        "gather": np.repeat(grouped[:, :, 0], size, axis=0),
+        "scatter": total.reshape(-1, _COLUMNS),
+        "shift": np.roll(grouped, 1, axis=1).reshape(given.shape),
+    }
+    found = {}
+    for name, function in work.items():
+        program = jax.jit(
+            jax.shard_map(function, mesh=mesh, in_specs=by_chip, out_specs=by_chip, check_vma=False)
+        )
+        result = np.asarray(program(x)).reshape(wanted[name].shape)
+        found[name] = (result, wanted[name])
+    return found
+
+
+# --- checkpoint
+
+
+def checkpoint(chips: Sequence[jax.Device]) -> ChipResult:
+    """Writes a learner's state as a run does, and reads it back."""
+    written, read = saved_and_restored(SmallModel.on(chips))
+    same = jax.tree.map(np.array_equal, written, read)
+    size = sum(array.nbytes for array in jax.tree.leaves(written)) / 2**20
+    if not jax.tree.all(same):
+        return ChipResult("fault", "the restored state is not the one that was written")
+    return ChipResult("ok", f"{size:.1f} MiB written, restored and equal bit for bit")
+
+
+def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
+    """Adapter and optimizer of a learner, and the same from a checkpoint."""
+    programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
+    place = replicated(model.policy.mesh)
+    optimizer = jax.device_put(programs.optimizer.init(model.adapter), place)
+    # Moments that are not zero.
+    optimizer = jax.tree.map(lambda x: x + 1, optimizer)
+    state = LearnerState(model.adapter, optimizer, version=1, updates=1)
+    other = replace(state, adapter=jax.tree.map(jnp.zeros_like, model.adapter))
+    with TemporaryDirectory(prefix="gemma-grpo-chips-") as folder:
+        writer = Checkpoints(Path(folder) / "checkpoints", keep=1)
+        writer.save(state, {"step": 1})
+        writer.wait()
+        found = Checkpoints(writer.folder, keep=1).restore(other)
+    assert found is not None
+    restored, _, _ = found
+    return (
+        jax.device_get((state.adapter, state.optimizer)),
+        jax.device_get((restored.adapter, restored.optimizer)),
+    )
+
+
+# --- program cache
+
+
+def is_cached(chips: Sequence[jax.Device], number: int) -> bool:
+    """Compiles a program that depends on `number`; returns whether the cache had it."""
+    mesh, log = make_mesh(chips), BuildLog()
+    shape = jax.ShapeDtypeStruct((8, _COLUMNS), jnp.float32, sharding=replicated(mesh))
+    program = jax.jit(lambda x: x @ x.T + number)
+    build_all({"cache": partial(program.trace, shape)}, mesh, log=log)
+    share_programs()
+    (built,) = log.read().done
+    return built.cached
+
+
+def program_cache(chips: Sequence[jax.Device], number: int) -> ChipResult:
+    """Whether this process has got a program from the cache that an earlier one has compiled."""
+    if is_cached(chips, number):
+        return ChipResult("ok", "a program that another process has compiled was read back")
+    return ChipResult("fault", "a program that another process has compiled was compiled again")
+
+
+# --- speed
+
+
+def speed(chips: Sequence[jax.Device]) -> ChipResult:
+    """Memory bandwidth and rate of products of a chip, for the planner."""
+    if chips[0].platform == "cpu":
+        return ChipResult("skipped", "skipped: virtual CPU devices share the speed of the CPU")
+    found = measured(chips)
+    return ChipResult("ok", "measured", asdict(found))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured speed of a chip while all chips work.
+
+    Attributes:
+        bytes_per_s: bytes that are read from and written to its memory.
+        bf16_flops: operations of a bfloat16 product.
+        int8_flops: operations of an 8-bit product.
+    """
+
+    bytes_per_s: float
+    bf16_flops: float
+    int8_flops: float
+
+
+def measured(chips: Sequence[jax.Device], *, added: int = _ADDED, factors: int = _FACTORS) -> Rates:
+    """Measures the chips, all at the same time, so the slowest one decides.
+
+    Args:
+        chips: to measure.
+        added: numbers of the timed sum.
+        factors: rows and columns of the multiplied matrices.
+    """
+    rng = np.random.default_rng(0)
+    signs = rng.choice(np.asarray([-1, 1], np.int8), (factors, factors))
+    floats = (signs / np.sqrt(factors)).astype(jnp.bfloat16)  # products are as large as factors
+    operations = 2.0 * factors**3
+
+    def multiply_int8(x: jax.Array, y: jax.Array) -> jax.Array:
+        wide = jnp.dot(x, y, preferred_element_type=jnp.int32)
+        return wide.astype(jnp.int8)  # its low bits, which are as random as the factors
+
+    add_s = _loop_s(chips, jnp.add, np.zeros(added, np.float32), np.float32(1))
+    return Rates(
+        bytes_per_s=2 * 4 * added / add_s,
+        bf16_flops=operations / _loop_s(chips, jnp.dot, floats, floats),
+        int8_flops=operations / _loop_s(chips, multiply_int8, signs, signs),
+    )
+
+
+def _loop_s(
+    chips: Sequence[jax.Device],
+    work: Callable[[jax.Array, jax.Array], jax.Array],
+    first: np.ndarray,
+    second: np.ndarray | np.generic,
+) -> float:
+    """Seconds of `work` on every chip at once; its result becomes the first argument."""
+    mesh, whole = make_mesh(chips), PartitionSpec()
+
+    def loop(first: jax.Array, second: jax.Array) -> jax.Array:
+        # Two at a time: one's result can replace its argument only after the next one, so with one
+        # XLA would copy it.
+        return jax.lax.fori_loop(0, _LOOPS, lambda _, x: work(x, second), first, unroll=2)
+
+    program = jax.jit(
+        jax.shard_map(loop, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
+    )
+    given = jax.device_put((first, second), replicated(mesh))
+    return fastest_s(lambda: jax.block_until_ready(program(*given)), repeats=_REPEATS) / _LOOPS

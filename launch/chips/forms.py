@@ -1,0 +1,296 @@
+"""The program forms of sampler and learner on the chips, against the same computation on the CPU.
+
+    chips, bfloat16 --.
+    CPU, bfloat16     |-> launch.chips.compare
+    CPU, float32    --'
+
+A learner's results are compared directly. Sampled tokens may differ where two are almost equally
+likely, and so do those that follow; so the log-probs that a sampler reports are compared with the
+exact ones of its own tokens, and its tokens with the CPU's up to the first difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from launch.chip_results import VALUES, ChipResult
+from launch.chips.compare import Arrays, Difference, difference, error_difference
+from launch.chips.small_model import VOCABULARY, WINDOW, SmallModel, requests, rollouts
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
+from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
+from pipeline.compute.learner.programs import CompiledLearner, LearnerPrograms
+from pipeline.compute.learner.scorer import Scorer
+from pipeline.compute.model.policy import Params
+from pipeline.compute.model.sharding import by_row, replicated
+from pipeline.contracts.batches import TokenBatch
+from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.dataset.batching import batches_to_learn
+
+Check = Callable[[], ChipResult]
+"""A check; its caller adds its name and its time."""
+SAME_TOKENS = 0.25
+"""Least share of tokens that equal the CPU's, up to the first difference of each rollout. bfloat16
+decides one token in fifty differently, after which a rollout is another one; on average a good half
+of 40 tokens are equal. Other noise, or another distribution, leaves a few percent."""
+_NO_KERNEL = ChipResult("skipped", "skipped: JAX's splash attention kernel is for TPUs")
+_SHORT = WINDOW // 2
+"""Prompts and completions that fit into the window together: rings never wrap around."""
+
+
+def log_probs(model: SmallModel) -> Arrays:
+    """The log-probs of the rollouts' tokens, by the scoring program."""
+    completions = [rollout.completion for rollout in rollouts()]
+    return {"log-probs": _scored(model, scorer(model), completions)}
+
+
+def scorer(model: SmallModel) -> Scorer:
+    """The scoring program."""
+    with _default(model):
+        return Scorer(model.policy, model.config, VOCABULARY)
+
+
+def _scored(model: SmallModel, program: Scorer, completions: Sequence[Completion]) -> np.ndarray:
+    """The log-probs of all tokens of completions."""
+    with _default(model):
+        found = program.score(completions, adapter=model.adapter, base=model.base)
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update computes of the rollouts.
+
+    Attributes:
+        top_k: log-probs of the reference's most likely tokens, `positions vocab`.
+        gradient: by parameter of the adapter.
+    """
+
+    top_k: Arrays
+    gradient: Arrays
+
+
+def update(model: SmallModel) -> Update:
+    """The reference's top k and the gradient of the loss with its KL term, as in an update."""
+    with _default(model):
+        programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
+        compiled, zeros = programs.compile(), model.policy.no_adapter()
+        total, dense = jax.tree.map(jnp.zeros_like, zeros), []
+        for batch in batches_to_learn(
+            rollouts(), config=model.config, shape=programs.shape, keep_zero_advantage=True
+        ):
+            placed = _placed(model, compiled, batch, reference=zeros)
+            assert placed.reference is not None
+            dense.append(_dense(placed.reference, batch, vocab=model.policy.vocab_size))
+            gradient = compiled.gradient[len(batch.tokens)]
+            total, _, _ = gradient(model.base, model.adapter, total, placed)
+        return Update({"top k": np.concatenate(dense)}, jax.device_get(total))
+
+
+def _placed(
+    model: SmallModel, compiled: CompiledLearner, batch: TokenBatch, *, reference: Params
+) -> DeviceBatch:
+    """The batch on the devices, with the top k of the reference."""
+    mesh = model.policy.mesh
+    inputs = place_inputs(batch, mesh)
+    coefficient = np.float32(model.config.learner.kl_coef)
+    return DeviceBatch(
+        inputs=inputs,
+        advantages=jax.device_put(batch.advantages, by_row(mesh)),
+        reference=compiled.reference_top_k[len(batch.tokens)](model.base, reference, inputs),
+        kl_coef=jax.device_put(coefficient, replicated(mesh)),
+    )
+
+
+def _dense(top: TopKLogprobs, batch: TokenBatch, *, vocab: int) -> np.ndarray:
+    """Log-probs over the vocabulary at each learned position, `positions vocab`.
+
+    Tokens outside of the top k have the smallest log-prob inside: two that are almost equally
+    likely, of which one is inside, hardly change the result.
+    """
+    learned = batch.weights > 0
+    logprobs = np.asarray(top.logprobs, np.float32)[learned]
+    tokens = np.asarray(top.tokens)[learned]
+    dense = np.repeat(logprobs.min(axis=-1, keepdims=True), vocab, axis=-1)
+    np.put_along_axis(dense, tokens, logprobs, axis=-1)
+    return dense
+
+
+def sample(model: SmallModel) -> list[Completion]:
+    """Completions by the decode programs, with more requests than slots."""
+    longest = model.config.rollout.max_prompt_tokens
+    with _default(model):
+        policy = rollout_policy(model.policy, model.config)
+        engine = Engine(policy, None, model.config, VOCABULARY)
+        weights = RolloutWeights(model.policy, model.base, model.config)
+        weights.load(model.adapter)
+        return engine.generate(
+            requests(longest),
+            base=weights.base,
+            adapter=weights.adapter,
+            version=0,
+            adapter_sha256="",
+            temperature=1.0,
+        )
+
+
+def _default(model: SmallModel) -> Any:
+    """Context in which operations without a mesh run on the model's devices."""
+    return jax.default_device(model.policy.mesh.devices.flat[0])
+
+
+@dataclass(frozen=True)
+class Forms:
+    """The checks of program forms.
+
+    Attributes:
+        chips: the devices to check.
+        cpu: a CPU device of the same process.
+    """
+
+    chips: Sequence[jax.Device]
+    cpu: jax.Device
+
+    def on_chips(self, **settings: Any) -> SmallModel:
+        """The model on the chips, in bfloat16."""
+        return SmallModel.on(self.chips, **settings)
+
+    def on_cpu(self, dtype: str = "bfloat16", **settings: Any) -> SmallModel:
+        """The model on the CPU."""
+        return SmallModel.on([self.cpu], dtype=dtype, **settings)
+
+    @cached_property
+    def _exact(self) -> SmallModel:
+        return self.on_cpu("float32")
+
+    @cached_property
+    def _exact_scorer(self) -> Scorer:
+        return scorer(self._exact)
+
+    @cached_property
+    def _log_probs(self) -> tuple[Arrays, Arrays]:
+        """In bfloat16, in float32."""
+        return log_probs(self.on_cpu()), log_probs(self._exact)
+
+    @cached_property
+    def _updates(self) -> tuple[Update, Update]:
+        return update(self.on_cpu()), update(self._exact)
+
+    @cached_property
+    def _update(self) -> Update:
+        return update(self.on_chips())
+
+    def checks(self, rollout_weights: str = "shared") -> dict[str, Check]:
+        """All checks, by name.
+
+        Args:
+            rollout_weights: the kind of `plan.rollout_weights` to check; "shared" is always.
+        """
+        short = {"rollout__max_prompt_tokens": _SHORT, "rollout__max_new_tokens": _SHORT}
+        decode: dict[str, dict[str, Any]] = {
+            "decode, ring caches": {},
+            "decode, plain caches": short,
+            "decode, int8 caches": {"plan__kv_cache": "int8"},
+        }
+        if rollout_weights != "shared":
+            decode[f"decode, {rollout_weights} weights"] = {
+                "plan__rollout_weights": rollout_weights,
+                "learner__importance_cap": 2.0,
+            }
+        found: dict[str, Check] = {
+            "log-probs": self.log_probs,
+            "soft caps": self.soft_caps,
+            "top k": self.top_k,
+            "gradient": lambda: self._gradient(self._update),
+            "gradient, full remat": self.rematerialized,
+            "flash attention": self.flash_log_probs,
+            "flash attention, gradient": self.flash_gradient,
+        }
+        return found | {name: partial(self.decode, **form) for name, form in decode.items()}
+
+    def log_probs(self) -> ChipResult:
+        """The scoring program, sharded by row; its log-probs are among the figures."""
+        found, (rounded, exact) = log_probs(self.on_chips()), self._log_probs
+        result = _result(difference(found, rounded=rounded, exact=exact))
+        values = found["log-probs"].astype(float).tolist()
+        return replace(result, figures={**result.figures, VALUES: values})
+
+    def soft_caps(self) -> ChipResult:
+        """The scoring program of Gemma 2, with soft-capped attention and logits."""
+        found, rounded, exact = map(
+            log_probs,
+            (
+                self.on_chips(gemma2=True),
+                self.on_cpu(gemma2=True),
+                self.on_cpu("float32", gemma2=True),
+            ),
+        )
+        return _result(difference(found, rounded=rounded, exact=exact))
+
+    def top_k(self) -> ChipResult:
+        """The reference's top k."""
+        rounded, exact = self._updates
+        found = self._update.top_k
+        return _result(difference(found, rounded=rounded.top_k, exact=exact.top_k))
+
+    def flash_log_probs(self) -> ChipResult:
+        """The scoring program with JAX's splash attention kernel, which TPUs have."""
+        if self.chips[0].platform != "tpu":
+            return _NO_KERNEL
+        rounded, exact = self._log_probs
+        found = log_probs(self.on_chips(plan__attention="splash"))
+        return _result(difference(found, rounded=rounded, exact=exact))
+
+    def flash_gradient(self) -> ChipResult:
+        """The gradient with the kernel."""
+        if self.chips[0].platform != "tpu":
+            return _NO_KERNEL
+        return self._gradient(update(self.on_chips(plan__attention="splash")))
+
+    def rematerialized(self) -> ChipResult:
+        """The gradient whose layers are computed again in the backward pass."""
+        return self._gradient(update(self.on_chips(plan__remat="full")))
+
+    def _gradient(self, found: Update) -> ChipResult:
+        rounded, exact = self._updates
+        return _result(difference(found.gradient, rounded=rounded.gradient, exact=exact.gradient))
+
+    def decode(self, **settings: Any) -> ChipResult:
+        """Prefill, slots, caches and sampling; `settings` give the form."""
+        found, usual = sample(self.on_chips(**settings)), sample(self.on_cpu(**settings))
+        compared = error_difference(
+            self._errors(found), allowed=self._errors(usual), name="log-probs"
+        )
+        result, same = _result(compared), _same_tokens(found, usual)
+        text = f"{same:.0%} of the tokens equal the CPU's until a first difference"
+        return ChipResult(
+            "ok" if compared.is_small and same >= SAME_TOKENS else "fault",
+            f"{result.finding}; {text} (at least {SAME_TOKENS:.0%})",
+            {**result.figures, "same_tokens": same},
+        )
+
+    def _errors(self, completions: Sequence[Completion]) -> np.ndarray:
+        """Reported log-probs less the exact ones of the same tokens."""
+        reported = np.concatenate([completion.logprobs for completion in completions])
+        return reported - _scored(self._exact, self._exact_scorer, completions)
+
+
+def _same_tokens(found: Sequence[Completion], usual: Sequence[Completion]) -> float:
+    """Share of the tokens before the first different one of each completion."""
+    same = [
+        np.logical_and.accumulate(one.tokens == other.tokens)
+        for one, other in zip(found, usual, strict=True)
+    ]
+    return float(np.concatenate(same).mean())
+
+
+def _result(found: Difference) -> ChipResult:
+    """The result of a comparison."""
+    return ChipResult("ok" if found.is_small else "fault", str(found), asdict(found))

@@ -1,0 +1,193 @@
+"""Program forms on eight virtual devices: each check passes, and fails where a result is falsified.
+
+The devices compute the real results; a falsification changes what they return, or what they are
+given. The CPU's results are never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from launch.chip_results import VALUES
+from launch.chips import forms, small_model
+from launch.chips.compare import Arrays
+from launch.chips.forms import Forms, Update
+from launch.chips.small_model import SmallModel
+from pipeline.contracts.rollouts import Completion
+
+CHIPS = 8
+_known: dict[tuple[object, ...], Any] = {}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    _known.clear()
+
+
+@pytest.fixture(autouse=True)
+def _computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computes each result once for all tests."""
+    for name in ("log_probs", "update", "sample", "scorer"):
+        monkeypatch.setattr(forms, name, _once(name, getattr(forms, name)))
+
+
+def _once(name: str, compute: Callable[[SmallModel], Any]) -> Callable[[SmallModel], Any]:
+    def known(model: SmallModel) -> Any:
+        mesh, shape = model.policy.mesh, model.policy.architecture.shape
+        key = (name, mesh.size, shape, model.config.model_dump_json())
+        if key not in _known:
+            _known[key] = compute(model)
+        return _known[key]
+
+    return known
+
+
+def falsify(monkeypatch: pytest.MonkeyPatch, name: str, change: Callable[[Any], Any]) -> None:
+    """Changes what the devices return."""
+    compute = getattr(forms, name)
+
+    def changed(model: SmallModel) -> Any:
+        result = compute(model)
+        return change(result) if model.policy.mesh.size == CHIPS else result
+
+    monkeypatch.setattr(forms, name, changed)
+
+
+def state(check: str) -> str:
+    devices = jax.devices()
+    result = Forms(devices, devices[-1]).checks("merged")[check]()
+    return result.state
+
+
+CHECKS = [*Forms(jax.devices(), jax.devices()[-1]).checks("merged")]
+
+
+def test_the_presets_forms_are_checked():
+    assert [
+        *("log-probs", "soft caps", "top k", "gradient", "gradient, full remat"),
+        *("flash attention", "flash attention, gradient"),
+        *("decode, ring caches", "decode, plain caches", "decode, int8 caches"),
+        "decode, merged weights",
+    ] == CHECKS
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_form_agrees_with_the_cpu(check: str):
+    assert state(check) == ("skipped" if check.startswith("flash") else "ok")
+
+
+def test_the_log_probs_are_among_the_figures():
+    devices = jax.devices()
+    figures = Forms(devices, devices[-1]).checks()["log-probs"]().figures
+    assert len(figures[VALUES]) == sum(len(one.completion.tokens) for one in small_model.rollouts())
+    assert figures["bound"] > figures["largest"] > 0
+
+
+def one_wrong(found: Arrays) -> Arrays:
+    """One number is wrong by half of itself."""
+    changed = {name: value.copy() for name, value in found.items()}
+    first = next(iter(changed.values())).reshape(-1)
+    first[np.abs(first).argmax()] *= 1.5
+    return changed
+
+
+def scaled(factor: float) -> Callable[[Arrays], Arrays]:
+    return lambda found: {name: factor * value for name, value in found.items()}
+
+
+def not_a_number(found: Arrays) -> Arrays:
+    changed = one_wrong(found)
+    next(iter(changed.values())).reshape(-1)[3] = np.nan
+    return changed
+
+
+@pytest.mark.parametrize("change", [one_wrong, scaled(1.02), not_a_number])
+@pytest.mark.parametrize("check", ["log-probs", "soft caps"])
+def test_wrong_log_probs_are_a_fault(monkeypatch: pytest.MonkeyPatch, check: str, change: Any):
+    falsify(monkeypatch, "log_probs", change)
+    assert state(check) == "fault"
+
+
+def test_a_wrong_mask_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    on_chips = Forms.on_chips
+
+    def with_other_window(self: Forms, **settings: Any) -> SmallModel:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(small_model._GEMMA3, "sliding_window", small_model.WINDOW // 2)
+            return on_chips(self, **settings)
+
+    monkeypatch.setattr(Forms, "on_chips", with_other_window)
+    for check in ("log-probs", "gradient", "decode, ring caches"):
+        assert state(check) == "fault", check
+
+
+def of_update(part: str, change: Callable[[Arrays], Arrays]) -> Callable[[Update], Update]:
+    return lambda found: replace(found, **{part: change(getattr(found, part))})
+
+
+def swapped(found: Arrays) -> Arrays:
+    """Two positions have each other's tokens."""
+    dense = found["top k"].copy()
+    dense[[0, 1]] = dense[[1, 0]]
+    return {"top k": dense}
+
+
+@pytest.mark.parametrize("change", [swapped, one_wrong, scaled(1.02)])
+def test_a_wrong_top_k_is_a_fault(monkeypatch: pytest.MonkeyPatch, change: Any):
+    falsify(monkeypatch, "update", of_update("top_k", change))
+    assert state("top k") == "fault"
+    assert state("gradient") == "ok"
+
+
+def without_a_chip(found: Arrays) -> Arrays:
+    return scaled(1 - 1 / CHIPS)(found)
+
+
+@pytest.mark.parametrize("change", [one_wrong, without_a_chip, not_a_number])
+@pytest.mark.parametrize("check", ["gradient", "gradient, full remat"])
+def test_a_wrong_gradient_is_a_fault(monkeypatch: pytest.MonkeyPatch, check: str, change: Any):
+    falsify(monkeypatch, "update", of_update("gradient", change))
+    assert state(check) == "fault"
+    assert state("top k") == "ok"
+
+
+DECODE = [check for check in CHECKS if check.startswith("decode")]
+
+
+@pytest.mark.parametrize("check", DECODE)
+def test_a_wrong_log_prob_of_a_sampled_token_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch, check: str
+):
+    def change(found: list[Completion]) -> list[Completion]:
+        wrong = one_wrong({"": found[7].logprobs})[""]
+        return [*found[:7], replace(found[7], logprobs=wrong), *found[8:]]
+
+    falsify(monkeypatch, "sample", change)
+    assert state(check) == "fault"
+
+
+def test_another_token_than_the_one_with_this_log_prob_is_a_fault(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def change(found: list[Completion]) -> list[Completion]:
+        tokens = found[3].tokens.copy()
+        tokens[-1] = (tokens[-1] + 1000) % 2048
+        return [*found[:3], replace(found[3], tokens=tokens), *found[4:]]
+
+    falsify(monkeypatch, "sample", change)
+    assert state("decode, ring caches") == "fault"
+
+
+def test_other_noise_is_a_fault(monkeypatch: pytest.MonkeyPatch):
+    on_chips = Forms.on_chips
+    monkeypatch.setattr(
+        Forms, "on_chips", lambda self, **settings: on_chips(self, run__seed=77, **settings)
+    )
+    assert state("decode, ring caches") == "fault"
