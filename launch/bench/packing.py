@@ -89,7 +89,8 @@ def operations(row: int, shape: ModelShape) -> float:
     )
     # Scores and weighted values; their gradients are twice as many.
     scores = 4 * shape.heads * shape.head_dim * keys
-    return 3 * 2 * (shape.layers * shape.layer_parameters + shape.embedding_parameters) + 4 * scores
+    layers = sum(map(shape.layer_parameters, range(shape.layers)))
+    return 3 * 2 * (layers + shape.embedding_parameters) + 4 * scores
 
 
 def seen_keys(row: int, window: int | None) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,13 +23,14 @@ _BLOCK = 64
 _TARGETS = {
     "attention": r"layers/\d+/attn/\w+",
     "mlp": r"layers/\d+/mlp/\w+",
-    "all": r"layers/\d+/(attn|mlp)/\w+",
+    "per_layer": r"layers/\d+/per_layer/\w+",
+    "all": r"layers/\d+/(attn|mlp|per_layer)/\w+",
 }
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix that every layer has.
+    """A matrix of a layer.
 
     Attributes:
         path: path of its module in a layer, such as `mlp/gate_proj`.
@@ -55,7 +57,10 @@ class Matrix:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Dimensions of a Gemma 2 or Gemma 3 model.
+    """Dimensions of a Gemma 2, 3 or 4 model.
+
+    In a Gemma 4 the last layers may attend to the keys and values of earlier ones, and layers may
+    differ in the width of a head and of the feed-forward.
 
     Attributes:
         local: for each layer, whether it has sliding-window attention.
@@ -66,9 +71,15 @@ class ModelShape:
         kv_heads: heads of keys and values.
         head_dim: width of a head.
         vocab: entries of the tied embedding.
-        query_key_norm: whether queries and keys are normalized (Gemma 3).
+        query_key_norm: whether queries and keys are normalized (Gemma 3 and 4).
         attention_softcap: bound of the attention scores; None: unbounded.
         final_softcap: bound of the logits; None: unbounded.
+        value_norm: whether values are normalized without a weight, norms multiply by their weight
+            instead of 1 plus it, and each layer scales its output (Gemma 4).
+        global_head_dim: width of a head in global layers; None: `head_dim`.
+        kv_shared_layers: number of last layers without keys and values of their own.
+        shared_hidden: feed-forward width of these layers; None: `hidden`.
+        per_layer_input: width of the embedding that a token has for each layer; 0: none.
     """
 
     local: tuple[bool, ...]
@@ -82,6 +93,11 @@ class ModelShape:
     query_key_norm: bool
     attention_softcap: float | None
     final_softcap: float | None
+    value_norm: bool = False
+    global_head_dim: int | None = None
+    kv_shared_layers: int = 0
+    shared_hidden: int | None = None
+    per_layer_input: int = 0
 
     @property
     def layers(self) -> int:
@@ -98,24 +114,50 @@ class ModelShape:
         """Number of layers with global attention."""
         return self.layers - self.local_layers
 
-    @property
-    def matrices(self) -> tuple[Matrix, ...]:
-        """The matrices of one layer."""
-        d, f, n, k, h = self.embed, self.hidden, self.heads, self.kv_heads, self.head_dim
-        if n == k:
+    def kv_source(self, layer: int) -> int:
+        """The layer whose keys and values a layer attends to.
+
+        Itself; for the last `kv_shared_layers`, the last of the other layers of the same kind.
+        """
+        own = self.layers - self.kv_shared_layers
+        if layer < own:
+            return layer
+        return max(n for n in range(own) if self.local[n] == self.local[layer])
+
+    def has_kv(self, layer: int) -> bool:
+        """Whether a layer has keys and values, and so a cache, of its own."""
+        return self.kv_source(layer) == layer
+
+    def head_dim_of(self, layer: int) -> int:
+        """Width of a head of a layer."""
+        return self.head_dim if self.local[layer] else self.global_head_dim or self.head_dim
+
+    def hidden_of(self, layer: int) -> int:
+        """Feed-forward width of a layer."""
+        return self.hidden if self.has_kv(layer) else self.shared_hidden or self.hidden
+
+    def matrices(self, layer: int) -> tuple[Matrix, ...]:
+        """The matrices of a layer."""
+        d, f, n, k = self.embed, self.hidden_of(layer), self.heads, self.kv_heads
+        h, p = self.head_dim_of(layer), self.per_layer_input
+        query = Matrix("attn/q_einsum", (n, d, h), d + n * h)
+        if not self.has_kv(layer):
+            read = [query]
+        elif n == k:
             read = [Matrix("attn/qkv_einsum", (3, n, d, h), d + 3 * n * h)]
         else:
-            read = [
-                Matrix("attn/q_einsum", (n, d, h), d + n * h),
-                Matrix("attn/kv_einsum", (2, k, d, h), d + 2 * k * h),
-            ]
-        return (
+            read = [query, Matrix("attn/kv_einsum", (2, k, d, h), d + 2 * k * h)]
+        found = [
             *read,
             Matrix("attn/attn_vec_einsum", (n, h, d), n * h + d),
             Matrix("mlp/gate_proj", (d, f), d + f),
             Matrix("mlp/up_proj", (d, f), d + f),
             Matrix("mlp/down_proj", (f, d), f + d),
-        )
+        ]
+        if p:
+            found.append(Matrix("per_layer/input_gate", (d, p), d + p))
+            found.append(Matrix("per_layer/projection", (p, d), p + d))
+        return tuple(found)
 
     @property
     def embedding_parameters(self) -> int:
@@ -123,21 +165,44 @@ class ModelShape:
         return self.vocab * self.embed
 
     @property
-    def layer_parameters(self) -> int:
-        """Parameters of one layer's matrices."""
-        return sum(prod(matrix.shape) for matrix in self.matrices)
+    def per_layer_embedding_parameters(self) -> int:
+        """Parameters of the embeddings that tokens have for each layer."""
+        return self.vocab * self.layers * self.per_layer_input
+
+    @property
+    def per_layer_projection_parameters(self) -> int:
+        """Parameters of the projection of a token's embedding to the inputs of all layers."""
+        return self.embed * self.layers * self.per_layer_input
+
+    def layer_parameters(self, layer: int) -> int:
+        """Parameters of a layer's matrices."""
+        return sum(prod(matrix.shape) for matrix in self.matrices(layer))
 
     @property
     def norm_parameters(self) -> int:
-        """Parameters of all norms: four per layer (Gemma 3: six), and the final one."""
-        per_head = 2 * self.head_dim if self.query_key_norm else 0
-        return self.layers * (4 * self.embed + per_head) + self.embed
+        """Parameters of all norms and of the layers' scales.
+
+        Four norms per layer, in Gemma 3 and 4 one of queries and one of keys, with per-layer inputs
+        one of them; the final norm, and one of all per-layer inputs.
+        """
+        found = self.embed + self.per_layer_input
+        for layer in range(self.layers):
+            per_head = (1 + self.has_kv(layer)) if self.query_key_norm else 0
+            found += (4 + (self.per_layer_input > 0)) * self.embed + self.value_norm
+            found += per_head * self.head_dim_of(layer)
+        return found
+
+    @property
+    def body_parameters(self) -> int:
+        """Parameters that every token is multiplied by, besides the tied embedding."""
+        layers = sum(map(self.layer_parameters, range(self.layers)))
+        return layers + self.per_layer_projection_parameters + self.norm_parameters
 
     @property
     def parameters(self) -> int:
         """Parameters of the frozen base."""
-        layers = self.layers * self.layer_parameters
-        return self.embedding_parameters + layers + self.norm_parameters
+        embeddings = self.embedding_parameters + self.per_layer_embedding_parameters
+        return embeddings + self.body_parameters
 
     def adapter_parameters(self, lora: Lora) -> int:
         """Parameters of a fresh adapter, in which some matrices share a lora_a.
@@ -148,16 +213,27 @@ class ModelShape:
         return lora.rank * _adapted(self, lora.targets)
 
     def layer_bytes(
-        self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
+        self, layer: int, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
     ) -> int:
-        """Bytes of one layer's matrices on a device; for arguments see `base_bytes`."""
+        """Bytes of a layer's matrices on a device; for arguments see `base_bytes`."""
         return sum(
             _bytes(matrix, dtype, quantization=quantization, fsdp=fsdp, tp=tp)
-            for matrix in self.matrices
+            for matrix in self.matrices(layer)
+        )
+
+    def layers_bytes(
+        self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
+    ) -> int:
+        """Bytes of the matrices of all layers on a device; for arguments see `base_bytes`."""
+        kinds = Counter(map(self.matrices, range(self.layers)))
+        return sum(
+            count * _bytes(matrix, dtype, quantization=quantization, fsdp=fsdp, tp=tp)
+            for matrices, count in kinds.items()
+            for matrix in matrices
         )
 
     def base_bytes(
-        self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
+        self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1, data: int = 1
     ) -> int:
         """Bytes of the frozen base on a device.
 
@@ -166,11 +242,16 @@ class ModelShape:
             quantization: a `model.quantization`.
             fsdp: number of fully sharded data-parallel shards of the weights.
             tp: number of tensor-parallel shards of heads and widths.
+            data: number of shards of batch rows only; the per-layer embeddings, which are read a
+                row at a time, are sharded over all devices.
         """
         size = DTYPE_BYTES[dtype]
-        layer = self.layer_bytes(dtype, quantization=quantization, fsdp=fsdp, tp=tp)
+        layers = self.layers_bytes(dtype, quantization=quantization, fsdp=fsdp, tp=tp)
         embedding = self.embedding_parameters * size // (fsdp * tp)
-        return embedding + self.layers * layer + self.norm_parameters * size
+        parts = data * fsdp * tp if self.vocab % (data * fsdp * tp) == 0 else 1
+        per_layer = self.per_layer_embedding_parameters * size // parts
+        whole = (self.per_layer_projection_parameters + self.norm_parameters) * size
+        return embedding + per_layer + layers + whole
 
 
 def select_targets(paths: Iterable[str], targets: str) -> list[str]:
@@ -197,7 +278,7 @@ def _adapted(shape: ModelShape, targets: str) -> int:
     elements = {
         f"layers/{layer}/{matrix.path}": matrix.lora
         for layer in range(shape.layers)
-        for matrix in shape.matrices
+        for matrix in shape.matrices(layer)
     }
     return sum(elements[path] for path in select_targets(elements, targets))
 
@@ -222,6 +303,8 @@ MATRIX_AXES: dict[str, tuple[str | None, ...]] = {
     "mlp/gate_proj": (FSDP, TP),
     "mlp/up_proj": (FSDP, TP),
     "mlp/down_proj": (TP, FSDP),
+    "per_layer/input_gate": (FSDP, None),
+    "per_layer/projection": (None, FSDP),
 }
 """Mesh axes of each axis of a matrix: FSDP for the width of the hidden states, TP for heads, kv
 heads and feed-forward width. An axis that they do not divide is replicated."""

@@ -9,6 +9,9 @@ from typing import Any
 MULTIMODAL = "gemma3"
 """`model_type` of a folder with a vision tower, whose text model is in `text_config`."""
 
+GEMMA4 = "gemma4_text"
+"""`model_type` of a Gemma 4's text model."""
+
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Attention types of a layer, as transformers names them."""
 
@@ -42,6 +45,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "attn_logit_softcapping": 50.0,
         "final_logit_softcapping": 30.0,
     },
+    GEMMA4: {
+        **_SIZES,
+        "num_hidden_layers": 30,
+        "sliding_window": 512,
+        "vocab_size": 262_144,
+        "final_logit_softcapping": None,
+        "global_head_dim": 512,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+        "hidden_size_per_layer_input": 256,
+        "vocab_size_per_layer_input": 262_144,
+    },
 }
 _COUNTS_LAYERS = ("num_hidden_layers", "sliding_window_pattern", "_sliding_window_pattern")
 _NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
@@ -52,8 +67,22 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "tie_word_embeddings": (True,),
     "use_bidirectional_attention": (False, None),
 }
+_ONLY_GEMMA4: dict[str, tuple[Any, ...]] = {
+    **_ONLY,
+    "use_bidirectional_attention": (None, "vision"),  # text alone is causal with both
+    "enable_moe_block": (False,),
+    "attention_k_eq_v": (False,),
+}
+_NOT_YET = {
+    "enable_moe_block": "a mixture of experts (26B-A4B) is not supported yet",
+    "attention_k_eq_v": "one projection for keys and values (31B) is not supported yet",
+}
 _INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
-_ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM", "gemma2": "Gemma2ForCausalLM"}
+_ARCHITECTURES = {
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    GEMMA4: "Gemma4ForCausalLM",
+}
 
 
 def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,7 +90,8 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
 
     Defaults are filled in, including `layer_types`. RoPE settings have the format of transformers
     4, which transformers 5 still reads: `rope_theta`, `rope_scaling` (None, or linear with a
-    `factor`) and, if local layers have their own, `rope_local_base_freq`.
+    `factor`) and, if local layers have their own, `rope_local_base_freq`; of a Gemma 4 that of
+    transformers 5, `rope_parameters` of both kinds of layers.
 
     Args:
         hf: a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
@@ -74,7 +104,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ValueError(
             f"config.json: model_type is {show(kind)}; supported are 'gemma3_text', "
-            f"'{MULTIMODAL}' (its text part) and 'gemma2'"
+            f"'{MULTIMODAL}' (its text part), 'gemma2' and '{GEMMA4}'"
         )
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
     whole = {**_DEFAULTS[kind], **given, "architectures": [_ARCHITECTURES[kind]]}
@@ -83,14 +113,17 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     if not wrong:
         whole["layer_types"] = _layer_types(whole)
         wrong = _wrong_layers(whole)
-    for key, values in _ONLY.items():
+    for key, values in (_ONLY_GEMMA4 if kind == GEMMA4 else _ONLY).items():
         if whole.get(key, values[0]) not in values:
-            wrong.append(f"{key} is {show(whole[key])}, only {values[0]!r} is supported")
+            only = f"{key} is {show(whole[key])}, only {values[0]!r} is supported"
+            wrong.append(_NOT_YET.get(key, only))
     if wrong:
         wrong = list(dict.fromkeys(wrong))
         more = len(wrong) - _MOST_MISTAKES
         wrong[_MOST_MISTAKES:] = [f"and {more} more"] if more > 0 else []
         raise ValueError("config.json: " + "; ".join(wrong))
+    if kind == GEMMA4:
+        return whole | {"rope_parameters": {FULL: full, SLIDING: sliding}}
     whole |= {"rope_theta": full["rope_theta"], "rope_scaling": None}
     if full["rope_type"] == "linear":
         whole["rope_scaling"] = {"rope_type": "linear", "factor": full["factor"]}
@@ -150,15 +183,15 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
         value = text.get(key, 1)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
             wrong.append(f"{key} is {show(value)}, not an integer from 1 to {most}")
-    if not _is_number(text["query_pre_attn_scalar"]):
+    if not _is_number(text.get("query_pre_attn_scalar", 1)):
         value = show(text["query_pre_attn_scalar"])
         wrong.append(f"query_pre_attn_scalar is {value}, not a positive number")
     wrong += [
         f"{key} is {show(text[key])}, neither null nor a positive number"
         for key in _NULLABLE
-        if text[key] is not None and not _is_number(text[key])
+        if text.get(key) is not None and not _is_number(text[key])
     ]
-    if text["model_type"] != "gemma2" and text["attn_logit_softcapping"] is not None:
+    if text["model_type"] != "gemma2" and text.get("attn_logit_softcapping") is not None:
         value = show(text["attn_logit_softcapping"])
         wrong.append(
             f"attn_logit_softcapping is {value}, which transformers ignores in a Gemma 3; "
@@ -173,6 +206,28 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
         )
     if text["head_dim"] % 2:
         wrong.append(f"head_dim is {text['head_dim']}, but must be even: RoPE rotates pairs")
+    return wrong + (_wrong_gemma4_sizes(text) if text["model_type"] == GEMMA4 else [])
+
+
+def _wrong_gemma4_sizes(text: Mapping[str, Any]) -> list[str]:
+    wrong = [
+        f"{key} is {show(text[key])}, not an integer from {least}"
+        for key, least in (
+            ("global_head_dim", 1),
+            ("num_kv_shared_layers", 0),
+            ("hidden_size_per_layer_input", 0),
+        )
+        if isinstance(text[key], bool) or not isinstance(text[key], int) or text[key] < least
+    ]
+    if wrong:
+        return wrong
+    if text["global_head_dim"] % 2:
+        width = text["global_head_dim"]
+        wrong.append(f"global_head_dim is {width}, but must be even: RoPE rotates pairs")
+    if text["hidden_size_per_layer_input"]:
+        vocab, others = text["vocab_size"], text["vocab_size_per_layer_input"]
+        if vocab != others:
+            wrong.append(f"vocab_size_per_layer_input is {others}, but must be vocab_size, {vocab}")
     return wrong
 
 
@@ -187,7 +242,10 @@ def _layer_types(text: Mapping[str, Any]) -> Any:
     if "layer_types" in text:
         return text["layer_types"]
     pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != "gemma2" else 2
-    return [SLIDING if (n + 1) % pattern else FULL for n in range(text["num_hidden_layers"])]
+    kinds = [SLIDING if (n + 1) % pattern else FULL for n in range(text["num_hidden_layers"])]
+    if text["model_type"] == GEMMA4:
+        kinds[-1] = FULL  # as transformers
+    return kinds
 
 
 def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
@@ -197,7 +255,13 @@ def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
     if len(kinds) != count:
         return [f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}"]
     odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
-    return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"] if odd else []
+    if odd:
+        return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"]
+    own = count - text.get("num_kv_shared_layers", 0)
+    if any(kind not in kinds[: max(own, 0)] for kind in kinds):
+        shared = count - own
+        return [f"num_kv_shared_layers is {shared}: the other layers lack a kind of layer_types"]
+    return []
 
 
 def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
@@ -208,6 +272,8 @@ def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], lis
     scaling, scaling_wrong = _settings(text, "rope_scaling")
     given, given_wrong = _settings(text, "rope_parameters")
     wrong = scaling_wrong + given_wrong
+    if text["model_type"] == GEMMA4:
+        return _gemma4_ropes(given, wrong)
     older = {"the top level": _theta(text, "rope_theta"), "rope_scaling": scaling}
     if text["model_type"] == "gemma2":
         both, more = _rope({**older, "rope_parameters": given}, theta=10_000.0, linear=True)
@@ -229,6 +295,25 @@ def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], lis
     }
     local, more = _rope(local_sources, theta=10_000.0, linear=False)
     return full, local, wrong + more
+
+
+def _gemma4_ropes(
+    given: Mapping[str, Any], wrong: list[str]
+) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    full, full_wrong = _settings(given, FULL, within="rope_parameters.")
+    full = {
+        "rope_type": "proportional",
+        "rope_theta": 1_000_000.0,
+        "partial_rotary_factor": 0.25,
+    } | full
+    local, local_wrong = _settings(given, SLIDING, within="rope_parameters.")
+    local = {"rope_type": "default", "rope_theta": 10_000.0} | local
+    wrong = wrong + full_wrong + local_wrong + _wrong_rope(local, ("default",))
+    part = full.pop("partial_rotary_factor")
+    wrong += _wrong_rope(full, ("proportional",))
+    if not (_is_number(part) and part <= 1):
+        wrong.append(f"partial_rotary_factor is {show(part)}, not a number from 0 to 1")
+    return full | {"partial_rotary_factor": part}, local, wrong
 
 
 def _settings(

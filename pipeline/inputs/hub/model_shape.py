@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.hf_config import FULL, SLIDING, text_config
+from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, text_config
 from pipeline.inputs.hub.hf_folder import read_text_config
 from pipeline.inputs.hub.model_source import HF_HANDLE
 
@@ -48,22 +48,43 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     # All sizes are transformers' defaults.
     "gemma-2-2b": {"model_type": "gemma2"},
+    "gemma-4-e2b": {
+        "model_type": GEMMA4,
+        "num_hidden_layers": 35,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "layer_types": 7 * [*4 * [SLIDING], FULL],
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma-4-e4b": {
+        "model_type": GEMMA4,
+        "num_hidden_layers": 42,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+        "final_logit_softcapping": 30.0,
+    },
 }
 """Memory-relevant settings of the `config.json` files that Google has published, by model name."""
 _HANDLE = re.compile(
-    r"(?:hf://google/|kaggle://google/gemma-?[23]/\w+/)"
-    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b)(?:-it|-pt)?(?:[@/].+)?",
+    r"(?:hf://google/|kaggle://google/gemma-?[234]/\w+/)"
+    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b|4-e2b|4-e4b)(?:-it|-pt)?(?:[@/].+)?",
     re.IGNORECASE,
 )
 
 
 def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
-    """Reads the sizes from a `config.json` of Gemma 2, Gemma 3 text, or a multimodal Gemma 3.
+    """Reads the sizes from a `config.json` of Gemma 2, 3 or 4, text or multimodal.
 
     Raises:
         ValueError: one line that lists every unsupported setting.
     """
     text = text_config(hf)
+    is_gemma4 = text["model_type"] == GEMMA4
     return ModelShape(
         local=tuple(kind == SLIDING for kind in text["layer_types"]),
         window=text["sliding_window"],
@@ -74,15 +95,37 @@ def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
         head_dim=text["head_dim"],
         vocab=text["vocab_size"],
         query_key_norm=text["model_type"] != "gemma2",
-        attention_softcap=text["attn_logit_softcapping"],
+        attention_softcap=None if is_gemma4 else text["attn_logit_softcapping"],
         final_softcap=text["final_logit_softcapping"],
+        **(_gemma4_settings(text) if is_gemma4 else {}),
     )
+
+
+def _gemma4_settings(text: Mapping[str, Any]) -> dict[str, Any]:
+    wide = 2 if text["use_double_wide_mlp"] else 1
+    return {
+        "value_norm": True,
+        "global_head_dim": text["global_head_dim"],
+        "kv_shared_layers": text["num_kv_shared_layers"],
+        "shared_hidden": wide * text["intermediate_size"],
+        "per_layer_input": text["hidden_size_per_layer_input"],
+    }
 
 
 def hf_config_of(shape: ModelShape) -> dict[str, Any]:
     """A `config.json` for this shape; settings that do not affect memory have defaults."""
+    if shape.value_norm:
+        return _gemma4_config_of(shape)
     return {
         "model_type": "gemma3_text" if shape.query_key_norm else "gemma2",
+        **_common_config_of(shape),
+        "query_pre_attn_scalar": shape.head_dim,
+        "attn_logit_softcapping": shape.attention_softcap,
+    }
+
+
+def _common_config_of(shape: ModelShape) -> dict[str, Any]:
+    return {
         "layer_types": [SLIDING if local else FULL for local in shape.local],
         "num_hidden_layers": shape.layers,
         "sliding_window": shape.window,
@@ -91,10 +134,20 @@ def hf_config_of(shape: ModelShape) -> dict[str, Any]:
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
         "head_dim": shape.head_dim,
-        "query_pre_attn_scalar": shape.head_dim,
         "vocab_size": shape.vocab,
-        "attn_logit_softcapping": shape.attention_softcap,
         "final_logit_softcapping": shape.final_softcap,
+    }
+
+
+def _gemma4_config_of(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "model_type": GEMMA4,
+        **_common_config_of(shape),
+        "global_head_dim": shape.global_head_dim,
+        "num_kv_shared_layers": shape.kv_shared_layers,
+        "use_double_wide_mlp": shape.shared_hidden == 2 * shape.hidden,
+        "hidden_size_per_layer_input": shape.per_layer_input,
+        "vocab_size_per_layer_input": shape.vocab,
     }
 
 

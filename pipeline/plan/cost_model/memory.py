@@ -122,10 +122,9 @@ def _weight_copy(
         return 0
     quantization = "none" if on_sampler or kind == "merged" else kind
     devices = arrays.devices
-    layer = shape.layer_bytes(
+    return shape.layers_bytes(
         config.model.dtype, quantization=quantization, fsdp=devices.fsdp, tp=devices.tp
     )
-    return shape.layers * layer
 
 
 def _caches_beside(arrays: ProcessArrays, kind: str) -> MemoryParts:

@@ -127,8 +127,10 @@ class ProcessArrays:
 
     @property
     def layer(self) -> int:
-        """Bytes of a layer's matrices in matrix products: gathered over fsdp and dequantized."""
-        return self.shape.layer_bytes(self.config.model.dtype, tp=self.devices.tp)
+        """Bytes of the largest layer's matrices in products: gathered over fsdp, dequantized."""
+        dtype, tp = self.config.model.dtype, self.devices.tp
+        layers = range(self.shape.layers)
+        return max(self.shape.layer_bytes(layer, dtype, tp=tp) for layer in layers)
 
 
 def _divides(parts: int, size: int) -> int:

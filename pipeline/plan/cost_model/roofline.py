@@ -141,14 +141,14 @@ def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> fl
     """Bytes read for one product with every matrix of the base."""
     found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
     if quantization in {"int8", "nf4"}:
-        found += _DEQUANTIZE * shape.layers * shape.layer_bytes(dtype, tp=tp)
+        found += _DEQUANTIZE * shape.layers_bytes(dtype, tp=tp)
     return found
 
 
 @lru_cache
 def _parameters(shape: ModelShape) -> tuple[int, int]:
-    """Parameters of the base, and those without the embedding."""
-    return shape.parameters, shape.parameters - shape.embedding_parameters
+    """Parameters that a token is multiplied by, and those without the tied embedding."""
+    return shape.body_parameters + shape.embedding_parameters, shape.body_parameters
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from configs.schema import Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
-from pipeline.inputs.hub.model_shape import hf_config_of, read_model_shape, shape_of
+from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of, read_model_shape, shape_of
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[2] / "slow/configs"
@@ -48,8 +48,29 @@ def test_1b_by_hand():
     assert (shape.layers, shape.local_layers, shape.global_layers) == (26, 22, 4)
     assert shape.embedding_parameters == 262_144 * 1152
     attention = 1152 * 256 * (4 + 2 + 4)
-    assert shape.layer_parameters == attention + 3 * 1152 * 6912
+    assert shape.layer_parameters(0) == attention + 3 * 1152 * 6912
     assert shape.norm_parameters == 26 * (4 * 1152 + 2 * 256) + 1152
+
+
+def test_e2b_by_hand():
+    shape = read_model_shape(PUBLISHED["gemma-4-e2b"])
+    assert [shape.kv_source(n) for n in (3, 14, 15, 19, 33, 34)] == [3, 14, 13, 14, 13, 14]
+    # Queries and output; keys and values of layers that do not share them; the feed-forward.
+    local, wide, per_layer = 1536 * 256 * 8 * 2, 2 * 256 * 1536, 2 * 256 * 1536
+    assert shape.layer_parameters(0) == local + wide + 3 * 1536 * 6144 + per_layer
+    assert shape.layer_parameters(34) == 2 * local + 3 * 1536 * 12_288 + per_layer
+    assert shape.per_layer_embedding_parameters == 262_144 * 35 * 256
+    norms = 35 * (5 * 1536 + 1) + 28 * 256 + 7 * 512 + 12 * 256 + 3 * 512 + 1536 + 256
+    assert shape.norm_parameters == norms
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("gemma-4-e2b", 4_628_569_379), ("gemma-4-e4b", 7_463_013_418)]
+)
+def test_parameters_of_gemma4(name, parameters):
+    shape = read_model_shape(PUBLISHED[name])
+    assert shape.parameters == parameters
+    assert read_model_shape(hf_config_of(shape)) == shape
 
 
 def test_the_adapter_by_hand():

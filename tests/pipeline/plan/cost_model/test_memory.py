@@ -129,7 +129,7 @@ def test_further_adapters_count_beside_a_program():
 @pytest.mark.parametrize("kind", ["merged", "int8", "int8_matmul"])
 def test_the_weight_copy_counts_in_both_phases(kind):
     config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
-    layers = 26 * 2 * SHAPE.layer_parameters
+    layers = 26 * 2 * SHAPE.layer_parameters(0)
     drawing = memory_during(config, SHAPE, "segment 512", phase="decode").parts
     learning = memory_during(config, SHAPE, "gradient 8", phase="update").parts
     copy = SHAPE.base_bytes("bfloat16", quantization="none" if kind == "merged" else kind)
@@ -231,12 +231,12 @@ def test_sharded_weights_take_less():
     assert parts["base"] < program_memory(whole, shape, "gradient 8")["base"] / 7.9
     # Most layers are prefetched.
     gathered = parts["temporaries"] - program_memory(whole, shape, "gradient 8")["temporaries"]
-    assert gathered == 30 * 2 * shape.layer_parameters
+    assert gathered == 30 * 2 * shape.layer_parameters(0)
 
 
 def test_layers_are_prefetched_if_they_fit():
     shape = shape_of(preset("gemma3_4b"))
-    layer = 2 * shape.layer_parameters
+    layer = 2 * shape.layer_parameters(0)
 
     def gathered(rows):
         settings = {"plan__micro_batch_tokens": 2048 * rows, "plan__remat": "full"}
