@@ -40,6 +40,24 @@ GEMMA2: dict[str, Any] = {
 }
 """Changes of `hf_config` that give a Gemma 2."""
 
+GEMMA4: dict[str, Any] = {
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    # The last three layers attend to keys and values of the second and the third.
+    "num_hidden_layers": 6,
+    "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": VOCAB,
+    "final_logit_softcapping": 3.0,
+    "query_pre_attn_scalar": None,
+    "rope_theta": None,
+    "rope_local_base_freq": None,
+}
+"""Changes of `hf_config` that give a Gemma 4."""
+
 _CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "tiny", "seed": 5},
     "model": {"path": "tiny", "dtype": "float32"},
@@ -119,7 +137,8 @@ def make_base(policy: Policy, *, seed: int = 0) -> Params:
     for name, shape in sorted(shapes.items()):
         # With a larger tied embedding every token would predict itself.
         value = (0.1 if name.endswith("embedding") else 0.2) * rng.standard_normal(shape.shape)
-        value += 1.0 if name == "final_norm.scale" else 0.0
+        norm = name.endswith("scale") and policy.architecture.shape.value_norm
+        value += 1.0 if name == "final_norm.scale" or norm else 0.0
         base[name] = jax.device_put(value.astype(shape.dtype), shape.sharding)
     return base
 

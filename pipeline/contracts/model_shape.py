@@ -119,14 +119,18 @@ class ModelShape:
 
         Itself; for the last `kv_shared_layers`, the last of the other layers of the same kind.
         """
-        own = self.layers - self.kv_shared_layers
-        if layer < own:
+        if self.has_kv(layer):
             return layer
-        return max(n for n in range(own) if self.local[n] == self.local[layer])
+        return max(n for n in self.kv_layers if self.local[n] == self.local[layer])
 
     def has_kv(self, layer: int) -> bool:
-        """Whether a layer has keys and values, and so a cache, of its own."""
-        return self.kv_source(layer) == layer
+        """Whether a layer has keys and values of its own."""
+        return layer in self.kv_layers
+
+    @property
+    def kv_layers(self) -> range:
+        """The layers that have keys and values, and so a cache, of their own: the first ones."""
+        return range(self.layers - self.kv_shared_layers)
 
     def head_dim_of(self, layer: int) -> int:
         """Width of a head of a layer."""

@@ -1,5 +1,7 @@
 """KV caches: one ring per layer, window-sized for local layers, row-sized for global ones.
 
+A layer that attends to the keys and values of an earlier layer reads its ring and has none.
+
 Slot `s` of a ring of capacity C holds the last position p < n with p = s (mod C), where n is the
 number of positions that the row has written. A row's length determines the position in each slot,
 so no array of positions and no mask is stored. A prompt longer than a ring leaves its last C
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +44,7 @@ The positions of a kv head are contiguous: with heads as the last but one axis a
 twice the bytes for one kv head, as in Gemma 3 1b, and copy every ring."""
 
 Caches = Sequence[RingCache]
-"""One ring cache per layer."""
+"""One ring cache per layer that has keys and values."""
 
 _LARGEST_CODE = 127
 
@@ -52,22 +55,22 @@ def capacity(*, window: int | None, max_tokens: int) -> int:
 
 
 def ring_slots(architecture: Architecture, *, max_tokens: int) -> list[int]:
-    """`capacity` of each layer's ring."""
-    layers = range(architecture.shape.layers)
+    """`capacity` of each ring."""
+    layers = architecture.shape.kv_layers
     return [capacity(window=architecture.window(n), max_tokens=max_tokens) for n in layers]
 
 
 def empty_rings(
     architecture: Architecture, *, rows: int, slots: Iterable[int], eight_bits: bool
 ) -> tuple[RingCache, ...]:
-    """Zero-filled rings for `rows` rows, given the slots of each layer."""
-    config = architecture.config
+    """Zero-filled rings for `rows` rows, given the slots of each ring."""
+    shape, dtype = architecture.shape, architecture.config.param_dtype
 
-    def ring(slots: int) -> RingCache:
-        zeros = jnp.zeros((rows, config.num_kv_heads, slots, config.head_dim), config.param_dtype)
+    def ring(layer: int, slots: int) -> RingCache:
+        zeros = jnp.zeros((rows, shape.kv_heads, slots, shape.head_dim_of(layer)), dtype)
         return _stored(zeros, zeros, eight_bits=eight_bits)
 
-    return tuple(map(ring, slots))
+    return tuple(map(ring, shape.kv_layers, slots))
 
 
 def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bool = False) -> int:
@@ -123,10 +126,12 @@ class PromptAttention:
     eight_bits: bool = False
 
     def __call__(
-        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: None
+        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: Any
     ) -> tuple[Queries, RingCache]:
-        """See `Attend`."""
+        """See `Attend`; returns no ring for shared keys and values."""
         encoded, _ = attend_causally(query, key, value, bounds=bounds, cache=cache)
+        if bounds.shared:
+            return encoded, ()
         slots = capacity(window=bounds.window, max_tokens=self.max_tokens)
         source = jnp.clip(held_positions(self.lengths, slots), 0, key.shape[1] - 1)
 
@@ -140,7 +145,8 @@ class PromptAttention:
 class TokenAttention:
     """`Attend` for decoding: one new position per row, attending to a ring and a recent ring.
 
-    A layer's cache is its ring and its recent ring; the updated recent ring is returned.
+    A layer's cache is its ring and its recent ring; the updated recent ring is returned. Shared
+    keys and values are read from the rings of their layer, which already have the new position.
 
     Attributes:
         start: positions in each row's ring.
@@ -159,15 +165,18 @@ class TokenAttention:
         value: Keys,
         *,
         bounds: Bounds,
-        cache: tuple[RingCache, RingCache],
+        cache: Any,
     ) -> tuple[Queries, RingCache]:
         """See `Attend`."""
-        ring, recent = cache
-        new = _stored(_by_head(key), _by_head(value), eight_bits=len(ring) > 2)
-        recent = tuple(
-            jax.lax.dynamic_update_slice_in_dim(slots, x, self.step, axis=2)
-            for slots, x in zip(recent, new, strict=True)
-        )
+        if bounds.shared:
+            (ring, _), recent = cache
+        else:
+            ring, recent = cache
+            new = _stored(_by_head(key), _by_head(value), eight_bits=len(ring) > 2)
+            recent = tuple(
+                jax.lax.dynamic_update_slice_in_dim(slots, x, self.step, axis=2)
+                for slots, x in zip(recent, new, strict=True)
+            )
         held = (
             held_positions(self.start, ring[0].shape[2]),
             self.start[:, None] + jnp.arange(recent[0].shape[2]),

@@ -41,7 +41,7 @@ class DecodeState:
     """State of all slots.
 
     Attributes:
-        caches: one ring cache per layer.
+        caches: one ring cache per layer that has keys and values.
         last: each slot's newest token, not yet in the caches.
         length: positions in each slot's caches, equal to the position of `last`.
         count: completion tokens so far, those of the request's `partial` included.

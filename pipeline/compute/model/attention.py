@@ -38,17 +38,21 @@ class Bounds(NamedTuple):
     Attributes:
         window: positions that a query attends to, itself included; None: all.
         softcap: bound of the scores; None: no soft cap.
+        shared: whether keys and values are those of an earlier layer.
     """
 
     window: int | None
     softcap: float | None
+    shared: bool = False
 
 
 @runtime_checkable
 class Attend(Protocol):
     """Attention of one layer, with a cache.
 
-    Queries are already scaled. Returns the encoded values and the layer's new cache.
+    Queries are already scaled. Returns the encoded values and the layer's new cache. A layer with
+    shared keys and values has no cache: it gets a pair, the cache that the earlier layer got and
+    the one that was returned for it, and what is returned for it is ignored.
     """
 
     def __call__(
@@ -88,7 +92,7 @@ def attend_causally(
 
     Rows are left-aligned, so the padding at the end of a row is invisible to its real positions.
     """
-    window, softcap = bounds
+    window, softcap = bounds.window, bounds.softcap
     if softcap is not None:
         causal = _causal(query.shape[1], window=window)[None]
         return attend_where(query, key, value, visible=causal, softcap=softcap), cache
@@ -157,7 +161,7 @@ class FlashAttention:
         return PartitionSpec(BATCH_AXES, TP) if divides else PartitionSpec(BATCH_AXES)
 
     def _kernel(self, heads: int, seq: int, bounds: Bounds) -> kernel.SplashAttentionKernel:
-        (window, softcap), shape = bounds, (seq, seq)
+        window, shape = bounds.window, (seq, seq)
         mask = (
             masks.CausalMask(shape)
             if window is None or window >= seq
@@ -176,7 +180,7 @@ class FlashAttention:
             ),
             head_shards=1,
             q_seq_shards=1,
-            attn_logits_soft_cap=softcap,
+            attn_logits_soft_cap=bounds.softcap,
             interpret=self.interpret,
         )
 
@@ -210,7 +214,7 @@ class PackedAttention:
         """See `Attend`; returns `cache` unchanged."""
         if self.flash is not None:
             return self.flash(query, key, value, bounds=bounds, segments=self.segments), cache
-        (window, softcap), seq = bounds, query.shape[1]
+        window, softcap, seq = bounds.window, bounds.softcap, query.shape[1]
         if seq <= self.block and window is not None and 2 * window < seq:
             return self._in_bands(query, key, value, window=window, softcap=softcap), cache
         if seq <= self.block:

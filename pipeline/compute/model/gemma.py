@@ -1,7 +1,4 @@
-"""Gemma 2 and 3 from tokens to hidden states, with the modules of Tunix's Gemma 3.
-
-Gemma 2 (arXiv:2408.00118) is Gemma 3 (arXiv:2503.19786) with soft-capped scores instead of norms of
-queries and keys, and other sizes; so both are one class with one set of parameter names.
+"""Gemma 2, 3 and 4 from tokens to hidden states: one class with one set of parameter names.
 
 The forward pass is implemented here for three reasons: qwix attaches LoRA to the outermost
 `__call__` only, so every use of the model has to go through that one method; it must return hidden
@@ -23,10 +20,19 @@ from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.compute.model.architecture import Architecture
-from pipeline.compute.model.attention import Attend, Bounds, LayerCache, attend_causally
+from pipeline.compute.model.attention import Attend, LayerCache, attend_causally
+from pipeline.compute.model.layer import (
+    Group,
+    KeyValue,
+    LayerInputs,
+    make_layer,
+    normalize,
+    run_layer,
+)
 from pipeline.compute.model.lookup import look_up
 from pipeline.compute.model.remat import Parts, Remat
-from pipeline.compute.model.sharding import gathered_sharding, mesh_of
+from pipeline.compute.model.sharding import ALL_AXES, gathered_sharding, mesh_of
+from pipeline.contracts.model_shape import ModelShape
 
 
 class Gemma(nnx.Module):
@@ -52,12 +58,10 @@ class Gemma(nnx.Module):
         self.embedder = gemma3.Embedder(
             config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
         )
-        self.layers = nnx.List(
-            [
-                _make_layer(architecture, local=local, rngs=rngs)
-                for local in architecture.shape.local
-            ]
-        )
+        layers = range(architecture.shape.layers)
+        self.layers = nnx.List([make_layer(architecture, number, rngs=rngs) for number in layers])
+        if architecture.shape.per_layer_input:
+            self.per_layer_embedder = _per_layer_embedder(architecture, rngs)
         self.final_norm = gemma3.RMSNorm(config.embed_dim, rngs=rngs, param_dtype=dtype)
 
     def __call__(
@@ -75,19 +79,31 @@ class Gemma(nnx.Module):
             tokens: token ids.
             positions: position of each token in its sequence, for RoPE.
             attend: attention over the caches.
-            caches: cache of each layer for `attend`; None: no caches.
+            caches: cache of each layer that has keys and values, for `attend`; None: no caches.
             remat: rematerialization for a backward pass; None: no backward pass. With it `attend`
                 must be a pytree of arrays with a leading axis of rows, and there are no caches.
         """
         if remat is not None:
             return self._for_gradient(tokens, positions, attend, remat), ()
-        x = self._constrain(self._embed(tokens))
-        new_caches = []
-        for layer, cache in zip(self.layers, caches or [None] * len(self.layers), strict=True):
-            x, cache = _layer(layer, x, positions, self.architecture, attend, cache)  # noqa: PLW2901
+        x, per_layer = self._embed(tokens)
+        new_caches: list[LayerCache] = []
+        held: list[KeyValue] = []
+        shape = self.architecture.shape
+        for number, layer in enumerate(self.layers):
+            inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
+            source = shape.kv_source(number)
+            cache = None if caches is None else caches[source]
+            shared = None
+            if source != number:
+                shared, cache = held[source], (cache, new_caches[source])
+            x, key_value, cache = run_layer(
+                layer, x, shared, inputs, architecture=self.architecture, cache=cache
+            )
             x = self._constrain(x)
-            new_caches.append(cache)
-        return _normalize(self.final_norm, x), tuple(new_caches)
+            if shared is None:
+                held.append(key_value)
+                new_caches.append(cache)
+        return normalize(self.final_norm, x, shape), tuple(new_caches)
 
     def _for_gradient(
         self,
@@ -97,21 +113,44 @@ class Gemma(nnx.Module):
         remat: Remat,
     ) -> Float[Array, "batch seq embed"]:
         assert self.activations is not None
+        shape = self.architecture.shape
         parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=mesh_of(self.activations))
-        others = jax.tree.map(parts.split, (positions, attend))
         gather = partial(nnx.map_state, partial(_gathered, parts.mesh))
-        x = parts.split(self._constrain(self._embed(tokens)))
-        for layer in self.layers:
-            adapter, base, run = _pure(layer, self.architecture)
-            x = remat.layer_on_parts(parts, run, gather=gather)(adapter, base, x, *others)
-        normalize = remat.wrap(partial(_normalize, self.final_norm))
-        x = remat.wrap_parts(partial(parts.map, normalize))(x)
+        positions, attend = jax.tree.map(parts.split, (positions, attend))
+        x, per_layer = jax.tree.map(parts.split, self._embed(tokens))
+        shared_sources = {shape.kv_source(n) for n in range(len(shape.kv_layers), shape.layers)}
+        held: dict[int, KeyValue] = {}
+        for number, layer in enumerate(self.layers):
+            source = shape.kv_source(number)
+            keeps = source == number and number in shared_sources
+            adapter, base, run = _pure(layer, self.architecture, keeps=keeps)
+            inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
+            x, key_value = remat.layer_on_parts(parts, run, gather=gather)(
+                adapter, base, x, held.get(source), inputs
+            )
+            if keeps:
+                held[number] = key_value
+        whole = remat.wrap(partial(_final_norm, self.final_norm, shape))
+        x = remat.wrap_parts(partial(parts.map, whole))(x)
         return self._constrain(parts.join(x))
 
-    def _embed(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+    def _embed(
+        self, tokens: Int[Array, "batch seq"]
+    ) -> tuple[Float[Array, "batch seq embed"], Float[Array, "batch seq layers per_layer"] | None]:
+        """The tokens' scaled embeddings and the inputs of all layers; None: layers have none."""
         mesh = None if self.activations is None else mesh_of(self.activations)
         x = look_up(tokens, self.embedder.input_embedding[...], mesh=mesh)
-        return x * jnp.sqrt(x.shape[-1]).astype(x.dtype)
+        x = self._constrain(x * jnp.sqrt(x.shape[-1]).astype(x.dtype))
+        shape = self.architecture.shape
+        if not shape.per_layer_input:
+            return x, None
+        embedder, sizes = self.per_layer_embedder, (shape.layers, shape.per_layer_input)
+        projected = embedder.projection(x) * jnp.asarray(shape.embed**-0.5, x.dtype)
+        projected = normalize(embedder.norm, projected.reshape(*tokens.shape, *sizes), shape)
+        found = look_up(tokens, embedder.embedding[...], mesh=mesh, axes=ALL_AXES)
+        found *= jnp.sqrt(shape.per_layer_input).astype(x.dtype)
+        total = (projected + found.reshape(projected.shape)) * jnp.asarray(2**-0.5, x.dtype)
+        return x, self._constrain(total)
 
     def _constrain(self, x: jax.Array) -> jax.Array:
         if self.activations is None:
@@ -119,12 +158,25 @@ class Gemma(nnx.Module):
         return jax.lax.with_sharding_constraint(x, self.activations)
 
 
-def _make_layer(architecture: Architecture, *, local: bool, rngs: nnx.Rngs) -> gemma3.DecoderLayer:
-    kind = gemma3.AttentionType.LOCAL_SLIDING if local else gemma3.AttentionType.GLOBAL
-    layer = gemma3.DecoderLayer(architecture.config, attn_type=kind, rngs=rngs)
-    if not architecture.shape.query_key_norm:
-        del layer.attn._query_norm, layer.attn._key_norm  # noqa: SLF001  # Tunix's names
-    return layer
+def _per_layer_embedder(architecture: Architecture, rngs: nnx.Rngs) -> Group:
+    """Inputs of all layers from the tokens, `vocab layers*width`, and from their embeddings."""
+    shape, dtype = architecture.shape, architecture.config.param_dtype
+    width, embedder = shape.layers * shape.per_layer_input, Group()
+    embedder.embedding = nnx.Param(jnp.zeros((shape.vocab, width), dtype))
+    embedder.projection = nnx.Linear(
+        shape.embed, width, use_bias=False, rngs=rngs, param_dtype=dtype
+    )
+    embedder.norm = gemma3.RMSNorm(shape.per_layer_input, rngs=rngs, param_dtype=dtype)
+    return embedder
+
+
+def _of_layer(per_layer: jax.Array | None, number: int) -> jax.Array | None:
+    """The inputs of a layer from those of all layers."""
+    return None if per_layer is None else per_layer[..., number, :]
+
+
+def _final_norm(norm: gemma3.RMSNorm, shape: ModelShape, x: jax.Array) -> jax.Array:
+    return normalize(norm, x, shape)
 
 
 def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
@@ -134,13 +186,14 @@ def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) ->
 
 
 def _pure(
-    layer: gemma3.DecoderLayer, architecture: Architecture
-) -> tuple[nnx.State, nnx.State, Callable[..., jax.Array]]:
+    layer: gemma3.DecoderLayer, architecture: Architecture, *, keeps: bool
+) -> tuple[nnx.State, nnx.State, Callable[..., tuple[jax.Array, KeyValue | None]]]:
     """The layer's adapter, its other state, and the layer as a pure function of both.
 
     `jax.checkpoint` and `jax.lax.map` need a pure function, and `nnx.remat` fails inside Tunix's
     Gemma 3 (TraceContextError). The function casts the adapter, so that the gradient of the float32
-    adapter is summed in float32 over the parts of the batch.
+    adapter is summed in float32 over the parts of the batch. It returns the keys and values if
+    `keeps`.
     """
     graphdef, adapter, base = nnx.split(layer, nnx.LoRAParam, ...)
     dtype = architecture.config.param_dtype
@@ -149,53 +202,14 @@ def _pure(
         return variable.replace(variable[...].astype(dtype))
 
     def run(
-        adapter: nnx.State, base: nnx.State, x: jax.Array, positions: jax.Array, attend: Attend
-    ) -> jax.Array:
+        adapter: nnx.State,
+        base: nnx.State,
+        x: jax.Array,
+        shared: KeyValue | None,
+        inputs: LayerInputs,
+    ) -> tuple[jax.Array, KeyValue | None]:
         merged = nnx.merge(graphdef, nnx.map_state(cast, adapter), base)
-        return _layer(merged, x, positions, architecture, attend, None)[0]
+        x, key_value, _ = run_layer(merged, x, shared, inputs, architecture=architecture)
+        return x, key_value if keeps else None
 
     return adapter, base, run
-
-
-def _layer(
-    layer: gemma3.DecoderLayer,
-    x: jax.Array,
-    positions: jax.Array,
-    architecture: Architecture,
-    attend: Attend,
-    cache: LayerCache,
-) -> tuple[jax.Array, LayerCache]:
-    attn, shape = layer.attn, architecture.shape
-    h = _normalize(layer.pre_attention_norm, x)
-    if attn.use_qkv_einsum:
-        query, key, value = attn.qkv_einsum(h)
-    else:
-        query = attn.q_einsum(h)
-        key, value = attn.kv_einsum(h)
-    if shape.query_key_norm:
-        query = _normalize(attn._query_norm, query)  # noqa: SLF001  # Tunix's names
-        key = _normalize(attn._key_norm, key)  # noqa: SLF001
-    rope = {
-        "head_dim": attn.head_dim,
-        "base_frequency": attn.rope_base_frequency,
-        "scale_factor": attn.rope_scale_factor,
-    }
-    query, key = (gemma3.apply_rope(x, positions, **rope) for x in (query, key))
-    local = attn.attn_type == gemma3.AttentionType.LOCAL_SLIDING
-    encoded, cache = attend(
-        query * architecture.query_scale,
-        key,
-        value,
-        bounds=Bounds(
-            attn.sliding_window_size if local else None, architecture.shape.attention_softcap
-        ),
-        cache=cache,
-    )
-    x += _normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded))
-    h = layer.mlp(_normalize(layer.pre_ffw_norm, x))
-    return x + _normalize(layer.post_ffw_norm, h), cache
-
-
-def _normalize(norm: gemma3.RMSNorm, x: jax.Array) -> jax.Array:
-    # In float32 for any dtype of x, as in the reference implementation.
-    return norm(x.astype(jnp.float32)).astype(x.dtype)

@@ -36,9 +36,11 @@ _MERGE = {
     "gate_proj.kernel": "dr,rf->df",
     "up_proj.kernel": "dr,rf->df",
     "down_proj.kernel": "fr,rd->fd",
+    "input_gate.kernel": "dr,rp->dp",
+    "projection.kernel": "pr,rd->pd",
 }
 _THIRDS = ("early", "middle", "late")
-_MODULES = {"attn": "attention", "mlp": "mlp"}
+_MODULES = {"attn": "attention", "mlp": "mlp", "per_layer": "per_layer"}
 
 
 def attach(
@@ -156,7 +158,8 @@ def norms(adapter: Mapping[str, jax.Array], *, lora: Lora, layers: int) -> dict[
 
     Returns:
         `adapter_norm`, and `adapter_norm/GROUP` for the adapted groups: `early`, `middle`, `late`
-        (the third of the layers, number 3 i // layers of layer i), `_attention` or `_mlp`.
+        (the third of the layers, number 3 i // layers of layer i), `_attention`, `_mlp` or
+        `_per_layer`.
     """
     squares: dict[str, list[jax.Array]] = {"adapter_norm": []}
     for name in sorted(adapter):

@@ -56,14 +56,15 @@ class Remat:
         return jax.checkpoint(on_parts) if self.recomputes else on_parts
 
     def layer_on_parts(
-        self, parts: Parts, run: Callable[..., jax.Array], *, gather: Callable[[Any], Any]
-    ) -> Callable[..., jax.Array]:
+        self, parts: Parts, run: Callable[..., Any], *, gather: Callable[[Any], Any]
+    ) -> Callable[..., Any]:
         """A layer that computes one part of the batch after another.
 
         Args:
             parts: of the batch.
-            run: the layer, a function of its adapter, its frozen parameters and arrays of one part,
-                the first of which has a gradient.
+            run: the layer, a function of its adapter, its frozen parameters, its input, what it
+                shares with other layers, and further arrays, each of one part; all but the frozen
+                parameters and the further arrays have a gradient.
             gather: all-gathers the frozen parameters; once for all parts, and again for the
                 backward pass if the layer is recomputed.
 
@@ -73,7 +74,7 @@ class Remat:
         if self.policy == "offload":
             return partial(_offloaded, parts, run, gather)
 
-        def on_parts(adapter: Any, base: Any, *arrays: Any) -> jax.Array:
+        def on_parts(adapter: Any, base: Any, *arrays: Any) -> Any:
             base = gather(base) if self.recomputes else base
             return parts.map(self.wrap(partial(run, adapter, base)), *arrays)
 
@@ -82,61 +83,73 @@ class Remat:
 
 def _offloaded(
     parts: Parts,
-    run: Callable[..., jax.Array],
+    run: Callable[..., Any],
     gather: Callable[[Any], Any],
     adapter: Any,
     base: Any,
-    x: jax.Array,
-    *others: Any,
-) -> jax.Array:
+    *arrays: Any,
+) -> Any:
     """`Remat.layer_on_parts` with the layer's input in host memory until the backward pass.
 
     Each part is fetched inside the loop over parts. With an offloading policy of `jax.checkpoint`,
-    XLA fetches the inputs of all layers at once at the start of the backward pass.
+    XLA fetches the inputs of all layers at once at the start of the backward pass. What layers
+    share stays on the devices.
     """
     # Traced here: qwix adds LoRA to what is traced inside the model's call, and the backward pass
     # is traced after it.
-    traced = jax.make_jaxpr(run)(adapter, base, *jax.tree.map(lambda x: x[0], (x, *others)))
-    structure = jax.tree.structure(base)
+    x, shared, *others = arrays
+    part = jax.tree.map(lambda x: x[0], arrays)
+    traced, result = jax.make_jaxpr(run, return_shape=True)(adapter, base, *part)
+    structure, result = jax.tree.structure(base), jax.tree.structure(result)
 
-    def on_part(learned: Any, frozen: Any, x: jax.Array, others: Any) -> jax.Array:
-        (result,) = jaxpr_as_fun(traced)(*learned, *frozen, x, *others)
-        return result
+    def on_part(learned: Any, frozen: Any, x: jax.Array, shared: Any, others: Any) -> Any:
+        found = jaxpr_as_fun(traced)(*learned, *frozen, x, *shared, *others)
+        return jax.tree.unflatten(result, found)
 
     def gathered(frozen: Any) -> Any:
         return jax.tree.leaves(gather(jax.tree.unflatten(structure, frozen)))
 
     @jax.custom_vjp
-    def compute(learned: Any, frozen: Any, x: jax.Array, others: Any) -> jax.Array:
-        return parts.map(partial(on_part, learned, gathered(frozen)), x, others)
+    def compute(learned: Any, frozen: Any, x: jax.Array, shared: Any, others: Any) -> Any:
+        return parts.map(partial(on_part, learned, gathered(frozen)), x, shared, others)
 
-    def forward(learned: Any, frozen: Any, x: jax.Array, others: Any) -> tuple[jax.Array, Any]:
+    def forward(
+        learned: Any, frozen: Any, x: jax.Array, shared: Any, others: Any
+    ) -> tuple[Any, Any]:
         whole = gathered(frozen)
 
-        def step(part: Any) -> tuple[jax.Array, jax.Array]:
-            x, others = part
-            return on_part(learned, whole, x, others), jax.device_put(x, jax.memory.Space.Host)
+        def step(part: Any) -> tuple[Any, jax.Array]:
+            x, shared, others = part
+            found = on_part(learned, whole, x, shared, others)
+            return found, jax.device_put(x, jax.memory.Space.Host)
 
-        result, offloaded = jax.lax.map(step, (x, others))
-        return parts.constrain(result), (learned, frozen, offloaded, others)
+        found, offloaded = jax.lax.map(step, (x, shared, others))
+        return parts.constrain(found), (learned, frozen, offloaded, shared, others)
 
-    def backward(residuals: Any, grad: jax.Array) -> tuple[Any, None, jax.Array, None]:
-        learned, frozen, offloaded, others = residuals
+    def backward(residuals: Any, grad: Any) -> tuple[Any, None, jax.Array, Any, None]:
+        learned, frozen, offloaded, shared, others = residuals
         whole = gathered(frozen)
 
-        def step(total: Any, part: Any) -> tuple[Any, jax.Array]:
-            offloaded, others, grad = part
+        def step(total: Any, part: Any) -> tuple[Any, Any]:
+            offloaded, shared, others, grad = part
             x = jax.device_put(offloaded, jax.memory.Space.Device)
-            _, pull = jax.vjp(lambda learned, x: on_part(learned, whole, x, others), learned, x)
-            for_learned, for_x = pull(grad)
-            return jax.tree.map(jnp.add, total, for_learned), for_x
+
+            def again(learned: Any, x: jax.Array, shared: Any) -> Any:
+                return on_part(learned, whole, x, shared, others)
+
+            _, pull = jax.vjp(again, learned, x, shared)
+            for_learned, *for_arrays = pull(grad)
+            return jax.tree.map(jnp.add, total, for_learned), for_arrays
 
         zeros = jax.tree.map(jnp.zeros_like, learned)
-        for_learned, for_x = jax.lax.scan(step, zeros, (offloaded, others, grad))
-        return for_learned, None, parts.constrain(for_x), None
+        for_learned, for_arrays = jax.lax.scan(step, zeros, (offloaded, shared, others, grad))
+        for_x, for_shared = parts.constrain(for_arrays)
+        return for_learned, None, for_x, for_shared, None
 
     compute.defvjp(forward, backward)
-    return compute(*map(jax.tree.leaves, (adapter, base)), x, jax.tree.leaves(others))
+    return compute(
+        *map(jax.tree.leaves, (adapter, base)), x, *map(jax.tree.leaves, (shared, others))
+    )
 
 
 @dataclass(frozen=True)
@@ -173,13 +186,14 @@ class Parts:
         apart = x.reshape(self.count, shards, -1, *x.shape[2:]).swapaxes(0, 1)
         return apart.reshape(-1, *x.shape[2:])
 
-    def map(self, run: Callable[..., jax.Array], *arrays: Any) -> jax.Array:
+    def map(self, run: Callable[..., Any], *arrays: Any) -> Any:
         """Applies `run` to one part after another; the arrays are split."""
         if self.count == 1:
-            return run(*jax.tree.map(lambda x: x[0], arrays))[None]
+            found = run(*jax.tree.map(lambda x: x[0], arrays))
+            return jax.tree.map(lambda x: x[None], found)
         return self.constrain(jax.lax.map(lambda part: run(*part), arrays))
 
-    def constrain(self, x: jax.Array) -> jax.Array:
-        """Constrains the sharding of a split array."""
+    def constrain(self, arrays: Any) -> Any:
+        """Constrains the sharding of split arrays."""
         place = NamedSharding(self.mesh, PartitionSpec(None, BATCH_AXES))
-        return jax.lax.with_sharding_constraint(x, place)
+        return jax.tree.map(lambda x: jax.lax.with_sharding_constraint(x, place), arrays)

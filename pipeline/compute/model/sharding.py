@@ -1,7 +1,8 @@
 """The device mesh and its shardings: replicated, by batch row, base weights.
 
 Mesh axes are (data, fsdp, tp). Rows of a batch are sharded over data and fsdp, base weights over
-fsdp and tp; adapter and optimizer state are small and replicated.
+fsdp and tp, per-layer embeddings over all of them; adapter and optimizer state are small and
+replicated.
 """
 
 from __future__ import annotations
@@ -27,9 +28,13 @@ VOCAB_AXES = (FSDP, TP)
 """Mesh axes over which rows of the tied embedding are sharded, outermost first."""
 
 
+ALL_AXES = (DATA, FSDP, TP)
+"""Mesh axes over which rows of the per-layer embeddings are sharded, outermost first."""
+
 _EMBEDDING = "embedder"
 _AXES: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = {
     _EMBEDDING: (VOCAB_AXES, None),
+    "per_layer_embedder": (ALL_AXES, None),
     **model_shape.MATRIX_AXES,
 }
 """Mesh axes of each axis of a matrix, by path of its module; other parameters are replicated."""

@@ -77,6 +77,8 @@ PROJECTIONS = {
     "mlp.gate_proj": ("mlp.gate_proj",),
     "mlp.up_proj": ("mlp.up_proj",),
     "mlp.down_proj": ("mlp.down_proj",),
+    "per_layer.input_gate": ("per_layer_input_gate",),
+    "per_layer.projection": ("per_layer_projection",),
 }
 """Hugging Face's projections in each of our matrices, in the order of its first axis, by module."""
 _NORMS = {
@@ -86,22 +88,32 @@ _NORMS = {
     "post_ffw_norm": "post_feedforward_layernorm",
     "attn._query_norm": "self_attn.q_norm",
     "attn._key_norm": "self_attn.k_norm",
+    "per_layer.norm": "post_per_layer_input_norm",
 }
+_OUTSIDE = {
+    "embedder.input_embedding": "model.embed_tokens.weight",
+    "final_norm.scale": "model.norm.weight",
+    "per_layer_embedder.embedding": "model.embed_tokens_per_layer.weight",
+    "per_layer_embedder.norm.scale": "model.per_layer_projection_norm.weight",
+}
+"""Tensors outside of layers that are stored as they are."""
 
 
 def entry(name: str) -> Entry:
     """The table's entry for one of our parameters."""
-    if name == "embedder.input_embedding":
-        return _plain("model.embed_tokens.weight")
-    if name == "final_norm.scale":
-        return _plain("model.norm.weight")
+    if name in _OUTSIDE:
+        return _plain(_OUTSIDE[name])
+    if name == "per_layer_embedder.projection.kernel":
+        return _transposed("model.per_layer_model_projection.weight")
     match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
     assert match, name
     layer, module = f"model.layers.{match[1]}", match[2]
+    if module == "output":
+        return _plain(f"{layer}.layer_scalar")
     if module in _NORMS:
         return _plain(f"{layer}.{_NORMS[module]}.weight")
     stored = [f"{layer}.{projection}.weight" for projection in PROJECTIONS[module]]
-    if module.startswith("mlp."):
+    if module.startswith(("mlp.", "per_layer.")):
         return _transposed(*stored)
     layouts = {"attn.q_einsum": _heads_in, "attn.attn_vec_einsum": _heads_out}
     return layouts.get(module, _stacked_heads_in)(*stored)

@@ -300,12 +300,12 @@ def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], lis
 def _gemma4_ropes(
     given: Mapping[str, Any], wrong: list[str]
 ) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    full, full_wrong = _settings(given, FULL, within="rope_parameters.")
-    full = {
+    set_full, full_wrong = _settings(given, FULL, within="rope_parameters.")
+    full: dict[str, Any] = {
         "rope_type": "proportional",
         "rope_theta": 1_000_000.0,
         "partial_rotary_factor": 0.25,
-    } | full
+    } | set_full
     local, local_wrong = _settings(given, SLIDING, within="rope_parameters.")
     local = {"rope_type": "default", "rope_theta": 10_000.0} | local
     wrong = wrong + full_wrong + local_wrong + _wrong_rope(local, ("default",))

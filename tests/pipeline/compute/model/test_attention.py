@@ -34,7 +34,7 @@ def draw(*, seq: int = SEQ) -> list[jax.Array]:
 
 def by_hand(q: Any, k: Any, v: Any, *, bounds: Bounds) -> np.ndarray:
     """Reference attention with explicit sums."""
-    window, softcap = bounds
+    window, softcap = bounds.window, bounds.softcap
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     out = np.zeros_like(q)
     for row, at, head in np.ndindex(*q.shape[:3]):

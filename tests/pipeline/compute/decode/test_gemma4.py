@@ -1,0 +1,156 @@
+"""Rollouts of a Gemma 4, whose last layers read the rings of earlier ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.compute.decode.cache import bytes_per_row
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.model.gumbel import gumbel_noise, keys_at
+from pipeline.compute.model.head import scaled_logits
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from tests import tiny
+from tests.pipeline.compute.decode.reference import CONFIG, REQUESTS, generate
+
+TEMPERATURE = CONFIG.rollout.temperature
+
+
+@functools.cache
+def policy(**mesh: Any) -> Policy:
+    return tiny.make_policy(**mesh, **tiny.GEMMA4)
+
+
+def make_engine(**plan: Any) -> Engine:
+    config = tiny.make_config(plan=plan)
+    mesh = {"devices": config.plan.devices_per_sampler, "fsdp": config.plan.fsdp_of_sampler}
+    found = policy(**mesh, tp=config.plan.tp_of_sampler)
+    return Engine(found, tiny.make_base(found), config, tiny.VOCABULARY, text_of=tiny.text_of)
+
+
+@functools.cache
+def adapter(**mesh: Any) -> Params:
+    return tiny.make_probe(policy(**mesh))
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return make_engine()
+
+
+@pytest.fixture(scope="module")
+def sampled(engine: Engine) -> list[Completion]:
+    """24 rollouts in four slots."""
+    return generate(engine, adapter=adapter())
+
+
+@functools.cache
+def scorer() -> Any:
+    @jax.jit
+    def run(base: Params, adapter: Params, tokens: jax.Array) -> jax.Array:
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        hidden, _ = policy().bind(base, adapter)(tokens, positions)
+        return scaled_logits(
+            hidden,
+            policy().embedding(base),
+            softcap=policy().architecture.shape.final_softcap,
+            temperature=TEMPERATURE,
+            forbidden=tiny.VOCABULARY.forbidden_mask(tiny.VOCAB),
+        )
+
+    return run
+
+
+def check(completions: list[Completion], *, eight_bits: bool = False) -> None:
+    """Tokens and log-probs are those of a forward pass over the whole sequence.
+
+    With rings of 8 bits the log-probs are close to it on average. Scores of normalized queries and
+    keys are large, so that rounding changes single attention weights a lot.
+    """
+    total = CONFIG.rollout.max_tokens
+    tokens = np.zeros((len(completions), total), np.int32)
+    for row, one in enumerate(completions):
+        whole = np.concatenate([one.prompt_tokens, one.tokens])
+        tokens[row, : len(whole)] = whole
+    logits = np.asarray(scorer()(tiny.make_base(policy()), adapter(), tokens))
+    logprobs = np.asarray(jax.nn.log_softmax(logits))
+    for row, one in enumerate(completions):
+        at = len(one.prompt_tokens) - 1 + np.arange(len(one.tokens))
+        picked = logprobs[row, at, one.tokens]
+        if eight_bits:
+            assert 0 < np.abs(one.logprobs - picked).mean() < 0.1
+            continue
+        np.testing.assert_allclose(one.logprobs, picked, rtol=0, atol=1e-4)
+        key = jnp.asarray(one.name.key(CONFIG.run.seed))
+        keys = keys_at(jnp.tile(key, (len(at), 1)), jnp.arange(len(at)))
+        scores = logits[row, at] + np.asarray(gumbel_noise(keys, 0, tiny.VOCAB))
+        np.testing.assert_array_equal(one.tokens, scores.argmax(axis=1))
+
+
+def same_tokens(first: list[Completion], second: list[Completion]) -> None:
+    for one, two in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-4)
+
+
+def test_decoding_with_rings_equals_a_forward_pass_without(sampled: list[Completion]):
+    assert max(len(one.tokens) for one in sampled) > 3 * tiny.WINDOW
+    check(sampled)
+
+
+def test_layers_with_shared_keys_and_values_have_no_cache(engine: Engine):
+    state = engine._programs.empty()
+    total = CONFIG.rollout.max_tokens
+    shapes = [ring[0].shape for ring in state.caches]
+    assert shapes == [(4, 2, tiny.WINDOW, 8)] * 2 + [(4, 2, total, 16)]
+    # Keys and values, 2 kv heads, 4 bytes.
+    found = bytes_per_row(policy().architecture, max_tokens=total)
+    assert found == 2 * 2 * 4 * (2 * tiny.WINDOW * 8 + total * 16)
+
+
+def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
+    engine: Engine, sampled: list[Completion]
+):
+    order = np.random.default_rng(0).permutation(len(REQUESTS))
+    mixed = generate(engine, [REQUESTS[n] for n in order], adapter=adapter())
+    alone = generate(engine, REQUESTS[1:2], adapter=adapter())
+    pairs = [*zip(mixed, (sampled[n] for n in order), strict=True), (alone[0], sampled[1])]
+    for one, two in pairs:
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+        np.testing.assert_array_equal(one.logprobs, two.logprobs)
+
+
+def test_a_group_has_one_prefill_and_many_completions(engine: Engine):
+    requests = [
+        RolloutRequest(RolloutName("train", 0, number, sample), REQUESTS[number].prompt_tokens)
+        for sample in range(4)
+        for number in range(3)
+    ]
+    found = generate(engine, requests, adapter=adapter())
+    check(found)
+
+
+@pytest.mark.parametrize(
+    ("plan", "mesh"),
+    [
+        ({"slots": 8, "prompt_buckets": (6,), "segment_steps": 7, "slot_buckets": (2,)}, {}),
+        ({"learner_devices": 8, "slots": 8, "fsdp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}),
+        ({"learner_devices": 8, "slots": 8}, {}),
+    ],
+    ids=["other sizes", "sharded weights", "eight devices"],
+)
+def test_invariant_2_other_sizes_and_devices_sample_the_same(
+    sampled: list[Completion], plan: dict[str, Any], mesh: dict[str, int]
+):
+    devices = {"devices": plan["learner_devices"], **mesh} if "learner_devices" in plan else {}
+    same_tokens(generate(make_engine(**plan), adapter=adapter(**devices)), sampled)
+
+
+def test_rings_of_8_bits_are_close():
+    check(generate(make_engine(kv_cache="int8"), adapter=adapter()), eight_bits=True)
