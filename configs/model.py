@@ -57,8 +57,8 @@ class Lora(Table):
     )
     targets: Annotated[Text, checked(_targets_problem)] = Field(
         "all",
-        description="attention, mlp or all matrices of each layer, or a regular expression that "
-        r"matches whole module paths such as layers/\d+/attn/q_einsum",
+        description="attention, mlp, per_layer (Gemma 4) or all matrices of each layer, or a "
+        r"regular expression that matches whole module paths such as layers/\d+/attn/q_einsum",
     )
     start: FolderPath | None = Field(
         None,

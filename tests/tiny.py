@@ -43,10 +43,10 @@ GEMMA2: dict[str, Any] = {
 GEMMA4: dict[str, Any] = {
     "architectures": ["Gemma4ForCausalLM"],
     "model_type": "gemma4_text",
-    # The last three layers attend to keys and values of the second and the third.
-    "num_hidden_layers": 6,
-    "layer_types": 2 * ["sliding_attention", "sliding_attention", "full_attention"],
-    "num_kv_shared_layers": 3,
+    # The last two layers attend to keys and values of the first two.
+    "num_hidden_layers": 4,
+    "layer_types": 2 * ["sliding_attention", "full_attention"],
+    "num_kv_shared_layers": 2,
     "use_double_wide_mlp": True,
     "global_head_dim": 16,
     "hidden_size_per_layer_input": 6,
@@ -137,8 +137,11 @@ def make_base(policy: Policy, *, seed: int = 0) -> Params:
     for name, shape in sorted(shapes.items()):
         # With a larger tied embedding every token would predict itself.
         value = (0.1 if name.endswith("embedding") else 0.2) * rng.standard_normal(shape.shape)
-        norm = name.endswith("scale") and policy.architecture.shape.value_norm
-        value += 1.0 if name == "final_norm.scale" or norm else 0.0
+        if policy.architecture.shape.value_norm:
+            # Queries stay small: with large scores, attention multiplies rounding errors.
+            value += 1.0 if name.endswith("scale") and "_query_norm" not in name else 0.0
+        elif name == "final_norm.scale":
+            value += 1.0
         base[name] = jax.device_put(value.astype(shape.dtype), shape.sharding)
     return base
 

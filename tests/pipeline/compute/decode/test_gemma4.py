@@ -108,10 +108,10 @@ def test_layers_with_shared_keys_and_values_have_no_cache(engine: Engine):
     state = engine._programs.empty()
     total = CONFIG.rollout.max_tokens
     shapes = [ring[0].shape for ring in state.caches]
-    assert shapes == [(4, 2, tiny.WINDOW, 8)] * 2 + [(4, 2, total, 16)]
+    assert shapes == [(4, 2, tiny.WINDOW, 8), (4, 2, total, 16)]
     # Keys and values, 2 kv heads, 4 bytes.
     found = bytes_per_row(policy().architecture, max_tokens=total)
-    assert found == 2 * 2 * 4 * (2 * tiny.WINDOW * 8 + total * 16)
+    assert found == 2 * 2 * 4 * (tiny.WINDOW * 8 + total * 16)
 
 
 def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(

@@ -1,0 +1,122 @@
+"""Updates of a Gemma 4, whose last layers attend to keys and values of earlier ones."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.model import lora
+from pipeline.compute.model.policy import Params, Policy
+from tests import tiny
+from tests.pipeline.compute.learner.reference import Whole
+from tests.pipeline.compute.learner.test_learner import ALL, UNCLIPPED, close, gradient, start
+from tests.pipeline.compute.model.test_gemma4 import logits_of_tunix
+
+TEMPERATURE = tiny.make_config().rollout.temperature
+
+
+@functools.cache
+def policy(**settings: Any) -> Policy:
+    return tiny.make_policy(**settings, **tiny.GEMMA4)
+
+
+def make_learner(*, quantization: str = "none", **tables: dict[str, Any]) -> Learner:
+    """A learner of the same base and with the same adapter for any settings."""
+    learner = {"learner": UNCLIPPED | tables.pop("learner", {})}
+    model = {"model": {"quantization": quantization}}
+    config = tiny.make_config(**learner, **model, **tables)
+    plan = config.plan
+    mesh = {"devices": plan.learner_devices, "fsdp": plan.fsdp, "tp": plan.tp}
+    plain = policy(**mesh)
+    found = plain.quantized(quantization)
+    base = found.stored_base(tiny.make_base(plain).items())
+    return start(Learner(found, base, config, tiny.VOCABULARY), tiny.make_probe(policy()))
+
+
+@functools.cache
+def expected() -> dict[str, np.ndarray]:
+    """The gradient of unpacked rows through Tunix's model, with the adapter merged into it."""
+    whole, base = Whole.of(ALL), tiny.make_base(policy())
+    forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
+    weights = whole.weights("token") * whole.advantages[:, None]
+
+    @jax.jit
+    @jax.grad
+    def run(adapter: Params, base: Params) -> jax.Array:
+        merged = {
+            name: lora.merge(name, value, adapter, lora=tiny.LORA) for name, value in base.items()
+        }
+        logits = logits_of_tunix(policy(), merged, whole.tokens) / TEMPERATURE
+        scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, logits))
+        picked = jnp.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
+        return -jnp.sum(jnp.where(whole.learned, weights * picked, 0.0))
+
+    return {name: np.asarray(grad) for name, grad in run(tiny.make_probe(policy()), base).items()}
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        {"row_tokens": 130, "micro_batch_tokens": 260, "layer_tokens": 130, "remat": "offload"},
+        {"learner_devices": 8, "slots": 8, "fsdp": 2, "tp": 2, "micro_batch_tokens": 4 * 42},
+        {"learner_devices": 8, "slots": 8, "micro_batch_tokens": 8 * 42, "remat": "none"},
+    ],
+    ids=["one row", "packed rows", "sharded weights", "eight devices"],
+)
+def test_the_gradient_equals_that_of_merged_weights_in_tunix(plan: dict[str, Any]):
+    found, _ = gradient(make_learner(plan=plan), ALL)
+    assert {name.split(".")[2] for name in found} == {"attn", "mlp", "per_layer"}
+    close(found, expected(), bound=1e-4)
+
+
+def test_layers_with_shared_keys_and_values_have_no_parameters_for_them():
+    names = [name for name in policy().adapter_shapes if "kv_einsum" in name]
+    assert {name.split(".")[1] for name in names} == {"0", "1"}
+    assert not [name for name in policy().base_shapes if name.startswith("layers.2.attn._key")]
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+def test_a_quantized_base_gives_the_gradient_of_its_values(quantization: str):
+    learner = make_learner(quantization=quantization)
+    found, _ = gradient(learner, ALL)
+    plain = learner.policy.plain()
+    base = dict(learner.policy.parameters(learner.base))
+    config = tiny.make_config(learner=UNCLIPPED)
+    other = start(Learner(plain, base, config, tiny.VOCABULARY), tiny.make_probe(plain))
+    close(found, gradient(other, ALL)[0], bound=1e-4)
+
+
+def test_the_top_k_kl_is_the_same_on_eight_devices():
+    settings = {"kl": "topk", "kl_coef": 0.5, "kl_top_k": 8}
+    one, metrics = gradient(make_learner(learner=settings), ALL)
+    plan = {"learner_devices": 8, "slots": 8, "fsdp": 8, "micro_batch_tokens": 8 * 42}
+    eight, others = gradient(make_learner(learner=settings, plan=plan), ALL)
+    close(eight, one, bound=1e-4)
+    assert metrics["kl"] > 0
+    assert others["kl"] == pytest.approx(metrics["kl"], rel=1e-4)
+
+
+def test_invariant_1_the_sampled_policy_is_the_learned_policy():
+    learner = make_learner()
+    adapter = tiny.make_probe(policy())
+    engine = Engine(policy(), learner.base, tiny.make_config(), tiny.VOCABULARY)
+    drawn = engine.generate(
+        tiny.make_requests([1, 14, 6, 9, 13, 2]),
+        adapter=adapter,
+        version=0,
+        adapter_sha256="",
+        temperature=TEMPERATURE,
+    )
+    scored = learner.score(drawn, adapter=adapter)
+    for completion, logprobs in zip(drawn, scored, strict=True):
+        np.testing.assert_allclose(completion.logprobs, logprobs, rtol=0, atol=1e-4)
+    without = learner.score(drawn, adapter=policy().no_adapter())
+    assert np.abs(np.concatenate(without) - np.concatenate(scored)).max() > 0.1
