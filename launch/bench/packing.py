@@ -84,11 +84,11 @@ def computed_positions(rows: int, length: int) -> int:
 
 def operations(row: int, shape: ModelShape) -> float:
     """Returns the operations of a position: forward, recomputation, gradient of the activations."""
-    keys = shape.global_layers * seen_keys(row, None) + shape.local_layers * seen_keys(
-        row, shape.window
-    )
+    keys = shape.local_layers * seen_keys(row, shape.window) * shape.head_dim
+    wide = shape.global_head_dim or shape.head_dim
+    keys += shape.global_layers * seen_keys(row, None) * wide
     # Scores and weighted values; their gradients are twice as many.
-    scores = 4 * shape.heads * shape.head_dim * keys
+    scores = 4 * shape.heads * keys
     layers = sum(map(shape.layer_parameters, range(shape.layers)))
     return 3 * 2 * (layers + shape.embedding_parameters) + 4 * scores
 

@@ -241,7 +241,8 @@ def decoding(config: Config, segment_ms: float | None) -> dict[str, Any]:
     shape, length = shape_of(config), config.rollout.max_tokens
     arrays = ProcessArrays.of(config, shape, f"segment {config.slots}")
     rings = sum(arrays.caches(1, length).values())
-    dense = shape.layers * length * 2 * arrays.kv_heads * shape.head_dim * arrays.number
+    widths = sum(map(shape.head_dim_of, range(shape.layers)))
+    dense = length * 2 * arrays.kv_heads * widths * arrays.number
     found = {"kv_mb": rings / 1e6, "kv_share": rings / dense}
     if segment_ms is not None:
         found["step_ms"] = segment_ms / config.segment_steps

@@ -229,11 +229,9 @@ class ModelShape:
         self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
     ) -> int:
         """Bytes of the matrices of all layers on a device; for arguments see `base_bytes`."""
-        kinds = Counter(map(self.matrices, range(self.layers)))
         return sum(
             count * _bytes(matrix, dtype, quantization=quantization, fsdp=fsdp, tp=tp)
-            for matrices, count in kinds.items()
-            for matrix in matrices
+            for matrix, count in _count_matrices(self).items()
         )
 
     def base_bytes(
@@ -274,6 +272,12 @@ def select_targets(paths: Iterable[str], targets: str) -> list[str]:
             f"there are {', '.join(paths[:7])} ... {paths[-1]}"
         )
     return found
+
+
+@lru_cache
+def _count_matrices(shape: ModelShape) -> Counter[Matrix]:
+    """Number of layers that have each matrix."""
+    return Counter(matrix for layer in range(shape.layers) for matrix in shape.matrices(layer))
 
 
 @lru_cache

@@ -92,12 +92,23 @@ class ProcessArrays:
             quantization=self.quantization,
             fsdp=devices.fsdp,
             tp=devices.tp,
+            data=devices.shards // devices.fsdp,
         )
 
     @property
     def hidden(self) -> int:
-        """Feed-forward width of a device."""
-        return self.shape.hidden // _divides(self.devices.tp, self.shape.hidden)
+        """Feed-forward width of a device, of the widest layer."""
+        return max(self.hidden_of(layer) for layer in range(self.shape.layers))
+
+    def hidden_of(self, layer: int) -> int:
+        """Feed-forward width of a layer on a device."""
+        width = self.shape.hidden_of(layer)
+        return width // _divides(self.devices.tp, width)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head, of the layers with the widest."""
+        return max(self.shape.head_dim, self.shape.global_head_dim or 0)
 
     @property
     def heads(self) -> int:
@@ -109,21 +120,34 @@ class ProcessArrays:
         """Heads of keys and values of a device."""
         return self.shape.kv_heads // _divides(self.devices.tp, self.shape.kv_heads)
 
-    def cache(self, positions: int) -> int:
-        """Bytes of the keys and values of `positions` positions in one layer."""
-        per_head = 2 * self.shape.head_dim * self.number
+    def cache(self, layer: int, positions: int) -> int:
+        """Bytes of a layer's keys and values of `positions` positions."""
+        width = self.shape.head_dim_of(layer)
+        per_head = 2 * width * self.number
         if self.config.plan.kv_cache == "int8":
-            per_head = 2 * (self.shape.head_dim + _FLOAT)  # a byte per number, and a scale
+            per_head = 2 * (width + _FLOAT)  # a byte per number, and a scale
         return positions * self.kv_heads * per_head
+
+    def ring(self, layer: int, positions: int) -> int:
+        """Bytes of a layer's ring for a row of at most `positions` positions."""
+        shape = self.shape
+        return self.cache(layer, min(shape.window, positions) if shape.local[layer] else positions)
 
     def caches(self, rows: int, positions: int) -> MemoryParts:
         """Bytes of the ring caches of `rows` rows of at most `positions` positions."""
-        shape = self.shape
-        near = min(shape.window, positions)
-        return MemoryParts(
-            kv_local=rows * shape.local_layers * self.cache(near),
-            kv_global=rows * shape.global_layers * self.cache(positions),
-        )
+        parts = MemoryParts(kv_local=0, kv_global=0)
+        for layer in self.shape.kv_layers:
+            kind = "kv_local" if self.shape.local[layer] else "kv_global"
+            parts[kind] += rows * self.ring(layer, positions)
+        return parts
+
+    def caches_read(self, positions: int) -> int:
+        """Bytes of keys and values that all layers read for a position of a row.
+
+        A ring is read by each layer that attends to it.
+        """
+        layers = range(self.shape.layers)
+        return sum(self.ring(self.shape.kv_source(layer), positions) for layer in layers)
 
     @property
     def layer(self) -> int:
@@ -201,12 +225,11 @@ def _fill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
 def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     steps = config.segment_steps
-    recent = local * shape.layers * arrays.cache(steps)
+    recent = local * sum(arrays.cache(layer, steps) for layer in shape.kv_layers)
     # While recent positions are flushed to a layer's int8 ring cache, a copy of the ring exists.
     longest = config.rollout.max_tokens
-    if not shape.global_layers:
-        longest = min(shape.window, longest)
-    flushed = local * arrays.cache(longest) if config.plan.kv_cache == "int8" else 0
+    largest = max(arrays.ring(layer, longest) for layer in shape.kv_layers)
+    flushed = local * largest if config.plan.kv_cache == "int8" else 0
     # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0
@@ -240,7 +263,9 @@ def _gradient(arrays: ProcessArrays, rows: int) -> MemoryParts:
     inputs = {"offload": 1}.get(config.plan.remat, shape.layers)
     kept = (inputs + _KEPT_INPUTS) * shape.embed * arrays.number
     in_parts = together < _local_rows(arrays, rows)
-    kept += shape.layers * _saved(arrays, in_parts=in_parts) * arrays.number
+    layers = range(shape.layers)
+    kept += sum(_saved(arrays, n, in_parts=in_parts) for n in layers) * arrays.number
+    kept += _shared(arrays) * arrays.number
     reference = tokens * _top(config) if config.learner.uses_reference_top_k else 0
     return _weights(arrays) + MemoryParts(
         optimizer=2 * arrays.adapter,  # the accumulated gradient and the one to add
@@ -274,7 +299,7 @@ def _weights(arrays: ProcessArrays) -> MemoryParts:
 def _forward(arrays: ProcessArrays, rows: int, seq: int, *, block: int) -> int:
     """Bytes of a layer's intermediate arrays for `rows` rows, without its input and output."""
     shape = arrays.shape
-    wide = _WIDE * arrays.hidden + 2 * shape.embed + 2 * arrays.heads * shape.head_dim
+    wide = _WIDE * arrays.hidden + 2 * shape.embed + 2 * arrays.heads * arrays.head_dim
     scores = rows * arrays.heads * block * seq * _FLOAT
     return max(0, rows * seq * wide * arrays.number + _SCORES * scores - _FAST)
 
@@ -291,16 +316,29 @@ def _rows_together(arrays: ProcessArrays, rows: int) -> int:
     return max(size for size in range(1, local + 1) if local % size == 0 and size <= most)
 
 
-def _saved(arrays: ProcessArrays, *, in_parts: bool) -> int:
+def _saved(arrays: ProcessArrays, layer: int, *, in_parts: bool) -> int:
     """Numbers per position that a layer saves for the backward pass, besides its input."""
-    shape, remat = arrays.shape, arrays.config.plan.remat
+    shape, remat, hidden = arrays.shape, arrays.config.plan.remat, arrays.hidden_of(layer)
     if remat == "none":
-        return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * arrays.hidden)
+        return int((_SAVED_BY_LOOPS if in_parts else _SAVED) * hidden)
     if remat == "dots":
-        attention = arrays.heads * shape.head_dim + 2 * arrays.kv_heads * shape.head_dim
+        heads = arrays.heads + 2 * arrays.kv_heads * shape.has_kv(layer)
+        attention = heads * shape.head_dim_of(layer)
         # The matrix product, and that of the adapter, which is added to it.
-        return 2 * (attention + 2 * arrays.hidden + 2 * shape.embed)
+        return 2 * (attention + 2 * hidden + 2 * shape.embed)
     return 0
+
+
+def _shared(arrays: ProcessArrays) -> int:
+    """Numbers per position that a gradient keeps for several layers.
+
+    The inputs of all layers that depend on the token, and keys and values of layers that later ones
+    attend to, with their gradients.
+    """
+    shape = arrays.shape
+    sources = {shape.kv_source(n) for n in range(len(shape.kv_layers), shape.layers)}
+    key_value = sum(2 * 2 * arrays.kv_heads * shape.head_dim_of(n) for n in sources)
+    return key_value + shape.layers * shape.per_layer_input
 
 
 def _logits(arrays: ProcessArrays, tokens: int) -> int:

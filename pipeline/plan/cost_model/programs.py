@@ -110,18 +110,18 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
     Merging and quantizing weights is not logged. Compaction is one program for the state outside of
     the caches, and one for each shape of ring cache.
     """
-    longest, rings = config.rollout.max_tokens, dict[int, None]()
-    if shape.local_layers:
-        rings[min(shape.window, longest)] = None
-    if shape.global_layers:
-        rings[longest] = None
+    longest = config.rollout.max_tokens
+    rings = {
+        (min(shape.window, longest) if shape.local[layer] else longest, shape.head_dim_of(layer))
+        for layer in shape.kv_layers
+    }
     named = ["empty slots" if name == "empty" else name for name in programs_of(config)]
     named += ["apply_sft"] if config.run.has_sft_phase else []
     for slots in config.plan.slot_ladder[1:]:
         named.append(f"compact {slots} slots")
         named += [
-            f"compact {slots} rings of {shape.kv_heads}x{positions}x{shape.head_dim}"
-            for positions in rings
+            f"compact {slots} rings of {shape.kv_heads}x{positions}x{head_dim}"
+            for positions, head_dim in sorted(rings)
         ]
     return tuple(named)
 

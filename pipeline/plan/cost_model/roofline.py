@@ -138,8 +138,13 @@ class _Load:
 
 @lru_cache
 def _base_bytes(shape: ModelShape, dtype: str, quantization: str, tp: int) -> float:
-    """Bytes read for one product with every matrix of the base."""
+    """Bytes read for one product with every matrix of the base.
+
+    Of the per-layer embeddings, only rows are read.
+    """
     found: float = shape.base_bytes(dtype, quantization=quantization, tp=tp)
+    parts = tp if shape.vocab % tp == 0 else 1
+    found -= shape.per_layer_embedding_parameters * DTYPE_BYTES[dtype] // parts
     if quantization in {"int8", "nf4"}:
         found += _DEQUANTIZE * shape.layers_bytes(dtype, tp=tp)
     return found
@@ -169,7 +174,7 @@ class RooflineModel:
         """A decode step with `slots` slots on a shard: a chip, or a group of tp chips."""
         plan, shape, tp = self.config.plan, self.shape, self.config.plan.tp_of_sampler
         base = self._base_bytes(of_sampler=True)
-        cache = slots * self.kv_bytes_per_row(recent=self.config.segment_steps)
+        cache = slots * self._kv_bytes_read()
         truncation = (
             _TRUNCATION_BYTES * slots * shape.vocab if self.config.rollout.truncates else 0.0
         )
@@ -180,10 +185,13 @@ class RooflineModel:
             weight_bytes=base + truncation / tp,
             cache_bytes=cache,
             rows=slots,
-            link_bytes=self._gathered(plan.fsdp_of_sampler, tp) + self._reduced(slots, tp),
+            link_bytes=self._gathered(plan.fsdp_of_sampler, tp)
+            + self._reduced(slots, tp)
+            + self._per_layer_inputs(slots, plan.devices_per_sampler, tp),
             # An adapted matrix needs two more small products.
             latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
-            + self._reductions(tp),
+            + self._reductions(tp)
+            + self._lookups(plan.devices_per_sampler),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
@@ -213,7 +221,8 @@ class RooflineModel:
             attention_flops=positions * self.attention_flops(seq) / tp,
             weight_bytes=self._base_bytes(of_sampler=True),
             link_bytes=self._gathered(self.config.plan.fsdp_of_sampler, tp)
-            + self._reduced(positions, tp),
+            + self._reduced(positions, tp)
+            + self._per_layer_inputs(positions, self.config.plan.devices_per_sampler, tp),
             latency_s=_LAUNCH_S + self._reductions(tp),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
@@ -277,8 +286,15 @@ class RooflineModel:
     def attention_flops(self, seq: float) -> float:
         """Operations of attention scores and values per position of a sequence, over all layers."""
         shape = self.shape
-        seen = shape.local_layers * min(shape.window, seq / 2) + shape.global_layers * seq / 2
-        return 4 * shape.heads * shape.head_dim * seen
+        wide = shape.global_head_dim or shape.head_dim
+        seen = shape.local_layers * min(shape.window, seq / 2) * shape.head_dim
+        return 4 * shape.heads * (seen + shape.global_layers * wide * seq / 2)
+
+    def _kv_bytes_read(self) -> int:
+        """Bytes of caches that a decode step reads for a rollout."""
+        arrays = ProcessArrays.of(self.config, self.shape, "empty")
+        positions = self.config.rollout.max_tokens, self.config.segment_steps
+        return sum(map(arrays.caches_read, positions))
 
     def _learn(
         self, positions: int, *, seq: float, passes: float, head: float, vector_s: float
@@ -295,7 +311,8 @@ class RooflineModel:
             attention_flops=attention / plan.tp,
             weight_bytes=passes * self._base_bytes(of_sampler=False),
             link_bytes=passes
-            * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp)),
+            * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp))
+            + self._per_layer_inputs(positions, plan.learner_devices, plan.tp),
             latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
             vector_s=vector_s,
             attention_share=_SPLASH_FLOPS if plan.uses_splash else _ATTENTION_FLOPS,
@@ -322,6 +339,18 @@ class RooflineModel:
         """Bytes that a chip exchanges in tensor-parallel reductions."""
         size = DTYPE_BYTES[self.config.model.dtype] * positions * self.shape.embed
         return 4 * self.shape.layers * size * (tp - 1) / tp
+
+    def _per_layer_inputs(self, positions: int, devices: int, tp: int) -> float:
+        """Bytes that a chip exchanges to look up the inputs of all layers in sharded embeddings.
+
+        Each device sends a row to every other device of other rows: zeros, except for its tokens.
+        """
+        width = self.shape.layers * self.shape.per_layer_input
+        return DTYPE_BYTES[self.config.model.dtype] * positions * width * (devices // tp - 1)
+
+    def _lookups(self, devices: int) -> float:
+        """Seconds of the two collectives of a look-up in sharded per-layer embeddings."""
+        return 2 * _REDUCE_S if devices > 1 and self.shape.per_layer_input else 0.0
 
     def _reductions(self, tp: int) -> float:
         """Seconds of two reductions in each layer."""

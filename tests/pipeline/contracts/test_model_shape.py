@@ -120,10 +120,10 @@ def test_unknown_models_are_refused(tmp_path):
         shape_of(with_path(str(tmp_path / "none")))
 
 
-@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}, tiny.GEMMA4])
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4", "int8_matmul"])
 def test_bytes_equal_those_of_the_policy(changes, quantization):
-    config = tiny.hf_config(num_hidden_layers=1, **changes)
+    config = tiny.hf_config(**{"num_hidden_layers": 1, **changes})
     shape, mesh = read_model_shape(config), make_mesh(jax.devices()[:1])
     policy = Policy(
         architecture(config, dtype=jnp.dtype("bfloat16")),
@@ -137,17 +137,25 @@ def test_bytes_equal_those_of_the_policy(changes, quantization):
     assert shape.adapter_parameters(tiny.LORA) == adapter
 
 
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, tiny.GEMMA4])
 @pytest.mark.parametrize(("fsdp", "tp"), [(2, 1), (1, 2), (2, 2), (1, 4)])
-def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp):
-    config = tiny.hf_config(num_hidden_layers=1)
-    mesh = make_mesh(jax.devices()[: fsdp * tp], fsdp=fsdp, tp=tp)
+def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp, changes):
+    config = tiny.hf_config(**changes)
+    mesh = make_mesh(jax.devices()[: 2 * fsdp * tp], fsdp=fsdp, tp=tp)
     policy = Policy(architecture(config, dtype=jnp.dtype("bfloat16")), lora=tiny.LORA, mesh=mesh)
     held = 0
     for array in placed(policy.base_shapes, mesh).values():
         assert array.sharding is not None
         part = jax.ShapeDtypeStruct(array.sharding.shard_shape(array.shape), array.dtype)
         held += part.size * part.dtype.itemsize
-    assert read_model_shape(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp) == held
+    # The per-layer embeddings are sharded over the batch's devices, too.
+    assert read_model_shape(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp, data=2) == held
+
+
+@pytest.mark.parametrize("name", ["e2b", "e4b"])
+def test_presets_of_gemma4(name):
+    config = load_config(PRESETS / f"gemma4_{name}_gsm8k_v5e8.toml")
+    assert shape_of(config) == read_model_shape(PUBLISHED[f"gemma-4-{name}"])
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])

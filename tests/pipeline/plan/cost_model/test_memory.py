@@ -14,7 +14,7 @@ from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
 from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan.cost_model.memory import PARTS, estimate_memory, memory_beside, memory_during
-from pipeline.plan.cost_model.program_memory import program_memory
+from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
 from pipeline.plan.cost_model.programs import programs_of
 from tests import tiny
 
@@ -232,6 +232,19 @@ def test_sharded_weights_take_less():
     # Most layers are prefetched.
     gathered = parts["temporaries"] - program_memory(whole, shape, "gradient 8")["temporaries"]
     assert gathered == 30 * 2 * shape.layer_parameters(0)
+
+
+def test_layers_of_gemma4_that_share_keys_and_values_have_no_cache():
+    shape = shape_of(preset("gemma4_e2b"))
+    arrays = ProcessArrays.of(preset("gemma4_e2b"), shape, "segment 512")
+    # 12 local and 3 global layers of 15, one kv head, keys and values of 2 bytes.
+    parts = arrays.caches(1, 1024)
+    assert parts == {"kv_local": 12 * 512 * 2 * 256 * 2, "kv_global": 3 * 1024 * 2 * 512 * 2}
+    # All 28 local and 7 global layers read one of these rings.
+    assert arrays.caches_read(1024) == 28 * 512 * 2 * 256 * 2 + 7 * 1024 * 2 * 512 * 2
+    # The per-layer embeddings are sharded over the eight chips.
+    table = 2 * shape.per_layer_embedding_parameters
+    assert arrays.base == 2 * shape.parameters - table + table // 8
 
 
 def test_layers_are_prefetched_if_they_fit():
