@@ -9,11 +9,17 @@ Needs PyTorch and transformers, which the project does not depend on. From the r
 Each folder beside this file then holds config.json and model.safetensors as transformers writes
 them, and golden.npz: `tokens` (`batch seq`), their `logits` (`batch seq vocab`), and for prompt n
 `prompt_n` and `greedy_n`, its greedy continuation. Two runs write the same values.
+
+    /tmp/golden/bin/python tests/golden/make_golden.py --gemma4 SEED --out DIR
+
+writes such a folder of a Gemma 4 with random settings instead.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,6 +31,12 @@ from transformers import (
     Gemma3ForCausalLM,
     Gemma3ForConditionalGeneration,
     Gemma3TextConfig,
+    Gemma4AudioConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4VisionConfig,
     PreTrainedModel,
     SiglipVisionConfig,
 )
@@ -44,6 +56,16 @@ SHAPE: dict[str, Any] = {
     "pad_token_id": 0,
     "eos_token_id": 1,
     "bos_token_id": 2,
+}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+GEMMA4: dict[str, Any] = {
+    "hidden_size": 24,
+    "num_attention_heads": 4,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "hidden_size_per_layer_input": 6,
+    "vocab_size_per_layer_input": SHAPE["vocab_size"],
+    "final_logit_softcapping": 5.0,
 }
 MODELS: dict[str, dict[str, Any]] = {
     "gemma3": {
@@ -81,9 +103,33 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 8,
         "query_pre_attn_scalar": 8,
     },
+    # As E2B: a pattern of five, and a wider feed-forward in layers that share keys and values.
+    "gemma4": {
+        **GEMMA4,
+        "num_hidden_layers": 10,
+        "layer_types": 2 * [*4 * [LOCAL], GLOBAL],
+        "num_kv_shared_layers": 5,
+        "num_key_value_heads": 1,
+        "use_double_wide_mlp": True,
+    },
+    # As E4B: a pattern of six.
+    "gemma4_multimodal": {
+        **GEMMA4,
+        "num_hidden_layers": 12,
+        "layer_types": 2 * [*5 * [LOCAL], GLOBAL],
+        "num_kv_shared_layers": 6,
+        "num_key_value_heads": 2,
+    },
 }
-# Such that no continuation of theirs repeats itself too much.
-SEEDS = {"gemma3": 0, "gemma3_scaled": 1, "gemma2": 2, "gemma3_vision": 2}
+# Such that all continuations are suitable, see `greedy`.
+SEEDS = {
+    "gemma3": 0,
+    "gemma3_scaled": 1,
+    "gemma2": 2,
+    "gemma3_vision": 2,
+    "gemma4": 0,
+    "gemma4_multimodal": 1,
+}
 VISION: dict[str, Any] = {
     "hidden_size": 8,
     "intermediate_size": 8,
@@ -91,6 +137,15 @@ VISION: dict[str, Any] = {
     "num_attention_heads": 2,
     "image_size": 8,
     "patch_size": 4,
+}
+
+
+AUDIO: dict[str, Any] = {
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "subsampling_conv_channels": [4, 4],
+    "output_proj_dims": 8,
 }
 
 
@@ -102,6 +157,8 @@ def empty_model(name: str) -> PreTrainedModel:
         return Gemma2ForCausalLM(
             Gemma2Config(**shape, dtype="float32", attn_implementation="eager")
         )
+    if name.startswith("gemma4"):
+        return empty_gemma4(shape, multimodal=name == "gemma4_multimodal")
     text = Gemma3TextConfig(**shape, dtype="float32")
     if name != "gemma3_vision":
         return Gemma3ForCausalLM(text)
@@ -117,23 +174,78 @@ def empty_model(name: str) -> PreTrainedModel:
     return Gemma3ForConditionalGeneration(config)
 
 
-def random_model(name: str, *, seed: int) -> PreTrainedModel:
-    """A float32 model in which no parameter, norms included, is the identity."""
-    model = empty_model(name).eval()
+def empty_gemma4(shape: dict[str, Any], *, multimodal: bool) -> PreTrainedModel:
+    """A Gemma 4 in float32, with towers for images and sound if it is multimodal."""
+    text = Gemma4TextConfig(**shape, dtype="float32")
+    if not multimodal:
+        return Gemma4ForCausalLM(text)
+    sizes = VISION | {"num_key_value_heads": 2, "head_dim": 4, "position_embedding_size": 4}
+    config = Gemma4Config(
+        text_config=text,
+        vision_config=Gemma4VisionConfig(**sizes, use_clipped_linears=True),
+        audio_config=Gemma4AudioConfig(**AUDIO),
+        dtype="float32",
+    )
+    return Gemma4ForConditionalGeneration(config)
+
+
+def random_gemma4(seed: int) -> PreTrainedModel:
+    """A text model with every feature of Gemma 4 and random settings."""
+    rng = Random(seed)
+    local = rng.choice([4, 5])
+    layers = 2 * (local + 1)
+    settings = {
+        "hidden_size": rng.choice([16, 24, 40]),
+        "intermediate_size": rng.choice([24, 32]),
+        "sliding_window": rng.choice([5, 8, 11]),
+        "num_hidden_layers": layers,
+        "layer_types": 2 * [*local * [LOCAL], GLOBAL],
+        # The first round has a layer of each kind, whose keys and values later ones can share.
+        "num_kv_shared_layers": rng.randint(1, local + 1),
+        "num_key_value_heads": rng.choice([1, 2]),
+        "head_dim": rng.choice([8, 12]),
+        "global_head_dim": rng.choice([16, 24]),
+        "hidden_size_per_layer_input": rng.choice([4, 6, 10]),
+        "use_double_wide_mlp": rng.random() < 0.5,
+        "final_logit_softcapping": rng.choice([3.0, 5.0, 30.0]),
+        "rope_parameters": {
+            LOCAL: {"rope_type": "default", "rope_theta": rng.choice([1e3, 1e4])},
+            GLOBAL: {
+                "rope_type": "proportional",
+                "rope_theta": rng.choice([1e5, 1e6]),
+                "partial_rotary_factor": rng.choice([0.25, 0.5]),
+            },
+        },
+    }
+    return empty_gemma4(SHAPE | GEMMA4 | settings, multimodal=False)
+
+
+def randomize(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
+    """Fills a model so that no parameter, norms included, is the identity."""
+    model = model.eval()
+    text = getattr(model.model, "language_model", model.model)
+    # Gemma 4 multiplies by the weight of a norm, the others by one plus the weight.
+    identity = float(text.config.model_type == "gemma4_text")
+    scalars = {name: x for name, x in model.named_buffers() if name.endswith("layer_scalar")}
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for _, parameter in sorted(model.named_parameters()):
-            scale = 0.3 if parameter.ndim == 1 else parameter.shape[1] ** -0.5
-            parameter.copy_(scale * torch.randn(parameter.shape, generator=generator))
+        for _, parameter in sorted({**dict(model.named_parameters()), **scalars}.items()):
+            random = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim == 1:
+                parameter.copy_(identity + 0.3 * random)
+            else:
+                parameter.copy_(parameter.shape[1] ** -0.5 * random)
         # A tied embedding this large would make every token its own successor.
-        text = getattr(model.model, "language_model", model.model)
         text.embed_tokens.weight.mul_(0.2 if len(text.layers) > 4 else 0.1)
         text.norm.weight.add_(5.0)
     return model
 
 
-def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray:
-    """The continuation by `generate`, with its cache; no token ends it."""
+def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray | None:
+    """The continuation by `generate`, with its cache; no token ends it.
+
+    None if it repeats itself too much, or if another summation order could change a choice.
+    """
     found = model.generate(
         torch.from_numpy(prompt)[None],
         attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
@@ -144,31 +256,50 @@ def greedy(model: PreTrainedModel, prompt: np.ndarray) -> np.ndarray:
         return_dict_in_generate=True,
     )
     best, second = torch.stack(found.logits).topk(2).values.unbind(-1)
-    margin = float((best - second).min())
     continuation = found.sequences[0, len(prompt) :].numpy().astype(np.int32)
     assert len(continuation) == NEW
-    assert margin > LEAST_MARGIN, margin
-    assert len(set(continuation.tolist())) > NEW // 3, continuation
-    return continuation
+    various = len(set(continuation.tolist())) > NEW // 3
+    return continuation if various and float((best - second).min()) > LEAST_MARGIN else None
+
+
+def write(folder: Path, model: PreTrainedModel, *, seed: int) -> bool:
+    """Writes the model, its logits of random tokens and its continuations of random prompts.
+
+    Returns:
+        False if a continuation is unsuitable, see `greedy`; nothing is written.
+    """
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(3, SHAPE["vocab_size"], (ROWS, TOKENS))
+    with torch.no_grad():
+        logits = model(torch.from_numpy(tokens)).logits.numpy()
+    arrays = {"tokens": tokens.astype(np.int32), "logits": logits}
+    for number, length in enumerate(PROMPTS):
+        prompt = rng.integers(3, SHAPE["vocab_size"], length)
+        continuation = greedy(model, prompt)
+        if continuation is None:
+            return False
+        arrays |= {f"prompt_{number}": prompt.astype(np.int32), f"greedy_{number}": continuation}
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    np.savez_compressed(folder / "golden.npz", **arrays)
+    return True
 
 
 def main() -> None:
-    """Writes a folder for each model."""
-    here = Path(__file__).parent
-    for name, seed in SEEDS.items():
-        model = random_model(name, seed=seed)
-        model.save_pretrained(here / name)
-        (here / name / "generation_config.json").unlink(missing_ok=True)
-        rng = np.random.default_rng(seed)
-        tokens = rng.integers(3, SHAPE["vocab_size"], (ROWS, TOKENS))
-        with torch.no_grad():
-            logits = model(torch.from_numpy(tokens)).logits.numpy()
-        arrays = {"tokens": tokens.astype(np.int32), "logits": logits}
-        for number, length in enumerate(PROMPTS):
-            prompt = rng.integers(3, SHAPE["vocab_size"], length)
-            arrays[f"prompt_{number}"] = prompt.astype(np.int32)
-            arrays[f"greedy_{number}"] = greedy(model, prompt)
-        np.savez_compressed(here / name / "golden.npz", **arrays)
+    """Writes a folder for each model, or one for a random Gemma 4."""
+    parser = argparse.ArgumentParser(description="Make the golden files.")
+    parser.add_argument("--gemma4", type=int, metavar="SEED", help="a random Gemma 4, to --out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the random Gemma 4")
+    parser.add_argument("names", nargs="*", default=list(SEEDS), help="models (default: all)")
+    args = parser.parse_args()
+    if args.gemma4 is not None:
+        model = random_gemma4(args.gemma4)
+        seeds = range(1000 * args.gemma4, 1000 * (args.gemma4 + 1))
+        assert any(write(args.out, randomize(model, seed=seed), seed=seed) for seed in seeds)
+        return
+    for name in args.names:
+        model = randomize(empty_model(name), seed=SEEDS[name])
+        assert write(Path(__file__).parent / name, model, seed=SEEDS[name]), name
 
 
 if __name__ == "__main__":

@@ -37,6 +37,13 @@ ADAPTERS: dict[str, dict[str, Any]] = {
         "lora_alpha": 2,
         "target_modules": r".*language_model\.layers\.\d+\.self_attn\.(q|k|v|o)_proj",
     },
+    "peft_gemma4_multimodal": {
+        "model": "gemma4_multimodal",
+        "r": 2,
+        "lora_alpha": 6,
+        "target_modules": r".*language_model\.layers\.\d+\."
+        r"((self_attn|mlp)\.\w+_proj|per_layer_input_gate|per_layer_projection)",
+    },
 }
 
 
