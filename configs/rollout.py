@@ -84,7 +84,8 @@ class Rollout(Table):
     )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"),
-        description="tokens that end a completion; they are trained on",
+        description="tokens that end a completion; they are trained on. <end_of_turn> is the end "
+        "of a turn of any model, <turn|> in Gemma 4",
     )
     stop_strings: Strings = Field(
         (),

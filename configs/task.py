@@ -181,7 +181,11 @@ class Shot(Table):
 class Prompt(Table):
     """The prompt, for training and evaluation."""
 
-    system: str = Field("", description="system text, at the beginning of the user's first turn")
+    system: str = Field(
+        "",
+        description="system text: the turn of the system (Gemma 4), or the beginning of the user's "
+        "first turn",
+    )
     template: Template = Field(
         "{question}",
         description="template of the question, with {columns} of the dataset. A single column, "
@@ -191,6 +195,12 @@ class Prompt(Table):
         "auto",
         description="chat format. auto: the chat template of the model's folder, else gemma; "
         "gemma: Gemma's turns; plain: text without turns",
+    )
+    thinking: bool = Field(
+        False,
+        description="Gemma 4 only: ask the model to think before it answers. Its thoughts are part "
+        'of the completion, from "<|channel>thought" to "<channel|>", which reasoning_open and '
+        "reasoning_close can name",
     )
     shots: Annotated[tuple[Shot, ...], Field(strict=False)] = Field(
         (),
@@ -212,7 +222,9 @@ class Prompt(Table):
     answer_close: str = Field("</answer>", min_length=1, description="closing tag of the answer")
 
     def conflicts(self) -> Iterator[Problem]:
-        """The four tags differ."""
+        """The four tags differ; only a turn can ask for thoughts."""
+        if self.turn == "plain":
+            yield from self.unused("thinking", why='with turn = "plain"')
         tags = set()
         for key in ("reasoning_open", "reasoning_close", "answer_open", "answer_close"):
             tag = getattr(self, key)

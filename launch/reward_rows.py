@@ -13,7 +13,7 @@ from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.load import answer_settings, extract_reference, load_data
 from pipeline.inputs.dataset.rows import parse_messages
 from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.chat import render, sole_column
+from pipeline.inputs.text.chat import GEMMA3, GEMMA4, render, sole_column
 from pipeline.inputs.text.tokenizer import Tokenizer
 from rewards.base import RewardInput, Tags
 from rewards.checks.cases import RowOf
@@ -83,7 +83,8 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
         if messages[-1]["role"] == "assistant":
             answer = messages[-1]["content"] if answer is None else answer
             messages = messages[:-1]
-    text = render(config.prompt, row, template=None, messages=messages)
+    turns = GEMMA4 if config.prompt.thinking else GEMMA3  # the model is not opened
+    text = render(config.prompt, row, template=None, turns=turns, messages=messages)
     if answer is not None:
         answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
     return RewardInput(text, "", "eos", answer, row, Tags.of(config.prompt), messages=messages)

@@ -10,7 +10,8 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import decoders, models, normalizers
 
 from launch.demo.task import make_problem, solution
-from launch.demo.tokenizer import train_tokenizer
+from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
+from pipeline.inputs.text.tokenizer import CHANNEL, MARKERS
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
@@ -22,9 +23,15 @@ def demo_texts(count: int = 300) -> list[str]:
     return [f"user\n{p.question}" for p in problems] + [solution(p, rng) for p in problems]
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """Writes `tokenizer.model` into `folder` and returns the folder."""
-    train_tokenizer(demo_texts(), folder / "tokenizer.model", vocab_size=480, whole=TAGS)
+def write_tokenizer(folder: Path, *, gemma4: bool = False) -> Path:
+    """Writes `tokenizer.model`, of Gemma 3 or 4, into `folder` and returns the folder."""
+    train_tokenizer(
+        demo_texts(),
+        folder / "tokenizer.model",
+        vocab_size=480,
+        whole=TAGS,
+        special=GEMMA4_PIECES if gemma4 else None,
+    )
     return folder
 
 
@@ -38,7 +45,10 @@ def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
     whole.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    special = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>")
+    special = ("<pad>", "<eos>", "<bos>", "<unk>", *MARKERS, *CHANNEL)
+    special = tuple(
+        piece for piece in special if pieces.id_to_piece(pieces.piece_to_id(piece)) == piece
+    )
     whole.add_special_tokens(
         [tokenizers.AddedToken(piece, normalized=False, special=True) for piece in special]
     )

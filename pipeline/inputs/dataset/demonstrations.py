@@ -65,7 +65,7 @@ def load_demonstrations(
     """Loads the rows of `sft.train`.
 
     A completion is the text of the completion column, or without that column the last turn of a row
-    in chat format, and its end token: `<end_of_turn>` with turns, `<eos>` with plain prompts. With
+    in chat format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
     `prompt.answer_prefix` the text must begin with the prefix, which becomes part of the prompt, as
     in GRPO; the rest is the completion.
 
@@ -125,12 +125,12 @@ class _Encoder:
         self._column = config.sft.completion_column
         self._tokenizer, self._prefix = maker.tokenizer, maker.prompt.answer_prefix
         end, stops = maker.end_of_completion, config.rollout.stop_tokens
-        if end not in stops:
+        self._end = self._tokenizer.piece_id(end)
+        if self._end not in map(self._tokenizer.piece_id, stops):
             raise DataError(
                 f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
                 f"{list(stops)}; add it"
             )
-        self._end = self._tokenizer.piece_id(end)
         self._reserved = {
             self._tokenizer.piece_id(piece): f"{kind} token {piece}"
             for kind, pieces in (("stop", stops), ("forbidden", config.rollout.forbidden_tokens))

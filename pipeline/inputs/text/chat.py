@@ -17,12 +17,38 @@ from configs.schema import Prompt
 from pipeline.inputs.hub.hf_folder import read_object, read_text
 from pipeline.inputs.text.jinja_sandbox import compile_template, describe, try_template
 
-START_OF_TURN = "<start_of_turn>"
-END_OF_TURN = "<end_of_turn>"
+
+@dataclass(frozen=True)
+class Turns:
+    """The turns of a family of models.
+
+    Attributes:
+        start: piece that begins a turn, before the name of its role.
+        end: piece that ends a turn.
+        has_system: whether there is a turn of the system; otherwise its text begins the user's
+            first turn.
+        think: piece at the beginning of the system's turn that makes the model think before it
+            answers; None: it has no thinking mode.
+        other_ends: further pieces at which published models stop.
+    """
+
+    start: str
+    end: str
+    has_system: bool = False
+    think: str | None = None
+    other_ends: tuple[str, ...] = ()
+
+
+GEMMA3 = Turns("<start_of_turn>", "<end_of_turn>")
+"""The turns of Gemma 2 and 3."""
+GEMMA4 = Turns(
+    "<|turn>", "<turn|>", has_system=True, think="<|think|>", other_ends=("<|tool_response>",)
+)
+"""The turns of Gemma 4 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4)."""
 _SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
-"""Role, `user` or `assistant`, and text."""
+"""Role, `system`, `user` or `assistant`, and text."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +63,10 @@ class ChatTemplate:
     path: Path
     text: str
 
-    def render(self, turns: Sequence[Turn]) -> str:
+    def render(self, turns: Sequence[Turn], *, thinking: bool = False) -> str:
         """Renders the turns and the beginning of the model's next turn, without <bos>.
+
+        With `thinking` the template's variable `enable_thinking` is true, else it is not defined.
 
         The first call in a process renders the template in a child process, which refuses templates
         that need too much time or memory.
@@ -48,6 +76,8 @@ class ChatTemplate:
         """
         messages = [{"role": who, "content": text} for who, text in turns]
         variables = {"messages": messages, "add_generation_prompt": True, **_SPECIAL}
+        if thinking:
+            variables["enable_thinking"] = True
         try:
             if self.text not in _TRIED:
                 try_template(self.text, variables)
@@ -131,20 +161,22 @@ def render(
     row: Mapping[str, object],
     *,
     template: ChatTemplate | None,
+    turns: Turns = GEMMA3,
     messages: Sequence[Mapping[str, str]] | None = None,
 ) -> str:
     """Renders the prompt of `row`, without <bos>; the model's completion follows it.
 
     Few-shot examples (`prompt.shots`) precede the question, each as a user turn and a model turn.
-    The first user turn begins with `prompt.system`, then the system message, if any: Gemma has no
-    turn of the system. In plain text the two parts of an example are concatenated, and an empty
-    line ends it.
+    The system's text is `prompt.system`, then the system message, if any. It begins the first user
+    turn of models without a turn of the system. In plain text the two parts of an example are
+    concatenated, and an empty line ends it.
 
     Args:
         prompt: the prompt settings.
         row: the columns of the dataset's row.
         template: the chat template of the model's folder, used with `prompt.turn = "auto"`; None:
             Gemma's turns.
+        turns: the turns of the model.
         messages: the turns in place of the question, as in `Row.messages`, not for plain text;
             None: the question is `prompt.template` with the columns of `row`.
 
@@ -161,17 +193,20 @@ def render(
         messages = [{"role": "user", "content": question}]
     system = [prompt.system] if prompt.system else []
     system += [message["content"] for message in messages if message["role"] == "system"]
-    opening = "".join(f"{text}\n\n" for text in system)
     spoken: list[Turn] = [(m["role"], m["content"]) for m in messages if m["role"] != "system"]
+    opening = "".join(f"{text}\n\n" for text in system)
     if prompt.turn == "plain":
         shots = "".join(f"{shot.user}{shot.model}\n\n" for shot in prompt.shots)
         return opening + shots + spoken[0][1]
     examples = [(("user", shot.user), ("assistant", shot.model)) for shot in prompt.shots]
-    turns = [*(turn for example in examples for turn in example), *spoken]
-    turns[0] = ("user", opening + turns[0][1])
+    dialogue = [*(turn for example in examples for turn in example), *spoken]
+    if not turns.has_system:
+        dialogue[0] = ("user", opening + dialogue[0][1])
+    elif system:
+        dialogue = [("system", "\n\n".join(system)), *dialogue]
     if prompt.turn == "auto" and template is not None:
-        return template.render(turns)
-    return _gemmas_turns(turns)
+        return template.render(dialogue, thinking=prompt.thinking)
+    return _gemmas_turns(dialogue, turns, thinking=prompt.thinking)
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
@@ -202,10 +237,13 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     return None
 
 
-def _gemmas_turns(turns: Sequence[Turn]) -> str:
-    names = {"user": "user", "assistant": "model"}
-    spoken = "".join(f"{START_OF_TURN}{names[who]}\n{text}{END_OF_TURN}\n" for who, text in turns)
-    return f"{spoken}{START_OF_TURN}model\n"
+def _gemmas_turns(dialogue: Sequence[Turn], turns: Turns, *, thinking: bool) -> str:
+    names = {"system": "system", "user": "user", "assistant": "model"}
+    if thinking:
+        system = dialogue[0][1] if dialogue[0][0] == "system" else ""
+        dialogue = [("system", f"{turns.think}\n{system}"), *dialogue[bool(system) :]]
+    spoken = "".join(f"{turns.start}{names[who]}\n{text}{turns.end}\n" for who, text in dialogue)
+    return f"{spoken}{turns.start}model\n"
 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:

@@ -13,7 +13,7 @@ import numpy as np
 from configs.schema import Prompt
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.dataset.rows import Malformed, Row
-from pipeline.inputs.text.chat import END_OF_TURN, START_OF_TURN, render, template_columns
+from pipeline.inputs.text.chat import Turns, render, template_columns
 from pipeline.inputs.text.tokenizer import Tokenizer
 
 
@@ -39,7 +39,8 @@ class PromptMaker:
         tokenizer: the model's tokenizer.
 
     Raises:
-        ValueError: if the tokenizer does not reproduce `prompt.answer_prefix` as text.
+        ValueError: if the tokenizer does not reproduce `prompt.answer_prefix` as text, or the model
+            has no thinking mode for `prompt.thinking`.
     """
 
     prompt: Prompt
@@ -53,6 +54,21 @@ class PromptMaker:
                 f"prompt.answer_prefix = {prefix!r}: {self.tokenizer.path} decodes it to "
                 f"{read!r}; remove special tokens, such as turn tokens"
             )
+        if self.prompt.thinking:
+            self._check_thinking()
+
+    def _check_thinking(self) -> None:
+        if self.tokenizer.turns.think is None:
+            raise ValueError(
+                f"prompt.thinking = true: {self.tokenizer.path} is of a model without a thinking "
+                "mode; remove it"
+            )
+        template = self.tokenizer.chat_template if self.prompt.turn == "auto" else None
+        if template is not None and "enable_thinking" not in template.text:
+            raise ValueError(
+                f"prompt.thinking = true: the chat template in {template.path} has no thinking "
+                'mode; remove it, or use Gemma\'s turns: prompt.turn = "gemma"'
+            )
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -62,7 +78,7 @@ class PromptMaker:
     @property
     def end_of_completion(self) -> str:
         """The end token of a completion: the end of the turn, or <eos> with plain prompts."""
-        return "<eos>" if self.prompt.turn == "plain" else END_OF_TURN
+        return "<eos>" if self.prompt.turn == "plain" else self.tokenizer.turns.end
 
     def with_template(self, template: str | None) -> PromptMaker:
         """A PromptMaker with another template; None keeps the template."""
@@ -81,11 +97,16 @@ class PromptMaker:
                 return Malformed(row.number, f"column {self.columns[0]!r} {what}")
         if self.prompt.turn != "plain":
             for column, text in texts.items():
-                problem = turn_token_in(text)
+                problem = turn_token_in(text, self.tokenizer.turns)
                 if problem:
                     return Malformed(row.number, f"column {column!r} {problem}")
-        template = self.tokenizer.chat_template
-        text = render(self.prompt, row.values, template=template, messages=row.messages)
+        text = render(
+            self.prompt,
+            row.values,
+            template=self.tokenizer.chat_template,
+            turns=self.tokenizer.turns,
+            messages=row.messages,
+        )
         # Tokenized separately, so that the prompt's tokens do not depend on the prefix.
         own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
         tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
@@ -99,9 +120,9 @@ class PromptMaker:
         return self.prompt.answer_prefix + self.tokenizer.decode(completion.tokens)
 
 
-def turn_token_in(text: str) -> str | None:
+def turn_token_in(text: str, turns: Turns) -> str | None:
     """Describes a turn token in a text, which would break the turns; None without one."""
-    for token in (START_OF_TURN, END_OF_TURN):
+    for token in (turns.start, turns.end):
         if token in text:
             return f"contains the turn token {token}"
     return None

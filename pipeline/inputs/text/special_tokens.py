@@ -8,7 +8,6 @@ from reprlib import repr as show
 from typing import Any
 
 from pipeline.inputs.hub.hf_folder import read_object, read_text_config
-from pipeline.inputs.text.chat import END_OF_TURN
 from pipeline.inputs.text.tokenizer import Tokenizer
 
 _MOST_PADDING = 1024
@@ -59,7 +58,8 @@ def _size_problems(tokenizer: Tokenizer, rows: int) -> list[str]:
 def _id_problems(
     tokenizer: Tokenizer, settings: dict[str, Any], file: str, stop_tokens: Sequence[str]
 ) -> Iterator[str]:
-    ends = ("<eos>", END_OF_TURN, *stop_tokens)
+    turns = tokenizer.turns
+    ends = ("<eos>", turns.end, *turns.other_ends, *stop_tokens)
     for key, pieces in (("bos_token_id", ("<bos>",)), ("eos_token_id", ends)):
         found = settings.get(key)
         valid = [tokenizer.find(piece) for piece in pieces]

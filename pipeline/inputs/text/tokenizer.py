@@ -12,10 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.inputs.text.chat import ChatTemplate
+from pipeline.inputs.text.chat import GEMMA3, GEMMA4, ChatTemplate, Turns
 
-MARKERS = ("<mask>", "<start_of_turn>", "<end_of_turn>")
+MARKERS = ("<mask>", GEMMA3.start, GEMMA3.end, GEMMA4.start, GEMMA4.end, "<|think|>")
 """Special pieces that some Gemma tokenizers declare as plain text."""
+CHANNEL = ("<|channel>", "<channel|>")
+"""Special pieces around the thoughts of Gemma 4. The text of a completion contains them, because
+they separate its reasoning from its answer."""
 
 MOST_PIECES = 2**24
 
@@ -27,6 +30,7 @@ class Tokenizer(ABC):
         path: the file of the tokenizer.
         vocab_size: number of pieces; ids are below it.
         pad_id, eos_id, bos_id: ids of `<pad>`, `<eos>` and `<bos>`.
+        turns: the turns of the model.
         chat_template: the model's chat template; None if it has none.
     """
 
@@ -35,6 +39,7 @@ class Tokenizer(ABC):
     pad_id: int
     eos_id: int
     bos_id: int
+    turns: Turns
     chat_template: ChatTemplate | None = None
 
     @abstractmethod
@@ -43,7 +48,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The exact text of `tokens`, with leading spaces, without special tokens.
+        """The exact text of `tokens`, with leading spaces, without special tokens but `CHANNEL`.
 
         Each byte of an incomplete character becomes U+FFFD.
         """
@@ -72,16 +77,18 @@ class Tokenizer(ABC):
                 f"{self.path} changes spaces: it decodes {probe!r} to {found!r}; Gemma's "
                 "tokenizers preserve text"
             )
+        self.turns = GEMMA3 if self.find(GEMMA4.start) is None else GEMMA4
         names = "<pad>", "<eos>", "<bos>"
         self.pad_id, self.eos_id, self.bos_id = map(self.piece_id, names)
 
     def piece_id(self, piece: str) -> int:
-        """Id of a piece such as `<end_of_turn>`.
+        """Id of a piece; `<start_of_turn>` and `<end_of_turn>` are the turn tokens of any model.
 
         Raises:
             ValueError: if there is no such piece, with the nearest special piece.
         """
-        if (id_ := self.find(piece)) is not None:
+        own = {GEMMA3.start: self.turns.start, GEMMA3.end: self.turns.end}
+        if (id_ := self.find(own.get(piece, piece))) is not None:
             return id_
         pieces = (self.piece(id_) for id_ in range(self.vocab_size))
         special = [name for name in pieces if name.startswith("<") and name.endswith(">")]

@@ -14,7 +14,7 @@ from sentencepiece import SentencePieceProcessor
 from configs.schema import Model
 from pipeline.inputs.hub.model_source import find_model, find_tokenizer
 from pipeline.inputs.text.chat import read_chat_template
-from pipeline.inputs.text.tokenizer import MARKERS, MOST_PIECES, Tokenizer
+from pipeline.inputs.text.tokenizer import CHANNEL, MARKERS, MOST_PIECES, Tokenizer
 
 SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
 
@@ -152,7 +152,9 @@ class JsonTokenizer(Tokenizer):
         }
         added = self._inner.get_added_tokens_decoder()
         names = (*MARKERS, "<unk>", *(token.content for token in added.values() if token.special))
-        self._silent = frozenset(vocabulary[name] for name in names if name in vocabulary)
+        self._silent = frozenset(
+            vocabulary[name] for name in names if name in vocabulary and name not in CHANNEL
+        )
         self._finish()
 
     def encode(self, text: str) -> np.ndarray:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Prompt, Shot
 from pipeline.inputs.text.chat import (
+    GEMMA4,
     ChatTemplate,
     check_columns,
     read_chat_template,
@@ -72,6 +73,21 @@ GEMMA3 = """{{ bos_token }}
     {{'<start_of_turn>model\n'}}
 {%- endif -%}
 """
+# What the template published with google/gemma-4-E2B-it does without tools, images and sound.
+GEMMA4_TEMPLATE = """{{- bos_token -}}
+{%- set system = messages[0]['role'] == 'system' -%}
+{%- if enable_thinking or system -%}
+    {{- '<|turn>system\n' -}}
+    {%- if enable_thinking -%}{{- '<|think|>\n' -}}{%- endif -%}
+    {%- if system -%}{{- messages[0]['content'] | trim -}}{%- endif -%}
+    {{- '<turn|>\n' -}}
+{%- endif -%}
+{%- for message in (messages[1:] if system else messages) -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{- '<|turn>' + role + '\n' + message['content'] | trim + '<turn|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
+"""
 SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
 
 
@@ -116,6 +132,33 @@ def test_few_shot_examples_are_turns_of_user_and_model():
         "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
         "<start_of_turn>model\n2<end_of_turn>\n"
         "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
+    system: str, thinking: bool, shots: tuple[Shot, ...]
+):
+    prompt = Prompt(system=system, shots=shots, thinking=thinking)
+    template = ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)
+    found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
+    assert found == render_with(prompt, {"question": "q"}, template=None, turns=GEMMA4)
+    opening = ("<|think|>\n" if thinking else "") + system
+    examples = "".join(
+        f"<|turn>user\n{shot.user}<turn|>\n<|turn>model\n{shot.model}<turn|>\n" for shot in shots
+    )
+    assert found == (f"<|turn>system\n{opening}<turn|>\n" if opening else "") + (
+        f"{examples}<|turn>user\nq<turn|>\n<|turn>model\n"
+    )
+
+
+def test_the_system_message_of_a_row_follows_the_system_text_in_gemma_4():
+    prompt = Prompt(system="Think.", template="{messages}")
+    found = render_with(prompt, {}, template=None, turns=GEMMA4, messages=MESSAGES)
+    assert found.startswith(
+        "<|turn>system\nThink.\n\nBe brief.<turn|>\n<|turn>user\n1 + {1}?<turn|>"
     )
 
 

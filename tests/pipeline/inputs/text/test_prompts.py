@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.schema import Prompt
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
-from pipeline.inputs.dataset.rows import Row
+from pipeline.inputs.dataset.rows import Malformed, Row
+from pipeline.inputs.text.chat import ChatTemplate
 from pipeline.inputs.text.prompts import PromptMaker, Rendered
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
@@ -23,6 +25,11 @@ TURNS = "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>mod
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+@pytest.fixture(scope="module")
+def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("gemma4"), gemma4=True))
 
 
 def made(tokenizer: Tokenizer, **prompt: Any) -> Rendered:
@@ -70,3 +77,27 @@ def test_a_prefix_with_special_tokens_is_refused(tokenizer: Tokenizer, prefix: s
     message = re.escape(f"prompt.answer_prefix = {prefix!r}: ") + f".* decodes it to {read!r};"
     with pytest.raises(ValueError, match=message):
         PromptMaker(Prompt(answer_prefix=prefix), tokenizer)
+
+
+def test_a_row_with_a_turn_token_of_the_model_is_malformed(tokenizer: Tokenizer, gemma4: Tokenizer):
+    for one, token in ((tokenizer, "<end_of_turn>"), (gemma4, "<turn|>")):
+        found = PromptMaker(Prompt(), one).make(Row(1, {"question": f"a{token}b"}))
+        assert isinstance(found, Malformed)
+        assert found.reason == f"column 'question' contains the turn token {token}"
+
+
+def test_thinking_needs_a_model_and_a_template_with_that_mode(
+    tokenizer: Tokenizer, gemma4: Tokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    assert made(gemma4, thinking=True).text.startswith("<|turn>system\n<|think|>\n<turn|>\n")
+    assert PromptMaker(Prompt(), gemma4).end_of_completion == "<turn|>"
+    with pytest.raises(
+        ValueError, match=r"prompt\.thinking = true: .* without a thinking mode; remov"
+    ):
+        PromptMaker(Prompt(thinking=True), tokenizer)
+    template = ChatTemplate(Path("folder/file"), "{{ messages[0].content }}")
+    monkeypatch.setattr(gemma4, "chat_template", template)
+    with pytest.raises(ValueError, match=r"the chat template in folder/file has no thinking mode"):
+        PromptMaker(Prompt(thinking=True), gemma4)
+    assert PromptMaker(Prompt(thinking=True, turn="gemma"), gemma4).make(ROW)
+    PromptMaker(Prompt(), gemma4)

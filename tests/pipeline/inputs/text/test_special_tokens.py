@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -109,3 +110,12 @@ def test_mismatched_tokenizers_and_models_are_refused(
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected.format(tokenizer.path))
     assert hint.endswith("set model.tokenizer")
+
+
+def test_gemma_4_also_ends_before_the_response_of_a_tool(tmp_path: Path):
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path, gemma4=True))
+    # As published with google/gemma-4-E2B-it.
+    check(tmp_path, tokenizer, config={}, generation={"eos_token_id": [1, 106, 50]})
+    message = "not <eos> or <turn|> or <|tool_response> or <end_of_turn>"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(tmp_path, tokenizer, config={"eos_token_id": 100})

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as proto
 
 from configs.schema import Model
-from pipeline.inputs.text.chat import ChatTemplate
+from pipeline.inputs.text.chat import GEMMA4, ChatTemplate
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer, read_tokenizer
 from tests.demo_texts import demo_texts, write_tokenizer, write_tokenizer_json
@@ -206,3 +206,24 @@ def test_a_tokenizer_in_another_folder_may_bring_the_template(tmp_path: Path):
     assert opened(model, tokenizer=str(other)).chat_template == ChatTemplate(
         other / "tokenizer_config.json", "of the tokenizer"
     )
+
+
+def test_gemma_4_has_its_own_turn_tokens_and_shows_its_thoughts(tmp_path: Path):
+    pieces = write_tokenizer(tmp_path, gemma4=True)
+    for where in (
+        pieces / "tokenizer.model",
+        write_tokenizer_json(tmp_path, of=pieces) / "tokenizer.json",
+    ):
+        tokenizer = read_tokenizer(where)
+        assert tokenizer.turns == GEMMA4
+        # The names of Gemma 3 mean the turn tokens of any model.
+        for name, own, id_ in (
+            ("<start_of_turn>", "<|turn>", 105),
+            ("<end_of_turn>", "<turn|>", 106),
+        ):
+            assert tokenizer.piece_id(name) == tokenizer.piece_id(own) == id_
+        assert tokenizer.find("<end_of_turn>") is None
+        ids = tokenizer.encode("<|turn>system\n<|think|>\n<turn|>").tolist()
+        assert [ids[0], ids[-3], ids[-1]] == [105, 98, 106]
+        thoughts = "<|channel>thought\n1 + 1<channel|>2"
+        assert tokenizer.decode(tokenizer.encode(f"{thoughts}<turn|>")) == thoughts
