@@ -1,11 +1,11 @@
-"""Makes the demo's base: a tiny Gemma 3 in the real formats, with a low accuracy.
+"""Makes the demo's base: a tiny Gemma in the real formats, with a low accuracy.
 
 It is pretrained on solutions with mistakes: most carries are forgotten, and sometimes plus and
 minus are swapped. So correct solutions are in its distribution but rare, as with real bases, and
 reinforcement learning can make them likely. The written folder can be used as `model.path`:
 safetensors (bfloat16), config.json, tokenizer.model.
 
-    python -m launch.demo.tiny --out launch/demo/tiny_gemma3 [--seed 0]
+    python -m launch.demo.tiny --out launch/demo/tiny_gemma3 [--seed 0] [--family gemma4]
 """
 
 from __future__ import annotations
@@ -22,26 +22,21 @@ from typing import Any
 from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
-from launch.demo.tokenizer import train_tokenizer
-from pipeline.inputs.text.chat import render
+from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
+from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING
+from pipeline.inputs.text import chat
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 
-ARCHITECTURE: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"],
-    "model_type": "gemma3_text",
-    "num_hidden_layers": 7,
+_SIZES: dict[str, Any] = {
     "vocab_size": 512,
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 1,
     "head_dim": 32,
-    "query_pre_attn_scalar": 32,
     "sliding_window": 32,
     "max_position_embeddings": 1024,
-    "rope_theta": 1_000_000.0,
-    "rope_local_base_freq": 10_000.0,
     "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
@@ -51,6 +46,31 @@ ARCHITECTURE: dict[str, Any] = {
     "bos_token_id": 2,
     "dtype": "bfloat16",
 }
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 7,
+        "query_pre_attn_scalar": 32,
+        "rope_theta": 1_000_000.0,
+        "rope_local_base_freq": 10_000.0,
+        **_SIZES,
+    },
+    "gemma4": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": GEMMA4,
+        "num_hidden_layers": 10,
+        "layer_types": 2 * [*4 * [SLIDING], FULL],
+        "num_kv_shared_layers": 5,
+        "use_double_wide_mlp": True,
+        "global_head_dim": 64,
+        "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": _SIZES["vocab_size"],
+        "final_logit_softcapping": 30.0,
+        **_SIZES,
+    },
+}
+"""The `config.json` of each family; the Gemma 4 has all of E2B's features."""
 TOKENIZER_CONFIG = {
     "tokenizer_class": "GemmaTokenizer",
     "add_bos_token": True,
@@ -66,22 +86,22 @@ STEPS, PEAK_LR = 900, 2e-3
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
-def write_tokenizer(folder: Path, *, seed: int) -> None:
+def write_tokenizer(folder: Path, *, family: str, seed: int) -> None:
     """Writes the tokenizer, made of the task's words and the answer tags."""
     rng = Random(seed)
+    turns, special = (chat.GEMMA4, GEMMA4_PIECES) if family == "gemma4" else (chat.GEMMA3, None)
     texts = []
     for _ in range(2000):
         problem = make_problem(rng)
-        texts.append(_prompt(problem.question) + solution(problem, rng))
-    train_tokenizer(
-        texts, folder / "tokenizer.model", vocab_size=ARCHITECTURE["vocab_size"], whole=TAGS
-    )
+        texts.append(_prompt(problem.question, turns) + solution(problem, rng))
+    path = folder / "tokenizer.model"
+    train_tokenizer(texts, path, vocab_size=_SIZES["vocab_size"], whole=TAGS, special=special)
     text = json.dumps(TOKENIZER_CONFIG, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _prompt(question: str) -> str:
-    return render(PromptConfig(), {"question": question}, template=None)
+def _prompt(question: str, turns: chat.Turns) -> str:
+    return chat.render(PromptConfig(), {"question": question}, template=None, turns=turns)
 
 
 def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterator[Any]:
@@ -98,7 +118,10 @@ def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterato
             problem = make_problem(rng)
             if problem.terms in held_out:
                 continue
-            prompt = [tokenizer.bos_id, *tokenizer.encode(_prompt(problem.question))]
+            prompt = [
+                tokenizer.bos_id,
+                *tokenizer.encode(_prompt(problem.question, tokenizer.turns)),
+            ]
             answer = [*tokenizer.encode(solution(problem, rng, ERROR_RATES)), end]
             length = len(prompt) + len(answer)
             tokens[row, :length] = prompt + answer
@@ -143,7 +166,9 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     held_out = {
         problem.terms for split in ("validation", "test") for problem in make_splits(seed)[split]
     }
-    params = _initial(policy.base_shapes, seed=seed)
+    # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
+    scale = 1.0 if architecture.shape.value_norm else 0.0
+    params = _initial(policy.base_shapes, seed=seed, scale=scale)
     state = optimizer.init(params)
     feed = batches(read_tokenizer(draft), seed=seed + 1, held_out=held_out)
     bar = trange(steps, desc="pretraining", mininterval=5)
@@ -175,21 +200,21 @@ def _loss(params: Any, policy: Any, adapter: Any, tokens: Any, learned: Any) -> 
     return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
 
 
-def _initial(shapes: Any, *, seed: int) -> Any:
-    """Initializes: normal, variance 1 / fan-in; norm scales 0, which means a factor of 1."""
+def _initial(shapes: Any, *, seed: int, scale: float) -> Any:
+    """Initializes: normal, variance 1 / fan-in; scales of norms `scale`, a factor of 1."""
+    import math
+
     import jax
     import jax.numpy as jnp
 
-    width = ARCHITECTURE["hidden_size"]
-    heads = ARCHITECTURE["num_attention_heads"] * ARCHITECTURE["head_dim"]
-    fan_in = {"down_proj": ARCHITECTURE["intermediate_size"], "attn_vec_einsum": heads}
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     params = {}
     for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True):
         if name.endswith(".scale"):
-            params[name] = jnp.zeros(shape.shape)
+            params[name] = jnp.full(shape.shape, scale)
         else:
-            inputs = fan_in.get(name.split(".")[-2], width)
+            sums_all = name.endswith((".kernel", ".attn_vec_einsum.w"))
+            inputs = math.prod(shape.shape[:-1]) if sums_all else _SIZES["hidden_size"]
             params[name] = jax.random.normal(key, shape.shape) * inputs**-0.5
     return params
 
@@ -198,7 +223,13 @@ def main() -> None:
     """Writes the model folder."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.tiny",
-        description="Make the demo's tiny Gemma 3: about 20 minutes on two cores.",
+        description="Make the demo's tiny Gemma: about 20 minutes on two cores.",
+    )
+    parser.add_argument(
+        "--family",
+        choices=ARCHITECTURES,
+        default="gemma3",
+        help="family of the model (default: gemma3)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="of data and parameters (default: 0)")
@@ -210,9 +241,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder)
-        text = json.dumps(ARCHITECTURE, indent=2) + "\n"
+        text = json.dumps(ARCHITECTURES[args.family], indent=2) + "\n"
         (draft / "config.json").write_text(text, encoding="utf-8")
-        write_tokenizer(draft, seed=args.seed)
+        write_tokenizer(draft, family=args.family, seed=args.seed)
         pretrain(draft, args.out, seed=args.seed, steps=args.steps)
     print(f"wrote {args.out}")
 

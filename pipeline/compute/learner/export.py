@@ -26,7 +26,7 @@ from pipeline.contracts.adapters import FORMATS, ExportReport, Format
 from pipeline.contracts.record_files import replace_folder, unwritten
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.hf_config import is_multimodal
-from pipeline.inputs.hub.hf_folder import read_config
+from pipeline.inputs.hub.hf_folder import is_multimodal_folder, read_config
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""
@@ -178,8 +178,11 @@ class Exporter:
             self._write_adapter(fresh / ADAPTER, tuned)
             return self._check_adapter(fresh / ADAPTER, tuned) if self._verify else 0.0
         parameters = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
-        config = weights.read_text_config(self.like)
-        save.copy_companions(fresh, like=self.like, tokenizer=self.tokenizer)
+        within = self.like if is_multimodal_folder(self.like) else None
+        config = read_config(within) if within else weights.read_text_config(self.like)
+        save.copy_companions(
+            fresh, like=self.like, tokenizer=self.tokenizer, multimodal=within is not None
+        )
         save.save_config(fresh, config, dtype=self.dtype)
         save.add_stop_tokens(fresh, stops=self._stops)
         if kind == "hf":
@@ -189,6 +192,7 @@ class Exporter:
                 shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
                 dtype=self.dtype,
                 shard_bytes=int(self.config.export.shard_gib * _GIB),
+                within=within,
             )
         else:
             save.save_flax(fresh, parameters)

@@ -141,8 +141,8 @@ def _contents(formats: Sequence[str], dtype: str, *, multimodal: bool) -> list[s
         lines.append(f"* `flax/`: the merged model in {dtype}, an orbax checkpoint")
     if "peft" in formats:
         lines.append("* `adapter/`: the adapter alone, for PEFT, on the base")
-    if multimodal and len({"hf", "orbax"} & set(formats)):
-        lines.append("\nThe base is a multimodal model; the merged model is its text model alone.")
+    if multimodal:
+        lines.append("\nThe base is a multimodal model, of which only the text model is trained.")
     return lines
 
 

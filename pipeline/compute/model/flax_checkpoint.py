@@ -6,6 +6,7 @@ trees (`transformer/layer_0/attn/q_einsum`, then `w`) and nested ones.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +17,9 @@ import numpy as np
 from orbax import checkpoint as ocp
 
 from pipeline.inputs.hub.flax_shapes import flax_name
+from pipeline.inputs.hub.hf_config import GEMMA4
 from pipeline.inputs.hub.hf_folder import flax_part
+from pipeline.inputs.hub.model_shape import PUBLISHED
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # Settings that the shapes do not determine, by family, layers and width.
@@ -33,20 +36,32 @@ _PUBLISHED: dict[tuple[str, int, int], dict[str, Any]] = {
     ("gemma2", 26, 2304): {},
     ("gemma2", 42, 3584): {},
     ("gemma2", 46, 4608): {"query_pre_attn_scalar": 144},
+    (GEMMA4, 35, 1536): PUBLISHED["gemma-4-e2b"],
+    (GEMMA4, 42, 2560): PUBLISHED["gemma-4-e4b"],
 }
 _GATING = {"gate_proj": 0, "up_proj": 1}
+_NAMES = {
+    "per_layer_embedder.embedding": "embedder/per_layer_input_embedding",
+    "per_layer_embedder.projection.kernel": "embedder/per_layer_model_projection/w",
+    "per_layer_embedder.norm.scale": "embedder/per_layer_projection_norm/scale",
+    "mlp.down_proj.kernel": "mlp/linear/w",
+    "per_layer.input_gate.kernel": "per_layer_input_gate/w",
+    "per_layer.projection.kernel": "per_layer_projection/w",
+    "per_layer.norm.scale": "post_per_layer_input_norm/scale",
+    "output.scale": "skip_scale",
+}
+"""Names of our parameters that are no paths in the tree, in a layer or outside."""
+_KV = re.compile(r"layer_\d+/attn/(kv_einsum/w|_key_norm/scale)")
 
 
 class FlaxCheckpoint:
-    """The text model's tensors in a checkpoint; ignores those of the vision tower.
+    """The text model's tensors in a checkpoint; ignores those of its other parts.
 
     Attributes:
         shapes: shapes of the tensors by name.
         dtypes: NumPy names of their dtypes.
         ignored: optional tensors that are not read.
     """
-
-    ignored: frozenset[str] = frozenset()
 
     def __init__(self, place: Path) -> None:
         """Reads the metadata of the tensors.
@@ -64,22 +79,27 @@ class FlaxCheckpoint:
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)
                 self.dtypes[name] = str(np.dtype(leaf.dtype))
+        # Layers of Gemma 4 that attend to keys and values of other layers have some, too.
+        self.ignored = frozenset(name for name in self.shapes if _KV.fullmatch(name))
 
     def wanted(self, name: str, shape: tuple[int, ...]) -> Mapping[str, tuple[int, ...]]:
         """The tensor that holds our parameter `name`, and its shape."""
-        tensor, half = _tensor(name)
+        tensor, half = flax_tensor(name)
+        stored = self.shapes.get(tensor, ())
         if half is None:
-            return {tensor: shape}
+            # The per-layer embeddings have an axis of layers.
+            joined = (*stored[:1], math.prod(stored[1:]))
+            return {tensor: stored if len(stored) == 3 and joined == shape else shape}
         # Gemma 2 2B stores these matrices untransposed, all later models transposed.
         straight, turned = (2, *shape), (2, *shape[::-1])
-        return {tensor: straight if self.shapes.get(tensor) == straight else turned}
+        return {tensor: straight if stored == straight else turned}
 
     def read(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """Our parameter `name` in the checkpoint's dtype."""
-        tensor, half = _tensor(name)
+        tensor, half = flax_tensor(name)
         stored = self._restore(tensor)
         if half is None:
-            return stored
+            return stored.reshape(shape)
         return stored[half] if stored.shape[1:] == shape != shape[::-1] else stored[half].T
 
     def _restore(self, tensor: str) -> np.ndarray:
@@ -109,6 +129,7 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     vocab, embed = shapes.get("embedder/input_embedding", (0, 0))
     attn = "layer_0/attn"
     family = "gemma3_text" if f"{attn}/_query_norm/scale" in shapes else "gemma2"
+    family = GEMMA4 if "layer_0/skip_scale" in shapes else family
     known = _PUBLISHED.get((family, len(layers), embed))
     joined = shapes.get(f"{attn}/qkv_einsum/w", (3, 0, 0, 0))
     heads, _, head_dim = shapes.get(f"{attn}/q_einsum/w", joined[1:])
@@ -116,8 +137,8 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     hidden = shapes.get("layer_0/mlp/linear/w", (0, 0))[0]
     if known is None or not (heads and kv_heads and hidden):
         raise ValueError(
-            f"there is no config.json, and no published Gemma 2 or 3 has {len(layers)} layers of "
-            f"width {embed}; put the model's config.json beside the checkpoint"
+            f"there is no config.json, and no published Gemma 2, 3 or 4 has {len(layers)} layers "
+            f"of width {embed}; put the model's config.json beside the checkpoint"
         )
     return {
         "model_type": family,
@@ -154,15 +175,11 @@ def _nested(path: tuple[str, ...], leaf: Any) -> Any:
     return leaf
 
 
-def _tensor(name: str) -> tuple[str, int | None]:
+def flax_tensor(name: str) -> tuple[str, int | None]:
     """The tensor that holds one of our parameters, and the index of the half if it holds two."""
-    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(w|kernel|scale)", name)
-    if match is None:
-        return name.replace(".", "/"), None
-    layer, module = f"layer_{match[1]}", match[2].replace(".", "/")
-    kind = module.removeprefix("mlp/")
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)", name)
+    layer, own = ("", name) if match is None else (f"layer_{match[1]}/", match[2])
+    kind = own.removeprefix("mlp.").removesuffix(".kernel")
     if kind in _GATING:
-        return f"{layer}/mlp/gating_einsum/w", _GATING[kind]
-    if kind == "down_proj":
-        return f"{layer}/mlp/linear/w", None
-    return f"{layer}/{module}/{match[3]}", None
+        return f"{layer}mlp/gating_einsum/w", _GATING[kind]
+    return layer + _NAMES.get(own, own.replace(".", "/")), None

@@ -28,7 +28,8 @@ TEXT, MULTIMODAL = "model.layers", "model.language_model.layers"
 
 _KEY = re.compile(
     r"base_model\.model\.(?:language_model\.)?(?:model\.)?(?:language_model\.)?"
-    r"layers\.(\d+)\.(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj)"
+    r"layers\.(\d+)\."
+    r"(self_attn\.[qkvo]_proj|mlp\.(?:gate|up|down)_proj|per_layer_(?:input_gate|projection))"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
 # These initialisations change the base before training; the folder does not contain the change.
@@ -85,8 +86,7 @@ def read_peft(folder: Path) -> PeftAdapter:
 
     Raises:
         FileNotFoundError: if one of its two files is missing.
-        ValueError: if it is damaged, inconsistent, or not a plain LoRA of a Gemma's attention and
-            MLP.
+        ValueError: if it is damaged, inconsistent, or not a plain LoRA of a Gemma's layers.
     """
     config = _read_config(folder / CONFIG)
     path = folder / TENSORS

@@ -1,12 +1,12 @@
 """Writes a model folder in Hugging Face's format, or as a flax checkpoint in Google's.
 
-The result is a text model, also for a base that is part of a multimodal model.
+An export of a multimodal model's folder has its other parts, too: their tensors, settings and files
+are those of the base. A flax checkpoint is a text model.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 from orbax import checkpoint as ocp
 
+from pipeline.compute.model.flax_checkpoint import flax_tensor
 from pipeline.compute.model.tensors import entry
 from pipeline.inputs.hub.hf_config import text_config
-from pipeline.inputs.hub.hf_folder import read_config
-from pipeline.inputs.hub.model_source import TOKENIZER_FILES
-from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
+from pipeline.inputs.hub.hf_folder import read_config, text_tensors
+from pipeline.inputs.hub.model_source import PROCESSOR_FILES, TOKENIZER_FILES
+from pipeline.inputs.hub.tensor_files import Spec, TensorSpec, plan_shards, write_shards
 
 FLAX = "flax"
 """Folder of the flax checkpoint inside an export."""
+_EMBEDDER = "transformer/embedder"
 _GENERATION = "generation_config.json"
 _LICENCES = ("LICENSE", "NOTICE")
 
@@ -48,7 +50,13 @@ def save_folder(folder: Path, params: Mapping[str, np.ndarray], *, like: Path) -
 
 
 def save_weights(
-    folder: Path, parameters: Parameters, *, shapes: Shapes, dtype: str, shard_bytes: int
+    folder: Path,
+    parameters: Parameters,
+    *,
+    shapes: Shapes,
+    dtype: str,
+    shard_bytes: int,
+    within: Path | None = None,
 ) -> None:
     """Writes safetensors with Hugging Face's names, one parameter in memory at a time.
 
@@ -58,13 +66,20 @@ def save_weights(
         shapes: of all parameters, by our names.
         dtype: float32, bfloat16 or float16.
         shard_bytes: maximum file size; a larger model has several files and an index.
+        within: the folder of a multimodal model whose other tensors are written, too, unchanged,
+            and whose names the parameters get; None: a text model.
     """
-    specs = [
-        TensorSpec(tensor, row.stored_shape(shape), dtype)
+    text, others = ({}, {}) if within is None else text_tensors(within)
+    names = {plain: tensor.name for plain, tensor in text.items()}
+    specs: list[Spec] = [
+        TensorSpec(names.get(tensor, tensor), row.stored_shape(shape), dtype)
         for row, shape in ((entry(name), shape) for name, shape in shapes.items())
         for tensor in row.tensors
     ]
-    shards = plan_shards(specs, shard_bytes=shard_bytes)
+    # Wider numbers first, so that the offset of each tensor is a multiple of its number's size.
+    carried = sorted((t for part in others.values() for t in part), key=lambda t: -t.item_bytes)
+    wide = [tensor for tensor in carried if tensor.item_bytes > np.dtype(dtype).itemsize]
+    shards = plan_shards([*wide, *specs, *carried[len(wide) :]], shard_bytes=shard_bytes)
     write_shards(folder, shards, _stored(parameters, shapes))
 
 
@@ -80,32 +95,58 @@ def save_flax(folder: Path, parameters: Parameters) -> None:
     Orbax needs the whole tree at once, so the model must fit into host memory.
     """
     tree: dict[str, dict[str, np.ndarray]] = {}
-    gates: dict[str, np.ndarray] = {}
+    gates: dict[str, dict[int, np.ndarray]] = {}
     for name, value in parameters:
-        match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(\w+)", name)
-        if match is None:
-            module, leaf = name.split(".")
-            tree[f"transformer/{module}"] = {leaf: value}
+        tensor, half = flax_tensor(name)
+        module, _, leaf = tensor.rpartition("/")
+        if half is None:
+            tree.setdefault(f"transformer/{module}", {})[leaf] = value
             continue
-        layer, module = f"transformer/layer_{match[1]}", match[2].replace(".", "/")
-        if module == "mlp/down_proj":
-            tree[f"{layer}/mlp/linear"] = {"w": value}
-        elif module in {"mlp/gate_proj", "mlp/up_proj"}:
-            gates[f"{layer}/{module}"] = value.T
-        else:
-            tree[f"{layer}/{module}"] = {match[3]: value}
-    for name in [name for name in gates if name.endswith("/gate_proj")]:
-        mlp = name.removesuffix("/gate_proj")
-        both = np.stack([gates.pop(name), gates.pop(f"{mlp}/up_proj")])
-        tree[f"{mlp}/gating_einsum"] = {"w": both}
+        pair = gates.setdefault(module, {})
+        pair[half] = value.T
+        if len(pair) == 2:
+            both = gates.pop(module)
+            tree[f"transformer/{module}"] = {leaf: np.stack([both[0], both[1]])}
+    _complete_gemma4(tree)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save((folder / FLAX).absolute(), tree)
 
 
+def _complete_gemma4(tree: dict[str, dict[str, np.ndarray]]) -> None:
+    """Adds an axis of layers to per-layer embeddings, and the keys and values of every layer.
+
+    Layers that attend to those of another layer do not use theirs, which are zero here.
+    """
+    norm = tree.get(f"{_EMBEDDER}/per_layer_projection_norm")
+    if norm is not None:
+        width = norm["scale"].size
+        for leaves, leaf in (
+            (tree[_EMBEDDER], "per_layer_input_embedding"),
+            (tree[f"{_EMBEDDER}/per_layer_model_projection"], "w"),
+        ):
+            leaves[leaf] = leaves[leaf].reshape(len(leaves[leaf]), -1, width)
+    for module in [module for module in tree if module.endswith("attn/q_einsum")]:
+        attn, query = module.removesuffix("/q_einsum"), tree[module]["w"]
+        if f"{attn}/kv_einsum" not in tree:
+            kv_heads = tree["transformer/layer_0/attn/kv_einsum"]["w"].shape[1]
+            zeros = np.zeros((2, kv_heads, *query.shape[1:]), query.dtype)
+            tree[f"{attn}/kv_einsum"] = {"w": zeros}
+            tree[f"{attn}/_key_norm"] = {"scale": zeros[0, 0, 0]}
+
+
 def save_config(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
-    """Writes `config.json` of the text model and, unless it exists, a generation config."""
+    """Writes `config.json` and, unless it exists, a generation config.
+
+    Args:
+        folder: the destination.
+        config: of a text model, or of a multimodal one.
+        dtype: of the text model's weights.
+    """
     # Both spellings: transformers 5 reads `dtype`, 4 reads `torch_dtype`.
-    whole = {**config, "tie_word_embeddings": True, "dtype": dtype, "torch_dtype": dtype}
+    types = {"dtype": dtype, "torch_dtype": dtype}
+    whole = {**config, "tie_word_embeddings": True, **types}
+    if "text_config" in config:
+        whole["text_config"] = {**config["text_config"], **types}
     _write_json(folder / "config.json", whole)
     if not (folder / _GENERATION).is_file():
         keys = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -113,20 +154,22 @@ def save_config(folder: Path, config: Mapping[str, Any], *, dtype: str) -> None:
         _write_json(folder / _GENERATION, ids | {"do_sample": True})
 
 
-def copy_companions(folder: Path, *, like: Path, tokenizer: Path) -> None:
+def copy_companions(folder: Path, *, like: Path, tokenizer: Path, multimodal: bool = False) -> None:
     """Copies the tokenizer, the generation config, the chat template and licences.
 
     Args:
         folder: the destination.
         like: the folder of the base.
         tokenizer: the tokenizer's file, which may be in another folder.
+        multimodal: whether the settings of images and sound are copied, too.
     """
+    from_base = (_GENERATION, "chat_template", *_LICENCES, *(PROCESSOR_FILES if multimodal else ()))
     for path in sorted(tokenizer.parent.iterdir()):
         if path.is_file() and path.name in TOKENIZER_FILES:
             shutil.copyfile(path, folder / path.name)
     for path in sorted(like.iterdir()):
         # The model's own chat template replaces that of a tokenizer from another folder.
-        if path.is_file() and path.name.startswith((_GENERATION, "chat_template", *_LICENCES)):
+        if path.is_file() and path.name.startswith(from_base):
             shutil.copyfile(path, folder / path.name)
     # Under its standard name.
     shutil.copyfile(tokenizer, folder / f"tokenizer{tokenizer.suffix}")

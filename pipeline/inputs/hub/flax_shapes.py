@@ -12,12 +12,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipeline.inputs.hub.hf_config import GEMMA4, layer_sizes, per_layer_width
+
 Shape = tuple[int, ...]
 
 OCDBT = "manifest.ocdbt"
 """File of a checkpoint whose tensors are in an OCDBT store."""
 _ARRAY = "/.zarray"
 _TOP = re.compile(r"^(params/)?(transformer/)?")
+_NEWER = {
+    "/attn/query_norm/": "/attn/_query_norm/",
+    "/attn/key_norm/": "/attn/_key_norm/",
+    "/per_layer_embeddings": "/per_layer_input_embedding",
+}
+"""Names in checkpoints of Gemma 4, and those of Tunix's modules."""
 
 
 def flax_name(path: str) -> str:
@@ -26,7 +34,10 @@ def flax_name(path: str) -> str:
     Args:
         path: of the tensor in the tree, joined by slashes.
     """
-    return _TOP.sub("", path)
+    name = _TOP.sub("", path)
+    for newer, ours in _NEWER.items():
+        name = name.replace(newer, ours)
+    return name
 
 
 def stored_shapes(place: Path) -> dict[str, Shape]:
@@ -63,23 +74,43 @@ def required_shapes(
         stored: the tensors that there are. Gemma 2 2B stores the gate and up projections
             untransposed, all later models transposed.
     """
-    d, f, h = text["hidden_size"], text["intermediate_size"], text["head_dim"]
-    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    layers, d, p = text["num_hidden_layers"], text["hidden_size"], per_layer_width(text)
     yield "embedder/input_embedding", (text["vocab_size"], d)
-    for layer in range(text["num_hidden_layers"]):
-        at = f"layer_{layer}"
-        for norm in ("pre_attention", "post_attention", "pre_ffw", "post_ffw"):
-            yield f"{at}/{norm}_norm/scale", (d,)
-        if heads == kv_heads:
-            yield f"{at}/attn/qkv_einsum/w", (3, heads, d, h)
-        else:
-            yield f"{at}/attn/q_einsum/w", (heads, d, h)
-            yield f"{at}/attn/kv_einsum/w", (2, kv_heads, d, h)
-        yield f"{at}/attn/attn_vec_einsum/w", (heads, h, d)
-        if text["model_type"] != "gemma2":
-            yield f"{at}/attn/_query_norm/scale", (h,)
-            yield f"{at}/attn/_key_norm/scale", (h,)
-        gates, straight = f"{at}/mlp/gating_einsum/w", (2, d, f)
-        yield gates, straight if stored.get(gates) == straight else (2, f, d)
-        yield f"{at}/mlp/linear/w", (f, d)
+    if p:
+        yield "embedder/per_layer_input_embedding", (text["vocab_size"], layers, p)
+        yield "embedder/per_layer_model_projection/w", (d, layers, p)
+        yield "embedder/per_layer_projection_norm/scale", (p,)
+    for layer in range(layers):
+        for name, shape in _layer_shapes(text, layer, stored):
+            yield f"layer_{layer}/{name}", shape
     yield "final_norm/scale", (d,)
+
+
+def _layer_shapes(
+    text: Mapping[str, Any], layer: int, stored: Mapping[str, Shape]
+) -> Iterator[tuple[str, Shape]]:
+    d, p = text["hidden_size"], per_layer_width(text)
+    h, f, has_kv = layer_sizes(text, layer)
+    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    for norm in ("pre_attention", "post_attention", "pre_ffw", "post_ffw"):
+        yield f"{norm}_norm/scale", (d,)
+    if heads == kv_heads and has_kv:
+        yield "attn/qkv_einsum/w", (3, heads, d, h)
+    else:
+        yield "attn/q_einsum/w", (heads, d, h)
+        if has_kv:
+            yield "attn/kv_einsum/w", (2, kv_heads, d, h)
+    yield "attn/attn_vec_einsum/w", (heads, h, d)
+    if text["model_type"] != "gemma2":
+        yield "attn/_query_norm/scale", (h,)
+        if has_kv:
+            yield "attn/_key_norm/scale", (h,)
+    gates, straight = "mlp/gating_einsum/w", (2, d, f)
+    yield gates, straight if stored.get(f"layer_{layer}/{gates}") == straight else (2, f, d)
+    yield "mlp/linear/w", (f, d)
+    if p:
+        yield "per_layer_input_gate/w", (d, p)
+        yield "per_layer_projection/w", (p, d)
+        yield "post_per_layer_input_norm/scale", (d,)
+    if text["model_type"] == GEMMA4:
+        yield "skip_scale", (1,)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from reprlib import repr as show
-from typing import Any
-
-MULTIMODAL = "gemma3"
-"""`model_type` of a folder with a vision tower, whose text model is in `text_config`."""
+from typing import Any, NamedTuple
 
 GEMMA4 = "gemma4_text"
 """`model_type` of a Gemma 4's text model."""
+
+MULTIMODAL = {"gemma3": "gemma3_text", "gemma4": GEMMA4}
+"""`model_type` of folders with towers for images or sound, and of the text model in their
+`text_config`."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Attention types of a layer, as transformers names them."""
@@ -94,7 +95,7 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     transformers 5, `rope_parameters` of both kinds of layers.
 
     Args:
-        hf: a `config.json` of Gemma 2, of Gemma 3 text, or of a multimodal Gemma 3.
+        hf: a `config.json` of Gemma 2, or of Gemma 3 or 4, text or multimodal.
 
     Raises:
         ValueError: one line with all unsupported settings.
@@ -103,8 +104,9 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     kind = text.get("model_type")
     if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ValueError(
-            f"config.json: model_type is {show(kind)}; supported are 'gemma3_text', "
-            f"'{MULTIMODAL}' (its text part), 'gemma2' and '{GEMMA4}'"
+            f"config.json: model_type is {show(kind)}; supported are "
+            f"{', '.join(map(repr, _DEFAULTS))}, and the text part of "
+            f"{' and '.join(map(repr, MULTIMODAL))}"
         )
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
     whole = {**_DEFAULTS[kind], **given, "architectures": [_ARCHITECTURES[kind]]}
@@ -135,45 +137,117 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_multimodal(hf: Mapping[str, Any]) -> bool:
-    """Whether the model has a vision tower beside the text model."""
-    return hf.get("model_type") == MULTIMODAL
+    """Whether the model has towers for images or sound beside the text model."""
+    return _text_kind(hf) is not None
+
+
+def _text_kind(hf: Mapping[str, Any]) -> str | None:
+    """`model_type` of the text part of a multimodal model."""
+    kind = hf.get("model_type")
+    return MULTIMODAL.get(kind) if isinstance(kind, str) else None
+
+
+class LayerSizes(NamedTuple):
+    """Sizes of a layer.
+
+    Attributes:
+        head_dim: width of a head.
+        hidden: width of the feed-forward.
+        has_kv: whether it has keys and values of its own.
+    """
+
+    head_dim: int
+    hidden: int
+    has_kv: bool
+
+
+def layer_sizes(text: Mapping[str, Any], layer: int) -> LayerSizes:
+    """Sizes of a layer, which differ in Gemma 4 only; of a complete configuration."""
+    head_dim, hidden = text["head_dim"], text["intermediate_size"]
+    if text["model_type"] != GEMMA4:
+        return LayerSizes(head_dim, hidden, has_kv=True)
+    has_kv = layer < text["num_hidden_layers"] - text["num_kv_shared_layers"]
+    if text["layer_types"][layer] == FULL:
+        head_dim = text["global_head_dim"]
+    if text["use_double_wide_mlp"] and not has_kv:
+        hidden *= 2
+    return LayerSizes(head_dim, hidden, has_kv)
+
+
+def unused_tensors(text: Mapping[str, Any]) -> frozenset[str]:
+    """Names of tensors that a folder may have, although the model does not use them.
+
+    Published Gemma 4 have keys and values in layers that attend to those of another layer.
+    """
+    layers = range(text["num_hidden_layers"])
+    return frozenset(
+        f"model.layers.{layer}.self_attn.{kind}.weight"
+        for layer in layers
+        for kind in ("k_proj", "v_proj", "k_norm")
+        if not layer_sizes(text, layer).has_kv
+    )
 
 
 def tensor_shapes(text: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Names and shapes of all tensors in a text-only folder; of a complete configuration."""
-    d, f, h = text["hidden_size"], text["intermediate_size"], text["head_dim"]
-    heads, kv_heads = text["num_attention_heads"] * h, text["num_key_value_heads"] * h
+    d, p, unused = text["hidden_size"], per_layer_width(text), unused_tensors(text)
     yield "model.embed_tokens.weight", (text["vocab_size"], d)
+    if p:
+        width = text["num_hidden_layers"] * p
+        yield "model.embed_tokens_per_layer.weight", (text["vocab_size"], width)
+        yield "model.per_layer_model_projection.weight", (width, d)
+        yield "model.per_layer_projection_norm.weight", (p,)
     for layer in range(text["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        for norm in (
-            "input_layernorm",
-            "post_attention_layernorm",
-            "pre_feedforward_layernorm",
-            "post_feedforward_layernorm",
-        ):
-            yield f"{at}.{norm}.weight", (d,)
-        yield f"{at}.self_attn.q_proj.weight", (heads, d)
-        yield f"{at}.self_attn.k_proj.weight", (kv_heads, d)
-        yield f"{at}.self_attn.v_proj.weight", (kv_heads, d)
-        yield f"{at}.self_attn.o_proj.weight", (d, heads)
-        if text["model_type"] != "gemma2":
-            yield f"{at}.self_attn.q_norm.weight", (h,)
-            yield f"{at}.self_attn.k_norm.weight", (h,)
-        yield f"{at}.mlp.gate_proj.weight", (f, d)
-        yield f"{at}.mlp.up_proj.weight", (f, d)
-        yield f"{at}.mlp.down_proj.weight", (d, f)
+        for name, shape in _layer_shapes(text, layer):
+            whole = f"model.layers.{layer}.{name}"
+            if whole not in unused:
+                yield whole, shape
     yield "model.norm.weight", (d,)
 
 
+def per_layer_width(text: Mapping[str, Any]) -> int:
+    """Width of the embedding that a token has for each layer; 0: none."""
+    return int(text["hidden_size_per_layer_input"]) if text["model_type"] == GEMMA4 else 0
+
+
+def _layer_shapes(text: Mapping[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    d, p = text["hidden_size"], per_layer_width(text)
+    h, f, _ = layer_sizes(text, layer)
+    heads, kv_heads = text["num_attention_heads"] * h, text["num_key_value_heads"] * h
+    for norm in (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        *(["post_per_layer_input_norm"] if p else []),
+    ):
+        yield f"{norm}.weight", (d,)
+    yield "self_attn.q_proj.weight", (heads, d)
+    yield "self_attn.k_proj.weight", (kv_heads, d)
+    yield "self_attn.v_proj.weight", (kv_heads, d)
+    yield "self_attn.o_proj.weight", (d, heads)
+    if text["model_type"] != "gemma2":
+        yield "self_attn.q_norm.weight", (h,)
+        yield "self_attn.k_norm.weight", (h,)
+    yield "mlp.gate_proj.weight", (f, d)
+    yield "mlp.up_proj.weight", (f, d)
+    yield "mlp.down_proj.weight", (d, f)
+    if p:
+        yield "per_layer_input_gate.weight", (p, d)
+        yield "per_layer_projection.weight", (d, p)
+    if text["model_type"] == GEMMA4:
+        yield "layer_scalar", (1,)
+
+
 def _text_part(hf: Mapping[str, Any]) -> dict[str, Any]:
-    if not is_multimodal(hf):
+    kind = _text_kind(hf)
+    if kind is None:
         return dict(hf)
-    text = hf.get("text_config")
+    text, whole = hf.get("text_config"), hf["model_type"]
     if not isinstance(text, dict):
-        raise ValueError(f"config.json: model_type is {MULTIMODAL!r}, but there is no text_config")
+        raise ValueError(f"config.json: model_type is {whole!r}, but there is no text_config")
     inherited = {key: hf[key] for key in (*_INHERITED, "dtype", "torch_dtype") if key in hf}
-    return {"model_type": "gemma3_text", **inherited, **text}
+    return {"model_type": kind, **inherited, **text}
 
 
 def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
@@ -211,16 +285,26 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
 
 def _wrong_gemma4_sizes(text: Mapping[str, Any]) -> list[str]:
     wrong = [
-        f"{key} is {show(text[key])}, not an integer from {least}"
-        for key, least in (
-            ("global_head_dim", 1),
-            ("num_kv_shared_layers", 0),
-            ("hidden_size_per_layer_input", 0),
+        f"{key} is {show(text[key])}, not an integer from {least} to {most}"
+        for key, least, most in (
+            ("global_head_dim", 1, _MOST_SIZE),
+            ("num_kv_shared_layers", 0, _MOST_LAYERS),
+            ("hidden_size_per_layer_input", 0, _MOST_SIZE),
         )
-        if isinstance(text[key], bool) or not isinstance(text[key], int) or text[key] < least
+        if isinstance(text[key], bool)
+        or not isinstance(text[key], int)
+        or not least <= text[key] <= most
     ]
+    if not isinstance(text["use_double_wide_mlp"], bool):
+        wrong.append(f"use_double_wide_mlp is {show(text['use_double_wide_mlp'])}, not a boolean")
     if wrong:
         return wrong
+    kv_heads = text["num_key_value_heads"]
+    if text.get("num_global_key_value_heads", kv_heads) != kv_heads:
+        wrong.append(
+            f"num_global_key_value_heads is {show(text['num_global_key_value_heads'])}; other "
+            "heads of keys and values in global layers (31B) are not supported yet"
+        )
     if text["global_head_dim"] % 2:
         width = text["global_head_dim"]
         wrong.append(f"global_head_dim is {width}, but must be even: RoPE rotates pairs")
@@ -261,6 +345,8 @@ def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
     if any(kind not in kinds[: max(own, 0)] for kind in kinds):
         shared = count - own
         return [f"num_kv_shared_layers is {shared}: the other layers lack a kind of layer_types"]
+    if text["model_type"] == GEMMA4 and kinds[-1] != FULL:
+        return [f"layer_types ends with {SLIDING}, but the last layer has to be {FULL}"]
     return []
 
 

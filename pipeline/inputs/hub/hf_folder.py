@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from reprlib import repr as show
 from typing import Any
@@ -16,7 +17,12 @@ from safetensors import SafetensorError, safe_open
 
 from configs.base import nearest_hint
 from pipeline.inputs.hub.flax_shapes import OCDBT, Shape, required_shapes, stored_shapes
-from pipeline.inputs.hub.hf_config import is_multimodal, tensor_shapes, text_config
+from pipeline.inputs.hub.hf_config import (
+    is_multimodal,
+    tensor_shapes,
+    text_config,
+    unused_tensors,
+)
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", OCDBT)
@@ -31,8 +37,19 @@ _OTHER_PARTS = {
     "model.vision_tower.": "the vision tower",
     "multi_modal_projector.": "the projector",
     "model.multi_modal_projector.": "the projector",
+    # Gemma 4.
+    "model.audio_tower.": "the audio tower",
+    "model.embed_vision.": "the projector",
+    "model.embed_audio.": "the projector",
 }
-_FLAX_VISION = re.compile(r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder)/|/mm_")
+_UNUSED = "unused keys and values"
+_FLAX_PARTS = {
+    "the vision tower": re.compile(
+        r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder"
+        r"|PatchInputVariablePoolingEncoder_\d+)/|/mm_"
+    ),
+    "the audio tower": re.compile(r"(^|/)AudioEncoder/|/audio_"),
+}
 _MOST_TEXT_BYTES = 16 * 2**20
 _WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 STORED_TYPES = {
@@ -41,6 +58,7 @@ STORED_TYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Data types of weights by safetensors' names."""
+_BYTES = np.dtype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -53,6 +71,7 @@ class StoredTensor:
         dtype: NumPy name of a data type in `STORED_TYPES`, otherwise safetensors' name.
         shape: shape of the tensor.
         offset: offset of the first byte in the file.
+        num_bytes: size in the file.
     """
 
     name: str
@@ -60,10 +79,20 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     offset: int
+    num_bytes: int
 
     def data(self) -> np.ndarray:
         """The values, memory-mapped from the file."""
         return np.memmap(self.path, np.dtype(self.dtype), "r", self.offset, self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of a number in the file."""
+        return self.num_bytes // max(1, prod(self.shape))
+
+    def raw(self) -> np.ndarray:
+        """The bytes, memory-mapped from the file."""
+        return np.memmap(self.path, _BYTES, "r", self.offset, (self.num_bytes,))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -141,26 +170,40 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, int]]:
+def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, list[StoredTensor]]]:
     """The tensors of the text model by their names in a text-only folder.
 
     Returns:
-        The tensors, and the number of skipped tensors by part of the model.
+        The tensors, and those that are skipped, by part of the model.
 
     Raises:
-        FileNotFoundError: as `stored_tensors` and `read_config`.
-        ValueError: as `stored_tensors` and `read_config`.
+        FileNotFoundError: as `stored_tensors` and `read_text_config`.
+        ValueError: as `stored_tensors` and `read_text_config`.
     """
     text: dict[str, StoredTensor] = {}
-    skipped: dict[str, int] = {}
-    whole = is_multimodal(read_config(folder))
+    skipped: dict[str, list[StoredTensor]] = {}
+    whole, unused = is_multimodal(read_config(folder)), unused_tensors(read_text_config(folder))
     for name, tensor in stored_tensors(folder).items():
         part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
-        if whole and part is not None:
-            skipped[part] = skipped.get(part, 0) + 1
+        plain = _text_name(name) if whole else name
+        if plain in unused:
+            skipped.setdefault(_UNUSED, []).append(tensor)
+        elif whole and part is not None:
+            skipped.setdefault(part, []).append(tensor)
         else:
-            text[_text_name(name) if whole else name] = tensor
+            text[plain] = tensor
     return text, skipped
+
+
+def is_multimodal_folder(folder: Path) -> bool:
+    """Whether it is a Hugging Face folder of a multimodal model.
+
+    Raises:
+        FileNotFoundError: as `read_config`.
+        ValueError: as `read_config`.
+    """
+    has_config = (folder / "config.json").is_file() and flax_folder(folder) is None
+    return has_config and is_multimodal(read_config(folder))
 
 
 def flax_folder(folder: Path) -> Path | None:
@@ -193,16 +236,17 @@ def check_folder(folder: Path) -> list[str]:
     if checkpoint is None:
         config = read_text_config(folder)
         tensors, skipped = text_tensors(folder)
+        counts = {part: len(found) for part, found in skipped.items()}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
         _check_shapes(folder, shapes, tensor_shapes(config))
     else:
         if (folder / "config.json").exists():
             config, shapes = read_text_config(folder), stored_shapes(checkpoint)
             _check_shapes(folder, shapes, required_shapes(config, shapes))
-        skipped = _flax_parts(checkpoint)
-    if not skipped:
+        counts = _flax_parts(checkpoint)
+    if not counts:
         return []
-    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(skipped.items()))
+    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(counts.items()))
     return [f"{folder}: only the text model is used; {parts} are skipped"]
 
 
@@ -226,7 +270,7 @@ def flax_part(name: str) -> str | None:
     Args:
         name: path of the tensor in the tree, joined by slashes.
     """
-    return "the vision tower" if _FLAX_VISION.search(name) else None
+    return next((part for part, names in _FLAX_PARTS.items() if names.search(name)), None)
 
 
 def _flax_parts(place: Path) -> dict[str, int]:
@@ -320,6 +364,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
     found = {}
     for name, entry in header.items():
         dtype = str(STORED_TYPES.get(entry["dtype"], entry["dtype"]))
-        start = 8 + length + entry["data_offsets"][0]
-        found[name] = StoredTensor(name, path, dtype, tuple(entry["shape"]), start)
+        start, end = entry["data_offsets"]
+        offset = 8 + length + start
+        found[name] = StoredTensor(name, path, dtype, tuple(entry["shape"]), offset, end - start)
     return found

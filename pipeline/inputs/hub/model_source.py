@@ -22,12 +22,19 @@ TOKENIZER_FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+"""Settings that prepare images, videos and sound for a multimodal model."""
 MODEL_FILES = (
     "config.json",
     "generation_config.json",
     "model*.safetensors",
     "model.safetensors.index.json",
     *TOKENIZER_FILES,
+    *PROCESSOR_FILES,
 )
 HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
 """Name and revision."""

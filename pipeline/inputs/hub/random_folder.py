@@ -42,14 +42,16 @@ def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: i
     named = tensor_shapes(hf_config_of(shape))
     specs = [TensorSpec(name, size, dtype) for name, size in named]
     rng = np.random.default_rng(seed)
-    tensors = (_random_tensor(spec, rng) for spec in specs)
+    # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
+    identity = 1.0 if shape.value_norm else 0.0
+    tensors = (_random_tensor(spec, rng, identity=identity) for spec in specs)
     write_shards(folder, plan_shards(specs, shard_bytes=_SHARD_BYTES), tensors)
 
 
-def _random_tensor(spec: TensorSpec, rng: np.random.Generator) -> np.ndarray:
-    """Zeros for norms, to which Gemma adds one; for matrices a normal of variance 1 / inputs."""
+def _random_tensor(spec: TensorSpec, rng: np.random.Generator, *, identity: float) -> np.ndarray:
+    """`identity` for norms; for matrices a normal of variance 1 / inputs."""
     if len(spec.shape) == 1:
-        return np.zeros(spec.shape, _TYPES[spec.dtype])
+        return np.full(spec.shape, identity, _TYPES[spec.dtype])
     found = np.empty(spec.shape, _TYPES[spec.dtype])
     flat, scale = found.reshape(-1), np.float32(spec.shape[1] ** -0.5)
     for start in range(0, flat.size, _AT_ONCE):

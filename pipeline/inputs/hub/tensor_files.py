@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pipeline.inputs.hub.hf_folder import INDEX, SINGLE, STORED_TYPES
+from pipeline.inputs.hub.hf_folder import INDEX, SINGLE, STORED_TYPES, StoredTensor
 
 _SAFETENSORS_NAMES = {str(dtype): name for name, dtype in STORED_TYPES.items()}
 
@@ -33,9 +33,13 @@ class TensorSpec:
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[TensorSpec]]:
+Spec = TensorSpec | StoredTensor
+"""A tensor to write: of given values, or as it is stored in another file."""
+
+
+def plan_shards(specs: Sequence[Spec], *, shard_bytes: int) -> list[list[Spec]]:
     """Splits the tensors into files of at most `shard_bytes`; a larger tensor gets its own file."""
-    shards: list[list[TensorSpec]] = [[]]
+    shards: list[list[Spec]] = [[]]
     used = 0
     for spec in specs:
         if shards[-1] and used + spec.num_bytes > shard_bytes:
@@ -47,14 +51,14 @@ def plan_shards(specs: Sequence[TensorSpec], *, shard_bytes: int) -> list[list[T
 
 
 def write_shards(
-    folder: Path, shards: Sequence[Sequence[TensorSpec]], tensors: Iterator[np.ndarray]
+    folder: Path, shards: Sequence[Sequence[Spec]], tensors: Iterator[np.ndarray]
 ) -> None:
     """Writes `model.safetensors`, or several files and an index with Hugging Face's names.
 
     Args:
         folder: an existing folder.
         shards: the result of `plan_shards`.
-        tensors: in the order of `shards`; consumed one by one.
+        tensors: the values of each `TensorSpec`, in the order of `shards`; consumed one by one.
     """
     count = len(shards)
     names = [f"model-{n:05d}-of-{count:05d}.safetensors" for n in range(1, count + 1)]
@@ -72,10 +76,13 @@ def write_shards(
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_file(path: Path, shard: Sequence[TensorSpec], tensors: Iterator[np.ndarray]) -> None:
+def _write_file(path: Path, shard: Sequence[Spec], tensors: Iterator[np.ndarray]) -> None:
     with path.open("wb") as file:
         file.write(_header(shard))
         for spec in shard:
+            if isinstance(spec, StoredTensor):
+                file.write(spec.raw().data)
+                continue
             value = next(tensors)
             assert (value.shape, str(value.dtype)) == (spec.shape, spec.dtype), spec
             file.write(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
@@ -83,13 +90,13 @@ def _write_file(path: Path, shard: Sequence[TensorSpec], tensors: Iterator[np.nd
         os.fsync(file.fileno())
 
 
-def _header(shard: Sequence[TensorSpec]) -> bytes:
+def _header(shard: Sequence[Spec]) -> bytes:
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for spec in shard:
         start, end = end, end + spec.num_bytes
         header[spec.name] = {
-            "dtype": _SAFETENSORS_NAMES[spec.dtype],
+            "dtype": _SAFETENSORS_NAMES.get(spec.dtype, spec.dtype),
             "shape": spec.shape,
             "data_offsets": [start, end],
         }

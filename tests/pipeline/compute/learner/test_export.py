@@ -253,7 +253,7 @@ def test_the_model_card_names_the_base_as_on_the_hub():
     card = model_card(config, step=1, formats=("hf",), dtype="bfloat16", multimodal=True)
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
-    assert "the merged model is its text model alone" in card
+    assert "a multimodal model, of which only the text model is trained" in card
     assert '| prefix of the model\'s turn | `"<reasoning>\\n"` |' in card
     assert '| stop strings | `"</answer>"`, `"\\n\\n"` |' in card
     assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")

@@ -167,7 +167,8 @@ def test_a_published_model_is_identified_by_its_shapes(
 ):
     folder = flax(tmp_path, "gemma3", config=False)
     with pytest.raises(
-        ValueError, match=r"no config\.json, and no published Gemma 2 or 3 has 7 layers of width 40"
+        ValueError,
+        match=r"no config\.json, and no published Gemma 2, 3 or 4 has 7 layers of width 40",
     ):
         weights.read_text_config(folder)
     known = {"sliding_window": 8, "query_pre_attn_scalar": 9}

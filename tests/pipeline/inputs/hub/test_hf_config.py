@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.inputs.hub.hf_config import FULL, SLIDING, is_multimodal, text_config
-from pipeline.inputs.hub.model_shape import hf_config_of, read_model_shape
+from pipeline.inputs.hub.hf_config import (
+    FULL,
+    SLIDING,
+    is_multimodal,
+    tensor_shapes,
+    text_config,
+)
+from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of, read_model_shape
 from tests import tiny
 
 # As published with google/gemma-3-4b-it, without the vision tower's settings.
@@ -46,6 +53,42 @@ GEMMA3_12B = GEMMA3_4B | {
         "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
         "sliding_window": 1024,
     }
+}
+# As published with google/gemma-4-E2B-it, without settings of the towers.
+GEMMA4_E2B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": {"model_type": "gemma4_audio"},
+    "dtype": "bfloat16",
+    "eos_token_id": [1, 106],
+    "image_token_id": 258_880,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": 7 * [*4 * [SLIDING], FULL],
+        "model_type": "gemma4_text",
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "rope_parameters": {
+            FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            SLIDING: {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True,
+        "vocab_size": 262_144,
+        "vocab_size_per_layer_input": 262_144,
+    },
+    "vision_config": {"model_type": "gemma4_vision"},
 }
 
 
@@ -92,6 +135,59 @@ def test_gemma_2_has_its_own_defaults():
     )
 
 
+def test_gemma_4_e2b_is_the_one_that_is_known_without_a_download():
+    assert is_multimodal(GEMMA4_E2B)
+    shape = read_model_shape(GEMMA4_E2B)
+    assert shape == read_model_shape(PUBLISHED["gemma-4-e2b"])
+    assert (shape.layers, shape.kv_source(34), shape.kv_source(33)) == (35, 14, 13)
+    assert (shape.head_dim_of(4), shape.hidden_of(15)) == (512, 12_288)
+    sizes = [prod(size) for _, size in tensor_shapes(text_config(GEMMA4_E2B))]
+    assert sum(sizes) == shape.parameters
+
+
+def gemma4(**changes: Any) -> dict[str, Any]:
+    return text_config(GEMMA4_E2B | {"text_config": GEMMA4_E2B["text_config"] | changes})
+
+
+GLOBAL_ROPE = GEMMA4_E2B["text_config"]["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"enable_moe_block": True}, "a mixture of experts (26B-A4B) is not supported yet"),
+        ({"attention_k_eq_v": True}, "one projection for keys and values (31B) is not supported y"),
+        ({"num_global_key_value_heads": 4}, "num_global_key_value_heads is 4; other heads of keys"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', only None"),
+        ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, but must be vocab_s"),
+        (
+            {"layer_types": [FULL, *34 * [SLIDING]]},
+            "layer_types ends with sliding_attention, but the last layer has to be full_attention",
+        ),
+        (
+            {"num_kv_shared_layers": 31},
+            "num_kv_shared_layers is 31: the other layers lack a kind of layer_types",
+        ),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1, not an integer from 0 to 1024"),
+        ({"use_double_wide_mlp": 2}, "use_double_wide_mlp is 2, not a boolean"),
+        ({"global_head_dim": 7}, "global_head_dim is 7, but must be even: RoPE rotates pairs"),
+        (
+            {"rope_parameters": GLOBAL_ROPE | {FULL: {"rope_type": "yarn", "factor": 2.0}}},
+            "rope_type is 'yarn', supported: 'proportional'",
+        ),
+    ],
+)
+def test_unsupported_settings_of_gemma_4_are_refused(changes: dict[str, Any], line: str):
+    gemma4()
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        gemma4(**changes)
+    assert line in str(raised.value)
+
+
+def test_attention_of_images_in_both_directions_does_not_concern_the_text_of_gemma_4():
+    assert gemma4(use_bidirectional_attention="vision")["layer_types"][-1] == FULL
+
+
 def five(**full: Any) -> dict[str, Any]:
     """RoPE settings in the format of transformers 5."""
     return {
@@ -115,7 +211,7 @@ def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] 
 
 
 def test_a_complete_configuration_is_unchanged():
-    for written in (tiny.hf_config(), GEMMA3_4B, {"model_type": "gemma2"}):
+    for written in (tiny.hf_config(), GEMMA3_4B, GEMMA4_E2B, {"model_type": "gemma2"}):
         assert text_config(text_config(written)) == text_config(written)
 
 
@@ -129,8 +225,8 @@ def test_missing_rope_settings_get_defaults():
     ("changes", "line"),
     [
         (
-            {"model_type": "gemma4"},
-            "model_type is 'gemma4'; supported are 'gemma3_text', 'gemma3' (its",
+            {"model_type": "gemma5"},
+            "model_type is 'gemma5'; supported are 'gemma3_text', 'gemma2', 'gemma4_text', and the",
         ),
         ({"model_type": "gemma3"}, "model_type is 'gemma3', but there is no text_config"),
         ({"head_dim": 0}, "head_dim is 0, not an integer from 1 to 16777216"),
@@ -246,11 +342,21 @@ ROPE = st.dictionaries(
     st.sampled_from(["rope_type", "type", "rope_theta", "factor", FULL, SLIDING]),
     JSON | st.sampled_from(["default", "linear", 1e4, 8.0]),
 )
-KEYS = st.sampled_from([*tiny.hf_config(), "text_config", "layer_types", "sliding_window_pattern"])
+KEYS = st.sampled_from(
+    [
+        *(tiny.hf_config() | GEMMA4_E2B["text_config"]),
+        *("text_config", "layer_types", "sliding_window_pattern"),
+    ]
+)
 
 
 @given(
-    base=st.sampled_from([tiny.hf_config(), tiny.hf_config(**tiny.GEMMA2), GEMMA3_4B]),
+    base=st.sampled_from(
+        [
+            *(tiny.hf_config(), tiny.hf_config(**tiny.GEMMA2), GEMMA3_4B),
+            *(GEMMA4_E2B, GEMMA4_E2B["text_config"]),
+        ]
+    ),
     changes=st.dictionaries(KEYS, JSON, max_size=3),
     ropes=st.dictionaries(
         st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE | JSON, max_size=2

@@ -112,7 +112,8 @@ def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):
         "model.layers.0.mlp.up_proj.weight",
         "lm_head.weight",
     }
-    assert skipped == {"the vision tower": 2, "the projector": 1}
+    counts = {part: len(tensors) for part, tensors in skipped.items()}
+    assert counts == {"the vision tower": 2, "the projector": 1}
     write_config(tmp_path, {"model_type": "gemma3_text"})
     assert set(text_tensors(tmp_path)[0]) == set(names)
 
