@@ -65,7 +65,7 @@ GEMMA4: dict[str, Any] = {
     "num_attention_heads": 4,
     "head_dim": 8,
     "global_head_dim": 16,
-    "hidden_size_per_layer_input": 6,
+    "hidden_size_per_layer_input": 16,
     "vocab_size_per_layer_input": SHAPE["vocab_size"],
     "final_logit_softcapping": 5.0,
 }
@@ -129,8 +129,8 @@ SEEDS = {
     "gemma3_scaled": 1,
     "gemma2": 2,
     "gemma3_vision": 2,
-    "gemma4": 11,
-    "gemma4_multimodal": 11,
+    "gemma4": 0,
+    "gemma4_multimodal": 0,
 }
 VISION: dict[str, Any] = {
     "hidden_size": 8,
@@ -207,7 +207,7 @@ def random_gemma4(seed: int) -> PreTrainedModel:
         "num_key_value_heads": rng.choice([1, 2]),
         "head_dim": rng.choice([8, 12]),
         "global_head_dim": rng.choice([16, 24]),
-        "hidden_size_per_layer_input": rng.choice([4, 6, 10]),
+        "hidden_size_per_layer_input": rng.choice([12, 16, 20]),
         "use_double_wide_mlp": rng.random() < 0.5,
         "final_logit_softcapping": rng.choice([3.0, 5.0, 30.0]),
         "rope_parameters": {
@@ -241,9 +241,11 @@ def randomize(model: PreTrainedModel, *, seed: int) -> PreTrainedModel:
         text.embed_tokens.weight.mul_(0.2 if len(text.layers) > 4 else 0.1)
         text.norm.weight.add_(5.0)
         if identity:
-            # Gemma 4 does not scale scores; as large as these they would amplify rounding errors.
+            # What would amplify rounding errors: large scores, which Gemma 4 does not scale, and
+            # GELU of very negative numbers, whose result is normalized.
             for layer in text.layers:
                 layer.self_attn.q_norm.weight.mul_(layer.self_attn.head_dim**-0.5)
+                layer.per_layer_input_gate.weight.mul_(0.2)
     return model
 
 

@@ -21,9 +21,13 @@ from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.model import weights
 from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.policy import Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import open_policy
 from pipeline.contracts.rollouts import Completion
+from pipeline.inputs.hub.hf_folder import check_folder, text_tensors
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
+from tests.pipeline.compute.model import formats
 
 
 @pytest.fixture
@@ -193,6 +197,47 @@ def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learne
     adapter = learner.state.adapter
     for name, value in merged(learner.policy, learner.base, adapter, dtype="float32"):
         np.testing.assert_array_equal(reloaded[name], value)
+
+
+PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
+
+
+def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(tmp_path: Path):
+    like = formats.with_unused(formats.copy("gemma4_multimodal", tmp_path / "base"))
+    for name in (*PROCESSOR, "tokenizer.model"):
+        (like / name).write_text(name)
+    policy, base = open_policy(
+        like, dtype="float32", lora=tiny.LORA, mesh=make_mesh(jax.devices()[:1])
+    )
+    config = tiny.make_config(model={"path": str(like)}, export={"dtype": "bfloat16"})
+    files = {"like": like, "tokenizer": like / "tokenizer.model"}
+    writer = Exporter(policy, base, config, tiny.VOCABULARY, **files)
+    adapter = tiny.make_probe(policy)
+    folder = tmp_path / "export"
+    report = writer.export(folder, Tuned(adapter, 1), examples=examples())
+    assert report.max_difference is not None
+    assert {path.name for path in folder.iterdir()} == {
+        *(FILES - {"LICENSE", "tokenizer_config.json"}),
+        *PROCESSOR,
+    }
+    for name in PROCESSOR:
+        assert (folder / name).read_text() == name
+    theirs, ours = (load_file(place / "model.safetensors") for place in (like, folder))
+    assert ours.keys() == theirs.keys()
+    text = {tensor.name for tensor in text_tensors(like)[0].values()}
+    for name, value in theirs.items():
+        assert str(ours[name].dtype) == ("bfloat16" if name in text else "float32")
+        if name not in text:
+            np.testing.assert_array_equal(ours[name], value)
+    name = "model.language_model.layers.0.mlp.up_proj.weight"
+    assert (ours[name].astype(np.float32) != theirs[name]).mean() > 0.5
+    was, now = (json.loads((place / "config.json").read_text()) for place in (like, folder))
+    assert now["text_config"].pop("dtype") == now["dtype"] == "bfloat16"
+    del was["text_config"]["dtype"], now["text_config"]["torch_dtype"], now["torch_dtype"]
+    assert now == was | {"dtype": "bfloat16"}
+    assert check_folder(folder) == [
+        line.replace(str(like), str(folder)) for line in check_folder(like)
+    ]
 
 
 def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learner, like: Path):

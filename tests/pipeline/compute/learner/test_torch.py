@@ -26,6 +26,16 @@ GOLDEN = Path(__file__).parents[3] / "golden"
 PEER = Path(__file__).parents[3] / "torch_peer.py"
 LORA = Lora(rank=3, alpha=6.0)
 
+KINDS = {
+    "gemma3": "Gemma3ForCausalLM",
+    "gemma3_scaled": "Gemma3ForCausalLM",
+    "gemma3_vision": "Gemma3ForConditionalGeneration",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma4": "Gemma4ForCausalLM",
+    "gemma4_multimodal": "Gemma4ForConditionalGeneration",
+}
+"""transformers' class of each golden folder, and so of its export."""
+
 pytestmark = pytest.mark.skipif(not PYTHON, reason="$GEMMA_GRPO_TORCH_PYTHON is not set")
 
 
@@ -40,7 +50,7 @@ def ask(folder: Path, given: dict[str, np.ndarray], model: Path, base: Path | No
 
 
 @pytest.mark.parametrize("shard_gib", [4.0, 5e-5])
-@pytest.mark.parametrize("name", ["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2"])
+@pytest.mark.parametrize("name", KINDS)
 def test_the_merged_model_and_the_adapter_compute_the_policy(
     tmp_path: Path, name: str, shard_gib: float
 ):
@@ -69,11 +79,10 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
     tokens = np.load(like / "golden.npz")["tokens"]
     given = {"tokens": tokens, "prompt": tokens[0, :12]}
     expected = tiny.logits(policy, base, adapter, tokens)
-    kinds = {"gemma2": "Gemma2ForCausalLM"}
     for model, beside in ((out, None), (out / "adapter", like)):
         answer = ask(tmp_path, given, model, beside)
         assert str(answer["complaints"]) == ""
-        kind = kinds.get(name, "Gemma3ForCausalLM") if beside is None else "PeftModelForCausalLM"
+        kind = KINDS[name] if beside is None else "PeftModelForCausalLM"
         assert str(answer["kind"]) == kind
         np.testing.assert_allclose(answer["logits"], expected, rtol=0, atol=1e-4)
         # Each token of the continuation is our greedy choice, given the earlier ones.

@@ -64,6 +64,26 @@ def sharded(folder: Path, *, count: int = 3) -> Path:
     return folder
 
 
+def with_unused(folder: Path) -> Path:
+    """Adds the unused keys and values that a published multimodal Gemma 4 has."""
+    text = json.loads((folder / "config.json").read_text())["text_config"]
+    layers = text["num_hidden_layers"]
+
+    def add(tensors: Tensors) -> Tensors:
+        for layer in range(layers - text["num_kv_shared_layers"], layers):
+            at = f"model.language_model.layers.{layer}.self_attn"
+            query, norm = tensors[f"{at}.q_proj.weight"], tensors[f"{at}.q_norm.weight"]
+            rows = len(query) // text["num_attention_heads"] * text["num_key_value_heads"]
+            for name, value in (
+                *((f"{kind}_proj", query[:rows]) for kind in "kv"),
+                ("k_norm", norm),
+            ):
+                tensors[f"{at}.{name}.weight"] = value + 1
+        return tensors
+
+    return rewrite(folder, add)
+
+
 def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> dict[str, Any]:
     """A text model's tensors in the gemma library's tree, with flat names as on Kaggle.
 
@@ -74,15 +94,17 @@ def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> d
             Gemma 2 2B.
     """
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    head_dim, embed = config["head_dim"], config["hidden_size"]
+    embed, is_gemma4 = config["hidden_size"], config["model_type"] == "gemma4_text"
 
     def split(stored: np.ndarray, count: int) -> np.ndarray:
-        return stored.reshape(count, head_dim, embed).transpose(0, 2, 1)
+        return stored.reshape(count, -1, embed).transpose(0, 2, 1)
 
     tree: dict[str, Any] = {
         "transformer/embedder": {"input_embedding": tensors["model.embed_tokens.weight"]},
         "transformer/final_norm": {"scale": tensors["model.norm.weight"]},
     }
+    if is_gemma4:
+        tree |= _per_layer_tree(tensors, tree, layers=config["num_hidden_layers"])
     norms = {
         "pre_attention_norm": "input_layernorm",
         "post_attention_norm": "post_attention_layernorm",
@@ -95,9 +117,15 @@ def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> d
         ours, theirs = f"transformer/layer_{layer}", f"model.layers.{layer}"
         for module, norm in norms.items():
             if f"{theirs}.{norm}.weight" in tensors:
-                tree[f"{ours}/{module}"] = {"scale": tensors[f"{theirs}.{norm}.weight"]}
-        query, key, value, out = (
-            tensors[f"{theirs}.self_attn.{kind}_proj.weight"] for kind in "qkvo"
+                # Gemma 4 has no underscores.
+                name = module.replace("_", "", 1) if is_gemma4 and "attn/" in module else module
+                tree[f"{ours}/{name}"] = {"scale": tensors[f"{theirs}.{norm}.weight"]}
+        query, out = (tensors[f"{theirs}.self_attn.{kind}_proj.weight"] for kind in "qo")
+        head_dim = len(query) // heads
+        # Layers that share those of another layer have some, too, and do not use them.
+        unused = np.ones((kv_heads * head_dim, embed), query.dtype)
+        key, value = (
+            tensors.get(f"{theirs}.self_attn.{kind}_proj.weight", unused) for kind in "kv"
         )
         pair = [split(x, kv_heads) for x in (key, value)]
         tree[f"{ours}/attn/q_einsum"] = {"w": split(query, heads)}
@@ -108,6 +136,29 @@ def flax_tree(tensors: Tensors, config: Mapping[str, Any], *, turned: bool) -> d
         tree[f"{ours}/mlp/gating_einsum"] = {"w": stacked}
         tree[f"{ours}/mlp/linear"] = {"w": tensors[f"{theirs}.mlp.down_proj.weight"].T}
     return tree
+
+
+def _per_layer_tree(tensors: Tensors, tree: dict[str, Any], *, layers: int) -> dict[str, Any]:
+    """What only a Gemma 4 has."""
+    embedder = "transformer/embedder"
+    table = tensors["model.embed_tokens_per_layer.weight"]
+    projection = tensors["model.per_layer_model_projection.weight"].T
+    norm = tensors["model.per_layer_projection_norm.weight"]
+    tree[embedder]["per_layer_embeddings"] = table.reshape(len(table), layers, -1)
+    found: dict[str, Any] = {
+        f"{embedder}/per_layer_model_projection": {
+            "w": projection.reshape(len(projection), layers, -1)
+        },
+        f"{embedder}/per_layer_projection_norm": {"scale": norm},
+    }
+    for layer in range(layers):
+        ours, theirs = f"transformer/layer_{layer}", f"model.layers.{layer}"
+        found[ours] = {"skip_scale": tensors[f"{theirs}.layer_scalar"]}
+        for name in ("per_layer_input_gate", "per_layer_projection"):
+            found[f"{ours}/{name}"] = {"w": tensors[f"{theirs}.{name}.weight"].T}
+        scale = tensors[f"{theirs}.post_per_layer_input_norm.weight"]
+        found[f"{ours}/post_per_layer_input_norm"] = {"scale": scale}
+    return found
 
 
 def save_flax(tree: Any, place: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.numpy import load_file
 from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
 from tunix.models.gemma3 import params as gemma3_params
+from tunix.models.gemma4 import model as gemma4
 
 from pipeline.compute.model import flax_checkpoint, weights
 from pipeline.compute.model.architecture import architecture
@@ -27,6 +28,7 @@ from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
 from pipeline.inputs.hub.flax_shapes import required_shapes, stored_shapes
 from pipeline.inputs.hub.hf_folder import check_folder
+from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
 from tests.pipeline.compute.model import formats
 from tests.tiny import LORA
 
@@ -65,6 +67,8 @@ def assert_same(found: Params, expected: Params) -> None:
         ("gemma3", 3, "float16"),
         ("gemma3_vision", 3, "float32"),
         ("gemma2", 1, "float32"),
+        ("gemma4", 3, "bfloat16"),
+        ("gemma4_multimodal", 1, "float16"),
     ],
 )
 def test_folders_of_any_dtype_and_number_of_files_are_read(
@@ -96,6 +100,15 @@ def test_both_spellings_of_a_multimodal_folder_are_read_and_its_other_parts_skip
     assert check_folder(formats.GOLDEN / "gemma3") == []
 
 
+def test_unused_keys_and_values_of_gemma_4_are_skipped(tmp_path: Path):
+    expected = golden("gemma4_multimodal")
+    folder = formats.with_unused(formats.copy("gemma4_multimodal", tmp_path))
+    assert_same(read(folder, "gemma4_multimodal"), expected)
+    (line,) = check_folder(folder)
+    assert line.startswith(f"{folder}: only the text model is used; 69 tensors of the audio tower")
+    assert "18 tensors of unused keys and values" in line
+
+
 def test_parts_of_a_multimodal_model_are_surplus_in_a_text_folder(tmp_path: Path):
     folder = formats.copy("gemma3", tmp_path)
     formats.rewrite(folder, lambda t: t | {"vision_tower.x": np.zeros(1, np.float32)})
@@ -115,7 +128,7 @@ def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -
 
 
 @pytest.mark.parametrize("turned", [True, False])
-@pytest.mark.parametrize("name", ["gemma3", "gemma2"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma2", "gemma4"])
 def test_a_flax_checkpoint_gives_the_same_model(tmp_path: Path, name: str, turned: bool):
     folder = flax(tmp_path, name, turned=turned)
     assert check_folder(folder) == []
@@ -155,10 +168,14 @@ def test_nested_trees_and_vision_tensors_are_supported(tmp_path: Path):
         place.update(leaves)
     tree["embedder"]["mm_input_projection"] = {"w": np.zeros((2, 3), np.float32)}
     tree["vision_encoder"] = {"siglip_encoder": {"pos_embedding": np.zeros(3, np.float32)}}
+    tree["AudioEncoder"] = {"encoder": {"w": np.zeros(3, np.float32)}}
     formats.save_flax(tree, tmp_path / "model")
     shutil.copyfile(folder / "config.json", tmp_path / "model" / "config.json")
     (line,) = check_folder(tmp_path / "model")
-    assert line.endswith("only the text model is used; 2 tensors of the vision tower are skipped")
+    assert line.endswith(
+        "only the text model is used; 1 tensors of the audio tower and 2 tensors of the vision "
+        "tower are skipped"
+    )
     assert_same(read(tmp_path / "model", "gemma3"), golden("gemma3"))
 
 
@@ -224,6 +241,39 @@ def test_gemma_2_2b_is_identified_by_its_shapes():
     assert (found.config.num_kv_heads, found.config.sliding_window_size) == (4, 4096)
     kinds = [kind == gemma2.AttentionType.LOCAL_SLIDING for kind in tunixs.attention_types]
     assert list(found.shape.local) == kinds
+
+
+@pytest.mark.parametrize(
+    ("name", "tunixs"),
+    [
+        ("gemma-4-e2b", gemma4.ModelConfig.gemma4_e2b()),
+        ("gemma-4-e4b", gemma4.ModelConfig.gemma4_e4b()),
+    ],
+)
+def test_gemma_4_is_identified_by_its_shapes(name: str, tunixs: gemma4.ModelConfig):
+    heads, embed, head_dim = tunixs.num_heads, tunixs.embed_dim, tunixs.head_dim
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedder/input_embedding": (tunixs.num_embed, embed),
+        "layer_0/skip_scale": (1,),
+        "layer_0/mlp/linear/w": (tunixs.hidden_dim, embed),
+        "layer_0/attn/kv_einsum/w": (2, tunixs.num_kv_heads, embed, head_dim),
+    }
+    for layer in range(tunixs.num_layers):
+        shapes[f"layer_{layer}/attn/q_einsum/w"] = (heads, embed, head_dim)
+    found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
+    shape = found.shape
+    assert shape == read_model_shape(PUBLISHED[name])
+    assert found.global_rotary == tunixs.global_rope_proportion
+    assert (shape.final_softcap, shape.window) == (30.0, tunixs.sliding_window_size)
+    assert shape.global_head_dim == tunixs.global_key_size
+    assert shape.per_layer_input == tunixs.per_layer_input_dim
+    assert shape.kv_shared_layers == round(tunixs.frac_shared_layers * shape.layers)
+    wide = tunixs.override_kv_shared_ffw_hidden or tunixs.hidden_dim
+    assert shape.hidden_of(shape.layers - 1) == wide
+    pattern = tunixs.attention_pattern
+    assert pattern is not None
+    kinds = [kind == gemma4.AttentionType.LOCAL_SLIDING for kind in pattern]
+    assert list(shape.local) == kinds * (shape.layers // len(kinds))
 
 
 def test_the_test_trees_are_readable_by_tunix():

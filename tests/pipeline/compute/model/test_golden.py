@@ -26,7 +26,10 @@ NOTHING_SPECIAL = Vocabulary(pad=0, stops=(), forbidden=())
 Golden = tuple[dict[str, np.ndarray], Policy, Params]
 
 
-@pytest.fixture(scope="module", params=["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2"])
+@pytest.fixture(
+    scope="module",
+    params=["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2", "gemma4", "gemma4_multimodal"],
+)
 def golden(request: pytest.FixtureRequest) -> Golden:
     folder = GOLDEN / request.param
     mesh = make_mesh(jax.devices()[:1])
@@ -75,8 +78,8 @@ def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
 
 
 # All other tests of sampler and learner use Gemma 3.
-@pytest.mark.parametrize("golden", ["gemma2"], indirect=True)
-def test_invariant_1_sampler_and_learner_agree_on_gemma_2(golden: Golden):
+@pytest.mark.parametrize("golden", ["gemma2", "gemma4"], indirect=True)
+def test_invariant_1_sampler_and_learner_agree_on_other_gemmas(golden: Golden):
     stored, policy, base = golden
     prompt = stored["prompt_1"]
     config = tiny.make_config(

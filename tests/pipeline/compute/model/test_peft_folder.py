@@ -42,6 +42,7 @@ def settings(name: str, **changes: Any) -> Lora:
             "targets": r"layers/\d+/attn/(q|kv)_einsum",
         },
         "peft_gemma3_vision": {"rank": 2, "alpha": 2.0, "targets": "attention"},
+        "peft_gemma4_multimodal": {"rank": 2, "alpha": 6.0, "targets": "all"},
     }
     return Lora(**(found[name] | {"start": str(GOLDEN / name)} | changes))
 
@@ -52,7 +53,9 @@ def opened(name: str, lora: Lora) -> tuple[Policy, Params]:
     return open_policy(folder, dtype="float32", lora=lora, mesh=mesh)
 
 
-@pytest.mark.parametrize("name", ["peft_gemma3", "peft_gemma2", "peft_gemma3_vision"])
+@pytest.mark.parametrize(
+    "name", ["peft_gemma3", "peft_gemma2", "peft_gemma3_vision", "peft_gemma4_multimodal"]
+)
 def test_logits_equal_those_of_peft(name: str):
     stored = np.load(GOLDEN / name / "golden.npz")
     policy, base = opened(name, settings(name))
@@ -71,7 +74,12 @@ def described(folder: Path) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [("peft_gemma3", TEXT), ("peft_gemma3_vision", MULTIMODAL)]
+    ("name", "layers"),
+    [
+        ("peft_gemma3", TEXT),
+        ("peft_gemma3_vision", MULTIMODAL),
+        ("peft_gemma4_multimodal", MULTIMODAL),
+    ],
 )
 def test_a_written_folder_has_pefts_format(tmp_path: Path, name: str, layers: str):
     lora = settings(name, start=None)

@@ -21,7 +21,7 @@ from tests import tiny
 
 
 def write(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelShape:
-    shape = read_model_shape(tiny.hf_config(num_hidden_layers=2, **changes))
+    shape = read_model_shape(tiny.hf_config(**{"num_hidden_layers": 2} | changes))
     write_random_folder(folder, shape)
     write_random_weights(folder, shape, dtype=dtype, seed=seed)
     return shape
@@ -49,7 +49,7 @@ def test_weights_of_another_shape_are_refused_without_reading_them(tmp_path: Pat
         check_folder(tmp_path)
 
 
-@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, {"num_key_value_heads": 4}])
+@pytest.mark.parametrize("changes", [{}, tiny.GEMMA2, tiny.GEMMA4, {"num_key_value_heads": 4}])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_it_has_every_parameter_of_its_shape(tmp_path: Path, changes: dict[str, Any], dtype: str):
     shape = write(tmp_path, dtype=dtype, **changes)
