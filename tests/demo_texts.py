@@ -45,10 +45,8 @@ def write_tokenizer_json(folder: Path, *, of: Path) -> Path:
     whole.decoder = decoders.Sequence(
         [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    special = ("<pad>", "<eos>", "<bos>", "<unk>", *MARKERS, *CHANNEL)
-    special = tuple(
-        piece for piece in special if pieces.id_to_piece(pieces.piece_to_id(piece)) == piece
-    )
+    known = {piece for piece, _ in scores}
+    special = [*("<pad>", "<eos>", "<bos>", "<unk>"), *known.intersection((*MARKERS, *CHANNEL))]
     whole.add_special_tokens(
         [tokenizers.AddedToken(piece, normalized=False, special=True) for piece in special]
     )

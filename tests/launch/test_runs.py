@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from tests.fakes import TIMINGS
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
+    PROJECT,
     VALIDATED,
     Head,
     below,
@@ -42,6 +45,7 @@ PARTIAL = [
     *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
     *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
+GEMMA4 = ["--lora.targets=all"]
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
     *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
@@ -61,9 +65,18 @@ def journal(run):
     return list(RunFolder(run).entries())
 
 
-@pytest.mark.parametrize("how", [PARTIAL, pytest.param(AHEAD, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "how",
+    [
+        PARTIAL,
+        pytest.param(AHEAD, marks=pytest.mark.slow),
+        pytest.param(GEMMA4, marks=pytest.mark.slow),
+    ],
+)
 def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
+    if how is GEMMA4:
+        settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")
     whole = write_config(tmp_path, name="whole")
     status, output = head.run(*train_command(whole, *settings))
     assert status == 0, output
@@ -110,6 +123,26 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     status, output = head.run(*train_command(killed, *settings))
     assert status == 0
     assert "is finished after 4 steps" in output
+    if how is GEMMA4:
+        check_exports(head, run, tmp_path / "export")
+
+
+def tiny_gemma4(folder: Path) -> Path:
+    """A Gemma 4 with all features that is hardly trained."""
+    command = [sys.executable, "-m", "launch.demo.tiny", "--family", "gemma4", "--steps", "10"]
+    subprocess.run([*command, "--out", str(folder)], cwd=PROJECT, check=True)
+    return folder
+
+
+def check_exports(head: Head, run: Path, out: Path) -> None:
+    """Exports and evaluates a run; both commands compare with the policy of the run."""
+    export = [sys.executable, "-m", "launch.export", run, "--out", out]
+    status, output = head.run(*export, "--format", "hf", "peft", "orbax")
+    assert status == 0, output
+    assert output.count("written and loaded back") == 3
+    assert (out / "flax").is_dir()
+    status, output = head.run(sys.executable, "-m", "launch.evaluate", run)
+    assert status == 0, output
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(tmp_pat
         like, dtype="float32", lora=tiny.LORA, mesh=make_mesh(jax.devices()[:1])
     )
     config = tiny.make_config(model={"path": str(like)}, export={"dtype": "bfloat16"})
-    files = {"like": like, "tokenizer": like / "tokenizer.model"}
-    writer = Exporter(policy, base, config, tiny.VOCABULARY, **files)
+    pieces = like / "tokenizer.model"
+    writer = Exporter(policy, base, config, tiny.VOCABULARY, like=like, tokenizer=pieces)
     adapter = tiny.make_probe(policy)
     folder = tmp_path / "export"
     report = writer.export(folder, Tuned(adapter, 1), examples=examples())

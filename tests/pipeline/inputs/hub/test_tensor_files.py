@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from pipeline.inputs.hub.hf_folder import SINGLE, stored_tensors
-from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
+from pipeline.inputs.hub.tensor_files import Spec, TensorSpec, plan_shards, write_shards
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
@@ -44,7 +44,7 @@ def test_the_library_reads_what_was_written(tmp_path: Path, dtype: str, shard_by
 
 
 def test_stored_tensors_of_any_type_are_copied(tmp_path: Path):
-    stored = {
+    stored: dict[str, np.ndarray] = {
         "scalar": np.asarray(-np.inf, np.float32),
         "integers": np.arange(3),
         "flags": np.array([True, False, True]),
@@ -55,7 +55,7 @@ def test_stored_tensors_of_any_type_are_copied(tmp_path: Path):
         folder.mkdir()
     save_file(stored, source / SINGLE)
     spec = TensorSpec("new", (2,), "float32")
-    specs = [*stored_tensors(source).values(), spec]
+    specs: list[Spec] = [*stored_tensors(source).values(), spec]
     write_shards(target, plan_shards(specs, shard_bytes=10**9), iter(tensors([spec])))
     found = load_file(target / SINGLE)
     assert found.keys() == stored.keys() | {"new"}

@@ -99,5 +99,5 @@ def test_thinking_needs_a_model_and_a_template_with_that_mode(
     monkeypatch.setattr(gemma4, "chat_template", template)
     with pytest.raises(ValueError, match=r"the chat template in folder/file has no thinking mode"):
         PromptMaker(Prompt(thinking=True), gemma4)
-    assert PromptMaker(Prompt(thinking=True, turn="gemma"), gemma4).make(ROW)
-    PromptMaker(Prompt(), gemma4)
+    found = made(gemma4, thinking=True, turn="gemma")
+    assert found.text.startswith("<|turn>system\n<|think|>\n")
