@@ -20,8 +20,9 @@ from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
 from tunix.models.gemma3 import params as gemma3_params
 from tunix.models.gemma4 import model as gemma4
+from tunix.models.gemma4 import params as gemma4_params
 
-from pipeline.compute.model import flax_checkpoint, weights
+from pipeline.compute.model import flax_checkpoint, save, weights
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
@@ -274,6 +275,40 @@ def test_gemma_4_is_identified_by_its_shapes(name: str, tunixs: gemma4.ModelConf
     assert pattern is not None
     kinds = [kind == gemma4.AttentionType.LOCAL_SLIDING for kind in pattern]
     assert list(shape.local) == kinds * (shape.layers // len(kinds))
+
+
+def test_a_written_flax_checkpoint_of_gemma_4_is_one_for_tunix(tmp_path: Path):
+    expected = golden("gemma4")
+    save.save_flax(tmp_path, ((name, np.asarray(value)) for name, value in expected.items()))
+    shutil.copyfile(formats.GOLDEN / "gemma4" / "config.json", tmp_path / "config.json")
+    assert_same(read(tmp_path, "gemma4"), expected)
+    local, whole = gemma4.AttentionType.LOCAL_SLIDING, gemma4.AttentionType.GLOBAL
+    config = gemma4.ModelConfig(
+        num_layers=10,
+        num_embed=96,
+        embed_dim=24,
+        hidden_dim=32,
+        num_heads=4,
+        head_dim=8,
+        num_kv_heads=1,
+        final_logit_softcap=5.0,
+        sliding_window_size=8,
+        per_layer_input_dim=16,
+        global_key_size=16,
+        attention_pattern=(*4 * [local], whole),
+        frac_shared_layers=0.5,
+        override_kv_shared_ffw_hidden=64,
+    )
+    model = gemma4_params.create_model_from_checkpoint(
+        str(tmp_path / save.FLAX), config, dtype=jnp.dtype("float32")
+    )
+    stored = np.load(formats.GOLDEN / "gemma4" / "golden.npz")
+    tokens = jnp.asarray(stored["tokens"])
+    causal = jnp.broadcast_to(
+        jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool)), (*tokens.shape, tokens.shape[1])
+    )
+    logits, _ = jax.jit(lambda tokens: model(tokens, attention_mask=causal))(tokens)
+    np.testing.assert_allclose(logits, stored["logits"], rtol=0, atol=1e-4)
 
 
 def test_the_test_trees_are_readable_by_tunix():
