@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.schema import Config
+from configs.schema import Prompt as PromptConfig
 from pipeline.contracts.rollouts import Prompt
 from pipeline.inputs.dataset.load import answer_settings, extract_reference, load_data
 from pipeline.inputs.dataset.rows import parse_messages
@@ -37,7 +38,7 @@ def read_training_data(config: Config) -> LoadedData:
         "run": {"phases": ("grpo",)},
     }
     tables = {name: getattr(config, name).model_copy(update=one) for name, one in changes.items()}
-    return load_data(config.model_copy(update=tables), _Bytes())
+    return load_data(config.model_copy(update=tables), _Bytes(config.prompt))
 
 
 def probe_rows(prompts: Sequence[Prompt], config: Config, *, count: int) -> list[ProbeRow]:
@@ -83,7 +84,7 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
         if messages[-1]["role"] == "assistant":
             answer = messages[-1]["content"] if answer is None else answer
             messages = messages[:-1]
-    turns = GEMMA4 if config.prompt.thinking else GEMMA3  # the model is not opened
+    turns = _Bytes(config.prompt).turns
     text = render(config.prompt, row, template=None, turns=turns, messages=messages)
     if answer is not None:
         answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
@@ -110,6 +111,10 @@ class _Bytes(Tokenizer):
 
     path = Path("bytes")
     vocab_size, pad_id, eos_id, bos_id = 256, 0, 0, 0
+
+    def __init__(self, prompt: PromptConfig) -> None:
+        # Which model it is is not known; only a Gemma 4 can think.
+        self.turns = GEMMA4 if prompt.thinking else GEMMA3
 
     def encode(self, text: str) -> np.ndarray:
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

@@ -125,10 +125,12 @@ def _complete_gemma4(tree: dict[str, dict[str, np.ndarray]]) -> None:
             (tree[f"{_EMBEDDER}/per_layer_model_projection"], "w"),
         ):
             leaves[leaf] = leaves[leaf].reshape(len(leaves[leaf]), -1, width)
+    # The first layer has its own, in one matrix with the queries if there are as many.
+    kinds = (f"transformer/layer_0/attn/{kind}" for kind in ("kv_einsum", "qkv_einsum"))
+    kv_heads = next((tree[kind]["w"].shape[1] for kind in kinds if kind in tree), 0)
     for module in [module for module in tree if module.endswith("attn/q_einsum")]:
         attn, query = module.removesuffix("/q_einsum"), tree[module]["w"]
         if f"{attn}/kv_einsum" not in tree:
-            kv_heads = tree["transformer/layer_0/attn/kv_einsum"]["w"].shape[1]
             zeros = np.zeros((2, kv_heads, *query.shape[1:]), query.dtype)
             tree[f"{attn}/kv_einsum"] = {"w": zeros}
             tree[f"{attn}/_key_norm"] = {"scale": zeros[0, 0, 0]}

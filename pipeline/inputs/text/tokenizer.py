@@ -39,7 +39,7 @@ class Tokenizer(ABC):
     pad_id: int
     eos_id: int
     bos_id: int
-    turns: Turns
+    turns: Turns = GEMMA3
     chat_template: ChatTemplate | None = None
 
     @abstractmethod
