@@ -46,6 +46,11 @@ PARTIAL = [
     *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
 GEMMA4 = ["--lora.targets=all"]
+# A reward with a signal for a model that is hardly trained.
+LETTERS = """
+def letters(completion: str) -> float:
+    return float(sum(map(ord, completion)) % 7)
+"""
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
     *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
@@ -77,6 +82,10 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     if how is GEMMA4:
         settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")
+        rewards = tmp_path / "rewards.py"
+        rewards.write_text(LETTERS)
+        part = f'{{ name = "letters", function = "{rewards}:letters" }}'
+        settings.append(f"--rewards.functions=[{part}]")
     whole = write_config(tmp_path, name="whole")
     status, output = head.run(*train_command(whole, *settings))
     assert status == 0, output
