@@ -204,6 +204,7 @@ class Exporter:
             self._described,
             step=tuned.version,
             formats=formats,
+            kind=weights.read_text_config(self.like)["model_type"],
             dtype=self.dtype,
             multimodal=self._multimodal,
             evaluations=self._evaluations(),

@@ -1,16 +1,23 @@
-"""The model card of an export: base, data, training settings and evaluations."""
+"""The model card of an export: base, data, training settings and evaluations.
+
+It is meant to be published: of local files and folders it has the names, not the places.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
+from pathlib import PurePath
 from typing import Any
 
 from configs.schema import Config, Learner
 from pipeline.contracts.evaluations import show_interval, show_mean
 from pipeline.inputs.hub.model_source import HF
 
+LICENSES = {"gemma2": "gemma", "gemma3_text": "gemma"}
+"""The Hub's names of licences that the weights of a base, and what is made from them, are under; by
+`model_type`."""
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")
 
 
@@ -19,6 +26,7 @@ def model_card(
     *,
     step: int,
     formats: Sequence[str],
+    kind: str,
     dtype: str,
     multimodal: bool,
     evaluations: Iterable[Mapping[str, Any]] = (),
@@ -29,16 +37,20 @@ def model_card(
         config: the run's.
         step: version of the adapter.
         formats: formats in the folder: `hf`, `peft`, `orbax`.
+        kind: `model_type` of the base's text model.
         dtype: dtype of the merged weights.
         multimodal: whether the base is part of a multimodal model.
         evaluations: the journal's `evaluated` entries of the run.
     """
-    base = base_name(config.model.path)[0]
+    base = _name(base_name(config.model.path)[0])
     tags = [*config.run.phases, "lora"]
     front: dict[str, Any] = {"tags": tags, "pipeline_tag": "text-generation"}
+    if kind in LICENSES:
+        front["license"] = LICENSES[kind]
     if config.model.path.startswith(HF):
         front["base_model"] = base
-    settings = json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False)
+    named = _with_names(config.model_dump(mode="json"))
+    settings = json.dumps(named, indent=2, ensure_ascii=False)
     lines = [
         "---",
         *(f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in front.items()),
@@ -64,6 +76,21 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def _name(path: str) -> str:
+    """The name of a local file or folder; handles, datasets and other texts are unchanged."""
+    is_path = path.startswith("/") and "/" in path[1:] and "\n" not in path
+    return PurePath(path).name if is_path else path
+
+
+def _with_names(value: Any) -> Any:
+    """Settings with `_name` of each text."""
+    if isinstance(value, dict):
+        return {key: _with_names(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_with_names(item) for item in value]
+    return _name(value) if isinstance(value, str) else value
+
+
 def _history(config: Config, step: int) -> str:
     """Training history, such as `trained with SFT for 30 steps and GRPO for 50 steps`."""
     sft_steps = min(step, config.sft_steps)
@@ -74,23 +101,23 @@ def _history(config: Config, step: int) -> str:
 
 def _facts(config: Config, base: str) -> dict[str, str]:
     model, lora, rollout, learner = config.model, config.lora, config.rollout, config.learner
-    sources = [config.data.train.path, *(source.path for source in config.data.mixture)]
+    sources = [config.data.train, *config.data.mixture]
     temperature = f"temperature {rollout.temperature:g}"
     more: dict[str, str] = {}
     if lora.start is not None:
-        more["initial adapter"] = f"`{lora.start}`"
+        more["initial adapter"] = f"`{_name(lora.start)}`"
     if config.sft.train is not None:
         sft = config.sft
         more["SFT"] = (
-            f"`{config.sft.train.path}`, {sft.steps} steps of {sft.sequences_per_step} packed "
-            f"sequences, learning rate {sft.lr:g}, {sft.schedule}"
+            f"`{_name(sft.train.title)}`, {sft.steps} steps of {sft.sequences_per_step} "
+            f"packed sequences, learning rate {sft.lr:g}, {sft.schedule}"
         )
     return {
         "base": f"`{base}`, {model.dtype}, quantization {model.quantization}",
         "adapter": f"LoRA on `{lora.targets}`, rank {lora.rank}, alpha {lora.alpha:g}, "
         + lora.scaling,
         **more,
-        "GRPO on": ", ".join(f"`{path}`" for path in sources),
+        "GRPO on": ", ".join(f"`{_name(source.title)}`" for source in sources),
         "rewards": ", ".join(part.name for part in config.rewards.functions),
         **_serving(config),
         "rollouts per step": f"{rollout.prompts_per_step} x {rollout.group_size}, {temperature}",
@@ -121,7 +148,7 @@ def _loss(learner: Learner) -> str:
     if learner.kl_coef:
         terms.append(f"{learner.kl_coef:g} KL to the reference ({learner.kl})")
     if learner.teacher is not None:
-        terms.append(f"{learner.distill_coef:g} KL to the teacher `{learner.teacher}`")
+        terms.append(f"{learner.distill_coef:g} KL to the teacher `{_name(learner.teacher)}`")
     return " + ".join(terms)
 
 
@@ -167,7 +194,7 @@ def _measured(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
     return [
         f"## {mean.capitalize()}",
         "",
-        f"The test split is `{config.data.test.path}`; {how}.",
+        f"The test split is `{_name(config.data.test.title)}`; {how}.",
         "`before` is the initial policy. The exported version is the one with the best validation",
         f"{mean}, so its validation {mean} is slightly optimistic.",
         "",

@@ -253,7 +253,9 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     writer.export(tmp_path / "export", Tuned(adapter, 7), examples=examples())
     card = (tmp_path / "export" / "README.md").read_text()
     assert card.startswith('---\ntags: ["grpo", "lora"]\n')
-    assert f"| base | `{like}`, float32, quantization none |" in card
+    assert '\nlicense: "gemma"\n' in card
+    assert f"| base | `{like.name}`, float32, quantization none |" in card
+    assert str(tmp_path) not in card
     assert "trained with GRPO for 7 steps" in card
     assert "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |" in card
     assert "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |" in card
@@ -275,7 +277,13 @@ def test_the_model_card_has_the_measured_score():
         {"name": "validation", "step": 7, "metric": "style", "score": None, "n": 0, "ci95": None},
     ]
     card = model_card(
-        config, step=7, formats=["peft"], dtype="float32", multimodal=False, evaluations=entries
+        config,
+        step=7,
+        formats=["peft"],
+        kind="gemma3_text",
+        dtype="float32",
+        multimodal=False,
+        evaluations=entries,
     )
     shown = card.split("## Score")[1].split("## All settings")[0]
     assert "greedy, 1 sample(s) per prompt, scored by `style`." in shown
@@ -289,13 +297,60 @@ def test_the_model_card_has_the_measured_score():
     ]
 
 
+@pytest.mark.parametrize(
+    ("kind", "license_line"), [("gemma2", True), ("gemma3_text", True), ("gemma9", False)]
+)
+def test_the_model_card_has_the_licence_of_the_base(kind: str, license_line: bool):
+    card = model_card(
+        tiny.make_config(), step=1, formats=("hf",), kind=kind, dtype="bfloat16", multimodal=False
+    )
+    front = card.split("---\n")[1].splitlines()
+    assert ('license: "gemma"' in front) == license_line
+
+
+def test_the_model_card_names_local_files_without_their_folders():
+    parts = [{"name": "style", "function": "/home/me/my_rewards.py:style"}]
+    config = tiny.make_config(
+        run={"dir": "/home/me/runs"},
+        model={"path": "/home/me/models/gemma"},
+        lora={"start": "/home/me/adapters/first"},
+        data={
+            "train": {"path": "/home/me/data/train.jsonl"},
+            "test": {"path": "openai/gsm8k", "split": "test"},
+        },
+        rewards={"functions": parts},
+        learner={"teacher": "/home/me/adapters/teacher", "distill_coef": 0.5},
+        prompt={"answer_prefix": "/think"},
+        eval={"metric": "style"},
+    )
+    entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None}
+    card = model_card(
+        config,
+        step=1,
+        formats=("hf",),
+        kind="gemma3_text",
+        dtype="bfloat16",
+        multimodal=False,
+        evaluations=[entry | {"metric": "style"}],
+    )
+    assert "/home" not in card
+    for shown in ("`gemma`, trained", "`first`", "`teacher`", "`train.jsonl`", "`openai/gsm8k`"):
+        assert shown in card, shown
+    settings = json.loads(card.split("```json\n")[1].split("```")[0])
+    assert settings["rewards"]["functions"][0]["function"] == "my_rewards.py:style"
+    assert settings["run"]["dir"] == "runs"
+    assert settings["prompt"]["answer_prefix"] == "/think"
+
+
 def test_the_model_card_names_the_base_as_on_the_hub():
     config = tiny.make_config(
         model={"path": "hf://google/gemma-3-1b-it@main"},
         rollout={"stop_strings": ("</answer>", "\n\n")},
         prompt={"answer_prefix": "<reasoning>\n"},
     )
-    card = model_card(config, step=1, formats=("hf",), dtype="bfloat16", multimodal=True)
+    card = model_card(
+        config, step=1, formats=("hf",), kind="gemma3_text", dtype="bfloat16", multimodal=True
+    )
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
     assert "a multimodal model, of which only the text model is trained" in card
