@@ -40,7 +40,7 @@ from pipeline.inputs.hub.hf_folder import flax_folder
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
-from pipeline.plan.forecast import calibration_share_s
+from pipeline.plan.forecast import calibration_share_s, saved_bytes
 from pipeline.report.rehearsal import PHASE_OF_PROMPTS, Observed, figures, lines
 from pipeline.rollout.restarts import TrainingStopped
 from pipeline.run.run_folder import RunFolder
@@ -59,9 +59,6 @@ _REPEATED = -1
 """Version that tokens have which no version sampled: they are not compared with the learner's."""
 _MOST_SHARE, _SHARE_OF_S = 0.5, 3600.0
 """Maximum of `plan.calibration_share`, and what it refers to with a budget of steps."""
-_ADAPTER_COPIES = 4
-"""Adapters on disk: a checkpoint with both moments, and the best version."""
-_FLOAT_BYTES = 4
 
 
 def rehearse(config: Config, *, random_weights: bool, json_file: Path | None) -> int:
@@ -367,10 +364,9 @@ def _check_disk(config: Config, shape: ModelShape, *, weights: bool) -> None:
     Raises:
         ValueError: with the needed and the free space.
     """
-    loaded = DTYPE_BYTES[config.model.dtype]
-    exported = {**DTYPE_BYTES, "float16": 2}[config.export.dtype or config.model.dtype]
-    adapter = _FLOAT_BYTES * shape.adapter_parameters(config.lora)
-    needed = shape.parameters * (exported + (loaded if weights else 0)) + _ADAPTER_COPIES * adapter
+    needed = sum(saved_bytes(config, shape, checkpoints=1).values())
+    if weights:
+        needed += shape.parameters * DTYPE_BYTES[config.model.dtype]
     folder = Path(config.run.dir).absolute()
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     free = shutil.disk_usage(existing).free

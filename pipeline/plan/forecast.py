@@ -17,7 +17,7 @@ from typing import Literal
 
 from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
-from pipeline.contracts.model_shape import DTYPE_BYTES
+from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
 from pipeline.control.estimates import SAFETY
@@ -327,18 +327,33 @@ def _export_size(config: Config) -> int:
 
 def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
     config, mean = plan.config, case.lengths.completion
-    adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     row = _ROW_BYTES + _TEXT_BYTES * mean
     stored = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
-    # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
-    state = 3 * adapter
+    saved = saved_bytes(config, case.shape, checkpoints=config.checkpoint.keep)
     sizes = {
-        "checkpoints": config.checkpoint.keep * state + adapter,
+        "checkpoints": saved["checkpoints"],
         "rollouts": steps * config.rollout.size * stored + 2 * evaluated * row,
         "records": steps * _METRICS_BYTES,
-        "export": case.shape.parameters * _export_size(config) + adapter,
+        "export": saved["export"],
     }
     return {name: size / GIB for name, size in sizes.items()}
+
+
+def saved_bytes(config: Config, shape: ModelShape, *, checkpoints: int) -> dict[str, int]:
+    """Bytes of checkpoints and export in a run folder, which do not depend on the steps.
+
+    Args:
+        config: of the run.
+        shape: of the model.
+        checkpoints: that are kept at a time.
+    """
+    adapter = _FLOAT * shape.adapter_parameters(config.lora)
+    # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
+    state = 3 * adapter
+    return {
+        "checkpoints": checkpoints * state + adapter,
+        "export": shape.parameters * _export_size(config) + adapter,
+    }
 
 
 CALIBRATION_SHARE = 0.02

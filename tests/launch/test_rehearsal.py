@@ -27,7 +27,7 @@ from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.contracts.sizes import WorkerPhase
-from pipeline.inputs.hub.model_shape import read_model_shape
+from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
 from pipeline.plan.cost_model.programs import depends_on, programs_of
 from pipeline.rollout.restarts import TrainingStopped
 from pipeline.run.run_folder import RunFolder
@@ -50,6 +50,7 @@ from tests.launch.cluster_fixtures import (
     write_config,
 )
 from tests.launch.small_run import everything_below
+from tests.pipeline.plan.presets import preset
 
 DEMO = PROJECT / "launch" / "demo" / "tiny_gemma3"
 SMALL = {
@@ -492,3 +493,20 @@ def test_a_disk_that_is_too_small_is_refused(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10**6))
     shown = refused(command, capsys, "--random-weights")
     assert "a rehearsal temporarily writes 0.0 GiB there, and 0.0 are free" in shown
+
+
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_rehearsal_needs_the_disk_of_one_checkpoint_and_an_export(
+    monkeypatch: pytest.MonkeyPatch, *, weights: bool
+):
+    config = preset("gemma3_1b")
+    shape = shape_of(config)
+    # The checkpoint has the adapter and two moments; the best version and the export have it, too.
+    needed = 5 * 4 * shape.adapter_parameters(config.lora)
+    needed += (2 + 2 * weights) * shape.parameters
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed))
+    rehearsal._check_disk(config, shape, weights=weights)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=needed - 1))
+    with pytest.raises(ValueError, match="a rehearsal temporarily writes"):
+        rehearsal._check_disk(config, shape, weights=weights)
