@@ -1,8 +1,8 @@
 """`launch.doctor --chips`: starts the processes that check the chips, and judges their results.
 
-launch.chips all    with all chips: program forms, collectives, checkpoint, speed
-launch.chips cache  with all chips: the first one's program, from the cache
-launch.chips half   twice at once, with four chips of eight each
+One process of `launch.chips` has all chips: program forms, collectives, checkpoint, speed. The next
+one reads a program from the cache that the first one has compiled. Then two at once have half of
+the chips each.
 """
 
 from __future__ import annotations
