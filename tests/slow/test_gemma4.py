@@ -67,14 +67,14 @@ def test_a_random_gemma_4_equals_hugging_faces(tmp_path: Path, seed: int):
         policy, base, config, tiny.VOCABULARY, like=like, tokenizer=pieces, verify=False
     )
     # So small that it does not amplify rounding errors.
-    adapter = {name: 0.5 * value for name, value in tiny.make_probe(policy).items()}
+    adapter = {name: 0.3 * value for name, value in tiny.make_probe(policy).items()}
     writer.export(out, Tuned(adapter, 1), examples=())
     (out / "tokenizer.model").unlink()
     reread = load_adapter(str(out), policy).adapter
     for name, value in adapter.items():
         np.testing.assert_array_equal(reread[name], value)
     expected = tiny.logits(policy, base, adapter, stored["tokens"])
-    assert np.abs(expected - found).max() > 0.05
+    assert np.abs(expected - found).max() > 0.01
     given = {"tokens": stored["tokens"], "prompt": stored["prompt_1"]}
     for model, beside in ((out, None), (out / "adapter", like)):
         answer = ask(tmp_path, given, model, beside)
