@@ -106,8 +106,8 @@ def _facts(config: Config, base: str) -> dict[str, str]:
     more: dict[str, str] = {}
     if lora.start is not None:
         more["initial adapter"] = f"`{_name(lora.start)}`"
-    if config.sft.train is not None:
-        sft = config.sft
+    sft = config.sft
+    if sft.train is not None:
         more["SFT"] = (
             f"`{_name(sft.train.title)}`, {sft.steps} steps of {sft.sequences_per_step} "
             f"packed sequences, learning rate {sft.lr:g}, {sft.schedule}"
