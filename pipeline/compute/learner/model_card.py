@@ -15,7 +15,7 @@ from configs.schema import Config, Learner
 from pipeline.contracts.evaluations import show_interval, show_mean
 from pipeline.inputs.hub.model_source import HF
 
-LICENSES = {"gemma2": "gemma", "gemma3_text": "gemma"}
+LICENSES = {"gemma2": "gemma", "gemma3_text": "gemma", "gemma4_text": "apache-2.0"}
 """The Hub's names of licences that the weights of a base, and what is made from them, are under; by
 `model_type`."""
 _PACKAGES = ("jax", "flax", "qwix", "google-tunix", "optax", "ray")

@@ -298,14 +298,21 @@ def test_the_model_card_has_the_measured_score():
 
 
 @pytest.mark.parametrize(
-    ("kind", "license_line"), [("gemma2", True), ("gemma3_text", True), ("gemma9", False)]
+    ("kind", "licence"),
+    [
+        ("gemma2", "gemma"),
+        ("gemma3_text", "gemma"),
+        ("gemma4_text", "apache-2.0"),
+        ("gemma9", None),
+    ],
 )
-def test_the_model_card_has_the_licence_of_the_base(kind: str, license_line: bool):
+def test_the_model_card_has_the_licence_of_the_base(kind: str, licence: str | None):
     card = model_card(
         tiny.make_config(), step=1, formats=("hf",), kind=kind, dtype="bfloat16", multimodal=False
     )
     front = card.split("---\n")[1].splitlines()
-    assert ('license: "gemma"' in front) == license_line
+    found = [line for line in front if line.startswith("license:")]
+    assert found == ([f'license: "{licence}"'] if licence else [])
 
 
 def test_the_model_card_names_local_files_without_their_folders():
