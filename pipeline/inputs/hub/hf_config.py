@@ -341,11 +341,12 @@ def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
     odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
     if odd:
         return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"]
-    own = count - text.get("num_kv_shared_layers", 0)
-    if any(kind not in kinds[: max(own, 0)] for kind in kinds):
-        shared = count - own
+    if text["model_type"] != GEMMA4:
+        return []
+    shared = text["num_kv_shared_layers"]
+    if any(kind not in kinds[: max(count - shared, 0)] for kind in kinds):
         return [f"num_kv_shared_layers is {shared}: the other layers lack a kind of layer_types"]
-    if text["model_type"] == GEMMA4 and kinds[-1] != FULL:
+    if kinds[-1] != FULL:
         return [f"layer_types ends with {SLIDING}, but the last layer has to be {FULL}"]
     return []
 
