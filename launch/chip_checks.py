@@ -141,7 +141,7 @@ class Child:
         command = ("--platform", platform, "--devices", str(len(chips)), *more)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "launch.chips", part, *command],
-            env=os.environ | _variables(platform, chips, shared=part == "half"),
+            env=os.environ | _variables(platform, chips, shared=len(chips) < _CHIPS),
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,

@@ -203,6 +203,7 @@ def model(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG0
         yield Finding("model", "fault", str(error), remedy)
     except ValueError as error:
         hub = next((prefix for prefix in (HF, KAGGLE) if path.startswith(prefix)), "folder")
+        hub = "model" if hub != "folder" and _has_free_licence(path) else hub
         remedy = _ADVICE[hub]
         yield Finding("model", "fault", str(error), remedy)
     else:
@@ -234,15 +235,23 @@ def logins(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG
     if config is None or path.startswith(HF):
         from huggingface_hub import get_token
 
-        yield _login("Hugging Face", "hf auth login, or set HF_TOKEN", known=bool(get_token()))
+        how, needed = "hf auth login, or set HF_TOKEN", not _has_free_licence(path)
+        yield _login("Hugging Face", how, known=bool(get_token()), needed=needed)
     if config is None or path.startswith(KAGGLE):
         token = "set KAGGLE_API_TOKEN, from the settings of your account"
         yield _login("Kaggle", token, known=has_kaggle_login())
 
 
-def _login(hub: str, how: str, *, known: bool) -> Finding:
+def _has_free_licence(path: str) -> bool:
+    """Whether nobody has to accept a licence: Gemma 4 is under Apache-2.0."""
+    return "gemma-4" in path.lower()
+
+
+def _login(hub: str, how: str, *, known: bool, needed: bool = True) -> Finding:
     if known:
         return Finding(hub, "ok", "there is a login")
+    if not needed:
+        return Finding(hub, "ok", "no login; this model needs none")
     return Finding(hub, "note", "no login; Gemma is only given to users who have one", how)
 
 

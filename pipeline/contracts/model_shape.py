@@ -123,6 +123,11 @@ class ModelShape:
             return layer
         return max(n for n in self.kv_layers if self.local[n] == self.local[layer])
 
+    @property
+    def shared_sources(self) -> set[int]:
+        """The layers whose keys and values later ones attend to."""
+        return {self.kv_source(n) for n in range(len(self.kv_layers), self.layers)}
+
     def has_kv(self, layer: int) -> bool:
         """Whether a layer has keys and values of its own."""
         return layer in self.kv_layers

@@ -465,6 +465,15 @@ def test_without_a_configuration_missing_chips_and_logins_are_notes(good: Imitat
     assert not {"plan", "disk", "model", "data"} & states.keys()
 
 
+@pytest.mark.parametrize(("name", "state"), [("gemma-3-1b-it", "note"), ("gemma-4-E2B-it", "ok")])
+def test_only_models_with_a_licence_to_accept_need_a_login(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch, name: str, state: str
+):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    good.settings["model.path"] = f"hf://google/{name}"
+    assert [one.state for one in examined(good) if one.check == "Hugging Face"] == [state]
+
+
 def test_files_that_a_run_has_written_need_no_room_again(good: Imitation):
     good.free["runs/small"] = 10 * GIB
     (before,) = (one.finding for one in examined(good) if one.check == "disk")

@@ -139,6 +139,8 @@ def _serving(config: Config) -> dict[str, str]:
         found["prefix of the model's turn"] = quoted([config.prompt.answer_prefix])
     if config.rollout.stop_strings:
         found["stop strings"] = quoted(config.rollout.stop_strings)
+    if config.prompt.thinking:
+        found["chat template"] = "`enable_thinking = true`"
     return found
 
 

@@ -118,11 +118,10 @@ class Gemma(nnx.Module):
         gather = partial(nnx.map_state, partial(_gathered, parts.mesh))
         positions, attend = jax.tree.map(parts.split, (positions, attend))
         x, per_layer = jax.tree.map(parts.split, self._embed(tokens))
-        shared_sources = {shape.kv_source(n) for n in range(len(shape.kv_layers), shape.layers)}
         held: dict[int, KeyValue] = {}
         for number, layer in enumerate(self.layers):
             source = shape.kv_source(number)
-            keeps = source == number and number in shared_sources
+            keeps = source == number and number in shape.shared_sources
             adapter, base, run = _pure(layer, self.architecture, keeps=keeps)
             inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
             x, key_value = remat.layer_on_parts(parts, run, gather=gather)(

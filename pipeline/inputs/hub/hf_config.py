@@ -268,7 +268,7 @@ def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
     if text["model_type"] != "gemma2" and text.get("attn_logit_softcapping") is not None:
         value = show(text["attn_logit_softcapping"])
         wrong.append(
-            f"attn_logit_softcapping is {value}, which transformers ignores in a Gemma 3; "
+            f"attn_logit_softcapping is {value}, which transformers ignores in a Gemma 3 or 4; "
             "set it to null"
         )
     if wrong:

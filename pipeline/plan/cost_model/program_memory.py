@@ -336,8 +336,8 @@ def _shared(arrays: ProcessArrays) -> int:
     attend to, with their gradients.
     """
     shape = arrays.shape
-    sources = {shape.kv_source(n) for n in range(len(shape.kv_layers), shape.layers)}
-    key_value = sum(2 * 2 * arrays.kv_heads * shape.head_dim_of(n) for n in sources)
+    widths = (shape.head_dim_of(n) for n in shape.shared_sources)
+    key_value = sum(2 * 2 * arrays.kv_heads * width for width in widths)
     return key_value + shape.layers * shape.per_layer_input
 
 
