@@ -257,7 +257,7 @@ def test_missing_rope_settings_get_defaults():
         ({"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is nan, not a positive"),
         (
             {"attn_logit_softcapping": 50.0},
-            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3; set it to nu",
+            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3 or 4; set it",
         ),
         ({"layer_types": 7}, "layer_types is 7, not a list of names"),
         ({"rope_theta": 0}, "rope_theta of RoPE is 0, not a positive number"),
