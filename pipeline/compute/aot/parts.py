@@ -13,8 +13,8 @@ from pipeline.compute.aot.hlo import Computation, Instruction, Module
 _BY_FUNCTION = {
     "FeedForward": "feed-forward",
     "Einsum": "projections",
-    "RMSNorm": "norms and RoPE",
-    "_normalize": "norms and RoPE",
+    "normalize": "norms and RoPE",
+    "_unit": "norms and RoPE",
     "apply_rope": "norms and RoPE",
     "flush": "flush",
     "TokenAttention": "attention",

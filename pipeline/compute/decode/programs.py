@@ -215,11 +215,12 @@ class DecodePrograms:
         steps = self.config.segment_steps
         rings, start = state.caches, state.length
         recent = self._empty_rings(len(start), [steps] * len(rings))
+        norm_factors = self.policy.norm_factors(base)
 
         def step(number: Int[Array, ""], state: DecodeState) -> DecodeState:
             # Bound inside the loop: qwix stores attributes on the modules, which flax allows only
             # at the trace level at which they were made.
-            hidden, recent = self.policy.bind(base, adapter)(
+            hidden, recent = self.policy.bind(base, adapter, norm_factors=norm_factors)(
                 state.last[:, None],
                 state.length[:, None],
                 attend=TokenAttention(start, state.length, number),

@@ -103,7 +103,7 @@ class Gemma(nnx.Module):
             if shared is None:
                 held.append(key_value)
                 new_caches.append(cache)
-        return normalize(self.final_norm, x, shape), tuple(new_caches)
+        return normalize(self.final_norm, x), tuple(new_caches)
 
     def _for_gradient(
         self,
@@ -129,7 +129,7 @@ class Gemma(nnx.Module):
             )
             if keeps:
                 held[number] = key_value
-        whole = remat.wrap(partial(_final_norm, self.final_norm, shape))
+        whole = remat.wrap(partial(normalize, self.final_norm))
         x = remat.wrap_parts(partial(parts.map, whole))(x)
         return self._constrain(parts.join(x))
 
@@ -145,7 +145,7 @@ class Gemma(nnx.Module):
             return x, None
         embedder, sizes = self.per_layer_embedder, (shape.layers, shape.per_layer_input)
         projected = embedder.projection(x) * jnp.asarray(shape.embed**-0.5, x.dtype)
-        projected = normalize(embedder.norm, projected.reshape(*tokens.shape, *sizes), shape)
+        projected = normalize(embedder.norm, projected.reshape(*tokens.shape, *sizes))
         found = look_up(tokens, embedder.embedding[...], mesh=mesh, axes=ALL_AXES)
         found *= jnp.sqrt(shape.per_layer_input).astype(x.dtype)
         total = (projected + found.reshape(projected.shape)) * jnp.asarray(2**-0.5, x.dtype)
@@ -172,10 +172,6 @@ def _per_layer_embedder(architecture: Architecture, rngs: nnx.Rngs) -> Group:
 def _of_layer(per_layer: jax.Array | None, number: int) -> jax.Array | None:
     """The inputs of a layer from those of all layers."""
     return None if per_layer is None else per_layer[..., number, :]
-
-
-def _final_norm(norm: gemma3.RMSNorm, shape: ModelShape, x: jax.Array) -> jax.Array:
-    return normalize(norm, x, shape)
 
 
 def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) -> nnx.Variable[Any]:

@@ -99,16 +99,16 @@ def run_layer(
         New hidden states, keys and values, and the new cache.
     """
     attn, shape = layer.attn, architecture.shape
-    h = normalize(layer.pre_attention_norm, x, shape)
+    h = normalize(layer.pre_attention_norm, x)
     query, key, value = _project(layer, h, shared)
     if shape.query_key_norm:
-        query = normalize(attn._query_norm, query, shape)  # noqa: SLF001  # Tunix's names
+        query = normalize(attn._query_norm, query)  # noqa: SLF001  # Tunix's names
         if shared is None:
-            key = normalize(attn._key_norm, key, shape)  # noqa: SLF001
+            key = normalize(attn._key_norm, key)  # noqa: SLF001
     query = _rotate(attn, query, inputs.positions, architecture)
     if shared is None:
         key = _rotate(attn, key, inputs.positions, architecture)
-        value = _unit(value.astype(jnp.float32)).astype(value.dtype) if shape.value_norm else value
+        value = _unit(value).astype(value.dtype) if shape.value_norm else value
     window = attn.sliding_window_size if _is_local(attn) else None
     encoded, cache = inputs.attend(
         query * architecture.query_scale,
@@ -117,27 +117,37 @@ def run_layer(
         bounds=Bounds(window, shape.attention_softcap, shared is not None),
         cache=cache,
     )
-    x += normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded), shape)
-    h = layer.mlp(normalize(layer.pre_ffw_norm, x, shape))
-    x = x + normalize(layer.post_ffw_norm, h, shape)
+    x += normalize(layer.post_attention_norm, attn.attn_vec_einsum(encoded))
+    h = layer.mlp(normalize(layer.pre_ffw_norm, x))
+    x = x + normalize(layer.post_ffw_norm, h)
     if inputs.per_layer is not None:
         h = nnx.gelu(layer.per_layer.input_gate(x)) * inputs.per_layer
-        x += normalize(layer.per_layer.norm, layer.per_layer.projection(h), shape)
+        x += normalize(layer.per_layer.norm, layer.per_layer.projection(h))
     if shape.value_norm:
         x *= layer.output.scale[...]
     return x, (key, value), cache
 
 
-def normalize(norm: gemma3.RMSNorm, x: jax.Array, shape: ModelShape) -> jax.Array:
-    """RMSNorm, in float32 for any dtype of x, as in the reference implementations."""
-    exact = x.astype(jnp.float32)
-    # Gemma 2 and 3 multiply by 1 plus the weight.
-    scaled = _unit(exact) * norm.scale[...] if shape.value_norm else norm(exact)
-    return scaled.astype(x.dtype)
+def normalize(norm: gemma3.RMSNorm, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """RMSNorm, in float32 for any dtype of x, as in the reference implementations.
+
+    Args:
+        norm: with the factor of `norm_factor` as its scale.
+        x: normalized along its last axis.
+    """
+    return (_unit(x) * norm.scale[...]).astype(x.dtype)
+
+
+def norm_factor(weight: Float[Array, " width"], shape: ModelShape) -> Float[Array, " width"]:
+    """What `normalize` multiplies by, float32: Gemma 2 and 3 store its difference from 1."""
+    exact = weight.astype(jnp.float32)
+    return exact if shape.value_norm else 1 + exact
 
 
 def _unit(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    return x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + 1e-6)
+    """Divided by the root mean square along the last axis; float32."""
+    exact = x.astype(jnp.float32)
+    return exact * jax.lax.rsqrt(jnp.mean(jnp.square(exact), axis=-1, keepdims=True) + 1e-6)
 
 
 def _project(

@@ -22,6 +22,7 @@ from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model import quantize, weights
 from pipeline.compute.model.architecture import Architecture
 from pipeline.compute.model.gemma import Gemma
+from pipeline.compute.model.layer import norm_factor
 from pipeline.compute.model.sharding import by_row, placed, replicated
 
 Params = dict[str, Any]
@@ -99,7 +100,14 @@ class Policy:
             _abstract=abstract,
         )
 
-    def bind(self, base: Params, adapter: Params, *, exact: bool = False) -> Gemma:
+    def bind(
+        self,
+        base: Params,
+        adapter: Params,
+        *,
+        exact: bool = False,
+        norm_factors: Params | None = None,
+    ) -> Gemma:
         """The model with base and adapter, for use inside a trace.
 
         Args:
@@ -107,15 +115,32 @@ class Policy:
             adapter: float32 parameters.
             exact: leave the adapter in float32 for the layers to cast (see `Gemma.__call__` with
                 `remat`); otherwise it is cast to the base's dtype here.
+            norm_factors: of `norm_factors`; None: computed here.
         """
-        values = {**base, **adapter}
+        factors = self.norm_factors(base) if norm_factors is None else norm_factors
         flat = []
         for path, variable in nnx.to_flat_state(self._abstract):
-            value = quantize.unpack(values[_name(path)], variable.dtype)
-            if not (exact and isinstance(variable, nnx.LoRAParam)):
-                value = value.astype(variable.dtype)
+            name = _name(path)
+            if name in factors:
+                value = factors[name]
+            elif name in adapter:
+                value = adapter[name] if exact else adapter[name].astype(variable.dtype)
+            else:
+                value = quantize.unpack(base[name], variable.dtype).astype(variable.dtype)
             flat.append((path, variable.replace(value)))
         return nnx.merge(self._graphdef, nnx.from_flat_state(flat))
+
+    def norm_factors(self, base: Params) -> Params:
+        """What the norms multiply by, float32, by the paths of their weights.
+
+        For `bind` inside a loop: XLA does not move their computation out of it.
+        """
+        shape = self.architecture.shape
+        return {
+            name: norm_factor(weight, shape)
+            for name, weight in base.items()
+            if name.endswith("norm.scale")
+        }
 
     @staticmethod
     def embedding(base: Params) -> jax.Array:
