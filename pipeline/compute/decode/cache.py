@@ -215,33 +215,73 @@ def _flush_layer(
     start: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
 ) -> RingCache:
-    """Writes only the one or two blocks of a row's slots that have new positions.
-
-    It does so in place if the ring is donated. Positions move by a product with zeros and ones,
-    which is exact for finite numbers: on a TPU a gather of single positions takes longer than the
-    rest of the flush.
-    """
+    """The ring in blocks of slots, of which one or two of a row have new positions."""
     slots, steps = ring[0].shape[2], recent[0].shape[2]
     block = next(n for n in range(min(steps, slots), slots + 1) if slots % n == 0)
-    rows, count = jnp.arange(len(start))[:, None], slots // block
-    blocks = (start[:, None] // block + jnp.arange(min(2, count))) % count
-    at = blocks[:, :, None] * block + jnp.arange(block)
-    last = lengths[:, None, None] - 1
-    newer = last - (last - at) % slots >= start[:, None, None]
+    # Both blocks have the new positions at the same places.
     source = held_positions(lengths, block) - start[:, None]
+    newer = (held_positions(lengths, slots) >= start[:, None]).reshape(len(start), -1, block)
+    blocks = tuple(x.reshape(*x.shape[:2], -1, block, *x.shape[3:]) for x in ring)
+    new = tuple(_placed(x, source) for x in recent)
+    if len(ring) > 2:
+        flushed = _select_in_all(blocks, new, newer)
+    else:
+        flushed = _write_newer(blocks, new, newer, start // block)
+    return tuple(x.reshape(old.shape) for x, old in zip(flushed, ring, strict=True))
+
+
+def _placed(recent: jax.Array, source: Int[Array, "batch block"]) -> jax.Array:
+    """Step `source` of a recent ring at each place of a block; zero for other numbers.
+
+    By a product with zeros and ones, which is exact for finite numbers: on a TPU a gather of single
+    positions takes longer than the rest of the flush.
+    """
+    hot = (source[:, :, None] == jnp.arange(recent.shape[2])).astype(recent.dtype)
+    kept: Any = {"preferred_element_type": recent.dtype, "precision": "highest"}
+    return jnp.einsum("bsn,bkn...->bks...", hot, recent, **kept)
+
+
+def _write_newer(
+    ring: RingCache,
+    new: RingCache,
+    newer: Bool[Array, "batch blocks block"],
+    first: Int[Array, " batch"],
+) -> RingCache:
+    """Writes the blocks that have new positions: `first` and the next, in place if donated."""
+    count = newer.shape[1]
+    rows = jnp.arange(len(first))[:, None]
+    at = (first[:, None] + jnp.arange(min(2, count))) % count
+    mine = newer[rows, at][:, :, None]
 
     def one(old: jax.Array, new: jax.Array) -> jax.Array:
-        more = (1,) * (old.ndim - 3)
-        hot = (source[:, :, None] == jnp.arange(steps)).astype(new.dtype)
-        moved = jnp.einsum(
-            "bsn,bkn...->bks...", hot, new, preferred_element_type=new.dtype, precision="highest"
-        )
-        tables = old.reshape(*old.shape[:2], count, block, *old.shape[3:])
-        mine = newer.reshape(*blocks.shape, 1, block, *more)
-        written = jnp.where(mine, moved[:, None], tables[rows, :, blocks])
-        return tables.at[rows, :, blocks].set(written, unique_indices=True).reshape(old.shape)
+        written = jnp.where(_like(mine, old), new[:, None], old[rows, :, at])
+        return old.at[rows, :, at].set(written, unique_indices=True)
 
-    return tuple(one(old, new) for old, new in zip(ring, recent, strict=True))
+    return tuple(map(one, ring, new))
+
+
+def _select_in_all(
+    ring: RingCache, new: RingCache, newer: Bool[Array, "batch blocks block"]
+) -> RingCache:
+    """Passes over all blocks, in place if donated.
+
+    For rings in 8 bits: a TPU has no gather and scatter of them in their own layout, and copies a
+    ring before and after, which takes twice as long as this pass.
+    """
+
+    def select(number: Int[Array, ""], ring: RingCache) -> RingCache:
+        mine = newer[:, None, number]
+        return tuple(
+            x.at[:, :, number].set(jnp.where(_like(mine, y), y, x[:, :, number]))
+            for x, y in zip(ring, new, strict=True)
+        )
+
+    return jax.lax.fori_loop(0, newer.shape[1], select, ring)
+
+
+def _like(mask: Bool[Array, "*shape"], x: jax.Array) -> jax.Array:
+    """The mask with as many axes as x."""
+    return mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim))
 
 
 def _by_head(x: Keys) -> Float[Array, "batch kv_heads seq head_dim"]:
