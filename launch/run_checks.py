@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.hub.model_source import HF, KAGGLE, has_kaggle_login, locate_model
 from pipeline.plan.cost_model.hardware import device_count
-from pipeline.plan.forecast import forecast
+from pipeline.plan.forecast import Forecast, forecast
 from pipeline.plan.search.fitting import PlanCase, choose_placement, shortage
 from pipeline.run import tracking
 from pipeline.run.mirror import check_mirror
@@ -34,8 +34,6 @@ with the demo. Weights go to the devices one parameter after another."""
 _STORE_BYTES, _STORE_SHARE = 10e9, 0.3
 """Ray's object store takes this share of the free memory; at least as much of it is in /dev/shm,
 or all of it in the folder of temporary files."""
-_HUB_BYTES = 2
-"""Bytes of a parameter of the models on the hub."""
 _NETWORK = "connect to the network (Kaggle: Settings, Internet) without HF_HUB_OFFLINE"
 _ADVICE = {
     "model": f"{_NETWORK}, or set model.path to a folder with the model's files",
@@ -87,6 +85,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         state = "note" if config.plan.platform == "gpu" else "fault"
         case = PlanCase.of(config)
         chosen = choose_placement(case).chosen
+        planned = forecast(case, chosen)
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
         yield Finding("plan", state, str(error), remedy)
@@ -108,7 +107,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     else:
         yield Finding("memory", "ok", shown)
     yield from _shared_memory(host, memory, config)
-    yield from _disk(host, config, case.shape.parameters, forecast(case, chosen).disk_gib)
+    yield from _disk(host, config, planned)
 
 
 def _shared_memory(host: Host, memory_gib: float, config: Config | None) -> Iterator[Finding]:
@@ -128,15 +127,13 @@ def _shared_memory(host: Host, memory_gib: float, config: Config | None) -> Iter
     )
 
 
-def _disk(
-    host: Host, config: Config, parameters: int, run_gib: Mapping[str, float]
-) -> Iterator[Finding]:
+def _disk(host: Host, config: Config, planned: Forecast) -> Iterator[Finding]:
     """The free space of each file system against what a run writes there, as `launch.plan` says."""
     programs = cache_folder("xla")
-    places = {RunFolder.of(config).path: run_gib}
+    places = {RunFolder.of(config).path: planned.disk_gib}
     places[programs] = {"compiled programs": PROGRAMS_BYTES / GIB}
     if is_handle(config.model.path):
-        places[_hub_cache(config.model.path)] = {"weights": _HUB_BYTES * parameters / GIB}
+        places[_hub_cache(config.model.path)] = {"weights": planned.download_gib}
     left = {path: max(0.0, sum(gib.values()) - _size_gib(path)) for path, gib in places.items()}
     disks: dict[int, list[Path]] = defaultdict(list)
     for path in places:

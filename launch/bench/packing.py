@@ -18,7 +18,8 @@ from launch.bench.harness import Row, Section
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.dataset.packing import first_fit
-from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
+from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.inputs.hub.model_shape import PUBLISHED
 
 PROMPT_MEAN, COMPLETION_MEANS = 150, (296, 448, 576)
 """Mean tokens of GSM8K's prompts, and of completions as seen in training."""

@@ -49,6 +49,13 @@ def program_bytes(compiled: jax.stages.Compiled) -> int:
     return size
 
 
+def argument_bytes(compiled: jax.stages.Compiled) -> int:
+    """Bytes per device of the arguments that the program reads; JAX drops the others."""
+    stats: Any = compiled.memory_analysis()
+    size: int = stats.argument_size_in_bytes
+    return size
+
+
 def result_bytes(compiled: jax.stages.Compiled) -> int:
     """Bytes per device of the program's results."""
     stats: Any = compiled.memory_analysis()

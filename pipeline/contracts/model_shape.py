@@ -10,7 +10,7 @@ import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 
@@ -137,6 +137,11 @@ class ModelShape:
         """The layers that have keys and values, and so a cache, of their own: the first ones."""
         return range(self.layers - self.kv_shared_layers)
 
+    @property
+    def prefilled(self) -> ModelShape:
+        """The layers that a prefill computes, which ends with the last keys and values."""
+        return replace(self, local=self.local[: len(self.kv_layers)], kv_shared_layers=0)
+
     def head_dim_of(self, layer: int) -> int:
         """Width of a head of a layer."""
         return self.head_dim if self.local[layer] else self.global_head_dim or self.head_dim
@@ -213,13 +218,18 @@ class ModelShape:
         embeddings = self.embedding_parameters + self.per_layer_embedding_parameters
         return embeddings + self.body_parameters
 
-    def adapter_parameters(self, lora: Lora) -> int:
+    def adapter_parameters(self, lora: Lora, *, prefilled: bool = False) -> int:
         """Parameters of a fresh adapter, in which some matrices share a lora_a.
+
+        Args:
+            lora: settings of the adapter.
+            prefilled: only those of the layers that a prefill computes.
 
         Raises:
             ValueError: if `lora.targets` matches no matrix.
         """
-        return lora.rank * _adapted(self, lora.targets)
+        layers = len(self.kv_layers) if prefilled else self.layers
+        return lora.rank * _adapted(self, lora.targets, layers)
 
     def layer_bytes(
         self, layer: int, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
@@ -286,10 +296,10 @@ def _count_matrices(shape: ModelShape) -> Counter[Matrix]:
 
 
 @lru_cache
-def _adapted(shape: ModelShape, targets: str) -> int:
-    """Elements of the adapter at rank 1."""
+def _adapted(shape: ModelShape, targets: str, layers: int) -> int:
+    """Elements of the adapter of the first `layers` layers at rank 1."""
     elements = {
-        f"layers/{layer}/{matrix.path}": matrix.lora
+        f"layers/{layer}/{matrix.path}": matrix.lora * (layer < layers)
         for layer in range(shape.layers)
         for matrix in shape.matrices(layer)
     }

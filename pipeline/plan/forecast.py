@@ -22,6 +22,7 @@ from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
 from pipeline.control.estimates import SAFETY
 from pipeline.inputs.dataset.batching import batch_shape, learned_share
+from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
@@ -185,7 +186,7 @@ class RunTimes:
         config, chip = plan.config, case.topology.chip
         model = case.roofline(config)
         base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
-        written = case.shape.parameters * _export_size(config)
+        written = _merged_bytes(config, case.shape)
         state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
 
         def answers(name: str) -> Seconds:
@@ -228,9 +229,10 @@ class RunTimes:
 
 
 def _download_bytes(case: PlanCase) -> int:
-    """Bytes of the weights at a hub, without the vision tower of a multimodal model."""
-    is_remote = case.config.model.path.startswith(HUB_PREFIXES)
-    return _PUBLISHED_BYTES * case.shape.parameters if is_remote else 0
+    """Bytes of the weights at a hub."""
+    if not case.config.model.path.startswith(HUB_PREFIXES):
+        return 0
+    return _PUBLISHED_BYTES * case.shape.parameters + unused_bytes(case.config)
 
 
 def _given_s(config: Config) -> float | None:
@@ -320,9 +322,11 @@ def _rows(source: Source) -> int | None:
     return count
 
 
-def _export_size(config: Config) -> int:
+def _merged_bytes(config: Config, shape: ModelShape) -> int:
+    """Bytes of an exported model, with the parts of the base that are not the text model's."""
     kind = config.export.dtype or config.model.dtype
-    return 2 if kind == "float16" else DTYPE_BYTES[kind]
+    each = 2 if kind == "float16" else DTYPE_BYTES[kind]
+    return shape.parameters * each + unused_bytes(config)
 
 
 def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:
@@ -352,7 +356,7 @@ def saved_bytes(config: Config, shape: ModelShape, *, checkpoints: int) -> dict[
     state = 3 * adapter
     return {
         "checkpoints": checkpoints * state + adapter,
-        "export": shape.parameters * _export_size(config) + adapter,
+        "export": _merged_bytes(config, shape) + adapter,
     }
 
 

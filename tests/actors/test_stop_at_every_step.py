@@ -24,20 +24,16 @@ from tests import tiny
 from tests.fakes import Disk, Killed, Process, left_behind, make_data
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
+REWARD = "tests.launch.planted_rewards:checksum"
 STEPS, PROMPTS, PER_STEP = 12, 8, 2
 assert STEPS * PER_STEP == 3 * PROMPTS  # three epochs
-
-
-def checksum(completion: str) -> float:
-    """A reward that depends on every character."""
-    return float(sum(map(ord, completion)) % 7)
 
 
 def settings(folder: Path, *, keep: int = 1) -> Config:
     return tiny.make_config(
         run={"name": "run", "dir": str(folder), "seed": 5},
         data={"validation": {"path": "validation.jsonl"}},
-        rewards={"functions": [{"name": "sum", "function": f"{__name__}:checksum", "weight": 1.0}]},
+        rewards={"functions": [{"name": "sum", "function": REWARD}]},
         rollout={"prompts_per_step": PER_STEP},
         learner={"updates_per_batch": 2},
         eval={"every_steps": 4, "metric": "reward"},

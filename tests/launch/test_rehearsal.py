@@ -27,7 +27,8 @@ from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.contracts.sizes import WorkerPhase
-from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
+from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.programs import depends_on, programs_of
 from pipeline.rollout.restarts import TrainingStopped
 from pipeline.run.run_folder import RunFolder

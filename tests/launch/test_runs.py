@@ -45,12 +45,11 @@ PARTIAL = [
     *("--rollout.partial=keep", "--rollout.cut_off=0.3", "--plan.segment_steps=2"),
     *("--learner.importance_cap=2", "--run.seed=1"),  # with this seed some wait at the checkpoint
 ]
-GEMMA4 = ["--lora.targets=all"]
-# A reward with a signal for a model that is hardly trained.
-LETTERS = """
-def letters(completion: str) -> float:
-    return float(sum(map(ord, completion)) % 7)
-"""
+PLANTED = Path(__file__).with_name("planted_rewards.py")
+GEMMA4 = [
+    "--lora.targets=all",
+    f'--rewards.functions=[{{ name = "sum", function = "{PLANTED}:checksum" }}]',
+]
 AHEAD = [
     *("--rollout.ahead=one", "--learner.importance_cap=2"),
     *("--rollout.dynamic_sampling=capped", "--rollout.max_prompts_per_step=9"),
@@ -82,10 +81,6 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     if how is GEMMA4:
         settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")
-        rewards = tmp_path / "rewards.py"
-        rewards.write_text(LETTERS)
-        part = f'{{ name = "letters", function = "{rewards}:letters" }}'
-        settings.append(f"--rewards.functions=[{part}]")
     whole = write_config(tmp_path, name="whole")
     status, output = head.run(*train_command(whole, *settings))
     assert status == 0, output
@@ -106,6 +101,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     assert summary(run)["resumed_from"] == 2
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
+    assert adapters(run) == adapters(expected)
     assert metrics(run) == metrics(expected)
     assert summary(run)["rollouts"] == summary(expected)["rollouts"]
     if how is PARTIAL:
@@ -133,6 +129,7 @@ def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_pa
     assert status == 0
     assert "is finished after 4 steps" in output
     if how is GEMMA4:
+        check_learning(run)
         check_exports(head, run, tmp_path / "export")
 
 
@@ -143,14 +140,29 @@ def tiny_gemma4(folder: Path) -> Path:
     return folder
 
 
+def adapters(run: Path) -> dict[int, str]:
+    """The hash of the adapter that was validated after each step."""
+    entries = (entry for entry in journal(run) if entry["event"] == "evaluated")
+    return {one["step"]: one["adapter_sha256"] for one in entries if one["name"] == "validation"}
+
+
+def check_learning(run: Path) -> None:
+    """Each GRPO step has groups with different rewards, and each step changes the adapter."""
+    _, *grpo = metrics(run)
+    assert all(row["reward/group_std"] > 0 and row["learner/grad_norm"] > 0 for row in grpo), grpo
+    assert len(set(adapters(run).values())) == 5  # before the first step, and after each of four
+
+
 def check_exports(head: Head, run: Path, out: Path) -> None:
-    """Exports and evaluates a run; both commands compare with the policy of the run."""
-    export = [sys.executable, "-m", "launch.export", run, "--out", out]
+    """Exports and evaluates the last adapter; both commands compare with the policy of the run."""
+    export = [sys.executable, "-m", "launch.export", run, "--out", out, "--checkpoint", "last"]
     status, output = head.run(*export, "--format", "hf", "peft", "orbax")
     assert status == 0, output
     assert output.count("written and loaded back") == 3
     assert (out / "flax").is_dir()
-    status, output = head.run(sys.executable, "-m", "launch.evaluate", run)
+    last = run / "checkpoints" / "4"
+    evaluate = [sys.executable, "-m", "launch.evaluate", run, "--checkpoint", last]
+    status, output = head.run(*evaluate)
     assert status == 0, output
 
 

@@ -24,7 +24,7 @@ from configs.load import load_config
 from tests.whole_logits import whole_logits
 from pipeline.compute.aot.compile import compile_for, trace
 from pipeline.compute.aot.hlo import parse
-from pipeline.inputs.hub.model_shape import read_model_shape
+from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.plan.cost_model.programs import programs_of
 
 model = sys.argv[1]

@@ -27,7 +27,7 @@ from pipeline.compute.decode.cache import (
     ring_slots,
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
-from pipeline.compute.device_memory import program_bytes, result_bytes
+from pipeline.compute.device_memory import argument_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.gumbel import keys_at
 from pipeline.compute.model.head import Head
@@ -107,16 +107,17 @@ class CompiledSampler:
             weights: bytes per device of base and adapter.
         """
         slots, waiting = result_bytes(self.empty), max(map(result_bytes, self.prefill.values()))
-        named = {
-            "segment": (self.segment, waiting - weights),
-            "prefill": (self.prefill, waiting + slots - weights),
-            "fill": (self.fill, 0),
-        }
-        return {
+        named = {"segment": (self.segment, waiting - weights), "fill": (self.fill, 0)}
+        found = {
             f"{name} {size}": program_bytes(program) + beside
             for name, (programs, beside) in named.items()
             for size, program in programs.items()
         }
+        for size, program in self.prefill.items():
+            # Besides prompts it reads weights, but not of layers without keys and values.
+            own = program_bytes(program) - argument_bytes(program)
+            found[f"prefill {size}"] = own + waiting + slots
+        return found
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, text_config
-from pipeline.inputs.hub.model_shape import read_model_shape
+from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, read_model_shape, text_config
 
 
 @dataclass(frozen=True)

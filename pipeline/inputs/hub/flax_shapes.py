@@ -10,9 +10,8 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from pipeline.inputs.hub.hf_config import GEMMA4, layer_sizes, per_layer_width
+from pipeline.contracts.model_shape import ModelShape
 
 Shape = tuple[int, ...]
 
@@ -64,34 +63,31 @@ def stored_shapes(place: Path) -> dict[str, Shape]:
     return found
 
 
-def required_shapes(
-    text: Mapping[str, Any], stored: Mapping[str, Shape]
-) -> Iterator[tuple[str, Shape]]:
+def required_shapes(shape: ModelShape, stored: Mapping[str, Shape]) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of the text model's tensors.
 
     Args:
-        text: a complete configuration; see `hf_config.text_config`.
+        shape: the model.
         stored: the tensors that there are. Gemma 2 2B stores the gate and up projections
             untransposed, all later models transposed.
     """
-    layers, d, p = text["num_hidden_layers"], text["hidden_size"], per_layer_width(text)
-    yield "embedder/input_embedding", (text["vocab_size"], d)
+    layers, d, p = shape.layers, shape.embed, shape.per_layer_input
+    yield "embedder/input_embedding", (shape.vocab, d)
     if p:
-        yield "embedder/per_layer_input_embedding", (text["vocab_size"], layers, p)
+        yield "embedder/per_layer_input_embedding", (shape.vocab, layers, p)
         yield "embedder/per_layer_model_projection/w", (d, layers, p)
         yield "embedder/per_layer_projection_norm/scale", (p,)
     for layer in range(layers):
-        for name, shape in _layer_shapes(text, layer, stored):
-            yield f"layer_{layer}/{name}", shape
+        for name, size in _layer_shapes(shape, layer, stored):
+            yield f"layer_{layer}/{name}", size
     yield "final_norm/scale", (d,)
 
 
 def _layer_shapes(
-    text: Mapping[str, Any], layer: int, stored: Mapping[str, Shape]
+    shape: ModelShape, layer: int, stored: Mapping[str, Shape]
 ) -> Iterator[tuple[str, Shape]]:
-    d, p = text["hidden_size"], per_layer_width(text)
-    h, f, has_kv = layer_sizes(text, layer)
-    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    d, p, heads, kv_heads = shape.embed, shape.per_layer_input, shape.heads, shape.kv_heads
+    h, f, has_kv = shape.head_dim_of(layer), shape.hidden_of(layer), shape.has_kv(layer)
     for norm in ("pre_attention", "post_attention", "pre_ffw", "post_ffw"):
         yield f"{norm}_norm/scale", (d,)
     if heads == kv_heads and has_kv:
@@ -101,7 +97,7 @@ def _layer_shapes(
         if has_kv:
             yield "attn/kv_einsum/w", (2, kv_heads, d, h)
     yield "attn/attn_vec_einsum/w", (heads, h, d)
-    if text["model_type"] != "gemma2":
+    if shape.query_key_norm:
         yield "attn/_query_norm/scale", (h,)
         if has_kv:
             yield "attn/_key_norm/scale", (h,)
@@ -112,5 +108,5 @@ def _layer_shapes(
         yield "per_layer_input_gate/w", (d, p)
         yield "per_layer_projection/w", (p, d)
         yield "post_per_layer_input_norm/scale", (d,)
-    if text["model_type"] == GEMMA4:
+    if shape.value_norm:
         yield "skip_scale", (1,)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from reprlib import repr as show
-from typing import Any, NamedTuple
+from typing import Any
+
+from pipeline.contracts.model_shape import ModelShape
 
 GEMMA4 = "gemma4_text"
 """`model_type` of a Gemma 4's text model."""
@@ -147,73 +149,75 @@ def _text_kind(hf: Mapping[str, Any]) -> str | None:
     return MULTIMODAL.get(kind) if isinstance(kind, str) else None
 
 
-class LayerSizes(NamedTuple):
-    """Sizes of a layer.
+def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
+    """Reads the sizes from a `config.json` of Gemma 2, 3 or 4, text or multimodal.
 
-    Attributes:
-        head_dim: width of a head.
-        hidden: width of the feed-forward.
-        has_kv: whether it has keys and values of its own.
+    Raises:
+        ValueError: one line that lists every unsupported setting.
     """
+    text = text_config(hf)
+    is_gemma4 = text["model_type"] == GEMMA4
+    return ModelShape(
+        local=tuple(kind == SLIDING for kind in text["layer_types"]),
+        window=text["sliding_window"],
+        embed=text["hidden_size"],
+        hidden=text["intermediate_size"],
+        heads=text["num_attention_heads"],
+        kv_heads=text["num_key_value_heads"],
+        head_dim=text["head_dim"],
+        vocab=text["vocab_size"],
+        query_key_norm=text["model_type"] != "gemma2",
+        attention_softcap=None if is_gemma4 else text["attn_logit_softcapping"],
+        final_softcap=text["final_logit_softcapping"],
+        **(_gemma4_settings(text) if is_gemma4 else {}),
+    )
 
-    head_dim: int
-    hidden: int
-    has_kv: bool
+
+def _gemma4_settings(text: Mapping[str, Any]) -> dict[str, Any]:
+    wide = 2 if text["use_double_wide_mlp"] else 1
+    return {
+        "value_norm": True,
+        "global_head_dim": text["global_head_dim"],
+        "kv_shared_layers": text["num_kv_shared_layers"],
+        "shared_hidden": wide * text["intermediate_size"],
+        "per_layer_input": text["hidden_size_per_layer_input"],
+    }
 
 
-def layer_sizes(text: Mapping[str, Any], layer: int) -> LayerSizes:
-    """Sizes of a layer, which differ in Gemma 4 only; of a complete configuration."""
-    head_dim, hidden = text["head_dim"], text["intermediate_size"]
-    if text["model_type"] != GEMMA4:
-        return LayerSizes(head_dim, hidden, has_kv=True)
-    has_kv = layer < text["num_hidden_layers"] - text["num_kv_shared_layers"]
-    if text["layer_types"][layer] == FULL:
-        head_dim = text["global_head_dim"]
-    if text["use_double_wide_mlp"] and not has_kv:
-        hidden *= 2
-    return LayerSizes(head_dim, hidden, has_kv)
-
-
-def unused_tensors(text: Mapping[str, Any]) -> frozenset[str]:
+def unused_tensors(shape: ModelShape) -> frozenset[str]:
     """Names of tensors that a folder may have, although the model does not use them.
 
     Published Gemma 4 have keys and values in layers that attend to those of another layer.
     """
-    layers = range(text["num_hidden_layers"])
     return frozenset(
         f"model.layers.{layer}.self_attn.{kind}.weight"
-        for layer in layers
+        for layer in range(shape.layers)
         for kind in ("k_proj", "v_proj", "k_norm")
-        if not layer_sizes(text, layer).has_kv
+        if not shape.has_kv(layer)
     )
 
 
-def tensor_shapes(text: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of all tensors in a text-only folder; of a complete configuration."""
-    d, p, unused = text["hidden_size"], per_layer_width(text), unused_tensors(text)
-    yield "model.embed_tokens.weight", (text["vocab_size"], d)
+def tensor_shapes(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of all tensors in a text-only folder."""
+    d, p, unused = shape.embed, shape.per_layer_input, unused_tensors(shape)
+    yield "model.embed_tokens.weight", (shape.vocab, d)
     if p:
-        width = text["num_hidden_layers"] * p
-        yield "model.embed_tokens_per_layer.weight", (text["vocab_size"], width)
+        width = shape.layers * p
+        yield "model.embed_tokens_per_layer.weight", (shape.vocab, width)
         yield "model.per_layer_model_projection.weight", (width, d)
         yield "model.per_layer_projection_norm.weight", (p,)
-    for layer in range(text["num_hidden_layers"]):
-        for name, shape in _layer_shapes(text, layer):
+    for layer in range(shape.layers):
+        for name, size in _layer_shapes(shape, layer):
             whole = f"model.layers.{layer}.{name}"
             if whole not in unused:
-                yield whole, shape
+                yield whole, size
     yield "model.norm.weight", (d,)
 
 
-def per_layer_width(text: Mapping[str, Any]) -> int:
-    """Width of the embedding that a token has for each layer; 0: none."""
-    return int(text["hidden_size_per_layer_input"]) if text["model_type"] == GEMMA4 else 0
-
-
-def _layer_shapes(text: Mapping[str, Any], layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    d, p = text["hidden_size"], per_layer_width(text)
-    h, f, _ = layer_sizes(text, layer)
-    heads, kv_heads = text["num_attention_heads"] * h, text["num_key_value_heads"] * h
+def _layer_shapes(shape: ModelShape, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    d, p = shape.embed, shape.per_layer_input
+    h, f = shape.head_dim_of(layer), shape.hidden_of(layer)
+    heads, kv_heads = shape.heads * h, shape.kv_heads * h
     for norm in (
         "input_layernorm",
         "post_attention_layernorm",
@@ -226,7 +230,7 @@ def _layer_shapes(text: Mapping[str, Any], layer: int) -> Iterator[tuple[str, tu
     yield "self_attn.k_proj.weight", (kv_heads, d)
     yield "self_attn.v_proj.weight", (kv_heads, d)
     yield "self_attn.o_proj.weight", (d, heads)
-    if text["model_type"] != "gemma2":
+    if shape.query_key_norm:
         yield "self_attn.q_norm.weight", (h,)
         yield "self_attn.k_norm.weight", (h,)
     yield "mlp.gate_proj.weight", (f, d)
@@ -235,7 +239,7 @@ def _layer_shapes(text: Mapping[str, Any], layer: int) -> Iterator[tuple[str, tu
     if p:
         yield "per_layer_input_gate.weight", (p, d)
         yield "per_layer_projection.weight", (d, p)
-    if text["model_type"] == GEMMA4:
+    if shape.value_norm:
         yield "layer_scalar", (1,)
 
 

@@ -19,6 +19,7 @@ from configs.base import nearest_hint
 from pipeline.inputs.hub.flax_shapes import OCDBT, Shape, required_shapes, stored_shapes
 from pipeline.inputs.hub.hf_config import (
     is_multimodal,
+    read_model_shape,
     tensor_shapes,
     text_config,
     unused_tensors,
@@ -182,7 +183,8 @@ def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, list[
     """
     text: dict[str, StoredTensor] = {}
     skipped: dict[str, list[StoredTensor]] = {}
-    whole, unused = is_multimodal(read_config(folder)), unused_tensors(read_text_config(folder))
+    whole, shape = is_multimodal(read_config(folder)), read_model_shape(read_text_config(folder))
+    unused = unused_tensors(shape)
     for name, tensor in stored_tensors(folder).items():
         part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
         plain = _text_name(name) if whole else name
@@ -234,15 +236,15 @@ def check_folder(folder: Path) -> list[str]:
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     checkpoint = flax_folder(folder)
     if checkpoint is None:
-        config = read_text_config(folder)
+        shape = read_model_shape(read_text_config(folder))
         tensors, skipped = text_tensors(folder)
         counts = {part: len(found) for part, found in skipped.items()}
         shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        _check_shapes(folder, shapes, tensor_shapes(config))
+        _check_shapes(folder, shapes, tensor_shapes(shape))
     else:
         if (folder / "config.json").exists():
-            config, shapes = read_text_config(folder), stored_shapes(checkpoint)
-            _check_shapes(folder, shapes, required_shapes(config, shapes))
+            shape, shapes = read_model_shape(read_text_config(folder)), stored_shapes(checkpoint)
+            _check_shapes(folder, shapes, required_shapes(shape, shapes))
         counts = _flax_parts(checkpoint)
     if not counts:
         return []

@@ -1,4 +1,4 @@
-"""Reads the shape of a model from its `config.json`, or from a table of published models.
+"""Finds the shape of a run's model: by its `config.json`, or by a table of published models.
 
 Downloads nothing.
 """
@@ -6,14 +6,14 @@ Downloads nothing.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, text_config
-from pipeline.inputs.hub.hf_folder import read_text_config
+from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, read_model_shape
+from pipeline.inputs.hub.hf_folder import read_text_config, text_tensors
 from pipeline.inputs.hub.model_source import HF_HANDLE
 
 _GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
@@ -70,46 +70,15 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 """Memory-relevant settings of the `config.json` files that Google has published, by model name."""
+_UNUSED = {"gemma-3-4b": 419_816_304, "gemma-4-e2b": 494_609_600, "gemma-4-e4b": 533_144_000}
+"""Parameters of published models besides the text model's: of towers and projectors, and of keys
+and values that Gemma 4 does not use. The towers' are counted by transformers' modules."""
+_UNUSED_BYTES = 2
 _HANDLE = re.compile(
     r"(?:hf://google/|kaggle://google/gemma-?[234]/\w+/)"
     r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b|4-e2b|4-e4b)(?:-it|-pt)?(?:[@/].+)?",
     re.IGNORECASE,
 )
-
-
-def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
-    """Reads the sizes from a `config.json` of Gemma 2, 3 or 4, text or multimodal.
-
-    Raises:
-        ValueError: one line that lists every unsupported setting.
-    """
-    text = text_config(hf)
-    is_gemma4 = text["model_type"] == GEMMA4
-    return ModelShape(
-        local=tuple(kind == SLIDING for kind in text["layer_types"]),
-        window=text["sliding_window"],
-        embed=text["hidden_size"],
-        hidden=text["intermediate_size"],
-        heads=text["num_attention_heads"],
-        kv_heads=text["num_key_value_heads"],
-        head_dim=text["head_dim"],
-        vocab=text["vocab_size"],
-        query_key_norm=text["model_type"] != "gemma2",
-        attention_softcap=None if is_gemma4 else text["attn_logit_softcapping"],
-        final_softcap=text["final_logit_softcapping"],
-        **(_gemma4_settings(text) if is_gemma4 else {}),
-    )
-
-
-def _gemma4_settings(text: Mapping[str, Any]) -> dict[str, Any]:
-    wide = 2 if text["use_double_wide_mlp"] else 1
-    return {
-        "value_norm": True,
-        "global_head_dim": text["global_head_dim"],
-        "kv_shared_layers": text["num_kv_shared_layers"],
-        "shared_hidden": wide * text["intermediate_size"],
-        "per_layer_input": text["hidden_size_per_layer_input"],
-    }
 
 
 def hf_config_of(shape: ModelShape) -> dict[str, Any]:
@@ -175,6 +144,25 @@ def shape_of(config: Config) -> ModelShape:
             f"folder with its config.json; known without a download: {names}"
         )
     return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
+
+
+def unused_bytes(config: Config) -> int:
+    """Bytes of the model's published weights that its text model does not use; no download.
+
+    They are downloaded, and exported unless the weights are a flax checkpoint. Read from the
+    weights in the model's folder or in the hub's cache, else from a table; 0: none, or unknown.
+
+    Raises:
+        ValueError: if the weights are damaged, or the configuration is not supported.
+    """
+    path = config.model.path
+    folder = _cached(path) if "://" in path else Path(path)
+    if folder is not None:
+        with suppress(FileNotFoundError):  # it has no weights yet
+            _, parts = text_tensors(folder)
+            return sum(tensor.num_bytes for part in parts.values() for tensor in part)
+    known = _HANDLE.fullmatch(path)
+    return _UNUSED_BYTES * _UNUSED.get(f"gemma-{known['kind'].lower()}", 0) if known else 0
 
 
 def _cached(handle: str) -> Path | None:

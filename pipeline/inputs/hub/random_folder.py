@@ -39,8 +39,7 @@ def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: i
         dtype: a value of `model.dtype`.
         seed: random seed of the weights.
     """
-    named = tensor_shapes(hf_config_of(shape))
-    specs = [TensorSpec(name, size, dtype) for name, size in named]
+    specs = [TensorSpec(name, size, dtype) for name, size in tensor_shapes(shape)]
     rng = np.random.default_rng(seed)
     # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
     identity = 1.0 if shape.value_norm else 0.0

@@ -85,10 +85,15 @@ class SentencePieceTokenizer(Tokenizer):
         """
         self.path = path
         self._processor = SentencePieceProcessor()
+        content = path.read_bytes()
         try:
-            self._processor.load_from_serialized_proto(path.read_bytes())
+            self._processor.load_from_serialized_proto(content)
         except RuntimeError as error:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
+        ids = filter(None, map(self.find, (*MARKERS, *CHANNEL)))
+        hidden = [id_ for id_ in ids if self._processor.is_control(id_)]
+        if hidden:
+            self._processor.load_from_serialized_proto(_readable(content, hidden))
         self.vocab_size = self._processor.vocab_size()
         self._silent = frozenset(self._silent_ids())
         self._finish()
@@ -117,6 +122,21 @@ class SentencePieceTokenizer(Tokenizer):
         ids = range(self.vocab_size)
         silent = [id_ for id_ in ids if processor.is_control(id_) or processor.is_unknown(id_)]
         return silent + [id_ for marker in MARKERS if (id_ := self.find(marker)) is not None]
+
+
+def _readable(content: bytes, ids: Sequence[int]) -> bytes:
+    """The model with these control pieces as user-defined ones.
+
+    A control piece is neither found in a text that is encoded nor part of a decoded one: turns
+    would be spelled out, and the thoughts of Gemma 4 would not be separated from its answer.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto  # late: few models need it
+
+    model = proto.ModelProto.FromString(content)
+    for id_ in ids:
+        model.pieces[id_].type = proto.ModelProto.SentencePiece.USER_DEFINED
+    changed: bytes = model.SerializeToString()
+    return changed
 
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")

@@ -96,6 +96,8 @@ def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryPart
         parts["base"] += _weight_copy(config, shape, arrays, on_sampler=on_sampler)
     if kind in {"prefill", "segment"}:
         parts += _caches_beside(arrays, kind)
+    if kind == "prefill":
+        parts += arrays.unread
     if kind in {"empty", "fill"}:
         parts["base"] += arrays.base
         parts["adapter"] += arrays.adapter if arrays.adapted else 0

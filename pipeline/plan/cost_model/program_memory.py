@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
@@ -94,6 +94,21 @@ class ProcessArrays:
             tp=devices.tp,
             data=devices.shards // devices.fsdp,
         )
+
+    @property
+    def unread(self) -> MemoryParts:
+        """Bytes of the matrices that a prefill does not take, of base and adapter."""
+        whole, part = (
+            shape.layers_bytes(
+                self.config.model.dtype,
+                quantization=self.quantization,
+                fsdp=self.devices.fsdp,
+                tp=self.devices.tp,
+            )
+            for shape in (self.shape, self.shape.prefilled)
+        )
+        adapter = _FLOAT * self.shape.adapter_parameters(self.config.lora, prefilled=True)
+        return MemoryParts(base=whole - part, adapter=self.adapter - adapter if self.adapted else 0)
 
     @property
     def hidden(self) -> int:
@@ -213,8 +228,10 @@ def _empty(arrays: ProcessArrays, _: int) -> MemoryParts:
 
 def _prefill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
     rows = arrays.config.prefill_rows(bucket)
-    activations = _forward(arrays, rows, bucket, block=bucket)
-    return _weights(arrays) + arrays.caches(rows, bucket) + MemoryParts(activations=activations)
+    part = replace(arrays, shape=arrays.shape.prefilled)
+    activations = _forward(part, rows, bucket, block=bucket)
+    weights = _weights(arrays) - arrays.unread
+    return weights + arrays.caches(rows, bucket) + MemoryParts(activations=activations)
 
 
 def _fill(arrays: ProcessArrays, bucket: int) -> MemoryParts:

@@ -9,7 +9,7 @@ shares were not measured on a TPU.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -213,19 +213,23 @@ class RooflineModel:
         return self.decode_step(slots) * self.config.segment_steps + self.flush(slots)
 
     def prefill(self, positions: int, *, seq: int) -> Seconds:
-        """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions."""
-        tp = self.config.plan.tp_of_sampler
-        body = _parameters(self.shape)[1] + self._adapter
+        """Prefill of `positions` prompt positions on a shard, in prompts of `seq` positions.
+
+        It ends with the last keys and values: layers that share those of others take no time.
+        """
+        config, shape, tp = self.config, self.shape.prefilled, self.config.plan.tp_of_sampler
+        share = shape.layers / self.shape.layers
+        adapter = self.shape.adapter_parameters(config.lora, prefilled=True)
+        layers = self._gathered(config.plan.fsdp_of_sampler, tp) + self._reduced(positions, tp)
         load = _Load(
-            flops=2 * positions * body / tp,
-            attention_flops=positions * self.attention_flops(seq) / tp,
-            weight_bytes=self._base_bytes(of_sampler=True),
-            link_bytes=self._gathered(self.config.plan.fsdp_of_sampler, tp)
-            + self._reduced(positions, tp)
-            + self._per_layer_inputs(positions, self.config.plan.devices_per_sampler, tp),
-            latency_s=_LAUNCH_S + self._reductions(tp),
+            flops=2 * positions * (_parameters(shape)[1] + adapter) / tp,
+            attention_flops=positions * replace(self, shape=shape).attention_flops(seq) / tp,
+            weight_bytes=_base_bytes(shape, config.model.dtype, config.sampler_quantization, tp),
+            link_bytes=share * layers
+            + self._per_layer_inputs(positions, config.plan.devices_per_sampler, tp),
+            latency_s=_LAUNCH_S + share * self._reductions(tp),
         )
-        int8 = self.config.sampler_quantization == "int8_matmul"
+        int8 = config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
     def score(self, positions: int, *, seq: float, learned: float) -> Seconds:

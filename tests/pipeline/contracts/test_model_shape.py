@@ -10,17 +10,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from safetensors.numpy import load_file
 
 from configs.load import load_config
 from configs.schema import Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
-from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of, read_model_shape, shape_of
+from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of, shape_of, unused_bytes
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[2] / "slow/configs"
 PRESETS = Path(__file__).parents[3] / "configs"
+GOLDEN = Path(__file__).parents[2] / "golden"
 
 
 def hf(name):
@@ -156,6 +159,32 @@ def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp, changes):
 def test_presets_of_gemma4(name):
     config = load_config(PRESETS / f"gemma4_{name}_gsm8k_v5e8.toml")
     assert shape_of(config) == read_model_shape(PUBLISHED[f"gemma-4-{name}"])
+
+
+@pytest.mark.parametrize(
+    ("name", "published_gb"), [("gemma3_4b", 8.60), ("gemma4_e2b", 10.2), ("gemma4_e4b", 16.0)]
+)
+def test_unused_bytes_complete_the_published_weights(name, published_gb, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    config = load_config(PRESETS / f"{name}_gsm8k_v5e8.toml")
+    found = 2 * shape_of(config).parameters + unused_bytes(config)
+    assert found / 1e9 == pytest.approx(published_gb, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "gemma3_vision", "gemma4", "gemma4_multimodal"])
+def test_unused_bytes_of_a_folder_are_those_of_the_other_tensors(name):
+    config = with_path(str(GOLDEN / name))
+    tensors = load_file(GOLDEN / name / "model.safetensors").values()
+    whole = sum(tensor.nbytes for tensor in tensors)
+    found = unused_bytes(config)
+    assert whole == 4 * shape_of(config).parameters + found
+    assert (found > 0) == (name in {"gemma3_vision", "gemma4_multimodal"})
+
+
+def test_unused_bytes_of_a_folder_without_weights_are_unknown(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny.hf_config()))
+    assert unused_bytes(with_path(str(tmp_path))) == 0
+    assert unused_bytes(with_path("hf://google/gemma-3-1b-it")) == 0
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])

@@ -12,7 +12,8 @@ import pytest
 
 from configs.load import load_config
 from pipeline.contracts.topology import HBM_GIB
-from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
+from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan import compiler
 from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs, uncached
 from pipeline.plan.cost_model.programs import depends_on, programs_of

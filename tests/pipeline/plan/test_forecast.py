@@ -12,6 +12,7 @@ from configs.schema import Config
 from pipeline.compute.decode import timing as decode_timing
 from pipeline.compute.learner import timing as learner_timing
 from pipeline.control.estimates import SAFETY
+from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.forecast import (
     FILLS,
     MICRO_BATCHES,
@@ -122,6 +123,16 @@ def test_a_model_of_a_hub_is_downloaded(tmp_path: Path) -> None:
     found = forecast(local, choose_placement(local).chosen)
     assert found.download_gib == 0
     assert found.outcomes["expected"].spent_s["download"] == 0
+
+
+def test_the_towers_of_a_multimodal_model_are_downloaded_and_exported() -> None:
+    given = case(preset("gemma4_e2b"))
+    found = forecast(given, choose_placement(given).chosen)
+    weights = (2 * given.shape.parameters + unused_bytes(given.config)) / GIB
+    assert found.download_gib == weights
+    adapter = 4 * given.shape.adapter_parameters(given.config.lora) / GIB
+    assert found.disk_gib["export"] == pytest.approx(weights + adapter)
+    assert found.outcomes["expected"].spent_s["export"] > 2 * weights * GIB / 0.25e9
 
 
 def with_model(config: Config, path: str) -> Config:

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.sizes import Sizes
-from pipeline.inputs.hub.model_shape import read_model_shape
+from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.report.rehearsal import (
     Observed,

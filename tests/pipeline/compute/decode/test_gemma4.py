@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.engine import Engine
+from pipeline.compute.device_memory import result_bytes
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
@@ -112,6 +113,15 @@ def test_layers_with_shared_keys_and_values_have_no_cache(engine: Engine):
     # Keys and values, 2 kv heads, 4 bytes.
     found = bytes_per_row(policy().architecture, max_tokens=total)
     assert found == 2 * 2 * 4 * (tiny.WINDOW * 8 + total * 16)
+
+
+def test_the_memory_of_a_prefill_does_not_depend_on_the_weights_that_it_reads(engine: Engine):
+    programs = engine._programs
+    held = result_bytes(programs.empty) + max(map(result_bytes, programs.prefill.values()))
+    for bucket, program in programs.prefill.items():
+        stats: Any = program.memory_analysis()
+        own = stats.temp_size_in_bytes + stats.output_size_in_bytes
+        assert engine.needs[f"prefill {bucket}"] == held + own
 
 
 def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(

@@ -28,8 +28,9 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
 from pipeline.inputs.hub.flax_shapes import required_shapes, stored_shapes
+from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.hub.hf_folder import check_folder
-from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
+from pipeline.inputs.hub.model_shape import PUBLISHED
 from tests.pipeline.compute.model import formats
 from tests.tiny import LORA
 
@@ -154,7 +155,7 @@ def test_shapes_are_read_without_jax_as_orbax_reads_them(
     assert (tmp_path / name / "manifest.ocdbt").is_file() == ocdbt
     stored = stored_shapes(tmp_path / name)
     assert stored == flax_checkpoint.FlaxCheckpoint(tmp_path / name).shapes
-    assert stored == dict(required_shapes(text, stored))
+    assert stored == dict(required_shapes(read_model_shape(text), stored))
 
 
 def test_nested_trees_and_vision_tensors_are_supported(tmp_path: Path):

@@ -13,10 +13,11 @@ from pipeline.inputs.hub.hf_config import (
     FULL,
     SLIDING,
     is_multimodal,
+    read_model_shape,
     tensor_shapes,
     text_config,
 )
-from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of, read_model_shape
+from pipeline.inputs.hub.model_shape import PUBLISHED, hf_config_of
 from tests import tiny
 
 # As published with google/gemma-3-4b-it, without the vision tower's settings.
@@ -141,7 +142,7 @@ def test_gemma_4_e2b_is_the_one_that_is_known_without_a_download():
     assert shape == read_model_shape(PUBLISHED["gemma-4-e2b"])
     assert (shape.layers, shape.kv_source(34), shape.kv_source(33)) == (35, 14, 13)
     assert (shape.head_dim_of(4), shape.hidden_of(15)) == (512, 12_288)
-    sizes = [prod(size) for _, size in tensor_shapes(text_config(GEMMA4_E2B))]
+    sizes = [prod(size) for _, size in tensor_shapes(shape)]
     assert sum(sizes) == shape.parameters
 
 

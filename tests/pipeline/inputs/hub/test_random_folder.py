@@ -14,8 +14,8 @@ import pytest
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
 from pipeline.contracts.model_shape import ModelShape
+from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.hub.hf_folder import check_folder
-from pipeline.inputs.hub.model_shape import read_model_shape
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
 from tests import tiny
 

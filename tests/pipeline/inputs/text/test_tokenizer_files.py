@@ -227,3 +227,18 @@ def test_gemma_4_has_its_own_turn_tokens_and_shows_its_thoughts(tmp_path: Path):
         assert [ids[0], ids[-3], ids[-1]] == [105, 98, 106]
         thoughts = "<|channel>thought\n1 + 1<channel|>2"
         assert tokenizer.decode(tokenizer.encode(f"{thoughts}<turn|>")) == thoughts
+
+
+def test_control_pieces_of_turns_and_thoughts_are_read_as_in_texts(tmp_path: Path):
+    path = write_tokenizer(tmp_path, gemma4=True) / "tokenizer.model"
+    expected = read_tokenizer(path)
+    model = proto.ModelProto.FromString(path.read_bytes())
+    for name in ("<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"):
+        model.pieces[expected.piece_id(name)].type = proto.ModelProto.SentencePiece.CONTROL
+    (tmp_path / "controls.model").write_bytes(model.SerializeToString())
+    tokenizer = read_tokenizer(tmp_path / "controls.model")
+    text = "<|turn>system\n<|think|>\n<turn|>\n<|turn>model\n<|channel>thought\n1<channel|>2<turn|>"
+    ids = expected.encode(text)
+    np.testing.assert_array_equal(tokenizer.encode(text), ids)
+    assert tokenizer.decode(ids) == expected.decode(ids)
+    assert "<|channel>thought\n1<channel|>2" in tokenizer.decode(ids)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from configs.load import load_config
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
-from pipeline.inputs.hub.model_shape import read_model_shape, shape_of
+from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.memory import PARTS, estimate_memory, memory_beside, memory_during
 from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
 from pipeline.plan.cost_model.programs import programs_of
@@ -245,6 +246,22 @@ def test_layers_of_gemma4_that_share_keys_and_values_have_no_cache():
     # The per-layer embeddings are sharded over the eight chips.
     table = 2 * shape.per_layer_embedding_parameters
     assert arrays.base == 2 * shape.parameters - table + table // 8
+
+
+def test_a_prefill_takes_no_weights_of_layers_that_share_keys_and_values():
+    config, shape = preset("gemma4_e2b"), shape_of(preset("gemma4_e2b"))
+    reading = program_memory(config, shape, "prefill 320")
+    beside = memory_beside(config, shape, "prefill 320")
+    sampling = program_memory(config, shape, "segment 512")
+    shared = range(15, 35)
+    assert beside["base"] == 2 * sum(map(shape.layer_parameters, shared))
+    assert reading["base"] == sampling["base"] - beside["base"]
+    pairs = sum(matrix.lora for layer in shared for matrix in shape.matrices(layer))
+    assert reading["adapter"] == sampling["adapter"] - 4 * config.lora.rank * pairs
+    # The learner's adapter is there, too.
+    assert beside["adapter"] == sampling["adapter"] + 4 * config.lora.rank * pairs
+    last = preset("gemma4_e2b", lora__targets="layers/3./mlp/.*")
+    assert program_memory(last, shape, "prefill 320")["adapter"] == 0
 
 
 def test_layers_are_prefetched_if_they_fit():

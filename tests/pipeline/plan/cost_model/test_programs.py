@@ -10,8 +10,7 @@ from configs.schema import Config
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.hub.hf_config import FULL, SLIDING
-from pipeline.inputs.hub.model_shape import read_model_shape
+from pipeline.inputs.hub.hf_config import FULL, SLIDING, read_model_shape
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.cost_model.programs import built_programs
 from pipeline.plan.forecast import forecast

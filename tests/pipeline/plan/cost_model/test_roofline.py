@@ -80,6 +80,22 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
     assert 1e3 * found.low < 20.3 < 1e3 * found.high
 
 
+@pytest.mark.parametrize(
+    ("program", "ms", "within"),
+    [
+        ("prefill 320", 55.7, 0.1),  # 15 of 35 layers: the others have no keys and values
+        ("segment 512", 330, 0.25),
+        ("reference_top_k 8", 95.0, 0.15),
+        ("gradient 8", 213, 0.1),
+    ],
+)
+def test_gemma4_e2b_is_near_the_compiled_programs(program: str, ms: float, within: float) -> None:
+    config = preset("gemma4_e2b", ("plan.remat", "none"))
+    found = RooflineModel(config, shape_of(config), V5E).program(program, **MEAN)
+    assert 1e3 * found.expected == pytest.approx(ms, rel=within)
+    assert 1e3 * found.low < ms < 1e3 * found.high
+
+
 @pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 8.3), (512, "int8", 90.1)])
 def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
     found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
