@@ -243,10 +243,6 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     steps = config.segment_steps
     recent = local * sum(arrays.cache(layer, steps) for layer in shape.kv_layers)
-    # While recent positions are flushed to a layer's int8 ring cache, a copy of the ring exists.
-    longest = config.rollout.max_tokens
-    largest = max(arrays.ring(layer, longest) for layer in shape.kv_layers)
-    flushed = local * largest if config.plan.kv_cache == "int8" else 0
     # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0
@@ -254,7 +250,7 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     own = MemoryParts(
         activations=_SCORES * scores + local * _WIDE * arrays.hidden * arrays.number,
         head=_logits(arrays, local),
-        temporaries=recent + flushed + around,
+        temporaries=recent + around,
     )
     return _weights(arrays) + slots_memory(arrays, slots) + own
 

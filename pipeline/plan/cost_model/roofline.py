@@ -40,9 +40,9 @@ _TOP_K_S = 1.6e-11
 """Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
 _GATHERED_SHARE = 0.17
 """Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
-_FLUSHED_PER_S, _CONVERTED_PER_S = 110e9, 50e9
-"""Bytes a second that a TPU's flush moves to the ring caches, and of int8 caches that it copies to
-another layout and back."""
+_FLUSHED_PER_S, _SELECTED_PER_S = 110e9, 110e9
+"""Bytes a second that a TPU's flush moves to the ring caches, and of int8 caches that it passes
+over."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
 _LAUNCH_S = 1e-3
@@ -203,7 +203,7 @@ class RooflineModel:
         vector_s = 0.0
         if self.chip.platform == "tpu":
             vector_s = new / _FLUSHED_PER_S
-            vector_s += size / _CONVERTED_PER_S if self.config.plan.kv_cache == "int8" else 0.0
+            vector_s += size / _SELECTED_PER_S if self.config.plan.kv_cache == "int8" else 0.0
         # Two blocks of a row, each as long as the segment, are read and written.
         load = _Load(cache_bytes=4 * new, rows=slots, latency_s=_LAUNCH_S, vector_s=vector_s)
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS)
