@@ -50,7 +50,7 @@ class ParityBounds:
 
 
 _EXACT = ParityBounds(probe=1e-4, mean_stop=1e-4, p999=1e-3)
-# More than twice the values of the demo. By rounding alone a token of the probe differs by up to 0.3.
+# More than twice the values of the demo; by rounding alone a token of the probe differs by 0.3.
 _ROUNDED = ParityBounds(probe=0.75, mean_stop=0.05, p999=0.5)
 _INTEGERS = {
     "int8": ParityBounds(probe=1.0, mean_stop=0.05, p999=0.5),

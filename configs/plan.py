@@ -94,6 +94,12 @@ class Plan(Table):
         "learner.importance_cap. launch.evaluate and launch.chat use shared unless overridden on "
         "the command line",
     )
+    per_layer_embeddings: Literal["chips", "host"] = Field(
+        "chips",
+        description="where the per-layer embeddings of a Gemma 4 are. chips: sharded over all "
+        "devices of a process; host: in host memory, once for each device, which copies the rows "
+        "of its tokens from there; no other results, slower, for few devices with little memory",
+    )
     hbm_gib: float | None = Field(
         None,
         gt=0,
@@ -189,6 +195,9 @@ class Plan(Table):
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
             yield "attention", what
+        if self.embeddings_in_host and self.platform == "gpu":
+            what = '"host" is not supported on gpu; nearest valid: "chips"'
+            yield "per_layer_embeddings", what
 
     def _slot_problems(self, slots: int) -> Iterator[Problem]:
         shards, tp, buckets = self.sampler_shards, self.tp_of_sampler, self.slot_buckets or ()
@@ -228,6 +237,11 @@ class Plan(Table):
         below = max((size for size in valid if size < devices), default=None)
         above = min(size for size in valid if size > devices)
         return f"{above}" if below is None else f"{below} or {above}"
+
+    @property
+    def embeddings_in_host(self) -> bool:
+        """Whether the per-layer embeddings are in host memory."""
+        return self.per_layer_embeddings == "host"
 
     @property
     def uses_splash(self) -> bool:

@@ -43,7 +43,7 @@ HARDWARE_KEYS = (
     *("plan.sampler_devices", "plan.fsdp", "plan.tp", "plan.sampler_tp"),
     *("plan.slots", "plan.slot_buckets", "plan.segment_steps", "plan.prefill_tokens"),
     *("plan.prompt_buckets", "plan.micro_batch_tokens", "plan.head_tokens", "plan.head_vocab"),
-    *("plan.remat", "plan.layer_tokens", "plan.attention"),
+    *("plan.remat", "plan.layer_tokens", "plan.attention", "plan.per_layer_embeddings"),
 )
 # How fast a part is computed; the other settings of a part alter its rewards.
 _FREE_PART_KEYS = ("workers", "concurrency", "timeout_s")

@@ -100,6 +100,9 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     needed = processes * _PROCESS_GIB + _OTHERS_GIB
     if config.plan.platform == "cpu":  # its devices have the host's memory
         needed += chosen.fullest.total * device_count(config) / GIB
+    if config.plan.embeddings_in_host:  # a process that loads them holds them once more
+        copies = device_count(config) + processes
+        needed += copies * case.shape.host_bytes(config.model.dtype) / GIB
     shown = f"{memory:.1f} GiB available, {needed:.1f} needed (estimated)"
     if memory < needed:
         remedy = "end other programs, raise the container's limit, or use smaller sizes in [plan]"

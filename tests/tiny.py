@@ -117,6 +117,7 @@ def make_policy(
     lora: Lora = LORA,
     quantization: str = "none",
     separate: bool = False,
+    embeddings_in_host: bool = False,
     **changes: Any,
 ) -> Policy:
     """The policy on a mesh of the first `devices` devices; `changes` go to `hf_config`."""
@@ -126,6 +127,7 @@ def make_policy(
         mesh=make_mesh(jax.devices()[:devices], fsdp=fsdp, tp=tp),
         quantization=quantization,
         separate=separate,
+        embeddings_in_host=embeddings_in_host,
     )
 
 

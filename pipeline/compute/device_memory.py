@@ -64,13 +64,20 @@ def result_bytes(compiled: jax.stages.Compiled) -> int:
 
 
 def array_bytes(arrays: Any) -> int:
-    """Bytes per device of a tree of arrays, or of shapes with shardings."""
+    """Bytes of a device's memory of a tree of arrays, or of shapes with shardings."""
     import jax
 
     return sum(
         math.prod(array.sharding.shard_shape(array.shape)) * array.dtype.itemsize
         for array in jax.tree.leaves(arrays)
+        if _is_on_device(array.sharding)
     )
+
+
+def _is_on_device(sharding: jax.sharding.Sharding) -> bool:
+    """Whether arrays are in a device's memory; a CPU's is the host's."""
+    (kind,) = {device.platform for device in sharding.device_set}
+    return kind == "cpu" or sharding.memory_kind != "pinned_host"
 
 
 def resident_bytes() -> int:
@@ -78,7 +85,7 @@ def resident_bytes() -> int:
     import jax
 
     held: dict[jax.Device, dict[int, int]] = defaultdict(dict)
-    for array in jax.live_arrays():
+    for array in filter(lambda array: _is_on_device(array.sharding), jax.live_arrays()):
         for shard in array.addressable_shards:
             # By address: reading an array on the host leaves a view of it.
             held[shard.device][shard.data.unsafe_buffer_pointer()] = shard.data.nbytes

@@ -111,7 +111,12 @@ def start_loading(config: Config, *, role: Literal["learner", "sampler"]) -> Loa
         stop_tokens=config.rollout.stop_tokens,
     )
     policy = make_policy(
-        folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh, quantization=quantization
+        folder,
+        dtype=config.model.dtype,
+        lora=config.lora,
+        mesh=mesh,
+        quantization=quantization,
+        embeddings_in_host=plan.embeddings_in_host,
     )
 
     def load() -> tuple[Params, float]:
@@ -128,7 +133,13 @@ def start_loading(config: Config, *, role: Literal["learner", "sampler"]) -> Loa
 
 
 def make_policy(
-    folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
+    folder: Path,
+    *,
+    dtype: str,
+    lora: Lora,
+    mesh: Mesh,
+    quantization: str = "none",
+    embeddings_in_host: bool = False,
 ) -> Policy:
     """The policy of a model folder, with the shapes of `lora.start`'s adapter; reads no weights.
 
@@ -148,6 +159,7 @@ def make_policy(
         mesh=mesh,
         quantization=quantization,
         separate=needs_separate(lora),
+        embeddings_in_host=embeddings_in_host,
     )
 
 

@@ -183,6 +183,26 @@ class ModelShape:
         """Parameters of the embeddings that tokens have for each layer."""
         return self.vocab * self.layers * self.per_layer_input
 
+    def check_embeddings(self, place: str) -> None:
+        """Checks `plan.per_layer_embeddings`.
+
+        Raises:
+            ValueError: if they are to be in host memory, and the model has none.
+        """
+        if place == "host" and not self.per_layer_input:
+            raise ValueError(
+                'plan.per_layer_embeddings = "host": this model has no per-layer embeddings; '
+                'nearest valid: "chips"'
+            )
+
+    @property
+    def host_row(self) -> tuple[int, int]:
+        """Shape of a token's embeddings for all layers in host memory, with padding at the end.
+
+        Whole tiles of 8 x 128 numbers: otherwise a TPU cannot copy a row without its neighbours.
+        """
+        return 8 * -(-self.layers * self.per_layer_input // (8 * 128)), 128
+
     @property
     def per_layer_projection_parameters(self) -> int:
         """Parameters of the projection of a token's embedding to the inputs of all layers."""
@@ -249,10 +269,21 @@ class ModelShape:
             for matrix, count in _count_matrices(self).items()
         )
 
+    def host_bytes(self, dtype: str) -> int:
+        """Bytes of the per-layer embeddings in host memory, for each device."""
+        return self.vocab * prod(self.host_row) * DTYPE_BYTES[dtype]
+
     def base_bytes(
-        self, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1, data: int = 1
+        self,
+        dtype: str,
+        *,
+        quantization: str = "none",
+        fsdp: int = 1,
+        tp: int = 1,
+        data: int = 1,
+        in_host: bool = False,
     ) -> int:
-        """Bytes of the frozen base on a device.
+        """Bytes of the frozen base in a device's memory.
 
         Args:
             dtype: a `model.dtype`.
@@ -261,12 +292,13 @@ class ModelShape:
             tp: number of tensor-parallel shards of heads and widths.
             data: number of shards of batch rows only; the per-layer embeddings, which are read a
                 row at a time, are sharded over all devices.
+            in_host: whether the per-layer embeddings are in host memory.
         """
         size = DTYPE_BYTES[dtype]
         layers = self.layers_bytes(dtype, quantization=quantization, fsdp=fsdp, tp=tp)
         embedding = self.embedding_parameters * size // (fsdp * tp)
         parts = data * fsdp * tp if self.vocab % (data * fsdp * tp) == 0 else 1
-        per_layer = self.per_layer_embedding_parameters * size // parts
+        per_layer = 0 if in_host else self.per_layer_embedding_parameters * size // parts
         whole = (self.per_layer_projection_parameters + self.norm_parameters) * size
         return embedding + per_layer + layers + whole
 

@@ -83,6 +83,9 @@ def _chosen(report: Figures) -> Iterator[str]:
         f"  micro-batches of {plan['micro_batch_tokens']} tokens ({plan['rows_per_shard']} x "
         f"{plan['row_tokens']} per shard), remat {plan['remat']}"
     )
+    if plan["host_gib_per_chip"]:
+        size = f"{plan['host_gib_per_chip']:.2f} GiB for each chip"
+        yield f"  per-layer embeddings in host memory: {size}, and once more during loading"
     if plan["set"]:
         yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
 

@@ -37,7 +37,10 @@ REGIMES = {
 }
 """Text of each `Regime`."""
 
-_SIZES = ("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat")
+_SIZES = (
+    *("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat"),
+    "per_layer_embeddings",
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +147,7 @@ def _plan(found: PlanReport) -> Figures:
         "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
         "limit_gib": case.limit_bytes / GIB,
         **_sizes(plan),
+        "host_gib_per_chip": _host_gib(case, plan),
         "set": _settings_to_set(case, plan) if plan.fits else {},
     }
 
@@ -160,6 +164,13 @@ def _sizes(plan: SizedPlan) -> Figures:
         "rows_per_shard": config.micro_batch_rows // config.plan.learner_shards,
         "row_tokens": config.row_tokens,
     }
+
+
+def _host_gib(case: PlanCase, plan: SizedPlan) -> float:
+    """Host memory of the per-layer embeddings, for each chip."""
+    config = plan.config
+    kept = case.shape.host_bytes(config.model.dtype) if config.plan.embeddings_in_host else 0
+    return kept / GIB
 
 
 def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:

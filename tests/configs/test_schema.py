@@ -68,6 +68,8 @@ plan.fixed=false; .micro_batch_tokens=100
     plan.micro_batch_tokens: must be a multiple of plan.row_tokens = 48 x 1 rows
 plan.attention=splash
     plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
+plan.platform=gpu; .per_layer_embeddings=host
+    plan.per_layer_embeddings: "host" is not supported on gpu; nearest valid: "chips"
 plan.learner_devices=4; .fsdp=3; .tp=2
     plan.learner_devices: must be a multiple of fsdp x tp = 6; nearest valid: 6
 plan.sampler_devices=3; .sampler_tp=2

@@ -89,3 +89,48 @@ def test_a_sort_takes_the_bundles_of_its_final_schedule():
     # Counted by hand in the schedule of libtpu 0.0.42: 0.436 ms at 1.5 GHz.
     assert schedule["sort"] == pytest.approx(653_280, rel=0.05)
     assert modelled_s == pytest.approx(schedule["sort"] / 1.5e9, rel=0.05)
+
+
+IN_HOST = """
+import json, sys
+import jax
+import jax.numpy as jnp
+from pipeline.compute.aot.compile import compile_for, v5e_devices
+from pipeline.compute.model.lookup import look_up_in_host
+from pipeline.compute.model.sharding import by_row, in_host, make_mesh
+from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
+
+shape = read_model_shape(PUBLISHED["gemma-4-e2b"])
+mesh = make_mesh(v5e_devices(int(sys.argv[1])))
+table = (shape.vocab, *shape.host_row)
+table = jax.ShapeDtypeStruct(table, jnp.bfloat16, sharding=in_host(mesh))
+tokens = jax.ShapeDtypeStruct((64, 1), jnp.int32, sharding=by_row(mesh))
+
+def segment(tokens, table):
+    def step(_, tokens):
+        found = look_up_in_host(tokens, table, mesh=mesh)
+        return found.argmax(-1).astype(jnp.int32) % shape.vocab
+    return jax.lax.fori_loop(0, 32, step, tokens)
+
+program = compile_for(jax.jit(segment).trace(tokens, table))
+host = program.stats.host_argument_size_in_bytes
+print(json.dumps({"hbm": program.hbm_bytes, "host": host, "wanted": shape.host_bytes("bfloat16")}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("chips", ["1", "8"])
+def test_a_loop_reads_embeddings_in_host_memory_without_copying_the_table(chips):
+    done = subprocess.run(
+        [sys.executable, "-c", IN_HOST, chips],
+        cwd=PROJECT,
+        env=os.environ | TPU_COMPILER,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout)
+    assert found["host"] == found["wanted"] == 262_144 * 72 * 128 * 2
+    assert found["hbm"] < 2**24

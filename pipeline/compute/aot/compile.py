@@ -189,6 +189,7 @@ def _policy(config: Config, shape: ModelShape, program: str) -> Policy:
         lora=config.lora,
         mesh=mesh,
         quantization=config.model.quantization,
+        embeddings_in_host=config.plan.embeddings_in_host,
     )
 
 

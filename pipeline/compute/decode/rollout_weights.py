@@ -48,7 +48,7 @@ class RolloutWeights:
         if config.plan.rollout_weights == "merged":
             self._merge = _compile_merge(policy)
         elif self.policy is not policy:
-            self.base = self.policy.stored_base(policy.parameters(base))
+            self.base = self.policy.stored_base(base.items())
 
     def load(self, adapter: Params) -> None:
         """Loads an adapter that is on the devices; compiles nothing.

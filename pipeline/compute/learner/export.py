@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
@@ -20,7 +19,6 @@ from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model import lora, peft_folder, save, weights
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import to_pairs
-from pipeline.compute.model.sharding import placed
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.adapters import FORMATS, ExportReport, Format
 from pipeline.contracts.record_files import replace_folder, unwritten
@@ -63,8 +61,9 @@ def merged(
     for name, value in policy.parameters(base):
         exact = lora.merge(name, value, adapter, lora=policy.lora)
         rounded = exact.astype(dtype)
-        if dtype == "float16" and bool(jnp.any(jnp.isinf(rounded) & jnp.isfinite(exact))):
-            largest = float(jnp.abs(exact).max())
+        numpy = exact.__array_namespace__()  # JAX's, or NumPy's for an array in host memory
+        if dtype == "float16" and bool(numpy.any(numpy.isinf(rounded) & numpy.isfinite(exact))):
+            largest = float(numpy.abs(exact).max())
             raise ValueError(
                 f'export.dtype = "float16" has a maximum of 65504, and {name} has {largest:.4g}; '
                 'nearest valid: "bfloat16"'
@@ -257,7 +256,7 @@ class Exporter:
 
     def _compare_parameters(self, fresh: Path, tuned: Tuned) -> None:
         written = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
-        read = weights.stream(fresh, placed(self.policy.plain_shapes, self.policy.mesh))
+        read = weights.stream(fresh, self.policy.plain_params())
         for (name, value), (_, found) in zip(written, read, strict=True):
             if not np.array_equal(value.astype(found.dtype), found):
                 raise RuntimeError(f"the export in {fresh} does not hold the policy's {name}")

@@ -8,6 +8,7 @@ be replaceable, because training, prefill and decoding use different caches and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -29,7 +30,7 @@ from pipeline.compute.model.layer import (
     normalize,
     run_layer,
 )
-from pipeline.compute.model.lookup import look_up
+from pipeline.compute.model.lookup import look_up, look_up_in_host
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import ALL_AXES, gathered_sharding, mesh_of
 
@@ -145,7 +146,12 @@ class Gemma(nnx.Module):
         embedder, sizes = self.per_layer_embedder, (shape.layers, shape.per_layer_input)
         projected = embedder.projection(x) * jnp.asarray(shape.embed**-0.5, x.dtype)
         projected = normalize(embedder.norm, projected.reshape(*tokens.shape, *sizes))
-        found = look_up(tokens, embedder.embedding[...], mesh=mesh, axes=ALL_AXES)
+        table = embedder.embedding[...]
+        if table.ndim == 3:  # in host memory
+            assert mesh is not None
+            found = look_up_in_host(tokens, table, mesh=mesh)[..., : math.prod(sizes)]
+        else:
+            found = look_up(tokens, table, mesh=mesh, axes=ALL_AXES)
         found *= jnp.sqrt(shape.per_layer_input).astype(x.dtype)
         total = (projected + found.reshape(projected.shape)) * jnp.asarray(2**-0.5, x.dtype)
         return x, self._constrain(total)

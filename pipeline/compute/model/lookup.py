@@ -1,7 +1,10 @@
-"""Embedding lookup with an embedding sharded by vocabulary and tokens sharded by row.
+"""Embedding lookup with tokens sharded by row, in an embedding that is sharded or in host memory.
 
-By default XLA gives every device the embeddings of the whole batch, which grow with the number of
-devices; here they exist for a block of positions at a time.
+Sharded by vocabulary: by default XLA gives every device the embeddings of the whole batch, which
+grow with the number of devices; here they exist for a block of positions at a time.
+
+In host memory: each device copies the rows of its own tokens. XLA gathers from host memory only on
+the host's processor, which waits for the device and the device for it.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
@@ -20,6 +24,8 @@ _POSITIONS = 2048
 """Positions per device and block; each takes a row of memory for every device of its group."""
 _NUMBERS = 2048 * 2560
 """Most numbers per device and block."""
+_COPIES = 8
+"""Rows that are copied from host memory at the same time."""
 
 
 def look_up(
@@ -71,3 +77,40 @@ def _on_each(
     blocks = jnp.pad(flat, (0, count * size - flat.size)).reshape(count, size)
     found = jax.lax.map(block, blocks).reshape(count * size, -1)
     return found[: flat.size].reshape(*tokens.shape, -1)
+
+
+def look_up_in_host(
+    tokens: Int[Array, "rows seq"], table: Float[Array, "vocab tiles lanes"], *, mesh: Mesh
+) -> Float[Array, "rows seq padded"]:
+    """`table[tokens]`, exactly, in the devices' memory.
+
+    Args:
+        tokens: sharded by `sharding.by_row`, which divides `rows` evenly.
+        table: the result of `tiled` in host memory, whole for each device.
+        mesh: the devices.
+    """
+    by_row = PartitionSpec(BATCH_AXES)
+    run = jax.shard_map(_copied, mesh=mesh, in_specs=(by_row, PartitionSpec()), out_specs=by_row)
+    return run(tokens, table)
+
+
+def _copied(
+    tokens: Int[Array, "rows seq"], table: Float[Array, "vocab tiles lanes"]
+) -> Float[Array, "rows seq padded"]:
+    def copy(_: None, token: Int[Array, ""]) -> tuple[None, Float[Array, "tiles lanes"]]:
+        row = jax.lax.dynamic_index_in_dim(table, token, keepdims=False)
+        return None, jax.device_put(row, jax.memory.Space.Device)
+
+    _, found = jax.lax.scan(copy, None, tokens.reshape(-1), unroll=_COPIES)
+    return found.reshape(*tokens.shape, -1)
+
+
+def tiled(embedding: np.ndarray, row: tuple[int, int]) -> np.ndarray:
+    """`vocab width` to `vocab *row`, with zeros at the end of each row."""
+    padding = math.prod(row) - embedding.shape[1]
+    return np.pad(embedding, ((0, 0), (0, padding))).reshape(-1, *row)
+
+
+def untiled(table: np.ndarray, width: int) -> np.ndarray:
+    """The inverse of `tiled`."""
+    return table.reshape(len(table), -1)[:, :width]

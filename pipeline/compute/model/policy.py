@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
@@ -23,12 +24,14 @@ from pipeline.compute.model import quantize, weights
 from pipeline.compute.model.architecture import Architecture
 from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.layer import norm_factor
-from pipeline.compute.model.sharding import by_row, placed, replicated
+from pipeline.compute.model.lookup import tiled, untiled
+from pipeline.compute.model.sharding import HOST_MEMORY, by_row, in_host, placed, replicated
 
 Params = dict[str, Any]
 """Arrays by parameter path; shapes for ahead-of-time compilation."""
 
 _EMBEDDING = "embedder.input_embedding"
+_PER_LAYER = "per_layer_embedder.embedding"
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,12 +46,15 @@ class Policy:
         separate: whether projections that share a matrix have separate lora_a; see `lora.attach`.
         adapted: whether there is an adapter; if not, the base must be unquantized, and `bind` takes
             an empty adapter.
-        plain_shapes: shape and dtype of each base parameter before quantization, by path.
+        embeddings_in_host: whether the per-layer embeddings are in host memory, with the rows of
+            `lookup.tiled`.
+        plain_shapes: shape and dtype of each base parameter as models are published, by path.
         base_shapes: shape and dtype of each stored base parameter, by path.
         adapter_shapes: shape of each adapter parameter, by path; empty without an adapter.
 
     Raises:
-        ValueError: if `lora.targets` matches no matrix, or the mesh does not divide the vocabulary.
+        ValueError: if `lora.targets` matches no matrix, the mesh does not divide the vocabulary, or
+            there are no embeddings for host memory.
     """
 
     architecture: Architecture
@@ -58,6 +64,7 @@ class Policy:
     quantization: str = "none"
     separate: bool = False
     adapted: bool = True
+    embeddings_in_host: bool = False
     plain_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
     base_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
     adapter_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
@@ -91,6 +98,10 @@ class Policy:
                 adapter[_name(path)] = jax.ShapeDtypeStruct(variable.shape, jnp.float32)
             else:
                 base[_name(path)] = quantize.packed_shape(shape)
+        if self.embeddings_in_host:
+            self.architecture.shape.check_embeddings("host")
+            row, kept = self.architecture.shape.host_row, base[_PER_LAYER]
+            base[_PER_LAYER] = jax.ShapeDtypeStruct((len(kept), *row), kept.dtype)
         vars(self).update(
             plain_shapes=plain,
             base_shapes=base,
@@ -159,34 +170,60 @@ class Policy:
             name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole)
             for name, shape in self.adapter_shapes.items()
         }
-        return placed(self.base_shapes, self.mesh), adapter
+        shapes = dict(self.base_shapes)
+        table = {_PER_LAYER: shapes.pop(_PER_LAYER)} if self.embeddings_in_host else {}
+        base = placed(shapes, self.mesh)
+        base |= {name: kept.update(sharding=in_host(self.mesh)) for name, kept in table.items()}
+        return base, adapter
+
+    def plain_params(self) -> Params:
+        """Shapes of the base as models are published, with the shardings of reading it."""
+        plain = placed(self.plain_shapes, self.mesh)
+        if self.embeddings_in_host:
+            kept = plain[_PER_LAYER]
+            place = kept.sharding.with_memory_kind(HOST_MEMORY)
+            plain[_PER_LAYER] = kept.update(sharding=place)
+        return plain
 
     def load_base(self, folder: Path) -> Params:
         """Loads the frozen base from a folder, sharded over the mesh.
 
-        Quantizes on the devices, parameter by parameter.
+        Quantizes on the devices, parameter by parameter; per-layer embeddings in host memory are
+        never on the devices.
 
         Raises:
             ValueError: naming every tensor that is missing, surplus or of another shape.
         """
-        return self.stored_base(weights.stream(folder, placed(self.plain_shapes, self.mesh)))
+        return self.stored_base(weights.stream(folder, self.plain_params()))
 
     def stored_base(self, parameters: Iterable[tuple[str, jax.Array]]) -> Params:
-        """Base parameters in their stored form, quantized one by one from plain ones."""
+        """Base parameters in their stored form, one by one from plain ones.
+
+        Per-layer embeddings for host memory may be in their stored form already.
+        """
         base: Params = {}
         shapes, _ = self.abstract_params()
         for name, value in parameters:
             recipe = self._recipes.get(name)
-            if recipe is None:
+            if recipe is not None:
+                base |= quantize.entries(name, value, recipe, shapes=shapes)
+            elif value.shape == shapes[name].shape:
                 base[name] = value
             else:
-                base |= quantize.entries(name, value, recipe, shapes=shapes)
+                rows = tiled(np.asarray(value), self.architecture.shape.host_row)
+                base[name] = jax.block_until_ready(jax.device_put(rows, shapes[name].sharding))
         return base
 
-    def parameters(self, base: Params) -> Iterator[tuple[str, jax.Array]]:
-        """The base's parameters one by one as plain arrays; dequantizes quantized ones."""
-        for name in self.plain_shapes:
-            yield name, quantize.parameter(name, base, self._recipes)
+    def parameters(self, base: Params) -> Iterator[tuple[str, Any]]:
+        """The base's parameters one by one as plain arrays; dequantizes quantized ones.
+
+        Per-layer embeddings in host memory are a NumPy array.
+        """
+        for name, plain in self.plain_shapes.items():
+            if name == _PER_LAYER and self.embeddings_in_host:
+                yield name, untiled(np.asarray(base[name]), plain.shape[1])
+            else:
+                yield name, quantize.parameter(name, base, self._recipes)
 
     @property
     def is_quantized(self) -> bool:

@@ -30,6 +30,8 @@ VOCAB_AXES = (FSDP, TP)
 
 ALL_AXES = (DATA, FSDP, TP)
 """Mesh axes over which rows of the per-layer embeddings are sharded, outermost first."""
+HOST_MEMORY = "pinned_host"
+"""JAX's name of the host memory that devices can copy from."""
 
 _EMBEDDING = "embedder"
 _AXES: Mapping[str, tuple[str | tuple[str, ...] | None, ...]] = {
@@ -82,6 +84,11 @@ def by_row_and_head(mesh: Mesh, *, kv_heads: int) -> NamedSharding:
     """
     heads = TP if kv_heads % mesh.shape[TP] == 0 else None
     return NamedSharding(mesh, PartitionSpec(BATCH_AXES, heads))
+
+
+def in_host(mesh: Mesh) -> NamedSharding:
+    """The whole array in host memory, once for each device."""
+    return replicated(mesh).with_memory_kind(HOST_MEMORY)
 
 
 def parameter_sharding(name: str, shape: Sequence[int], mesh: Mesh) -> NamedSharding:

@@ -127,10 +127,15 @@ def shape_of(config: Config) -> ModelShape:
 
     Raises:
         FileNotFoundError: if the folder is missing or has no `config.json`.
-        ValueError: if the model is not supported, or is a handle that is neither in the cache nor
-            in `PUBLISHED`.
+        ValueError: if the model is not supported, is a handle that is neither in the cache nor in
+            `PUBLISHED`, or has no embeddings for `plan.per_layer_embeddings`.
     """
-    path = config.model.path
+    shape = _shape_at(config.model.path)
+    shape.check_embeddings(config.plan.per_layer_embeddings)
+    return shape
+
+
+def _shape_at(path: str) -> ModelShape:
     if "://" not in path:
         return read_model_shape(read_text_config(Path(path)))
     cached = _cached(path)

@@ -107,9 +107,9 @@ class Topology:
 
 # HBM: 16 GB less the runtime's share; https://cloud.google.com/tpu/docs/v5e, v5p, v6e. On-demand
 # list prices of us-central1 and us-east5 in 2025.
-_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 16e-6, 1.20)
-_V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 16e-6, 4.20)
-_V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 16e-6, 2.70)
+_V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 10e-6, 1.20)
+_V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 10e-6, 4.20)
+_V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 10e-6, 2.70)
 # By memory in GB, with the dense limits of the common card of that size: L4, A100, H100, H200.
 _GPUS = {
     24: Chip("GPU of 24 GB", "gpu", 22.0, 121e12, 242e12, 300e9, 32e9, 20e-6),

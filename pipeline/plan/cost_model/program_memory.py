@@ -93,6 +93,7 @@ class ProcessArrays:
             fsdp=devices.fsdp,
             tp=devices.tp,
             data=devices.shards // devices.fsdp,
+            in_host=self.config.plan.embeddings_in_host,
         )
 
     @property

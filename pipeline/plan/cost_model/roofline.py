@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Literal
 
 from configs.schema import Config
@@ -26,7 +27,7 @@ latency."""
 # Expected shares of the chip's limits.
 _DECODE_FLOPS, _PREFILL_FLOPS, _LEARN_FLOPS = 0.5, 0.5, 0.47
 _ATTENTION_FLOPS, _SPLASH_FLOPS = 0.15, 0.41
-_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.95, 0.65
+_WEIGHT_BYTES, _CACHE_BYTES, _SLOW_CACHE_BYTES = 0.9, 0.95, 0.72
 _FAST_ROWS = 128
 """Rows whose caches are read at the first share of the bandwidth; further rows use the second,
 lower one, as in the compiler's estimates."""
@@ -45,6 +46,8 @@ _FLUSHED_PER_S, _SELECTED_PER_S = 110e9, 110e9
 over."""
 _REDUCE_S = 25e-6
 """Least seconds of a collective between chips."""
+_HOST_BYTES_PER_S, _HOST_ROW_S = 8e9, 0.5e-6
+"""Bytes a second that a chip copies from host memory, and least seconds for each row: assumed."""
 _LAUNCH_S = 1e-3
 """Least seconds of a program and of the host's check for finished slots."""
 _PASSES = {"none": 2.0, "dots": 2.1, "full": 3.0, "offload": 3.0}
@@ -191,7 +194,7 @@ class RooflineModel:
             # An adapted matrix needs two more small products.
             latency_s=shape.layers * self.chip.layer_s * (0.25 if merged else 1.0)
             + self._reductions(tp)
-            + self._lookups(plan.devices_per_sampler),
+            + self._lookups(slots, plan.devices_per_sampler),
         )
         int8 = self.config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_DECODE_FLOPS, int8=int8)
@@ -227,7 +230,7 @@ class RooflineModel:
             weight_bytes=_base_bytes(shape, config.model.dtype, config.sampler_quantization, tp),
             link_bytes=share * layers
             + self._per_layer_inputs(positions, config.plan.devices_per_sampler, tp),
-            latency_s=_LAUNCH_S + share * self._reductions(tp),
+            latency_s=_LAUNCH_S + share * self._reductions(tp) + self._copies(positions),
         )
         int8 = config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
@@ -317,7 +320,7 @@ class RooflineModel:
             link_bytes=passes
             * (self._gathered(plan.fsdp, plan.tp) + self._reduced(positions, plan.tp))
             + self._per_layer_inputs(positions, plan.learner_devices, plan.tp),
-            latency_s=_LAUNCH_S + passes * self._reductions(plan.tp),
+            latency_s=_LAUNCH_S + passes * self._reductions(plan.tp) + self._copies(positions),
             vector_s=vector_s,
             attention_share=_SPLASH_FLOPS if plan.uses_splash else _ATTENTION_FLOPS,
         )
@@ -349,12 +352,23 @@ class RooflineModel:
 
         Each device sends a row to every other device of other rows: zeros, except for its tokens.
         """
+        if self.config.plan.embeddings_in_host:
+            return 0.0
         width = self.shape.layers * self.shape.per_layer_input
         return DTYPE_BYTES[self.config.model.dtype] * positions * width * (devices // tp - 1)
 
-    def _lookups(self, devices: int) -> float:
-        """Seconds of the two collectives of a look-up in sharded per-layer embeddings."""
+    def _lookups(self, slots: int, devices: int) -> float:
+        """Seconds of looking up per-layer embeddings: two collectives, or copies from the host."""
+        if self.config.plan.embeddings_in_host:
+            return self._copies(slots)
         return 2 * _REDUCE_S if devices > 1 and self.shape.per_layer_input else 0.0
+
+    def _copies(self, positions: int) -> float:
+        """Seconds of copying the per-layer embeddings of positions from host memory."""
+        if not self.config.plan.embeddings_in_host:
+            return 0.0
+        row = prod(self.shape.host_row) * DTYPE_BYTES[self.config.model.dtype]
+        return positions * max(_HOST_ROW_S, row / _HOST_BYTES_PER_S)
 
     def _reductions(self, tp: int) -> float:
         """Seconds of two reductions in each layer."""

@@ -81,6 +81,11 @@ class PlanCase:
         """Bytes of a chip that a plan may use by the compiler: all but `COMPILED_RESERVE`."""
         return int((1 - COMPILED_RESERVE) * self.topology.chip.hbm_gib * GIB)
 
+    @property
+    def may_use_host(self) -> bool:
+        """Whether embeddings in host memory can save memory of the chips."""
+        return self.shape.per_layer_input > 0 and self.config.plan.platform == "tpu"
+
     def memory_share(self, memory: Mapping[str, PhaseMemory]) -> float:
         """Memory of the fullest phase as a share of its limit: a plan fits up to 1.
 
@@ -164,7 +169,7 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
             configured = _as_configured(case, f"as configured ({candidate.name})")
             configured = replace(configured, config=validated(configured.config))
             plans.append(configured)
-        config = _with_sizes(case, candidate.config, free=True)
+        config = _with_free_settings(case, candidate.config)
         if configured is None or config.plan != configured.config.plan:
             try:
                 plans.append(estimate_plan(case, candidate.name, validated(config)))
@@ -240,20 +245,23 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
     """Plans another case in the placement of `plan`.
 
     Chooses sizes again unless they are fixed. Outside of the configuration's own placement it
-    starts from `plan`'s segment, prefill and remat settings and chooses these again, too.
+    starts from `plan`'s segment, prefill and remat settings and chooses these and the place of the
+    per-layer embeddings again, too.
     """
     if plan.configured:
         return _as_configured(case, plan.name)
     placement = {key: getattr(plan.config.plan, key) for key in PLACEMENT_KEYS}
     config = with_placement(case.config, placement)
     own = {key: getattr(plan.config.plan, key) for key in _CHOSEN_WITH_SIZES}
-    return estimate_plan(case, plan.name, _with_sizes(case, with_plan(config, own), free=True))
+    return estimate_plan(case, plan.name, _with_free_settings(case, with_plan(config, own)))
 
 
 def shortage(case: PlanCase, plan: SizedPlan) -> str:
     """Why a plan does not fit, by estimate; what no size can reduce is named first."""
     full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
     base, resident = (sum(full.parts[part] for part in parts) for parts in (("base",), RESIDENT))
+    if case.may_use_host and not plan.config.plan.embeddings_in_host:
+        limit += ' (plan.per_layer_embeddings = "host" needs less)'
     if base > case.limit_bytes:
         copied = plan.config.plan.rollout_weights != "shared"
         what = "the base and its copy for rollouts alone take" if copied else "the base alone takes"
@@ -309,6 +317,20 @@ def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
         f"configuration's own, which takes {device_count(case.config)}; nearest valid: "
         'rollout.ahead = "off"'
     )
+
+
+def _with_free_settings(case: PlanCase, config: Config) -> Config:
+    """The configuration with the best sizes, segment, prefill and remat settings.
+
+    Per-layer embeddings are on the chips if that fits, unless host memory makes it faster.
+    """
+    if not case.may_use_host:
+        return _with_sizes(case, config, free=True)
+    plans = []
+    for place in ("chips", "host"):
+        found = _with_sizes(case, with_plan(config, {"per_layer_embeddings": place}), free=True)
+        plans.append(estimate_plan(case, place, found))
+    return max(plans, key=lambda one: (one.fits, one.step.tokens_per_s)).config
 
 
 def _with_sizes(case: PlanCase, config: Config, *, free: bool) -> Config:

@@ -189,6 +189,8 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
         yield [_FREE_SIZES]
     yield [{"plan.rollout_weights": "shared"}]
     yield [{"plan.kv_cache": "int8"}]
+    if case.may_use_host:
+        yield [{"plan.per_layer_embeddings": "host"}]
     if config.model.quantization != "nf4":
         yield [{"model.quantization": kind} for kind in ("int8", "nf4")]
     parts = [n for n in (2, 4, 8) if n > plan.fsdp and case.shape.vocab % (n * plan.tp) == 0]

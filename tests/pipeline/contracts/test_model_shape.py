@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -136,6 +137,11 @@ def test_bytes_equal_those_of_the_policy(changes, quantization):
     )
     kept = sum(x.size * x.dtype.itemsize for x in policy.base_shapes.values())
     assert shape.base_bytes("bfloat16", quantization=quantization) == kept
+    if shape.per_layer_input:
+        host = replace(policy, embeddings_in_host=True).base_shapes
+        found = shape.base_bytes("bfloat16", quantization=quantization, in_host=True)
+        found += shape.host_bytes("bfloat16")
+        assert found == sum(x.size * x.dtype.itemsize for x in host.values())
     adapter = sum(x.size for x in policy.adapter_shapes.values())
     assert shape.adapter_parameters(tiny.LORA) == adapter
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -31,8 +32,10 @@ def policy(**mesh: Any) -> Policy:
 def make_engine(**plan: Any) -> Engine:
     config = tiny.make_config(plan=plan)
     mesh = {"devices": config.plan.devices_per_sampler, "fsdp": config.plan.fsdp_of_sampler}
-    found = policy(**mesh, tp=config.plan.tp_of_sampler)
-    return Engine(found, tiny.make_base(found), config, tiny.VOCABULARY, text_of=tiny.text_of)
+    plain = policy(**mesh, tp=config.plan.tp_of_sampler)
+    found = replace(plain, embeddings_in_host=config.plan.embeddings_in_host)
+    base = found.stored_base(tiny.make_base(plain).items())
+    return Engine(found, base, config, tiny.VOCABULARY, text_of=tiny.text_of)
 
 
 @functools.cache
@@ -152,8 +155,9 @@ def test_a_group_has_one_prefill_and_many_completions(engine: Engine):
         ({"slots": 8, "prompt_buckets": (6,), "segment_steps": 7, "slot_buckets": (2,)}, {}),
         ({"learner_devices": 8, "slots": 8, "fsdp": 2, "tp": 2}, {"fsdp": 2, "tp": 2}),
         ({"learner_devices": 8, "slots": 8}, {}),
+        ({"learner_devices": 8, "slots": 8, "per_layer_embeddings": "host"}, {}),
     ],
-    ids=["other sizes", "sharded weights", "eight devices"],
+    ids=["other sizes", "sharded weights", "eight devices", "embeddings in host memory"],
 )
 def test_invariant_2_other_sizes_and_devices_sample_the_same(
     sampled: list[Completion], plan: dict[str, Any], mesh: dict[str, int]

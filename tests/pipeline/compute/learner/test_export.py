@@ -22,7 +22,7 @@ from pipeline.compute.model import weights
 from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import open_policy
+from pipeline.compute.opening import make_policy
 from pipeline.contracts.rollouts import Completion
 from pipeline.inputs.hub.hf_folder import check_folder, text_tensors
 from pipeline.run.run_folder import RunFolder
@@ -202,13 +202,18 @@ def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learne
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
-def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(tmp_path: Path):
+@pytest.mark.parametrize("in_host", [False, True], ids=["on chips", "in host memory"])
+def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(
+    tmp_path: Path, in_host: bool
+):
     like = formats.with_unused(formats.copy("gemma4_multimodal", tmp_path / "base"))
     for name in (*PROCESSOR, "tokenizer.model"):
         (like / name).write_text(name)
-    policy, base = open_policy(
-        like, dtype="float32", lora=tiny.LORA, mesh=make_mesh(jax.devices()[:1])
+    mesh = make_mesh(jax.devices()[:1])
+    policy = make_policy(
+        like, dtype="float32", lora=tiny.LORA, mesh=mesh, embeddings_in_host=in_host
     )
+    base = policy.load_base(like)
     config = tiny.make_config(model={"path": str(like)}, export={"dtype": "bfloat16"})
     pieces = like / "tokenizer.model"
     writer = Exporter(policy, base, config, tiny.VOCABULARY, like=like, tokenizer=pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -35,7 +36,8 @@ def make_learner(*, quantization: str = "none", **tables: dict[str, Any]) -> Lea
     plan = config.plan
     mesh = {"devices": plan.learner_devices, "fsdp": plan.fsdp, "tp": plan.tp}
     plain = policy(**mesh)
-    found = plain.quantized(quantization)
+    in_host = config.plan.embeddings_in_host
+    found = replace(plain, quantization=quantization, embeddings_in_host=in_host)
     base = found.stored_base(tiny.make_base(plain).items())
     return start(Learner(found, base, config, tiny.VOCABULARY), tiny.make_probe(policy()))
 
@@ -68,8 +70,9 @@ def expected() -> dict[str, np.ndarray]:
         {"row_tokens": 130, "micro_batch_tokens": 260, "layer_tokens": 130, "remat": "offload"},
         {"learner_devices": 8, "slots": 8, "fsdp": 2, "tp": 2, "micro_batch_tokens": 4 * 42},
         {"learner_devices": 8, "slots": 8, "micro_batch_tokens": 8 * 42, "remat": "none"},
+        {"per_layer_embeddings": "host"},
     ],
-    ids=["one row", "packed rows", "sharded weights", "eight devices"],
+    ids=["one row", "packed rows", "sharded weights", "eight devices", "embeddings in host memory"],
 )
 def test_the_gradient_equals_that_of_merged_weights_in_tunix(plan: dict[str, Any]):
     found, _ = gradient(make_learner(plan=plan), ALL)

@@ -13,7 +13,10 @@ from flax import nnx
 from tunix.models.gemma4 import model as gemma4
 
 from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import make_policy
 from tests import tiny
+from tests.pipeline.compute.model import formats
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SEQ = 3 * tiny.WINDOW + 1
@@ -116,3 +119,50 @@ def test_logits_equal_those_of_tunix(changes: dict[str, Any]):
     assert float(jnp.abs(ours).max()) > 1  # the soft cap matters
     theirs = jax.jit(partial(logits_of_tunix, policy))(base)
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+TABLE = "per_layer_embedder.embedding"
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [{}, {"devices": 8}, {"devices": 8, "fsdp": 2, "tp": 2}],
+    ids=["one device", "eight devices", "sharded weights"],
+)
+def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, int]):
+    tokens = np.tile(TOKENS, (4, 1))
+    chips = tiny.make_policy(**mesh, **tiny.GEMMA4)
+    host = tiny.make_policy(**mesh, embeddings_in_host=True, **tiny.GEMMA4)
+    base = tiny.make_base(chips)
+    there = host.stored_base(base.items())
+    assert there[TABLE].sharding.memory_kind == "pinned_host"
+    found, wanted = (
+        tiny.logits(policy, params, tiny.make_probe(policy), tokens)
+        for policy, params in ((host, there), (chips, base))
+    )
+    np.testing.assert_array_equal(found, wanted)
+    for (name, value), (_, exact) in zip(
+        host.parameters(there), chips.parameters(base), strict=True
+    ):
+        np.testing.assert_array_equal(value, exact, err_msg=name)
+    again = host.stored_base(there.items())
+    assert again[TABLE] is there[TABLE]
+
+
+def test_a_folder_is_loaded_into_host_memory():
+    mesh = make_mesh(jax.devices()[:2])
+    given: dict[str, Any] = {"dtype": "float32", "lora": tiny.LORA, "mesh": mesh}
+    chips = make_policy(formats.GOLDEN / "gemma4", **given)
+    host = make_policy(formats.GOLDEN / "gemma4", **given, embeddings_in_host=True)
+    found = host.load_base(formats.GOLDEN / "gemma4")
+    shapes, _ = host.abstract_params()
+    assert found[TABLE].sharding == shapes[TABLE].sharding
+    assert found[TABLE].shape == shapes[TABLE].shape
+    values = dict(host.parameters(found))
+    for name, exact in chips.load_base(formats.GOLDEN / "gemma4").items():
+        np.testing.assert_array_equal(values[name], exact, err_msg=name)
+
+
+def test_a_model_without_per_layer_embeddings_cannot_have_them_in_host_memory():
+    with pytest.raises(ValueError, match='"host": this model has no per-layer embeddings; nea'):
+        tiny.make_policy(num_hidden_layers=1, embeddings_in_host=True)

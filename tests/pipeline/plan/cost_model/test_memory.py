@@ -246,6 +246,10 @@ def test_layers_of_gemma4_that_share_keys_and_values_have_no_cache():
     # The per-layer embeddings are sharded over the eight chips.
     table = 2 * shape.per_layer_embedding_parameters
     assert arrays.base == 2 * shape.parameters - table + table // 8
+    host = preset("gemma4_e2b", plan__per_layer_embeddings="host")
+    assert ProcessArrays.of(host, shape, "segment 512").base == 2 * shape.parameters - table
+    # Rows of 35 x 256 numbers are padded to 72 x 128.
+    assert shape.host_bytes("bfloat16") == 262_144 * 72 * 128 * 2
 
 
 def test_a_prefill_takes_no_weights_of_layers_that_share_keys_and_values():

@@ -188,3 +188,16 @@ def test_ranges_add_up() -> None:
     assert total == Seconds(2.0, 8, 14, "bandwidth")
     some = fixed_time(1.6, chip=V5E)
     assert (some.low, some.expected, some.high) == pytest.approx((1.0, 1.6, 2.56))
+
+
+def test_embeddings_in_host_memory_take_longer_on_one_chip_and_no_links_on_several() -> None:
+    chips, host = (
+        pace("gemma4_e2b", ("plan.learner_devices", "1"), ("plan.per_layer_embeddings", place))
+        for place in ("chips", "host")
+    )
+    # 64 rows of 72 x 128 numbers of 2 bytes, at 8 GB per second.
+    copied = 64 * 72 * 128 * 2 / 8e9
+    assert host.decode_step(64).expected - chips.decode_step(64).expected == pytest.approx(copied)
+    assert host.decode_step(64).low == chips.decode_step(64).low
+    eight = pace("gemma4_e2b", ("plan.per_layer_embeddings", "host"))
+    assert eight.decode_step(64).expected == pytest.approx(host.decode_step(64).expected)

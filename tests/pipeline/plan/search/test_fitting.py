@@ -323,3 +323,28 @@ def test_a_resumed_run_starts_with_the_sizes_of_its_checkpoint(tmp_path: Path) -
 def test_chat_sets_its_own_sizes(tmp_path: Path) -> None:
     one = _single_sampler_config(demo(tmp_path, *FREE), adapter="somewhere")
     assert sized(one, Sizes(2, 384)).plan.slot_ladder == (2,)
+
+
+@pytest.mark.parametrize(
+    ("model", "topology", "place"),
+    [
+        ("gemma4_e2b", "v5e-1", "chips"),
+        ("gemma4_e4b", "v5e-1", "host"),
+        ("gemma4_e4b", "v5e-8", "chips"),
+        ("gemma3_1b", "v5e-1", "chips"),
+    ],
+)
+def test_per_layer_embeddings_are_in_host_memory_only_if_that_is_faster(
+    model: str, topology: str, place: str
+) -> None:
+    chosen = choose_placement(case(preset(model, *FREE), topology)).chosen
+    assert chosen.fits
+    assert chosen.config.plan.per_layer_embeddings == place
+
+
+def test_a_plan_that_does_not_fit_names_host_memory() -> None:
+    own = {"plan.learner_devices": "1", "plan.slots": "1", "plan.micro_batch_tokens": "2048"}
+    with pytest.raises(ValueError, match=r'\(plan.per_layer_embeddings = "host" needs less\)'):
+        planned_sizes(case(preset("gemma4_e4b", *own.items()), "v5e-1"))
+    host = preset("gemma4_e4b", *own.items(), ("plan.per_layer_embeddings", "host"))
+    assert planned_sizes(case(host, "v5e-1")) == Sizes(1, 2048)

@@ -256,6 +256,19 @@ def test_every_change_makes_the_plan_fit(
         assert (choice.compared[0] if named else choice.chosen).fits, one.text
 
 
+def test_per_layer_embeddings_in_host_memory_make_a_gemma4_fit() -> None:
+    one_chip = {
+        "plan.learner_devices": "1",
+        "plan.slots": "16",
+        "plan.micro_batch_tokens": "2048",
+    }
+    given = case(preset("gemma4_e4b", *one_chip.items()), "v5e-1")
+    plan = choose_placement(given).chosen
+    assert not plan.fits
+    texts = [one.text for one in suggestions(given, plan)]
+    assert 'plan.per_layer_embeddings = "host"' in texts
+
+
 def test_settings_are_combined_only_if_no_single_one_is_enough() -> None:
     few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
     changes = [one.text for one in suggestions(few, choose_placement(few).chosen) if one.settings]
