@@ -46,18 +46,24 @@ def by_position(*, model: str, phase: str) -> dict[str, Any]:
     return times(config, name, unit_s=1e-6 * positions)
 
 
-def by_step(*, model: str, slots: int | None = None, kv_cache: str = "model") -> dict[str, Any]:
+def by_step(
+    *, model: str, slots: int | None = None, kv_cache: str = "model", weights: str = "shared"
+) -> dict[str, Any]:
     """Returns milliseconds of a decode step, a segment's flush included.
 
     Args:
         model: whose preset.
         slots: of one chip, for sequences of `LENGTH`; None: the preset's slots and sequences.
         kv_cache: of `plan.kv_cache`.
+        weights: of `plan.rollout_weights`.
     """
+    settings: dict[str, Any] = {"plan__kv_cache": kv_cache, "plan__rollout_weights": weights}
+    if weights != "shared":
+        settings["learner__importance_cap"] = 2.0
     if slots is None:
-        config = preset(v5e_preset(model), plan__kv_cache=kv_cache)
+        config = preset(v5e_preset(model), **settings)
     else:
-        config = v5e_config(model, length=LENGTH, plan__slots=slots, plan__kv_cache=kv_cache)
+        config = v5e_config(model, length=LENGTH, plan__slots=slots, **settings)
     return times(config, f"segment {config.slots}", unit_s=1e-3 * config.segment_steps)
 
 
@@ -142,6 +148,7 @@ BENCHMARK = Benchmark(
             f"ms a decode step, flush of the segment included; {_PARTS}",
             (
                 Row("the preset's slots", by_step, {"model": MODEL}),
+                Row("the same, weights merged", by_step, {"model": MODEL, "weights": "merged"}),
                 Row(
                     f"{SLOTS} slots a chip, {LENGTH:,} positions",
                     by_step,
@@ -151,6 +158,11 @@ BENCHMARK = Benchmark(
                     f"{SLOTS} slots a chip, {LENGTH:,} positions, int8 caches",
                     by_step,
                     {"model": MODEL, "slots": SLOTS, "kv_cache": "int8"},
+                ),
+                Row(
+                    f"{SLOTS} slots a chip, {LENGTH:,} positions, int8 caches, weights merged",
+                    by_step,
+                    {"model": MODEL, "slots": SLOTS, "kv_cache": "int8", "weights": "merged"},
                 ),
             ),
             (the_plan_is_no_underestimate,),

@@ -41,7 +41,7 @@ _TOP_K_S = 1.6e-11
 """Seconds per position and entry of the vocabulary of the reference top k on a TPU."""
 _GATHERED_SHARE = 0.17
 """Share of the bandwidth at which the rows of single tokens are gathered and multiplied."""
-_FLUSHED_PER_S, _SELECTED_PER_S = 110e9, 110e9
+_FLUSHED_PER_S, _SELECTED_PER_S = 125e9, 125e9
 """Bytes a second that a TPU's flush moves to the ring caches, and of int8 caches that it passes
 over."""
 _REDUCE_S = 25e-6

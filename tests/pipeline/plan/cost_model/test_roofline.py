@@ -96,7 +96,7 @@ def test_gemma4_e2b_is_near_the_compiled_programs(program: str, ms: float, withi
     assert 1e3 * found.low < ms < 1e3 * found.high
 
 
-@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 8.3), (512, "int8", 90.1)])
+@pytest.mark.parametrize(("slots", "kv_cache", "ms"), [(512, "model", 7.2), (512, "int8", 39.3)])
 def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: float) -> None:
     found = pace("gemma3_1b", ("plan.kv_cache", kv_cache)).flush(slots)
     assert 1e3 * found.expected == pytest.approx(ms, rel=0.05)
