@@ -268,6 +268,30 @@ def test_a_prefill_takes_no_weights_of_layers_that_share_keys_and_values():
     assert program_memory(last, shape, "prefill 320")["adapter"] == 0
 
 
+E4B_TP = {"plan__tp": 4, "plan__segment_steps": 16, "plan__micro_batch_tokens": 4096}
+
+
+@pytest.mark.parametrize(
+    ("program", "gib"), [("segment 128", 7.09), ("reference_top_k 2", 3.55), ("gradient 2", 8.76)]
+)
+def test_gemma4_e4b_with_tp_is_near_the_compiled_programs(program, gib):
+    config = preset("gemma4_e4b", plan__remat="none", **E4B_TP)
+    assert total(config, program, shape_of(config)) / 2**30 == pytest.approx(gib, rel=0.07)
+
+
+def test_a_chip_copies_those_of_replicated_kv_heads_that_its_queries_read():
+    def segment(tp):
+        settings = E4B_TP | {"plan__tp": tp, "plan__micro_batch_tokens": 8192}
+        config = preset("gemma4_e4b", **settings)
+        parts = program_memory(config, shape_of(config), "segment 64")
+        return parts["temporaries"], parts["kv_local"] + parts["kv_global"]
+
+    # Each of two chips has one of two kv heads. Each of four has both, and reads one.
+    (few, half), (more, whole) = segment(2), segment(4)
+    assert whole == 4 * half  # twice the slots, twice the heads
+    assert few < whole / 2 < more
+
+
 def test_layers_are_prefetched_if_they_fit():
     shape = shape_of(preset("gemma3_4b"))
     layer = 2 * shape.layer_parameters(0)
