@@ -76,8 +76,9 @@ def array_bytes(arrays: Any) -> int:
 
 def _is_on_device(sharding: jax.sharding.Sharding) -> bool:
     """Whether arrays are in a device's memory; a CPU's is the host's."""
-    (kind,) = {device.platform for device in sharding.device_set}
-    return kind == "cpu" or sharding.memory_kind != "pinned_host"
+    devices: set[Any] = sharding.device_set
+    on_cpu = any(device.platform == "cpu" for device in devices)
+    return on_cpu or sharding.memory_kind != "pinned_host"
 
 
 def resident_bytes() -> int:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,9 +182,7 @@ def norms(adapter: Mapping[str, jax.Array], *, lora: Lora, layers: int) -> dict[
     }
 
 
-def merge(
-    name: str, value: jax.Array, adapter: Mapping[str, jax.Array], *, lora: Lora
-) -> jax.Array:
-    """Base parameter `name` plus `delta`, float32; `value` if it is not adapted."""
+def merge(name: str, value: Any, adapter: Mapping[str, jax.Array], *, lora: Lora) -> Any:
+    """Base parameter `name` plus `delta`, float32; `value`, of any kind, if it is not adapted."""
     change = delta(name, adapter, lora=lora)
     return value if change is None else value.astype(jnp.float32) + change

@@ -129,7 +129,7 @@ TABLE = "per_layer_embedder.embedding"
     [{}, {"devices": 8}, {"devices": 8, "fsdp": 2, "tp": 2}],
     ids=["one device", "eight devices", "sharded weights"],
 )
-def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, int]):
+def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, Any]):
     tokens = np.tile(TOKENS, (4, 1))
     chips = tiny.make_policy(**mesh, **tiny.GEMMA4)
     host = tiny.make_policy(**mesh, embeddings_in_host=True, **tiny.GEMMA4)
