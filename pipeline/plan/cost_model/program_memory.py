@@ -254,7 +254,8 @@ def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     scores = local * arrays.heads * (config.rollout.max_tokens + steps) * _FLOAT
     # Of replicated kv heads, a device copies those that its query heads attend to.
     shares = gcd(shape.kv_heads, arrays.devices.tp) if arrays.kv_heads == shape.kv_heads else 1
-    copied = arrays.caches(local, longest).total() // shares if shares > 1 else 0
+    rings = arrays.caches(local, config.rollout.max_tokens).total()
+    copied = rings // shares if shares > 1 else 0
     own = MemoryParts(
         activations=_SCORES * scores + local * _WIDE * arrays.hidden * arrays.number,
         head=_logits(arrays, local),
