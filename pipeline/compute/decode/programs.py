@@ -27,7 +27,7 @@ from pipeline.compute.decode.cache import (
     ring_slots,
 )
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
-from pipeline.compute.device_memory import argument_bytes, program_bytes, result_bytes
+from pipeline.compute.device_memory import argument_bytes, array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Trace, build_all
 from pipeline.compute.model.gumbel import keys_at
 from pipeline.compute.model.head import Head
@@ -49,9 +49,10 @@ T = TypeVar("T")
 
 _EMPTY = "empty slots"
 
-_TPU_OPTIONS = {"xla_tpu_scoped_vmem_limit_kib": "32768"}
-"""Compiler options of `segment`: an instruction may use 32 MiB of VMEM, not 16, so that attention
-reads the rings in larger blocks. With 48 MiB less is left for arrays that are read ahead."""
+_VMEM_OPTION = "xla_tpu_scoped_vmem_limit_kib"
+"""XLA's option for the VMEM that an instruction may use on a TPU; the default is 16 MiB."""
+_READ_AHEAD = 2**26
+"""Bytes below which a ring is expected to be read ahead: half of a v5e's VMEM."""
 
 
 @dataclass(frozen=True)
@@ -378,10 +379,19 @@ class DecodePrograms:
         """Traces `segment` for a number of slots."""
         state = self._state(slots)
         scalar: Any = jax.ShapeDtypeStruct((), jnp.float32, sharding=replicated(self.policy.mesh))
-        options = _TPU_OPTIONS if platform(self.policy.mesh) == "tpu" else None
+        options = self._tpu_options(state) if platform(self.policy.mesh) == "tpu" else None
         program = self._jit(self.segment, like=state, donate_argnums=2, compiler_options=options)
         sampling = SamplingParams(scalar, scalar)
         return program.trace(*self.policy.abstract_params(), state, sampling)
+
+    def _tpu_options(self, state: Any) -> dict[str, str]:
+        """Compiler options of `segment`.
+
+        With more VMEM for an instruction, attention reads the rings in larger blocks; with less,
+        more is read ahead, rings among it unless they are too large for that.
+        """
+        mib = 32 if array_bytes(state.caches[0][0]) < _READ_AHEAD else 48
+        return {_VMEM_OPTION: f"{mib * 1024}"}
 
     def _trace_compact(self, arrays: Any, small: int) -> jax.stages.Traced:
         """Traces `compact` for arrays of a larger number of slots."""
