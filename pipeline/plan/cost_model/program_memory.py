@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import gcd
 
 from configs.schema import Config
@@ -140,41 +141,42 @@ class ProcessArrays:
         """Heads of keys and values of a device."""
         return self.shape.kv_heads // _divides(self.devices.tp, self.shape.kv_heads)
 
-    def cache(self, layer: int, positions: int) -> int:
-        """Bytes of a layer's keys and values of `positions` positions."""
-        width = self.shape.head_dim_of(layer)
+    def ring(self, positions: int, *, local: bool) -> int:
+        """Bytes of the ring of a local or global layer for a row of at most `positions`."""
+        shape = self.shape
+        width = shape.head_dim if local else shape.global_head_dim or shape.head_dim
         per_head = 2 * width * self.number
         if self.config.plan.kv_cache == "int8":
             per_head = 2 * (width + _FLOAT)  # a byte per number, and a scale
-        return positions * self.kv_heads * per_head
-
-    def ring(self, layer: int, positions: int) -> int:
-        """Bytes of a layer's ring for a row of at most `positions` positions."""
-        shape = self.shape
-        return self.cache(layer, min(shape.window, positions) if shape.local[layer] else positions)
+        slots = min(shape.window, positions) if local else positions
+        return slots * self.kv_heads * per_head
 
     def caches(self, rows: int, positions: int) -> MemoryParts:
         """Bytes of the ring caches of `rows` rows of at most `positions` positions."""
-        parts = MemoryParts(kv_local=0, kv_global=0)
-        for layer in self.shape.kv_layers:
-            kind = "kv_local" if self.shape.local[layer] else "kv_global"
-            parts[kind] += rows * self.ring(layer, positions)
-        return parts
+        own = Counter(self.shape.local[layer] for layer in self.shape.kv_layers)
+        return MemoryParts(
+            kv_local=rows * own[True] * self.ring(positions, local=True),
+            kv_global=rows * own[False] * self.ring(positions, local=False),
+        )
 
     def caches_read(self, positions: int) -> int:
         """Bytes of keys and values that all layers read for a position of a row.
 
         A ring is read by each layer that attends to it.
         """
-        layers = range(self.shape.layers)
-        return sum(self.ring(self.shape.kv_source(layer), positions) for layer in layers)
+        shape = self.shape
+        local = shape.local_layers * self.ring(positions, local=True)
+        return local + shape.global_layers * self.ring(positions, local=False)
 
     @property
     def layer(self) -> int:
         """Bytes of the largest layer's matrices in products: gathered over fsdp, dequantized."""
-        dtype, tp = self.config.model.dtype, self.devices.tp
-        layers = range(self.shape.layers)
-        return max(self.shape.layer_bytes(layer, dtype, tp=tp) for layer in layers)
+        return _largest_layer(self.shape, self.config.model.dtype, self.devices.tp)
+
+
+@lru_cache
+def _largest_layer(shape: ModelShape, dtype: str, tp: int) -> int:
+    return max(shape.layer_bytes(layer, dtype, tp=tp) for layer in range(shape.layers))
 
 
 def _divides(parts: int, size: int) -> int:
@@ -247,7 +249,7 @@ def _fill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
 def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     steps = config.segment_steps
-    recent = local * sum(arrays.cache(layer, steps) for layer in shape.kv_layers)
+    recent = arrays.caches(local, steps).total()
     # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0
