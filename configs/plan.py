@@ -98,7 +98,7 @@ class Plan(Table):
         "chips",
         description="where the per-layer embeddings of a Gemma 4 are. chips: sharded over all "
         "devices of a process; host: in host memory, once for each device, which copies the rows "
-        "of its tokens from there; no other results, slower, for few devices with little memory",
+        "of its tokens from there, with the same results but slower; for few devices",
     )
     hbm_gib: float | None = Field(
         None,

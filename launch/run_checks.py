@@ -16,6 +16,7 @@ from launch.host_checks import Finding, State
 from launch.preparation import check_devices
 from pipeline.compute.program_cache import MOST_BYTES as PROGRAMS_BYTES
 from pipeline.contracts.cache_folder import cache_folder
+from pipeline.contracts.model_shape import LOADING_COPIES
 from pipeline.contracts.topology import GIB
 from pipeline.inputs.dataset.load import locate_data
 from pipeline.inputs.hub import hf_folder
@@ -84,7 +85,8 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         shape_of(config)  # a missing model has its own finding; one on the hub may be unknown
         state = "note" if config.plan.platform == "gpu" else "fault"
         case = PlanCase.of(config)
-        chosen = choose_placement(case).chosen
+        compared = choose_placement(case)
+        chosen = next((one for one in compared.compared if one.configured), compared.chosen)
         planned = forecast(case, chosen)
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
@@ -100,8 +102,8 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     needed = processes * _PROCESS_GIB + _OTHERS_GIB
     if config.plan.platform == "cpu":  # its devices have the host's memory
         needed += chosen.fullest.total * device_count(config) / GIB
-    if config.plan.embeddings_in_host:  # a process that loads them holds them once more
-        copies = device_count(config) + processes
+    if config.plan.embeddings_in_host:
+        copies = device_count(config) + LOADING_COPIES * processes
         needed += copies * case.shape.host_bytes(config.model.dtype) / GIB
     shown = f"{memory:.1f} GiB available, {needed:.1f} needed (estimated)"
     if memory < needed:

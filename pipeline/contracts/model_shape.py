@@ -55,6 +55,11 @@ class Matrix:
         return (*front, 1 if quantization == "int8_matmul" else blocks, last)
 
 
+LOADING_COPIES = 3
+"""Further copies of per-layer embeddings for host memory while a process loads them: as they are
+read, on the host, and with their padding."""
+
+
 @dataclass(frozen=True)
 class ModelShape:
     """Dimensions of a Gemma 2, 3 or 4 model.

@@ -33,6 +33,7 @@ _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
 _SHARED_SOURCES = (
     "configs/*.py",
     "pipeline/compute/aot/*.py",
+    "pipeline/compute/device_memory.py",
     "pipeline/compute/model/*.py",
     "pipeline/contracts/batches.py",
     "pipeline/contracts/model_shape.py",

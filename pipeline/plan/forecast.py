@@ -323,10 +323,11 @@ def _rows(source: Source) -> int | None:
 
 
 def _merged_bytes(config: Config, shape: ModelShape) -> int:
-    """Bytes of an exported model, with the parts of the base that are not the text model's."""
+    """Bytes of an exported model, with the other parts of a multimodal Hugging Face folder."""
     kind = config.export.dtype or config.model.dtype
     each = 2 if kind == "float16" else DTYPE_BYTES[kind]
-    return shape.parameters * each + unused_bytes(config)
+    parts = 0 if "/flax/" in config.model.path.lower() else unused_bytes(config)
+    return shape.parameters * each + parts
 
 
 def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> dict[str, float]:

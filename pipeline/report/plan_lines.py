@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pipeline.contracts.model_shape import LOADING_COPIES
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.search.suggestions import settings_text
 from pipeline.report.plan_report import COMPILER, ESTIMATED, REGIMES, compiled_size
@@ -85,7 +86,8 @@ def _chosen(report: Figures) -> Iterator[str]:
     )
     if plan["host_gib_per_chip"]:
         size = f"{plan['host_gib_per_chip']:.2f} GiB for each chip"
-        yield f"  per-layer embeddings in host memory: {size}, and once more during loading"
+        more = f"{LOADING_COPIES} times that size more while they are loaded"
+        yield f"  per-layer embeddings in host memory: {size}, and {more}"
     if plan["set"]:
         yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
 

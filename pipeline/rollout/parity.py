@@ -49,7 +49,7 @@ async def check_probe(
     """Sends a random adapter through samplers and learner; returns the largest difference.
 
     Raises:
-        ParityError: if a difference is above `bound`, or if the adapter changes nothing.
+        ParityError: if a difference is above `bound` or half of what the adapter changes.
     """
     published = await learner.publish("probe")
     generated: list[Completion] = []
@@ -69,10 +69,16 @@ async def check_probe(
             f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
             f"allowed {bound:.3g} (parity.probe)"
         )
-    # Two sides that both ignore the adapter agree perfectly.
+    # Two sides that ignore the adapter agree perfectly; if one does, they differ by its effect.
     effect = _largest_difference(await learner.score(generated, which="current"), scored)
     if effect == 0.0:
         raise ParityError("a random adapter changes no log-prob: LoRA does not reach the model")
+    if difference > effect / 2:
+        raise ParityError(
+            f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
+            f"which the adapter changes by {effect:.3g} at most: LoRA does not reach one of them, "
+            "or rounding hides it"
+        )
     return difference
 
 

@@ -235,6 +235,9 @@ class Exporter:
     def _check_merged(
         self, fresh: Path, tuned: Tuned, examples: Sequence[Completion]
     ) -> float | None:
+        if self.policy.embeddings_in_host:  # to score, each device needs a second copy of them
+            self._compare_parameters(fresh, tuned)
+            return None
         trained = self._score(examples, adapter=tuned.adapter, base=self.base)
         try:
             reloaded = self._score_plain(

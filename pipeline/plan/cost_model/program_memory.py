@@ -141,23 +141,39 @@ class ProcessArrays:
         """Heads of keys and values of a device."""
         return self.shape.kv_heads // _divides(self.devices.tp, self.shape.kv_heads)
 
-    def ring(self, positions: int, *, local: bool) -> int:
-        """Bytes of the ring of a local or global layer for a row of at most `positions`."""
+    def cache(self, positions: int, *, local: bool) -> int:
+        """Bytes of the keys and values of `positions` positions of a local or global layer."""
         shape = self.shape
         width = shape.head_dim if local else shape.global_head_dim or shape.head_dim
         per_head = 2 * width * self.number
         if self.config.plan.kv_cache == "int8":
             per_head = 2 * (width + _FLOAT)  # a byte per number, and a scale
-        slots = min(shape.window, positions) if local else positions
-        return slots * self.kv_heads * per_head
+        return positions * self.kv_heads * per_head
+
+    def ring(self, positions: int, *, local: bool) -> int:
+        """Bytes of such a layer's ring for a row of at most `positions` positions."""
+        return self.cache(min(self.shape.window, positions) if local else positions, local=local)
 
     def caches(self, rows: int, positions: int) -> MemoryParts:
         """Bytes of the ring caches of `rows` rows of at most `positions` positions."""
-        own = Counter(self.shape.local[layer] for layer in self.shape.kv_layers)
+        local, whole = self._with_kv
         return MemoryParts(
-            kv_local=rows * own[True] * self.ring(positions, local=True),
-            kv_global=rows * own[False] * self.ring(positions, local=False),
+            kv_local=rows * local * self.ring(positions, local=True),
+            kv_global=rows * whole * self.ring(positions, local=False),
         )
+
+    def recent(self, rows: int, steps: int) -> int:
+        """Bytes of the recent ring caches of `rows` rows in segments of `steps` steps."""
+        local, whole = self._with_kv
+        per_row = local * self.cache(steps, local=True) + whole * self.cache(steps, local=False)
+        return rows * per_row
+
+    @property
+    def _with_kv(self) -> tuple[int, int]:
+        """Numbers of local and of global layers that have keys and values of their own."""
+        layers = self.shape.kv_layers
+        local = sum(self.shape.local[: len(layers)])
+        return local, len(layers) - local
 
     def caches_read(self, positions: int) -> int:
         """Bytes of keys and values that all layers read for a position of a row.
@@ -249,7 +265,7 @@ def _fill(arrays: ProcessArrays, bucket: int) -> MemoryParts:
 def _segment(arrays: ProcessArrays, slots: int) -> MemoryParts:
     config, shape, local = arrays.config, arrays.shape, slots // arrays.devices.shards
     steps = config.segment_steps
-    recent = arrays.caches(local, steps).total()
+    recent = arrays.recent(local, steps)
     # The adapter in the model's dtype, and weights in another layout.
     around = int(_LOOP_LAYERS * arrays.layer)
     around += arrays.adapter * arrays.number // _FLOAT if arrays.adapted else 0

@@ -287,8 +287,8 @@ class RooflineModel:
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""
         arrays = ProcessArrays.of(self.config, self.shape, "empty")
-        rings = arrays.caches(1, self.config.rollout.max_tokens), arrays.caches(1, recent)
-        return sum(sum(ring.values()) for ring in rings)
+        rings = arrays.caches(1, self.config.rollout.max_tokens).total()
+        return rings + arrays.recent(1, recent)
 
     def attention_flops(self, seq: float) -> float:
         """Operations of attention scores and values per position of a sequence, over all layers."""

@@ -330,7 +330,12 @@ def _with_free_settings(case: PlanCase, config: Config) -> Config:
     for place in ("chips", "host"):
         found = _with_sizes(case, with_plan(config, {"per_layer_embeddings": place}), free=True)
         plans.append(estimate_plan(case, place, found))
-    return max(plans, key=lambda one: (one.fits, one.step.tokens_per_s)).config
+
+    def rank(plan: SizedPlan) -> tuple[bool, float]:
+        fits = plan.fits
+        return fits, plan.step.tokens_per_s if fits else -case.memory_share(plan.memory)
+
+    return max(plans, key=rank).config
 
 
 def _with_sizes(case: PlanCase, config: Config, *, free: bool) -> Config:

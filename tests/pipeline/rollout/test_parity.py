@@ -80,6 +80,20 @@ def test_a_single_sampler_under_another_adapter_is_caught():
         probe(samplers, learner)
 
 
+def test_a_sampler_that_ignores_the_adapter_is_caught_under_a_loose_bound():
+    _, samplers, learner = team(1)
+    draw = samplers[0].draw
+
+    def base_model(request: RolloutRequest, temperature: float):
+        drawn = draw(request, temperature)
+        drawn.logprobs[:] = fakes.logprobs(drawn.tokens, learner.adapter)
+        return drawn
+
+    samplers[0].draw = base_model  # type: ignore[method-assign]
+    with pytest.raises(ParityError, match="LoRA does not reach one of them"):
+        asyncio.run(check_probe(samplers, learner, make_prompts(3), bound=1e3, temperature=1.0))
+
+
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_a_nan_log_prob_is_detected_at_any_position(at: int):
     _, samplers, learner = team(1)
