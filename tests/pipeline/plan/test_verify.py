@@ -127,7 +127,7 @@ def test_compiled_times_replace_estimates_in_the_step(monkeypatch: pytest.Monkey
 
 
 def test_sizes_shrink_until_the_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(case(preset("gemma3_4b", *FREE)), {"update": 1.5})
+    compiler = Compiler(case(preset("gemma3_4b", *FREE)), {"update": 3.0})
     plan = choose_placement(compiler.case).chosen
     found = verified(compiler, plan, monkeypatch)
     assert found.plan.fits

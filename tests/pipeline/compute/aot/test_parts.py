@@ -28,7 +28,7 @@ ENTRY %main (x: f32[8,128]) -> f32[8,128] {
   ROOT %moved = f32[8,128] copy(%copy-done)
 }
 """
-ATTENTION, NORM = ("_attend", "TokenAttention.__call__"), ("RMSNorm.__call__", "_normalize")
+ATTENTION, NORM = ("_attend", "TokenAttention.__call__"), ("normalize", "_unit")
 
 
 def parts(stack: tuple[str, ...], *, op: str = "jit(f)/neg") -> dict[str, str]:
@@ -42,7 +42,7 @@ def parts(stack: tuple[str, ...], *, op: str = "jit(f)/neg") -> dict[str, str]:
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        (("RMSNorm.__call__", "_normalize", "_layer", "Gemma.__call__"), "norms and RoPE"),
+        (("normalize", "_unit", "_layer", "Gemma.__call__"), "norms and RoPE"),
         (("PtqProvider.einsum", "LoraProvider.einsum", "Einsum.__call__", "_layer"), "projections"),
         (("LoraProvider.einsum", "Einsum.__call__", "_layer"), "LoRA"),
         (("_compute_lora_delta", "LoraProvider.dot_general", "FeedForward.__call__"), "LoRA"),
