@@ -111,7 +111,6 @@ def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
 
 
 IRRELEVANT = {
-    "pipeline/compute/device_memory.py",
     *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
     *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
     *(f"pipeline/inputs/hub/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
