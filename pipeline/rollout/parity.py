@@ -77,7 +77,7 @@ async def check_probe(
         raise ParityError(
             f"under a random adapter sampler and learner differ by {difference:.3g} in log-prob, "
             f"which the adapter changes by {effect:.3g} at most: LoRA does not reach one of them, "
-            "or rounding hides it"
+            'or rounding hides it; model.dtype = "float32" tells which'
         )
     return difference
 

@@ -215,7 +215,7 @@ def _flush_layer(
     start: Int[Array, " batch"],
     lengths: Int[Array, " batch"],
 ) -> RingCache:
-    """The ring in blocks of slots, of which one or two of a row have new positions."""
+    """The ring with the new positions, which are in one or two of each row's blocks of slots."""
     slots, steps = ring[0].shape[2], recent[0].shape[2]
     block = next(n for n in range(min(steps, slots), slots + 1) if slots % n == 0)
     # Both blocks have the new positions at the same places.
