@@ -154,7 +154,10 @@ def _compared(report: Figures) -> Iterator[str]:
             speed = [f"~{one[key]:.2f}" for key in _SPEEDS.values()]
             speed.append(f"~{one['tokens_per_s']:,.0f}")
         sizes = [str(one[key]) for key in ("slots_per_shard", "micro_batch_tokens", "remat")]
-        rows.append([one["name"], *sizes, f"~{one['gib']:.2f}", *speed, _verdict(one, plan)])
+        name = one["name"]
+        if one["per_layer_embeddings"] == "host":
+            name += ", embeddings in host memory"
+        rows.append([name, *sizes, f"~{one['gib']:.2f}", *speed, _verdict(one, plan)])
     yield from table(rows)
     yield (
         "slots per shard, tokens per micro-batch, seconds of a step; times of links between chips "

@@ -256,6 +256,14 @@ def replace_unsized(plan: Any, like: Any) -> Any:
     return plan.model_copy(update={"slot_buckets": like.slot_buckets, "samplers": like.samplers})
 
 
+def test_a_placement_with_embeddings_in_host_memory_says_so() -> None:
+    given = case(preset("gemma4_e4b", *FREE), "v5e-1")
+    choice = choose_placement(given)
+    figures = plan_figures(PlanReport(given, choice, forecast(given, choice.chosen)))
+    (row,) = [one for one in text_lines(figures) if one.endswith(" chosen")]
+    assert row.startswith(f"{choice.chosen.name}, embeddings in host memory  ")
+
+
 def test_fixed_sizes_are_compared_with_better_ones() -> None:
     figures = plan_figures(planned())
     assert figures["plan"]["configured"]
