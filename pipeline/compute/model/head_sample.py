@@ -261,9 +261,8 @@ def _best_column(
     highest, masses = sums
     ranges, _, count = highest.shape
     first = count * (ranges * jax.lax.axis_index(VOCAB_AXES) + jnp.arange(ranges))
-    noise_of = partial(gumbel_noise, keys, size=count, aligned=count % TILE == 0)
     shares = highest + jnp.where(noise[:, None] > 0, jnp.log(masses), 0.0)
-    noisy = shares + noise[:, None] * jax.vmap(noise_of)(first)
+    noisy = shares + noise[:, None] * _column_noise(keys, first, count)
     best = jax.lax.pmax(noisy.max(axis=(0, 2)), VOCAB_AXES)[:, None]
     # NaN scores show in the log-prob; the column is an arbitrary one then.
     numbers = jnp.where(
@@ -274,6 +273,18 @@ def _best_column(
     column = jax.lax.pmin(numbers.min(axis=(0, 2)), VOCAB_AXES)
     score = jnp.where(numbers == column[:, None], highest, -jnp.inf).max(axis=(0, 2))
     return column, jax.lax.pmax(score, VOCAB_AXES)
+
+
+def _column_noise(
+    keys: UInt32[Array, "block 2"], first: Int[Array, " ranges"], count: int
+) -> Float[Array, "ranges block columns"]:
+    """Noise of the columns of adjacent ranges, of which each begins with column `first`."""
+    if count % TILE == 0:
+        return jax.vmap(partial(gumbel_noise, keys, size=count, aligned=True))(first)
+    # All ranges together may be aligned, which halves the work.
+    size = len(first) * count
+    noise = gumbel_noise(keys, first[0], size, aligned=size % TILE == 0)
+    return noise.reshape(len(keys), len(first), count).swapaxes(0, 1)
 
 
 def _member(
