@@ -85,8 +85,8 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         shape_of(config)  # a missing model has its own finding; one on the hub may be unknown
         state = "note" if config.plan.platform == "gpu" else "fault"
         case = PlanCase.of(config)
-        compared = choose_placement(case)
-        chosen = next((one for one in compared.compared if one.configured), compared.chosen)
+        choice = choose_placement(case)
+        chosen = next((one for one in choice.compared if one.configured), choice.chosen)
         planned = forecast(case, chosen)
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
