@@ -86,7 +86,7 @@ def _chosen(report: Figures) -> Iterator[str]:
     )
     if plan["host_gib_per_chip"]:
         size = f"{plan['host_gib_per_chip']:.2f} GiB for each chip"
-        more = f"{LOADING_COPIES} times that size more while they are loaded"
+        more = f"{LOADING_COPIES} times as much again while they are loaded"
         yield f"  per-layer embeddings in host memory: {size}, and {more}"
     if plan["set"]:
         yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
