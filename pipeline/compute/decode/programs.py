@@ -403,7 +403,7 @@ class DecodePrograms:
 
     def _jit(self, function: Callable[..., Any], *, like: Any, **settings: Any) -> Any:
         """Jits a function whose result is sharded like arrays of these shapes."""
-        return jax.jit(function, out_shardings=jax.tree.map(self._place, like), **settings)
+        return self.policy.jit(function, out_shardings=jax.tree.map(self._place, like), **settings)
 
     def _ring_slots(self, max_tokens: int) -> list[int]:
         return ring_slots(self.policy.architecture, max_tokens=max_tokens)

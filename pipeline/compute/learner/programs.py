@@ -308,14 +308,14 @@ class LearnerPrograms:
         whole, by_rows = replicated(self.policy.mesh), by_row(self.policy.mesh)
         base, adapter = self.policy.abstract_params()
         places = (whole, whole, by_rows)
-        program = jax.jit(self.gradient, donate_argnums=2, out_shardings=places)
+        program = self.policy.jit(self.gradient, donate_argnums=2, out_shardings=places)
         return program.trace(base, adapter, adapter, self.abstract_batch(rows))
 
     def trace_sft_gradient(self, rows: int) -> jax.stages.Traced:
         """Traces `sft_gradient` for micro-batches of `rows`."""
         base, adapter = self.policy.abstract_params()
         whole = replicated(self.policy.mesh)
-        program = jax.jit(self.sft_gradient, donate_argnums=2, out_shardings=whole)
+        program = self.policy.jit(self.sft_gradient, donate_argnums=2, out_shardings=whole)
         return program.trace(base, adapter, adapter, self.abstract_inputs(rows))
 
     def trace_apply(self) -> jax.stages.Traced:
@@ -353,12 +353,12 @@ class LearnerPrograms:
             return adapter, state, {"grad_norm": norm, **norms}
 
         given = [self._scalar] if schedule else [self._scalar, self._scalar]
-        program = jax.jit(apply, donate_argnums=(0, 1), out_shardings=whole)
+        program = self.policy.jit(apply, donate_argnums=(0, 1), out_shardings=whole)
         return program.trace(adapter, state, adapter, *given)
 
     def _trace_forward(self, function: Any, rows: int) -> jax.stages.Traced:
         base, adapter = self.policy.abstract_params()
-        program = jax.jit(function, out_shardings=by_row(self.policy.mesh))
+        program = self.policy.jit(function, out_shardings=by_row(self.policy.mesh))
         return program.trace(base, adapter, self.abstract_inputs(rows))
 
     def _by_size(self, kind: str, trace: Callable[[int], jax.stages.Traced]) -> dict[str, Trace]:

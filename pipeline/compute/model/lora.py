@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
+from jax.nn.initializers import Initializer
 from tunix.models.gemma3 import model as gemma3
 
 from configs.schema import Lora
@@ -104,26 +105,34 @@ def _at(rule: qwix.QuantizationRule, paths: Sequence[str]) -> qwix.QuantizationR
     return replace(rule, module_path="|".join(map(re.escape, paths)))
 
 
+# PEFT draws A by `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
+_PEFT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+_PROBE_A = jax.nn.initializers.he_uniform()
+_PROBE_B = jax.nn.initializers.normal(0.02)
+
+
 def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
-    """A new adapter: A is He-uniform, B is zero, so that it is the identity."""
-    return _random(shapes, seed=seed, lora_b=0.0)
+    """A new adapter with PEFT's initialisation: A uniform in +-1 / sqrt(inputs), B zero.
+
+    B = 0 makes it the identity. A's scale multiplies every update of B: the same learning rate acts
+    as in PEFT.
+    """
+    return _random(shapes, seed=seed, a=_PEFT_A, b=jax.nn.initializers.zeros)
 
 
 def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
     """A random adapter that changes every output; only for comparing sampler and learner."""
-    return _random(shapes, seed=seed, lora_b=0.02)
+    return _random(shapes, seed=seed, a=_PROBE_A, b=_PROBE_B)
 
 
-def _random(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, lora_b: float) -> Adapter:
-    he_uniform = jax.nn.initializers.he_uniform()
+def _random(
+    shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, a: Initializer, b: Initializer
+) -> Adapter:
     keys = jax.random.split(jax.random.key(seed), len(shapes))
-    adapter = {}
-    for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True):
-        if name.endswith("_lora_a"):
-            adapter[name] = he_uniform(key, shape.shape, jnp.float32)
-        else:
-            adapter[name] = lora_b * jax.random.normal(key, shape.shape, jnp.float32)
-    return adapter
+    return {
+        name: (a if name.endswith("_lora_a") else b)(key, shape.shape, jnp.float32)
+        for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True)
+    }
 
 
 def sha256(adapter: Mapping[str, np.ndarray | jax.Array]) -> str:

@@ -6,9 +6,9 @@ and adapter are arguments, so compiled programs hold no weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +152,22 @@ class Policy:
             for name, weight in base.items()
             if name.endswith("norm.scale")
         }
+
+    def jit(self, function: Callable[..., Any], **settings: Any) -> Any:
+        """`jax.jit` for the programs of this model: a float32 model computes in float32.
+
+        By default a TPU rounds the inputs of a product of float32 matrices to bfloat16, and a GPU
+        to TF32.
+        """
+        if self.architecture.config.param_dtype != jnp.float32:
+            return jax.jit(function, **settings)
+
+        @wraps(function)
+        def precise(*args: Any) -> Any:
+            with jax.default_matmul_precision("highest"):
+                return function(*args)
+
+        return jax.jit(precise, **settings)
 
     @staticmethod
     def embedding(base: Params) -> jax.Array:
