@@ -1,6 +1,6 @@
 """Settings of the alarms: a table for each rule, with its threshold and what the alarm does.
 
-`pipeline/control/alarms.py` evaluates the rules.
+`pipeline/control/alarm_rules.py` has the rules, `alarms.py` beside it judges them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ START_STEPS = 10
 """GRPO steps with which rules compare that have no absolute threshold: the first ones for rules on
 a change since the start; at least as many earlier ones for rules on a sudden change."""
 
+NOISE = 1.5
+"""Half-widths of its 95% interval up to which a fall may be due to the prompts and samples."""
+
 _STEPS = "consecutive steps beyond the threshold that raise the alarm"
 _ACTION = (
     "what the alarm does. off: nothing; log: journal, console and W&B; checkpoint: also a "
@@ -29,6 +32,7 @@ class AlarmRule(Table):
     """A rule: `steps` consecutive steps beyond the threshold `above` or `below`."""
 
     bound: ClassVar[Literal["above", "below"]] = "above"
+    unit: ClassVar[str] = "steps"
 
     steps: int = Field(10, ge=1, description=_STEPS)
     action: Action = Field("log", description=_ACTION)
@@ -108,6 +112,50 @@ class Dominating(AlarmRule):
     )
 
 
+class ValidationFalls(AlarmRule):
+    """A policy that validates worse than before training."""
+
+    unit = "validations"
+
+    above: float = Field(
+        1.0,
+        ge=0,
+        description="how far a validation is below that before training (after SFT, if there is an "
+        "SFT phase), in half-widths of the 95% interval of the latter",
+    )
+    steps: int = Field(
+        1, ge=1, description="consecutive validations beyond the threshold that raise the alarm"
+    )
+
+
+_FALL = (
+    f"relative to the median of the {START_STEPS} steps before or, at the start, of those that "
+    f"there are; a fall within {NOISE:g} half-widths of its 95% interval counts as none"
+)
+
+
+class WellFormedFalls(AlarmRule):
+    """A policy that loses the format."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.5, gt=0, lt=1, description=f"share of the rollouts that are well formed, {_FALL}"
+    )
+    steps: int = Field(1, ge=1, description=_STEPS)
+
+
+class CorrectFalls(AlarmRule):
+    """A policy that loses the right answers."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.5, gt=0, lt=1, description=f"share of the rollouts with the right answer, {_FALL}"
+    )
+    steps: int = Field(1, ge=1, description=_STEPS)
+
+
 class RisingWhileValidationFalls(AlarmRule):
     """A part of the reward that rises while the validation metric falls."""
 
@@ -128,6 +176,21 @@ class LengthCorrelation(AlarmRule):
         le=1,
         description="absolute correlation of the weighted reward and the completion's tokens",
     )
+
+
+class EntropyFalls(AlarmRule):
+    """An update that takes most of the exploration."""
+
+    bound = "below"
+
+    below: float = Field(
+        0.5,
+        gt=0,
+        lt=1,
+        description="entropy of the policy, by the sampled tokens, relative to the step before; a "
+        f"fall within {NOISE:g} half-widths of its 95% interval counts as none",
+    )
+    steps: int = Field(1, ge=1, description=_STEPS)
 
 
 class EntropyCollapse(AlarmRule):
@@ -224,12 +287,20 @@ class Alarms(Table):
     always_none: AlwaysNone = Field(AlwaysNone(), description=AlwaysNone.__doc__)
     variance_gone: VarianceGone = Field(VarianceGone(), description=VarianceGone.__doc__)
     dominating: Dominating = Field(Dominating(), description=Dominating.__doc__)
+    validation_falls: ValidationFalls = Field(
+        ValidationFalls(), description=ValidationFalls.__doc__
+    )
+    well_formed_falls: WellFormedFalls = Field(
+        WellFormedFalls(), description=WellFormedFalls.__doc__
+    )
+    correct_falls: CorrectFalls = Field(CorrectFalls(), description=CorrectFalls.__doc__)
     rising_while_validation_falls: RisingWhileValidationFalls = Field(
         RisingWhileValidationFalls(), description=RisingWhileValidationFalls.__doc__
     )
     length_correlation: LengthCorrelation = Field(
         LengthCorrelation(), description=LengthCorrelation.__doc__
     )
+    entropy_falls: EntropyFalls = Field(EntropyFalls(), description=EntropyFalls.__doc__)
     entropy_collapse: EntropyCollapse = Field(
         EntropyCollapse(), description=EntropyCollapse.__doc__
     )

@@ -418,11 +418,9 @@ def _alarm_problems(
 ) -> Iterator[Problem]:
     weighted = [weight for weight in reward_weights(rewards, rollout).values() if weight]
     if not evaluation.validates:
-        name, why = (
-            "rising_while_validation_falls",
-            "without eval.every_steps or eval.every_minutes",
-        )
-        yield from _unused_rule(name, alarms.rising_while_validation_falls, why=why)
+        why = "without eval.every_steps or eval.every_minutes"
+        for name in ("validation_falls", "rising_while_validation_falls"):
+            yield from _unused_rule(name, alarms.rule(name), why=why)
     if len(weighted) < 2:
         why = "with less than two weighted rewards"
         yield from _unused_rule("dominating", alarms.dominating, why=why)

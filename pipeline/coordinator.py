@@ -140,7 +140,9 @@ class Coordinator:
             clock=clock,
             measure=self._measured,
         )
-        self._replay_alarms()
+        changed = max(records.folder.reward_changes, default=0)
+        rows = [row for row in records.folder.metrics if row["step"] > changed]
+        self.controller.alarms.replay(rows, self.schedule.validations)
         self._is_uncounted = False
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
         self._restarts_before = restarts - workers.restarts.total
@@ -229,7 +231,7 @@ class Coordinator:
         duties: Mapping[DutyKind, Callable[[Duty], Awaitable[None]]] = {
             "check_parity": lambda _: self._check_parity(),
             "evaluate_before": lambda duty: self.schedule.evaluate_before(step, duty.deadline),
-            "validate": lambda duty: self.schedule.validate(step, duty.deadline, save=self._save),
+            "validate": self._validate,
             "recover_best": lambda _: self.schedule.recover_best(step, save=self._save),
             "repair_answers": lambda duty: self.schedule.repair_answers(step, duty.deadline),
             "export": lambda duty: self.exports.export(duty.adapter, reason=duty.reason),
@@ -317,6 +319,11 @@ class Coordinator:
         await self.workers.publish()
         self._measured(SYNC, watch.total_s)
 
+    async def _validate(self, duty: Duty) -> None:
+        await self.schedule.validate(self.progress.step, duty.deadline, save=self._save)
+        if why := self._raise_alarms(self.progress.step, {}):
+            raise TrainingStopped(why)
+
     async def _refuse(self, duty: Duty) -> None:
         assert duty.error is not None
         raise duty.error
@@ -387,14 +394,8 @@ class Coordinator:
         await self._account(Counter(repeated=data.tokens))  # by a resume
         raise TrainingStopped(why)
 
-    def _replay_alarms(self) -> None:
-        """Restores the state of the alarms from the steps with the current rewards."""
-        changed = max(self.records.folder.reward_changes, default=0)
-        rows = [row for row in self.records.folder.metrics if row["step"] > changed]
-        self.controller.alarms.replay(rows, self.schedule.validations)
-
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Reports the alarms of a step, counted from 1; returns the reason to stop, if any."""
+        """Reports alarms of a step (without metrics: of its validation); returns why to stop."""
         alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
         for alarm in alarms:
             self._decide(alarm)

@@ -1,7 +1,7 @@
 """Problems of a run: each a fact of its records, with evidence and advice.
 
-What a rule of `pipeline/control/alarms.py` watches is taken from the alarms in the journal and not
-judged again. The other problems show in the ledger, or over many steps.
+What a rule of `pipeline/control/alarm_rules.py` watches is taken from the alarms in the journal and
+not judged again. The other problems show in the ledger, or over many steps.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pipeline.control.alarms import RULES
+from pipeline.control.alarm_rules import RULES
 from pipeline.report.run_records import Row, RunRecords
 from pipeline.report.time_use import COMPILING, training_seconds
 from pipeline.run.ledger import DRIVER, STEP_ROWS
@@ -64,7 +64,7 @@ _TITLES: Mapping[str, tuple[str, str]] = {
     ),
 }
 """Kind and sentence of alarms whose finding is about more than the rule's own fact."""
-_ADVICE = {rule.name: (rule.what, rule.advice) for rule in RULES}
+_ADVICE = {rule.name: rule.advice for rule in RULES}
 
 
 def problems(run: RunRecords) -> list[Finding]:
@@ -258,9 +258,8 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
         by_rule.setdefault(entry["rule"], []).append(entry)
     for rule, alarms in by_rule.items():
         last, steps = alarms[-1], ", ".join(str(entry["step"]) for entry in alarms)
-        what, advice = _ADVICE.get(rule, ("", ""))
-        fact = what.format(part=last.get("part", ""), value=last.get("value", 0.0))
+        fact = last["fact"]
         kind, sentence = _TITLES.get(rule, (rule, f"{fact[:1].upper()}{fact[1:]}."))
         raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
         level: Level = "bad" if last.get("action") == "stop" else "warning"
-        yield Finding(kind, level, sentence, f"{raised}: {fact}", advice)
+        yield Finding(kind, level, sentence, f"{raised}: {fact}", _ADVICE[rule])

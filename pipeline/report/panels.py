@@ -37,6 +37,11 @@ class Chart:
 _CHARTS = (
     Chart("Loss of demonstrations", {"loss": "sft/loss"}),
     Chart("Entropy, nats a token", {"entropy": "rollout/entropy"}),
+    Chart(
+        "Right and well-formed rollouts",
+        {"right": "rollout/correct_share", "well formed": "rollout/well_formed_share"},
+        scale="percent",
+    ),
     Chart("KL to the reference", {"KL": "learner/kl"}),
     Chart(
         "Groups by signal",

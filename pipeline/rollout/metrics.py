@@ -21,11 +21,14 @@
     rollout/tokens_q05 .. q95           their quantiles at 5, 25, 50, 75 and 95%
     rollout/tokens_right, tokens_wrong  mean tokens of rollouts with and without the exact answer
     rollout/correct_share               rollouts with the exact answer, where there is a reference
+    rollout/well_formed_share           rollouts with the requested format that ended by themselves
     rollout/truncated_share             rollouts that reached the token limit
     rollout/stop/REASON                 share of eos, length, and stop_string if there are any
     rollout/entropy                     nats a token: minus the mean log-prob of the sampled tokens,
                                         an estimate of the policy's entropy (learner/entropy is
                                         exact, of the learned tokens)
+    rollout/NAME_half_width             half the width of the 95% interval of correct_share,
+                                        well_formed_share and entropy, with groups as samples
     rollout/repetition                  `part_statistics.repetition`, mean over completions
 
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
@@ -49,6 +52,7 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
 from rewards.answers import is_correct
 from rewards.base import NAME_SEPARATOR
+from rewards.format import is_well_formed
 
 _LENGTH_PERCENTILES = (5, 25, 50, 75, 95)
 
@@ -114,7 +118,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
         **_shares("reward/excluded", [rollout.excluded for rollout in rollouts]),
         **_named_means(rollouts),
     }
-    found |= _answers(correct, lengths, groups)
+    found |= _answers(correct, lengths, groups) | _watched(rollouts, correct, lengths, groups)
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
         prefix, own = f"reward_parts/{part}", values[number]
@@ -129,13 +133,12 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
 
 
 def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:
-    """Groups, shares and lengths by the exact answer; nothing without a reference answer."""
+    """Groups and lengths by the exact answer; nothing without a reference answer."""
     right, wrong = correct == 1, correct == 0
     if not (right | wrong).any():
         return {}
     by_answer = {"right": right, "wrong": wrong}
     return {
-        "rollout/correct_share": float(np.nanmean(correct)),
         **{f"groups/all_{name}": float(groups.all(own)) for name, own in by_answer.items()},
         **{
             f"rollout/tokens_{name}": _mean(lengths[own])
@@ -143,6 +146,27 @@ def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[s
             if own.any()
         },
     }
+
+
+def _watched(
+    rollouts: Sequence[Rollout], correct: np.ndarray, lengths: np.ndarray, groups: Groups
+) -> dict[str, float | None]:
+    """Shares of right and well-formed completions, and the entropy, with their intervals."""
+    completions = [rollout.completion for rollout in rollouts]
+    formed = [
+        is_well_formed(rollout.text, stop_reason=one.stop_reason, tags=rollout.given.tags)
+        for rollout, one in zip(rollouts, completions, strict=True)
+    ]
+    surprise = np.array([-one.logprobs.sum(dtype=float) for one in completions])
+    totals = {
+        "correct_share": (np.nan_to_num(correct), ~np.isnan(correct)),
+        "well_formed_share": (np.array(formed), np.ones(len(formed))),
+        "entropy": (surprise, lengths),
+    }
+    found: dict[str, float | None] = {}
+    for name, (sums, counts) in totals.items():
+        found[f"rollout/{name}"], found[f"rollout/{name}_half_width"] = groups.ratio(sums, counts)
+    return found
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -160,7 +184,7 @@ def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:
-    """Lengths, entropy, stop reasons and repetition."""
+    """Lengths, stop reasons and repetition."""
     completions = [rollout.completion for rollout in rollouts]
     lengths = [len(completion.tokens) for completion in completions]
     reasons = [completion.stop_reason for completion in completions]
@@ -174,7 +198,6 @@ def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float
             f"rollout/tokens_q{percent:02}": float(np.percentile(lengths, percent))
             for percent in _LENGTH_PERCENTILES
         },
-        "rollout/entropy": -float(np.concatenate([one.logprobs for one in completions]).mean()),
         "rollout/truncated_share": stops["length"],
         **{f"rollout/stop/{name}": share for name, share in stops.items()},
         **({"rollout/repetition": _mean(repeated)} if repeated else {}),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 
 import numpy as np
+from scipy.special import stdtrit
 
 _QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 _REPEATED = 4
@@ -53,6 +54,31 @@ class Groups:
         squares = self.sums(np.nan_to_num(self.centered(terms)) ** 2)
         contested = squares[:, (squares > 0).sum(axis=0) >= 2].sum(axis=1)
         return contested / contested.sum() if contested.sum() > 0 else None
+
+    def ratio(self, sums: np.ndarray, counts: np.ndarray) -> tuple[float | None, float | None]:
+        """A mean, sum of `sums` / sum of `counts`, and half the width of its 95% interval.
+
+        Rollouts of a group are alike, groups are independent: the interval is Student's for a ratio
+        of sums over groups, linearized (Cochran, "Sampling Techniques", 1977, section 6). As a few
+        groups can agree by chance, it is at least as wide as if rollouts were independent. None:
+        nothing is counted; fewer than two groups count.
+
+        Args:
+            sums: what a rollout adds to the sum: `rollouts`.
+            counts: what it adds to the count.
+        """
+        total = counts.sum()
+        if not total:
+            return None, None
+        mean = sums.sum() / total
+        residuals, known = self.sums(np.array([sums - mean * counts, counts > 0]))
+        groups, rollouts = int((known > 0).sum()), int(known.sum())
+        if groups < 2:
+            return float(mean), None
+        between = (residuals**2).sum() * groups / (groups - 1)
+        single = ((sums - mean * counts) ** 2).sum() * rollouts / (rollouts - 1)
+        error = np.sqrt(max(between, single)) / total
+        return float(mean), float(stdtrit(groups - 1, 0.975) * error)
 
     def centered(self, values: np.ndarray) -> np.ndarray:
         """Values minus the mean of their group, exactly 0 in groups of equal values."""

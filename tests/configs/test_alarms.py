@@ -20,7 +20,8 @@ def problems(folder: Path, **tables: Any) -> str:
 def test_a_rule_has_one_threshold_and_bounds():
     rules = [Alarms().rule(name) for name in Alarms.model_fields]
     below = {type(rule).__name__ for rule in rules if rule.bound == "below"}
-    assert below == {"VarianceGone", "EntropyCollapse", "ThroughputDown"}
+    falls = {"WellFormedFalls", "CorrectFalls", "EntropyFalls"}
+    assert below == {"VarianceGone", "EntropyCollapse", "ThroughputDown", *falls}
     excluded, gone = Alarms().excluded, Alarms().variance_gone
     assert (excluded.threshold, excluded.steps, excluded.action) == (0.5, 1, "stop")
     assert [excluded.exceeds(value) for value in (0.4, 0.5, 0.6)] == [False, False, True]
@@ -37,9 +38,14 @@ def test_invariant_9_a_rule_that_is_off_has_no_other_settings(tmp_path: Path):
 
 def test_invariant_9_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Path):
     one = {"functions": [{"name": "a", "function": "a.py:f"}]}
-    alarms = {"dominating": {"action": "stop"}, "rising_while_validation_falls": {"steps": 3}}
+    alarms = {
+        "dominating": {"action": "stop"},
+        "validation_falls": {"above": 2.0},
+        "rising_while_validation_falls": {"steps": 3},
+    }
     shown = problems(tmp_path, alarms=alarms, rewards=one)
     assert "alarms.dominating.action: has no effect with less than two weighted rewards" in shown
+    assert "alarms.validation_falls.above: has no effect without eval" in shown
     assert "alarms.rising_while_validation_falls.steps: has no effect without eval" in shown
     shown = problems(tmp_path, alarms={"kl": {"above": 0.6}})
     assert "alarms.kl.above: has no effect with learner.kl_coef = 0" in shown

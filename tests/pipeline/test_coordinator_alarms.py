@@ -11,9 +11,11 @@ import pytest
 from pipeline.contracts.workers import WorkerDied
 from pipeline.rollout.restarts import TrainingStopped
 from rewards.base import Outcome, RewardInput
-from tests.fakes import Disk, Process, Script, left_behind, make_config
+from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
 
 RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
+# The entropy of the fake sampler is another one with each adapter.
+QUIET: dict[str, Any] = {"entropy_falls": {"action": "off"}}
 
 
 def alarmed(
@@ -22,7 +24,7 @@ def alarmed(
     """A run of 6 steps, some of which have as many groups with equal rewards as others."""
     config = make_config(
         folder,
-        alarms={"all_equal": {**RULE, "action": action}, **alarms},
+        alarms={"all_equal": {**RULE, "action": action}, **QUIET, **alarms},
         budget={"steps": 6},
         checkpoint={"every_steps": 100},
     )
@@ -59,7 +61,7 @@ def test_an_alarm_is_journaled_shown_and_sent_to_wandb(
 
 
 def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
-    run = Process(make_config(tmp_path, budget={"steps": 4}), disk=Disk())
+    run = Process(make_config(tmp_path, budget={"steps": 4}, alarms=QUIET), disk=Disk())
     score = run.scorer.score
 
     async def without_format(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
@@ -153,7 +155,7 @@ def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_r
 
 
 def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_on(tmp_path: Path):
-    rule = {"disagreement": {"above": 0.1, "action": "stop"}}
+    rule = {"disagreement": {"above": 0.1, "action": "stop"}, **QUIET}
     disk, config = Disk(), make_config(tmp_path, alarms=rule, budget={"steps": 3})
 
     def disagreeing() -> Process:
@@ -169,3 +171,40 @@ def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_o
     resumed = disagreeing()
     assert resumed.run() == "finished"
     assert alarms(resumed) == [1]
+
+
+def worse(folder: Path, action: str, *, disk: Disk) -> Process:
+    """A run of 2 steps, whose last version answers none of 4 validation prompts, not all."""
+    config = make_config(
+        folder,
+        data={"validation": {"path": "validation.jsonl"}},
+        eval={"every_steps": 1},
+        alarms={"validation_falls": {"action": action}, **QUIET},
+        budget={"steps": 2},
+    )
+    run = Process(config, disk=disk, data=make_data(validation=4))
+    run.samplers[0].skill = lambda version: 0.0 if version == 2 else 1.0
+    return run
+
+
+def test_the_last_validation_raises_an_alarm_too(tmp_path: Path):
+    run = worse(tmp_path, "log", disk=Disk())
+    assert run.run() == "finished"
+    (alarm,) = run.events("alarm")
+    assert (alarm["rule"], alarm["step"]) == ("validation_falls", 2)
+    assert alarm["fact"] == (
+        "the validation is 0.0%, 2.0 half-widths of the 95% interval below that before training, "
+        "100.0% [51.0%, 100.0%]"
+    )
+    assert (run.folder.path / "export").exists()
+
+
+def test_an_alarm_on_a_validation_stops_once_and_the_same_command_finishes(tmp_path: Path):
+    disk = Disk()
+    first = worse(tmp_path, "stop", disk=disk)
+    with pytest.raises(TrainingStopped, match=r"^alarm validation_falls: step 2: .* the run stops"):
+        first.run()
+    assert max(disk) == 2
+    resumed = worse(tmp_path, "stop", disk=disk)
+    assert resumed.run() == "finished"
+    assert alarms(resumed) == [2]

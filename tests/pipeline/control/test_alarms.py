@@ -7,11 +7,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.control.alarms import Alarm, AlarmWatch, Earlier, Rule
+from pipeline.control.alarm_rules import Earlier, Rule
+from pipeline.control.alarms import Alarm, AlarmWatch
 from pipeline.control.duties import RunStatus
+from pipeline.rollout.part_statistics import Groups
 from tests.fakes import make_config
 from tests.pipeline.control.test_controller import VALIDATED, controller, duties, kinds
 
@@ -90,6 +93,8 @@ def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_clea
             "value": 0.75,
             "threshold": 0.5,
             "action": "log",
+            "fact": "the rewards of 75.0% of the groups are all equal, which gives no policy "
+            "gradient",
         },
     )
     assert entry.text == (
@@ -119,6 +124,9 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
                 "reward/group_std": 1.0 if number < 12 else 0.01,
                 "reward/correct": float(number),
                 "rollout/entropy": 0.5 if number < 17 else 0.01,
+                "rollout/entropy_half_width": 0.05,
+                WELL_FORMED: 0.9 if number % 13 < 8 else 0.1,
+                f"{WELL_FORMED}_half_width": 0.1,
                 "learner/grad_norm": 1.0 if number % 11 else 20.0,
                 "speed/generated_tokens_per_s": 900.0 if number % 9 < 7 else 100.0,
             }
@@ -133,9 +141,13 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
     whole, resumed = AlarmWatch(config), AlarmWatch(config)
 
     def judged(watch: AlarmWatch, first: int) -> list[Alarm]:
-        """Alarms of steps that are judged before their update and after it."""
-        both = (pair for step in range(first, 30) for pair in (rollouts[step], rows[step]))
-        return [alarm for row in both for alarm in watch.judge(row, validations)]
+        """Alarms of steps that are judged before their update, after it and after a validation."""
+        moments = (
+            moment
+            for step in range(first, 30)
+            for moment in (rollouts[step], rows[step], {"step": step + 1})
+        )
+        return [alarm for row in moments for alarm in watch.judge(row, validations)]
 
     alarms = judged(whole, 0)
     assert {alarm.rule for alarm in alarms} == {
@@ -143,7 +155,10 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
         "length_correlation",
         "variance_gone",
         "rising_while_validation_falls",
+        "entropy_falls",
         "entropy_collapse",
+        "well_formed_falls",
+        "validation_falls",
         "gradient_spike",
         "throughput_down",
     }
@@ -237,6 +252,150 @@ def test_a_sudden_change_is_one_from_the_median_of_all_earlier_steps():
     found: list[Any] = [(alarm.step, alarm.value) for alarm in alarms]
     # The median of the eleven earlier steps, then of fourteen, two of which are spikes.
     assert found == [(12, pytest.approx(15 / 1.1)), (15, pytest.approx(30 / 1.1))]
+
+
+def shares(metric: str, values: Sequence[float], *, prompts: int, samples: int) -> list[Row]:
+    """Steps with these shares and, as half the width of their interval, that of as many coins."""
+    t = {8: 2.365, 16: 2.131}[prompts]
+    return [
+        {metric: p, f"{metric}_half_width": t * (p * (1 - p) / (prompts * samples)) ** 0.5}
+        for p in values
+    ]
+
+
+WELL_FORMED, CORRECT = "rollout/well_formed_share", "rollout/correct_share"
+LOST_FORMAT = [0.52, 0.45, 0.58, 0.69, 0.016, 0.13]
+"""Well-formed rollouts of a real Gemma 3 270M at too high a rate, 8 prompts with 8 samples."""
+LEARNING = [0.41, 0.35, 0.57, 0.69, 0.82, 0.68, 0.49, 0.64, 0.68, 0.81]
+"""Right answers of one that learns, 16 prompts with 16 samples: its prompts differ by step."""
+
+
+def test_the_format_that_a_real_run_lost_raises_an_alarm_in_that_step():
+    (alarm,) = raised(settings(), shares(WELL_FORMED, LOST_FORMAT, prompts=8, samples=8))
+    assert (alarm.rule, alarm.part, alarm.step) == ("well_formed_falls", "", 5)
+    assert alarm.value == pytest.approx(0.016 / 0.55)
+    assert alarm.text.startswith(
+        "alarm well_formed_falls: step 5: 1.6% of the rollouts are well formed, after 55.0% in the "
+        "steps before, below alarms.well_formed_falls.below = 0.5; read some rollouts"
+    )
+
+
+def test_a_real_run_that_learns_raises_no_alarm():
+    for metric in (WELL_FORMED, CORRECT):
+        assert raised(settings(), shares(metric, LEARNING, prompts=16, samples=16)) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ([0.5, 0.15], [2]),  # from the second step on
+        ([0.5, 0.26, 0.26], []),  # more than half
+        ([0.08, 0.03], []),  # less than half, but a few rollouts of 64
+        ([0.0, 0.0, 0.0], []),
+        # The highest of the steps before, or one that was high by chance, is no level.
+        ([0.3, 0.3, 0.9, 0.3, 0.3], []),
+        ([0.9] * 12 + [0.1] * 12, [13]),
+        # Steps more than ten before do not count.
+        ([0.9] * 6 + [0.5] * 10 + [0.3], []),
+    ],
+)
+def test_a_share_falls_below_half_of_the_steps_before(values: list[float], steps: list[int]):
+    alarms = raised(settings(), shares(CORRECT, values, prompts=8, samples=8))
+    assert [(alarm.rule, alarm.step) for alarm in alarms] == [("correct_falls", n) for n in steps]
+
+
+def test_a_fall_that_other_prompts_explain_raises_no_alarm():
+    """The same shares as above, of prompts that are either easy or hard: all samples agree."""
+    error = 2.365 * (0.25 / 8) ** 0.5
+    rows = [{CORRECT: p, f"{CORRECT}_half_width": error} for p in (0.5, 0.5, 0.125)]
+    assert raised(settings(), rows) == []
+    # One prompt has no interval.
+    assert raised(settings(), [{CORRECT: p} for p in (1.0, 1.0, 0.0)]) == []
+
+
+@pytest.mark.parametrize(("prompts", "samples"), [(4, 8), (8, 8), (16, 16)])
+def test_prompts_that_differ_from_step_to_step_raise_no_alarm(prompts: int, samples: int):
+    """A policy that does not change, on prompts from impossible to trivial, in 20 runs."""
+    rng, groups = np.random.default_rng(0), Groups([n // samples for n in range(prompts * samples)])
+    ones = np.ones(prompts * samples)
+
+    def step() -> Row:
+        chances = np.repeat(rng.beta(0.5, 0.5, prompts), samples)
+        share, half_width = groups.ratio((rng.random(len(ones)) < chances).astype(float), ones)
+        assert share is not None
+        assert half_width is not None
+        return {CORRECT: share, f"{CORRECT}_half_width": half_width}
+
+    assert sum(bool(raised(settings(), [step() for _ in range(40)])) for _ in range(20)) <= 1
+
+
+def test_the_entropy_is_compared_with_the_step_before():
+    def entropies(*values: float, noise: float = 0.02) -> list[Row]:
+        return [{"rollout/entropy": v, "rollout/entropy_half_width": noise} for v in values]
+
+    (alarm,) = raised(settings(), entropies(0.8, 0.79, 0.3, 0.25))
+    assert (alarm.rule, alarm.step) == ("entropy_falls", 3)
+    assert alarm.value == pytest.approx(0.3 / 0.79)
+    assert alarm.fact == (
+        "the entropy of the policy is 0.3 nats a token, after 0.79 in the step before"
+    )
+    # A policy that learns quickly, but in several steps; prompts that differ.
+    assert raised(settings(), entropies(0.8, 0.5, 0.3, 0.17, 0.1)) == []
+    assert raised(settings(), entropies(0.8, 0.79, 0.3, noise=0.3)) == []
+
+
+def validated(config: Config, *accuracies: float, every: int = 5) -> list[tuple[int, Any]]:
+    """Steps and values of the alarms of a run with these validations, the first before training."""
+    watch, alarms = AlarmWatch(config), list[Alarm]()
+    entries = [validation(every * number, value) for number, value in enumerate(accuracies)]
+    for step in range(every * (len(entries) - 1) + 1):
+        known = [entry for entry in entries if entry["step"] <= step]
+        if step:
+            assert watch.judge({"step": step, "learner/loss": 0.5}, known) == ()
+        if known[-1]["step"] == step:
+            alarms += watch.judge({"step": step}, known)
+    assert {alarm.rule for alarm in alarms} <= {"validation_falls"}
+    return [(alarm.step, alarm.value) for alarm in alarms]
+
+
+def test_a_validation_below_the_interval_of_the_first_raises_an_alarm():
+    # The interval reaches 0.1 below the first.
+    assert validated(settings(), 0.5, 0.38) == [(5, pytest.approx(1.2))]
+    assert validated(settings(), 0.5, 0.41) == []
+    # The first counts, not the best; again after one that is not below.
+    assert validated(settings(), 0.5, 0.8, 0.6) == []
+    found = validated(settings(), 0.5, 0.3, 0.2, 0.45, 0.3)
+    assert [step for step, _ in found] == [5, 20]
+    twice = settings(validation_falls={"steps": 2})
+    assert [step for step, _ in validated(twice, 0.5, 0.3, 0.2, 0.5, 0.3)] == [10]
+    # Without one right answer there is nothing to lose.
+    none = {"step": 0, "accuracy": 0.0, "ci95": [0.0, 0.1]}
+    assert AlarmWatch(settings()).judge({"step": 5}, [none, validation(5, 0.0)]) == ()
+
+
+def test_after_sft_a_validation_is_compared_with_that_at_its_end():
+    sft = make_config(
+        Path("runs"),
+        **VALIDATED,
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 5},
+        budget={"steps": 10},
+    )
+    assert validated(sft, 0.1, 0.5, 0.3) == [(10, pytest.approx(2.0))]
+    # What SFT itself does is no change of GRPO.
+    assert validated(sft, 0.5, 0.1, 0.1) == []
+
+
+def test_an_alarm_on_a_validation_says_both_figures():
+    entries = [validation(0, 0.5), validation(5, 0.3)]
+    (alarm,) = AlarmWatch(settings()).judge({"step": 5}, entries)
+    assert alarm.text.startswith(
+        "alarm validation_falls: step 5: the validation is 30.0%, 2.0 half-widths of the 95% "
+        "interval below that before training, 50.0% [40.0%, 60.0%], above "
+        "alarms.validation_falls.above = 1; training makes the policy worse"
+    )
+    assert "lower learner.lr" in alarm.text
+    assert "the best version is kept" in alarm.text
 
 
 ABSOLUTE = [

@@ -95,4 +95,5 @@ def alarm(rule: str, *, step: int = 10, value: float = 0.99, part: str = "") -> 
         "value": value,
         "threshold": 0.5,
         "action": "log",
+        "fact": f"the value is {value:.2f}",
     }

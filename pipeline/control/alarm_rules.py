@@ -1,0 +1,414 @@
+"""Rules of the alarms: what is watched in a run's steps and validations, and what to do about it.
+
+A rule is an entry of `RULES` and a table in `configs/alarms.py`. Its function returns the values
+that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
+are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
+steps. `alarms.py` decides when a rule is judged, and what follows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import hypot
+from statistics import fmean, median
+from typing import Any
+
+from configs.alarms import NOISE, START_STEPS
+from configs.schema import Config
+from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validation result.
+
+    Attributes:
+        step: training steps before it.
+        value: the metric that selects the best version.
+        half_width: of its 95% interval, to the low side.
+        mean: the value as it is shown.
+        interval: its 95% interval as it is shown.
+    """
+
+    step: int
+    value: float
+    half_width: float
+    mean: str
+    interval: str
+
+    @staticmethod
+    def of(evaluated: Mapping[str, Any]) -> Validation | None:
+        """Reads the journal entry of an evaluation; None if its metric has no value or interval."""
+        value, interval = mean_of(evaluated), evaluated["ci95"]
+        if value is None or interval is None:
+            return None
+        shown = show_mean(evaluated), show_interval(evaluated)
+        return Validation(evaluated["step"], value, value - interval[0], *shown)
+
+
+@dataclass
+class Earlier:
+    """The values of a metric in the earlier steps that have it.
+
+    Attributes:
+        first: of the first `START_STEPS` steps, in their order.
+        ascending: all.
+    """
+
+    first: list[float] = field(default_factory=list)
+    ascending: list[float] = field(default_factory=list)
+
+    def add(self, value: float) -> None:
+        """Adds the value of the next step."""
+        if len(self.first) < START_STEPS:
+            self.first.append(value)
+        insort(self.ascending, value)
+
+    @property
+    def median(self) -> float:
+        """The median of all values, of which there must be one."""
+        middle = len(self.ascending) // 2
+        low, high = self.ascending[middle - 1 + len(self.ascending) % 2], self.ascending[middle]
+        return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class History:
+    """What rules know of a run.
+
+    Attributes:
+        config: of the run.
+        metrics: of this step; after its validation only its number.
+        rows: metrics of the steps so far, this one included, as far as rules compare steps.
+        earlier: the same without this step, by metric.
+        validations: in the order of their steps.
+    """
+
+    config: Config
+    metrics: Mapping[str, float]
+    rows: Sequence[Mapping[str, float]]
+    earlier: Mapping[str, Earlier]
+    validations: Sequence[Validation]
+
+    def of_parts(self, name: str) -> dict[str, float]:
+        """A metric of the parts that have it, by part; `{}` in the name stands for the part."""
+        names = {part: name.format(part) for part in self.config.reward_weights}
+        return {part: self.metrics[own] for part, own in names.items() if own in self.metrics}
+
+    def of_run(self, name: str) -> dict[str, float]:
+        """A metric of the whole run."""
+        return {"": self.metrics[name]} if name in self.metrics else {}
+
+
+Values = Callable[[History], Mapping[str, float]]
+"""The values that a rule's threshold applies to, by part of the reward."""
+Figures = Callable[[History], Mapping[str, float | str]]
+"""Further figures of a rule's sentence, by name."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule of `alarms`.
+
+    Attributes:
+        name: its table.
+        values: the values that the threshold applies to.
+        what: the fact in words, with `{value}`, `{part}` and the names of `figures`.
+        advice: where to look and what to do.
+        figures: of `what`; read where there are values.
+    """
+
+    name: str
+    values: Values
+    what: str
+    advice: str
+    figures: Figures = lambda _: {}
+
+
+def _all_equal(history: History) -> dict[str, float]:
+    equal, mixed = (history.metrics.get(f"groups/{kind}", 0.0) for kind in ("all_equal", "mixed"))
+    return {"": equal / (equal + mixed)} if equal + mixed else {}
+
+
+def _to_start(name: str) -> Values:
+    """A metric relative to its mean in the first `START_STEPS` steps that have it."""
+
+    def values(history: History) -> dict[str, float]:
+        if name not in history.metrics:
+            return {}
+        now = history.metrics[name]
+        first = [*history.earlier[name].first, now][:START_STEPS]
+        if len(first) < START_STEPS or not fmean(first):
+            return {}
+        return {"": now / fmean(first)}
+
+    return values
+
+
+def _to_median(name: str) -> Values:
+    """A metric relative to its median in the earlier steps, of which `START_STEPS` have it."""
+
+    def values(history: History) -> dict[str, float]:
+        earlier = history.earlier[name]
+        if (
+            name not in history.metrics
+            or len(earlier.ascending) < START_STEPS
+            or not earlier.median
+        ):
+            return {}
+        return {"": history.metrics[name] / earlier.median}
+
+    return values
+
+
+def _falls(name: str, metric: str, *, window: int, what: str, advice: str) -> Rule:
+    """A rule on a mean over rollouts, relative to its median in the `window` steps before.
+
+    A fall of at most `NOISE` half-widths of its 95% interval may be due to the prompts and samples
+    of a step: the value is 1.
+
+    Args:
+        name: of the rule.
+        metric: the mean; half the width of its interval has the suffix `_half_width`.
+        window: steps to compare with, fewer at the start.
+        what: see `Rule`; `{now}` and `{before}` are the mean and the median.
+        advice: see `Rule`.
+    """
+    width = f"{metric}_half_width"
+
+    def figures(history: History) -> dict[str, float]:
+        rows = [row for row in history.rows[-1 - window : -1] if width in row]
+        if width not in history.metrics or not rows:
+            return {}
+        noise = NOISE * hypot(history.metrics[width], median(row[width] for row in rows))
+        before = median(row[metric] for row in rows)
+        return {"now": history.metrics[metric], "before": before, "noise": noise}
+
+    def values(history: History) -> dict[str, float]:
+        found = figures(history)
+        if not found:
+            return {}
+        is_noise = found["before"] - found["now"] <= found["noise"]
+        return {"": 1.0 if is_noise else found["now"] / found["before"]}
+
+    return Rule(name, values, what, advice, figures)
+
+
+def _start(validations: Sequence[Validation], *, sft_steps: int) -> Validation:
+    """The validation that GRPO starts from: the last one up to the end of the SFT phase."""
+    return [validations[0], *(one for one in validations if one.step <= sft_steps)][-1]
+
+
+def _validation_falls(history: History) -> dict[str, float]:
+    """Distance of this step's validation to that at the start, in half-widths of the latter."""
+    validations = history.validations
+    if not validations or validations[-1].step != history.metrics["step"]:
+        return {}
+    start = _start(validations, sft_steps=history.config.sft_steps)
+    if not start.half_width:
+        return {}
+    return {"": (start.value - validations[-1].value) / start.half_width}
+
+
+def _validation_figures(history: History) -> dict[str, str]:
+    start = _start(history.validations, sft_steps=history.config.sft_steps)
+    when = f"after step {start.step}" if start.step else "before training"
+    figures = {"when": when, "before": start.mean, "interval": start.interval}
+    return figures | {"now": history.validations[-1].mean}
+
+
+def _rising_while_validation_falls(history: History) -> dict[str, float]:
+    """Distance of the last validation to the best one, for parts that have risen since; 0 else.
+
+    Compares the means of as many steps as raise the alarm: the last ones, and those before the best
+    validation (or the first ones).
+    """
+    steps = history.config.alarms.rising_while_validation_falls.steps
+    rows, validations = history.rows, history.validations
+    if not rows or not validations:
+        return {}
+    best, last = max(validations, key=lambda one: one.value), validations[-1]
+    until = max(best.step, rows[0]["step"] + steps - 1)
+    count = bisect_right(rows, until, key=lambda row: row["step"])
+    before, after = rows[max(0, count - steps) : count], rows[max(count, len(rows) - steps) :]
+    if not best.half_width or len(after) < steps:
+        return {}
+    found = {}
+    for part, weight in history.config.reward_weights.items():
+        means = [
+            [row[f"reward/{part}"] for row in some if f"reward/{part}" in row]
+            for some in (before, after)
+        ]
+        if weight and all(means):
+            rises = fmean(means[1]) > fmean(means[0])
+            found[part] = (best.value - last.value) / best.half_width if rises else 0.0
+    return found
+
+
+def _length_correlation(history: History) -> dict[str, float]:
+    return {name: abs(value) for name, value in history.of_run("reward/corr_length").items()}
+
+
+RULES = (
+    Rule(
+        "excluded",
+        lambda history: history.of_run("reward/excluded_share"),
+        "{value:.1%} of the rollouts have no reward",
+        "reward/excluded/CAUSE has the share of each cause, rewards.log has the errors",
+    ),
+    Rule(
+        "all_equal",
+        _all_equal,
+        "the rewards of {value:.1%} of the groups are all equal, which gives no policy gradient",
+        "read some rollouts: the prompts are too easy (groups/all_right) or too hard "
+        "(groups/all_wrong), or the reward does not tell answers apart",
+    ),
+    Rule(
+        "always_failing",
+        lambda history: history.of_parts("reward_parts/{}/error_share"),
+        "reward {part!r} fails for {value:.1%} of the rollouts",
+        "rewards.log has the errors; correct the function or remove it",
+    ),
+    Rule(
+        "always_none",
+        lambda history: history.of_parts("reward_parts/{}/none_share"),
+        "reward {part!r} is None, does not apply, for {value:.1%} of the rollouts",
+        "check the condition under which it returns None, and the columns that it reads",
+    ),
+    Rule(
+        "variance_gone",
+        _to_start("reward/group_std"),
+        f"rewards differ within groups by {{value:.1%}} of what they did in the first "
+        f"{START_STEPS} steps",
+        "read some rollouts: the task is solved, or all answers exploit the reward in the same way",
+    ),
+    Rule(
+        "dominating",
+        lambda history: history.of_parts("reward_parts/{}/variance_share"),
+        "reward {part!r} makes {value:.2%} of the variance of the weighted rewards where several "
+        "differ: the others have no influence",
+        "compare weight x reward_parts/PART/group_std of the parts; change weights or scales",
+    ),
+    Rule(
+        "validation_falls",
+        _validation_falls,
+        "the validation is {now}, {value:.1f} half-widths of the 95% interval below that {when}, "
+        "{before} {interval}",
+        "training makes the policy worse: read some rollouts, and begin again with a lower "
+        "learner.lr, from here or from an earlier checkpoint (run.fork); the best version is kept, "
+        "and is the one that is exported",
+        _validation_figures,
+    ),
+    _falls(
+        "well_formed_falls",
+        "rollout/well_formed_share",
+        window=START_STEPS,
+        what="{now:.1%} of the rollouts are well formed, after {before:.1%} in the steps before",
+        advice="read some rollouts: if the format does not come back, lower learner.lr and begin "
+        "again from an earlier checkpoint (run.fork); a reward for the format keeps it",
+    ),
+    _falls(
+        "correct_falls",
+        "rollout/correct_share",
+        window=START_STEPS,
+        what="{now:.1%} of the rollouts have the right answer, after {before:.1%} in the steps "
+        "before",
+        advice="read some rollouts, and see rollout/well_formed_share and rollout/truncated_share; "
+        "lower learner.lr and begin again from an earlier checkpoint (run.fork)",
+    ),
+    Rule(
+        "rising_while_validation_falls",
+        _rising_while_validation_falls,
+        "reward {part!r} rises while the validation metric is {value:.1f} half-widths of its 95% "
+        "interval below its best",
+        "read rollouts with a high reward: the reward may be exploited, or the data memorized; the "
+        "best version is kept",
+    ),
+    Rule(
+        "length_correlation",
+        _length_correlation,
+        "the reward and the length of the completion have a correlation of {value:.2f} or "
+        "-{value:.2f}",
+        "see reward/corr_length and reward_parts/PART/corr_length",
+    ),
+    _falls(
+        "entropy_falls",
+        "rollout/entropy",
+        window=1,
+        what="the entropy of the policy is {now:.3g} nats a token, after {before:.3g} in the step "
+        "before",
+        advice="one update has taken most of the exploration: lower learner.lr or "
+        "learner.max_grad_norm, or raise learner.warmup_steps",
+    ),
+    Rule(
+        "entropy_collapse",
+        _to_start("rollout/entropy"),
+        f"the entropy of the policy is {{value:.1%}} of that in the first {START_STEPS} steps",
+        "read some rollouts of one group: if they are alike, the policy no longer explores; lower "
+        "learner.lr, or raise learner.kl_coef or rollout.temperature",
+    ),
+    Rule(
+        "length_explosion",
+        _to_start("rollout/tokens_mean"),
+        f"completions have {{value:.1f}} times the tokens of the first {START_STEPS} steps",
+        "read long rollouts; compare rollout/tokens_right with rollout/tokens_wrong, and see "
+        "rollout/repetition; rollout.overlong_tokens penalizes length, and learner.loss = "
+        '"dr_grpo" does not favour long wrong answers',
+    ),
+    Rule(
+        "truncation",
+        lambda history: history.of_run("rollout/truncated_share"),
+        "{value:.1%} of the rollouts end at the token limit, and are scored without their end",
+        "read their last lines: raise rollout.max_new_tokens if the answer would follow; set "
+        "rollout.overlong_tokens if they repeat themselves (rollout/repetition)",
+    ),
+    Rule(
+        "gradient_spike",
+        _to_median("learner/grad_norm"),
+        "the norm of the gradient is {value:.1f} times its median in the earlier steps",
+        "read the step's rollouts, and see advantage/max, learner/ratio_max and "
+        "learner/tokens_trained; learner.max_grad_norm bounds the effect of one; if they recur, "
+        "lower learner.lr or raise rollout.prompts_per_step",
+    ),
+    Rule(
+        "kl",
+        lambda history: history.of_run("learner/kl"),
+        "the KL of policy and reference is {value:.2f} nats a token",
+        "compare rollouts with those of the first steps: the policy may exploit the reward, or no "
+        "longer write text; raise learner.kl_coef or lower learner.lr",
+    ),
+    Rule(
+        "disagreement",
+        lambda history: history.of_run("learner/parity_p999"),
+        "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
+        "{value:.3g}",
+        "see learner/parity_mean and learner/parity_max; choose plan.rollout_weights and "
+        "plan.kv_cache with less rounding, or correct for it with learner.importance_cap",
+    ),
+    Rule(
+        "throughput_down",
+        _to_median("speed/generated_tokens_per_s"),
+        "tokens generated per second are {value:.1%} of their median in the earlier steps",
+        "see which of time/*_s has grown, rollout/slots_useful and rollout/tokens_max, restarts "
+        "and smaller sizes in the journal, and other work on the host",
+    ),
+)
+
+
+COMPARED = (
+    "reward/group_std",
+    "rollout/tokens_mean",
+    "rollout/entropy",
+    "learner/grad_norm",
+    "speed/generated_tokens_per_s",
+)
+"""Metrics that rules compare with the first steps or with all earlier ones."""
+
+FALLING = tuple(
+    f"rollout/{name}{suffix}"
+    for name in ("well_formed_share", "correct_share", "entropy")
+    for suffix in ("", "_half_width")
+)
+"""Metrics that rules compare with the steps directly before."""
