@@ -103,9 +103,13 @@ def numeric_answer(
             raise ValueError(f"the reference answer {answer[:_SHOWN]!r} is not a number")
         return float(text is not None and same_answer(text, answer))
     found = None if text is None else parse_quantity(text)
-    if found is None or not _same_unit(found, reference, units=units):
+    if found is None or not is_same_unit(found, reference, units=units):
         return 0.0
-    return float(_is_near(found, reference, percent=percent, rel_tol=rel_tol, abs_tol=abs_tol))
+    is_near = any(
+        abs(value - right) <= max(Fraction(rel_tol) * abs(right), Fraction(abs_tol))
+        for value, right in meanings(found, reference, percent=percent)
+    )
+    return float(is_near)
 
 
 @functools.lru_cache(maxsize=1024)  # one reference has many completions
@@ -113,33 +117,32 @@ def _reference(answer: str) -> Quantity | None:
     return parse_quantity(answer)
 
 
-def _values(quantity: Quantity, percent: Percent) -> tuple[Fraction, ...]:
-    """The numbers that a quantity may mean."""
-    if quantity.unit != PERCENT or percent == "number":
-        return (quantity.value,)
-    share = quantity.value / 100
-    return (share,) if percent == "fraction" else (quantity.value, share)
-
-
-def _is_near(
-    found: Quantity, reference: Quantity, *, percent: Percent, rel_tol: float, abs_tol: float
-) -> bool:
+def meanings(
+    found: Quantity, reference: Quantity, *, percent: Percent = "either"
+) -> list[tuple[Fraction, Fraction]]:
+    """The pairs of numbers that two quantities may mean; one pair without percent signs."""
     if percent == "either" and found.unit == reference.unit:  # 2500% is not 25%
         percent = "number"
-    return any(
-        abs(value - right) <= max(Fraction(rel_tol) * abs(right), Fraction(abs_tol))
-        for value in _values(found, percent)
-        for right in _values(reference, percent)
-    )
+    return [
+        (value, right) for value in _values(found, percent) for right in _values(reference, percent)
+    ]
 
 
-def _same_unit(found: Quantity, reference: Quantity, *, units: str) -> bool:
+def is_same_unit(found: Quantity, reference: Quantity, *, units: Units = "match") -> bool:
+    """Whether the unit of an answer counts as that of the reference; see `numeric_answer`."""
     one, other = ("" if unit == PERCENT else unit for unit in (found.unit, reference.unit))
     if one == other:
         return True
     if not found.is_plain or units == "require":
         return False
     return units == "ignore" or not (one and other)
+
+
+def _values(quantity: Quantity, percent: Percent) -> tuple[Fraction, ...]:
+    if quantity.unit != PERCENT or percent == "number":
+        return (quantity.value,)
+    share = quantity.value / 100
+    return (share,) if percent == "fraction" else (quantity.value, share)
 
 
 def _check(*, rel_tol: float, abs_tol: float, **choices: str) -> None:

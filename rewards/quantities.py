@@ -47,7 +47,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=\d)~(?=\D)"), "  "),
     *[(re.compile(r"\\(?:text|mathrm|textbf|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r"  \1  ")] * 2,
     (re.compile(r"\\([$%#])"), r"\1"),
-    (re.compile(r"\s*\^\s*\{?([-+]?\d{1,3})(?:\}|(?!\d))"), r"^\1"),
+    (re.compile(r"\s*\^\s*"), "^"),
 )
 _LEAD_WORDS = (
     "the|my|our|this|that|it|its|final|correct|numeric|numerical|answer|result|solution|output"
@@ -131,10 +131,15 @@ def parse_quantity(text: str) -> Quantity | None:
     return found
 
 
+def raised(text: str) -> str:
+    """The text with superscript digits as powers: `m²` as `m^{2}`."""
+    return _EXPONENT.sub(lambda match: f"^{{{match.group().translate(_RAISED)}}}", text)
+
+
 def _plain(text: str) -> str:
     """The text without markup, in ASCII as far as numbers are concerned."""
-    text = _EXPONENT.sub(lambda match: "^" + match.group().translate(_RAISED), text.strip())
-    text = "".join(map(_character, text.strip())).translate(_CHARACTERS)
+    text = re.sub(r"\^\{([-+]?\d{1,3})\}", r"^\1", raised(text.strip()))
+    text = "".join(map(_character, text)).translate(_CHARACTERS).strip()
     for pattern, plain in _MARKUP:
         text = pattern.sub(plain, text)
     text = text.strip()
