@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from decimal import Decimal
+from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
@@ -28,6 +28,7 @@ except ModuleNotFoundError as error:
 
 # It warns in each process that its time-outs are off.
 logging.getLogger("math_verify").setLevel(logging.ERROR)
+_MOST_DIGITS = 2000
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 _VARIABLE = re.compile(r"\d[kKMB](?![A-Za-z])")
 """What multiplies a number in words, and is a variable in LaTeX."""
@@ -142,7 +143,10 @@ def _latex(value: Fraction) -> str:
             rest //= prime
     if rest > 1:
         return f"{'-' if value < 0 else ''}\\frac{{{abs(value.numerator)}}}{{{value.denominator}}}"
-    return f"{Decimal(value.numerator) / value.denominator:f}"
+    if value.denominator == 1:
+        return str(value.numerator)
+    with localcontext(prec=_MOST_DIGITS):
+        return f"{Decimal(value.numerator) / value.denominator:f}"
 
 
 def _is_equal(reference: list[Any], found: list[Any]) -> bool:
