@@ -44,14 +44,16 @@ _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"(?<=\d)(?:\{,\}|\\[,:; ])(?=\d{3})"), ","),
     (re.compile(r"\\(?:times|cdot)(?![a-z])"), "*"),
     (re.compile(r"\\approx(?![a-z])"), "="),
-    (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=\d)~(?=\D)"), "  "),
+    (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=[\d{])~(?=\D)"), "  "),
     *[(re.compile(r"\\(?:text|mathrm|textbf|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r"  \1  ")] * 2,
     (re.compile(r"\\([$%#])"), r"\1"),
+    (re.compile(r"^\s*(?:[-=]>|[→⇒∴])"), ""),
+    (re.compile(r"(?<=[^\W\d]{2})!$|。$"), ""),
     (re.compile(r"\s*\^\s*"), "^"),
 )
 _LEAD_WORDS = (
     "the|my|our|this|that|it|its|final|correct|numeric|numerical|answer|result|solution|output"
-    "|conclusion|total|sum|difference|product|value|number|amount|cost|price|count|so|thus"
+    r"|ans|a(?=\s*:)|conclusion|total|sum|difference|product|value|number|amount|cost|price|count|so|thus"
     "|therefore|hence|is|are|equals?|there|here|we|i|he|she|they|have|has|get|got|about"
     r"|approximately|approx\.?|around|roughly"
 )
@@ -63,13 +65,14 @@ _QUANTITY = re.compile(
     (?P<currency>(?:US)?[{CURRENCIES}]|USD|EUR|GBP|JPY|INR|CNY|CHF|CAD|AUD|Rs\.?)?
     [ ]*(?P<inner>[+-]?)
     (?:
-        (?:(?P<mixed>\d{{1,20}})[ ]+)?(?P<over>\d{{1,20}})[ ]?/[ ]?(?P<under>\d{{1,20}})
+        (?:(?P<mixed>\d{{1,20}})[ ]+(?:and[ ]+)?)?(?P<over>\d{{1,20}})[ ]?/[ ]?(?P<under>\d{{1,20}})
         |10(?:\^|\*\*)(?P<power>-?\d{{1,3}})
         |
         (?:
             (?P<whole>
                 \d{{1,3}}(?P<separator>[,_' ])\d{{3}}(?:(?P=separator)\d{{3}})*
                 |\d{{1,2}}(?:,\d\d)+,\d{{3}}
+                |\d{{1,3}}(?:\.\d{{3}}){{2,}}
                 |\d+
             )?
             (?P<part>\.\d+)?
@@ -82,6 +85,7 @@ _QUANTITY = re.compile(
     re.VERBOSE | re.ASCII | re.IGNORECASE,
 )
 _IN_PARENTHESES = re.compile(rf"\((?P<minus>-?)\s*(?P<inside>[{CURRENCIES}]?\s*[\d.,]+\s*%?)\)")
+_OPTIONAL = re.compile(r"^\s*\(([^()]+)\)$")
 _PERCENT = re.compile(r"\s*(?:%|percent|per cent|pct\.?)", re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"\D*\d+(?:\.(?P<decimals>\d+))?\D*")
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
@@ -174,7 +178,7 @@ def _read(text: str) -> Quantity | None:
     value = None if match is None or (match["sign"] and match["inner"]) else _value(match)
     if match is None or value is None:
         return None
-    rest, currency = match["rest"], match["currency"] or ""
+    rest, currency = _OPTIONAL.sub(r" \1", match["rest"]), match["currency"] or ""
     if _PERCENT.fullmatch(rest):
         return None if currency else Quantity(value, PERCENT)
     value, rest = _scaled(value, rest)

@@ -15,8 +15,10 @@ SCALES = {
     "thousand": 10**3,
     "million": 10**6,
     "billion": 10**9,
+    "milliard": 10**9,
     "trillion": 10**12,
     "lakh": 10**5,
+    "lac": 10**5,
     "crore": 10**7,
     "dozen": 12,
     "mn": 10**6,
@@ -38,13 +40,14 @@ in: inch inches; ft: foot feet; yd: yard; mi: mile; acre; ha: hectare
 lb: pound lbs; ms: millisecond; s: second sec; min: minute; h: hour hr hrs; day; week; month
 year: yr yrs; ml: milliliter millilitre; cl: centiliter centilitre; dl: deciliter decilitre
 l: liter litre
-cup; pint; quart; gallon: gal; tbsp: tablespoon; tsp: teaspoon; piece: pc; person: people
+cup; pint: pt; quart; gallon: gal; tbsp: tablespoon; tsp: teaspoon; piece: pc pcs; person: people
 °: degree deg; °c: celsius; °f: fahrenheit; rad: radian; hz: hertz; khz; mhz; ghz
 n: newton; kn; pa: pascal; kpa; bar; j: joule; kj: kilojoule; cal: calorie; kcal: kilocalorie
 w: watt; kw: kilowatt; mw: megawatt; wh; kwh; v: volt; kv; a: ampere amp; ma; ω: ohm; kω; mol: mole
-bit; byte; kb: kilobyte; mb: megabyte; gb: gigabyte; tb: terabyte; rpm; bpm
-mi/h: mph; km/h: kmh kph; $: dollar usd us$ buck; ¢: cent; €: euro eur; £: gbp; ¥: yen jpy
-₹: rupee inr rs; yuan: cny rmb; chf; cad; aud; child: children; man: men; woman: women
+bit; byte; kb: kilobyte; mb: megabyte; gb: gigabyte; tb: terabyte
+rpm; bpm; wpm; fps; db; px; cc; point: pts
+mi/h: mph; km/h: kmh kph kmph; $: dollar usd us$ buck; ¢: cent; €: euro eur; £: gbp; ¥: yen jpy 円
+₹: rupee inr rs; yuan: cny rmb 元; chf; cad; aud; child: children; man: men; woman: women
 """
 _SYMBOLS = {
     name: symbol
@@ -53,11 +56,15 @@ _SYMBOLS = {
     for name in (symbol, *names.split())
 }
 """The symbol of each unit by its symbol and its names in the singular, in lower case."""
-_LETTERS = frozenset("mghslLNJWVAΩ")
+_LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
 _SHARED = frozenset({"K", "C", "F", "pair", "couple", "score", "quarter"})
 """Units that are also multipliers or variables: they count only where the reference has them."""
-_PLURALS = frozenset({"teeth", "mice", "geese", "fish", "sheep", "deer", "dice", "oxen"})
+_WORDS_IN_PLURAL = """
+teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
+offspring cacti fungi alumni bacteria data criteria phenomena
+"""
+_PLURALS = {*_WORDS_IN_PLURAL.split()}
 
 _NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
@@ -68,10 +75,14 @@ _NUMBERS = (
 _WORDS_NEVER = """
 half halve third fifth eighth ninth twelfth twentieth thirtieth fortieth fiftieth sixtieth
 seventieth eightieth ninetieth double triple quadruple fold factorial time exponent logarithm
-reciprocal inverse negative percent grand myriad trio duo zillion googol zeroe
+reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex
+millon millone quadrillion quintillion doubling tripling halving zeroe
 wrong false nope not no never
 """
-_NEVER = {*_NUMBERS, *(f"{number}th" for number in _NUMBERS), *_WORDS_NEVER.split()}
+_NEVER = {
+    *_WORDS_NEVER.split(),
+    *(number + end for number in _NUMBERS for end in ("", "th", "fold")),
+}
 """Words of no unit, whether in the singular or in the plural."""
 _WORDS_DENYING = """
 plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
@@ -85,7 +96,7 @@ and versus vs alternatively otherwise else approximately roughly nearly almost a
 is was are were be been being does do did has had have can could would should may might must cannot
 than least most below above under beyond until till to through thru between from sometimes always
 besides afterwards backwards nowadays it this that they ours yours theirs moins fois mais menos
-oder ou
+oder ou basis root tops kilo mega giga tera milli micro nano
 """
 _DENIALS = {*_WORDS_DENYING.split()}
 """Further words of no unit, as they are written."""
@@ -94,6 +105,10 @@ _COMPARED = frozenset({"more", "fewer", "other", "another", "extra", "additional
 _TRAIL = re.compile(
     r"(?:^|\s+)(?:left|remaining|total|each|apiece|old|long|tall|wide|high|deep|away|apart"
     r"|altogether|in total|in all)$"
+)
+_COMPARATIVE = re.compile(
+    r"(?<=\w)\s+(?:more|less|fewer|longer|shorter|taller|higher|lower|deeper|wider|heavier|lighter"
+    r"|older|younger|faster|slower|farther|further|earlier|later)$"
 )
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+(?=\S+$)")
 _POWER = re.compile(r"(?P<unit>.*[^\W\d])(?:\^?(?P<power>-?[1-4])|\s+(?P<word>squared|cubed))")
@@ -131,7 +146,7 @@ def read_unit(text: str, *, one: bool = False) -> Unit | None:
     >>> read_unit("or eight"), read_unit("x")
     (None, None)
     """
-    text = _TRAIL.sub("", " ".join(text.split()))
+    text = _COMPARATIVE.sub("", _TRAIL.sub("", " ".join(text.split())))
     if len(text) > _LONGEST:
         return None
     if not text:
@@ -156,9 +171,9 @@ def singular(word: str) -> str:
 
 def _read_part(text: str, *, one: bool) -> Unit | None:
     """A unit without a division."""
-    known = _symbol(text) or _power(text)
-    if known:
-        return Unit(known, is_plain=True)
+    factors = [_symbol(factor) or _power(factor) for factor in re.split(r" ?\* ?", text)]
+    if None not in factors:
+        return Unit("*".join(filter(None, factors)), is_plain=True)
     if text in _SHARED:
         return Unit(text, is_plain=False)
     things, of, stuff = text.partition(" of ")
