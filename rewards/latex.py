@@ -17,7 +17,7 @@ from typing import Any
 from rewards.answers import Extraction, find_answer
 from rewards.base import Tags
 from rewards.numeric import is_same_unit, meanings
-from rewards.quantities import Quantity, parse_quantity, raised
+from rewards.quantities import PERCENT, Quantity, parse_quantity, raised, without_lead
 
 try:
     from math_verify import parse, verify
@@ -32,6 +32,11 @@ _MOST_DIGITS = 2000
 _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 _VARIABLE = re.compile(r"\d[kKMB](?![A-Za-z])")
 """What multiplies a number in words, and is a variable in LaTeX."""
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_WORDS = re.compile(r"(?!(?:sqrt|frac|sin|cos|tan|log|ln|exp|pi)\b)[^\W\d_]{2,}")
+_QUALIFIED = re.compile(
+    r"\\(?:text|mathrm|mbox|not|neq?|approx|l?dots|cdots)(?![a-z])|\d\s*(?:[_'=]|\.\.)"
+)
 _TEXT = re.compile(r"\\[A-Za-z]+\s*(?:\{[A-Za-z ,.()'-]*\})?")
 """A command, and the text that it is given."""
 _WORD = re.compile(r"(?!and\b|sqrt\b|frac\b|sin\b|cos\b|tan\b|log\b|exp\b)[^\W\d_]{3,}")
@@ -63,8 +68,8 @@ def latex_answer(
         the expression of the question instead of its value ("2+3" where 5 is asked): scores 1,
         because both are equal; use `rewards.numeric:numeric_answer` where references are numbers.
         several answers in one ("$4$ or $5$"): are a set, which equals no single number.
-        words around LaTeX in delimiters ("not $5$"): are not read; such an answer scores 1.
-        the unit of an expression ("$\sqrt{25}$ miles" for "5 km"): is not read.
+        words around an expression ("not $x$"): are not read, such an answer scores 1; where the
+        reference is a number, it scores 0.
         a rounded value ("6.283185" for "2 pi"): scores 1; numbers are compared to six digits.
         an expression that takes for ever (`9^{9^{9^9}}`): is an error by time-out, which excludes
         the rollout instead of scoring it; the share of such errors is reported.
@@ -93,10 +98,9 @@ def latex_answer(
             for value, right in meanings(found, reference)
         )
         return float(same)
-    if _has_words(text):
+    if _says_more(text):
         return 0.0
-    whole = Quantity(Fraction(1), "")
-    values = {right for _, right in meanings(whole, reference)}
+    values = [reference.value, *([reference.value / 100] if reference.unit == PERCENT else [])]
     parsed = _parse(raised(text))
     return float(any(_is_equal(_parse(_latex(value)), parsed) for value in values))
 
@@ -127,6 +131,12 @@ def _quantity(text: str) -> Quantity | None:
     """A number with a unit; None for mathematics, in which parentheses have no sign."""
     plain = text.strip(" $")
     return None if plain.startswith("(") or _VARIABLE.search(plain) else parse_quantity(text)
+
+
+def _says_more(text: str) -> bool:
+    r"""Whether a text has more than mathematics, as `$5$ or six`, `5\text{k}` and `6 = 5`."""
+    mathematics = _COMMAND.sub(" ", without_lead(text))
+    return _QUALIFIED.search(text) is not None or _WORDS.search(mathematics) is not None
 
 
 def _has_words(text: str) -> bool:

@@ -130,10 +130,10 @@ def meanings(
 
 def is_same_unit(found: Quantity, reference: Quantity, *, units: Units = "match") -> bool:
     """Whether the unit of an answer counts as that of the reference; see `numeric_answer`."""
-    one, other = ("" if unit == PERCENT else unit for unit in (found.unit, reference.unit))
-    if one == other:
+    one, other = found.unit, reference.unit
+    if one == other or {one, other} == {"", PERCENT}:
         return True
-    if not found.is_plain or units == "require":
+    if not found.is_plain or units == "require" or PERCENT in {one, other}:
         return False
     return units == "ignore" or not (one and other)
 

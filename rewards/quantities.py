@@ -124,7 +124,7 @@ def parse_quantity(text: str) -> Quantity | None:
     if len(text) > _LONGEST:
         return None
     first, *others = (side.strip() for side in _plain(text).split("="))
-    first = _LEAD.sub("", first, count=1)
+    first = without_lead(first)
     if not others:
         return _read(first)
     *others, last = others
@@ -133,6 +133,11 @@ def parse_quantity(text: str) -> Quantity | None:
     if found is None or not all(_equals(side, found, last) for side in expressions):
         return None
     return found
+
+
+def without_lead(text: str) -> str:
+    """The text without words such as "The answer is" before it."""
+    return _LEAD.sub("", text, count=1)
 
 
 def raised(text: str) -> str:

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from configs.schema import Prompt
 from rewards.base import Tags
-from rewards.numeric import Quantity, numeric_answer, parse_quantity
+from rewards.numeric import numeric_answer
+from rewards.quantities import Quantity, parse_quantity
 
 TAGS = Tags.of(Prompt())
 
@@ -114,6 +115,7 @@ def test_tolerances() -> None:
         ("300 K", "300 K", "match", 1),
         ("7 pairs", "7 pairs", "match", 1),
         ("14", "7 pairs", "match", 0),
+        ("5%", "5 km", "match", 0),
         ("5", "5 km", "match", 1),
         ("5", "5 km", "require", 0),
         ("5 bananas", "5 km", "ignore", 1),
