@@ -43,7 +43,8 @@ l: liter litre
 cup; pint: pt; quart; gallon: gal; tbsp: tablespoon; tsp: teaspoon; piece: pc pcs; person: people
 °: degree deg; °c: celsius; °f: fahrenheit; rad: radian; hz: hertz; khz; mhz; ghz
 n: newton; kn; pa: pascal; kpa; bar; j: joule; kj: kilojoule; cal: calorie; kcal: kilocalorie
-w: watt; kw: kilowatt; mw: megawatt; wh; kwh; v: volt; kv; a: ampere amp; ma; ω: ohm; kω; mol: mole
+w: watt; kw: kilowatt; mw: milliwatt; megaw: megawatt; wh; kwh; megawh; v: volt; kv; mv; megav
+a: ampere amp; ma; ω: ohm; kω; megaj; megapa; mol: mole
 bit; byte; kb: kilobyte; mb: megabyte; gb: gigabyte; tb: terabyte
 rpm; bpm; wpm; fps; db; px; cc; point: pts
 mi/h: mph; km/h: kmh kph kmph; $: dollar usd us$ buck; ¢: cent; €: euro eur; £: gbp; ¥: yen jpy 円
@@ -56,6 +57,7 @@ _SYMBOLS = {
     for name in (symbol, *names.split())
 }
 """The symbol of each unit by its symbol and its names in the singular, in lower case."""
+_MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
 _LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
 _SHARED = frozenset({"K", "C", "F", "pair", "couple", "score", "quarter"})
@@ -197,7 +199,7 @@ def _symbol(text: str) -> str | None:
     if len(text) == 1:
         known = text in _LETTERS or text in f"{CURRENCIES}°"
         return _SYMBOLS.get(text.casefold(), text) if known else None
-    word = text.removesuffix(".").casefold()
+    word = _MEGA.sub("mega", text.removesuffix(".")).casefold()
     degrees = re.fullmatch(r"(?:°|deg(?:rees?)?) ?(c|f)(?:elsius|ahrenheit)?", word)
     if degrees:
         return f"°{degrees[1]}"

@@ -116,6 +116,8 @@ def test_tolerances() -> None:
         ("7 pairs", "7 pairs", "match", 1),
         ("14", "7 pairs", "match", 0),
         ("5%", "5 km", "match", 0),
+        ("5 mW", "5 MW", "match", 0),
+        ("5 megawatts", "5 MW", "match", 1),
         ("5", "5 km", "match", 1),
         ("5", "5 km", "require", 0),
         ("5 bananas", "5 km", "ignore", 1),
