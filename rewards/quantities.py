@@ -37,7 +37,7 @@ def _fraction(match: re.Match[str]) -> str:
 _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"</?(?:b|strong|i|em|u|code|span|p|br)\s*/?>", re.IGNORECASE), "  "),
     (re.compile(r"(?<![\w*`])([*_`]{1,3})(?=\S)([^*_`\n]+)(?<=\S)\1(?![\w*`])"), r"  \2  "),
-    (re.compile(r"(?<!\\)(\$\$?)([^$\n]+)(?<!\\)\1"), r"  \2  "),
+    (re.compile(r"(?<!\\)(\$\$?)((?:\\.|[^$\n\\])+)\1"), r"  \2  "),
     (re.compile(r"\\[dt]?frac\s*\{\s*-\s*(\d+)\s*\}"), r"-\\frac{\1}"),
     (re.compile(r"\\[dt]?frac\s*(\d|\{\s*\d+\s*\})\s*(\d(?!\d)|\{\s*\d+\s*\})"), _fraction),
     (re.compile(r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})|\\degree(?![a-z])"), "°"),
@@ -53,7 +53,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
 )
 _LEAD_WORDS = (
     "the|my|our|this|that|it|its|final|correct|numeric|numerical|answer|result|solution|output"
-    r"|ans|a(?=\s*:)|conclusion|total|sum|difference|product|value|number|amount|cost|price|count|so|thus"
+    r"|ans|a(?=\s*:)|conclusion|total|sum|difference|product|value|number|amount|costs?|price|count|so|thus"
     "|therefore|hence|is|are|equals?|there|here|we|i|he|she|they|have|has|get|got|about"
     r"|approximately|approx\.?|around|roughly"
 )
@@ -69,6 +69,8 @@ _QUANTITY = re.compile(
         |10(?:\^|\*\*)(?P<power>-?\d{{1,3}})
         |
         (?:
+            (?P<points>\d{{1,3}}(?:[. ]\d{{3}})+),(?P<comma>\d{{1,2}})
+            |
             (?P<whole>
                 \d{{1,3}}(?P<separator>[,_' ])\d{{3}}(?:(?P=separator)\d{{3}})*
                 |\d{{1,2}}(?:,\d\d)+,\d{{3}}
@@ -76,7 +78,6 @@ _QUANTITY = re.compile(
                 |\d+
             )?
             (?P<part>\.\d+)?
-            |(?P<points>\d{{1,3}}(?:\.\d{{3}})+),(?P<comma>\d{{1,2}})
         )
         (?:e(?P<e>[+-]?\d{{1,3}})|[ ]*[x*][ ]*10(?:\^|\*\*)(?P<ten>[+-]?\d{{1,3}}))?
     )
@@ -84,7 +85,7 @@ _QUANTITY = re.compile(
     """,
     re.VERBOSE | re.ASCII | re.IGNORECASE,
 )
-_IN_PARENTHESES = re.compile(rf"\((?P<minus>-?)\s*(?P<inside>[{CURRENCIES}]?\s*[\d.,]+\s*%?)\)")
+_IN_PARENTHESES = re.compile(rf"([{CURRENCIES}]?)\(-?\s*([{CURRENCIES}]?\s*[\d.,]+\s*%?)\)")
 _OPTIONAL = re.compile(r"^\s*\(([^()]+)\)$")
 _PERCENT = re.compile(r"\s*(?:%|percent|per cent|pct\.?)", re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"\D*\d+(?:\.(?P<decimals>\d+))?\D*")
@@ -177,7 +178,7 @@ def _read(text: str) -> Quantity | None:
     """A number with an optional unit, without markup."""
     accounting = _IN_PARENTHESES.fullmatch(text)
     if accounting:
-        found = _read(accounting["inside"].strip())
+        found = _read(f"{accounting[1]}{accounting[2].strip()}")
         return None if found is None else Quantity(-found.value, found.unit)
     match = _QUANTITY.fullmatch(text)
     value = None if match is None or (match["sign"] and match["inner"]) else _value(match)
@@ -205,7 +206,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     elif match["power"]:
         value = Fraction(1)
     elif match["points"]:
-        value = Fraction(f"{match['points'].replace('.', '')}.{match['comma']}")
+        value = Fraction(f"{re.sub('[. ]', '', match['points'])}.{match['comma']}")
     elif match["whole"] or match["part"]:
         whole = re.sub("[^0-9]", "", match["whole"] or "0")
         value = Fraction(f"{whole}{match['part'] or ''}")

@@ -105,8 +105,8 @@ _DENIALS = {*_WORDS_DENYING.split()}
 _COMPARED = frozenset({"more", "fewer", "other", "another", "extra", "additional"})
 """Words that stand before the name of a thing, and are none."""
 _TRAIL = re.compile(
-    r"(?:^|\s+)(?:left|remaining|total|each|apiece|old|long|tall|wide|high|deep|away|apart"
-    r"|altogether|in total|in all)$"
+    r"(?:^|\s+)(?:left(?: over)?|remaining|total|each|apiece|old|long|tall|wide|high|deep|away"
+    r"|apart|altogether|in total|in all)$"
 )
 _COMPARATIVE = re.compile(
     r"(?<=\w)\s+(?:more|less|fewer|longer|shorter|taller|higher|lower|deeper|wider|heavier|lighter"
