@@ -60,6 +60,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from pipeline.inputs.dataset.inspection import Inspector
     from pipeline.inputs.dataset.load import load_splits, make_disjoint
+    from pipeline.inputs.dataset.references import reference_notices
     from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
@@ -78,6 +79,8 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         yield from inspector.demonstrations(data.sft)
     yield "what a run reads:"
     yield from data.report
+    for notice in reference_notices(config, data):
+        yield f"note: {notice.what}; {notice.advice}"
     if len(data.weights) > 1:
         yield from inspector.mixture_shares(data.weights)
     bad = [name for name, split in data.splits() if split.malformed]

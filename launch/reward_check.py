@@ -16,10 +16,11 @@ from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
 from launch.preparation import Prepared, check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
+from pipeline.inputs.dataset.references import reference_notices
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.report.reward_check import check_figures, check_lines, finding_lines
 from rewards.checks.cases import Case, mismatches, parse_cases
-from rewards.checks.findings import find
+from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes
 from rewards.checks.trial import Trial, count_scores, run_trial, started
 from rewards.processes.log import RewardLog
@@ -71,6 +72,7 @@ def _check(
     trial = asyncio.run(_try(config, data, scored, log=log))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     findings = [*find(trial, rollouts_per_step=per_step), *mismatches(cases, trial)]
+    findings += _of_references(config, data)
     findings.sort(key=lambda finding: not finding.fails)
     rows = len({probe.row for probe in probes})
     figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
@@ -103,6 +105,7 @@ def dry_run(prepared: Prepared) -> int:
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
     findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
+    findings += _of_references(config, data)
     shown = f"rewards, tried on {len(probes)} completions"
     say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
     for line in finding_lines([vars(one) | {"fails": False} for one in findings]):
@@ -174,6 +177,11 @@ def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
         row_of=case_rows(data.train.prompts, config),
         parts=[part.name for part in config.rewards.functions],
     )
+
+
+def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
+    for notice in reference_notices(config, data):
+        yield Finding("references", fails=False, what=notice.what, advice=notice.advice)
 
 
 def _left_out(config: Config) -> Iterator[str]:

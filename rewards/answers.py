@@ -129,32 +129,27 @@ def parse_number(text: str) -> Fraction | None:
     valid positions, a leading currency sign, one trailing period, and fractions of integers: `-3`,
     `1,234.50`, `$12.00`, `12.`, `1/2`.
     """
-    text = text.translate(_MINUS).strip()
-    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
-    if match is None:
-        return None
-    whole, part, under = match["whole"], match["part"] or "", match["under"] or ""
-    if not (whole or part) or (match["sign"] and match["inner"]) or (under and part):
-        return None
-    if under and (not whole or int(under[1:]) == 0):
-        return None
-    value = Fraction(f"{(whole or '0').replace(',', '')}{part}{under}")
-    return -value if "-" in match["sign"] + match["inner"] else value
+    amount = _parse_amount(text)
+    return None if amount is None else amount[0]
 
 
 def same_answer(one: str, other: str) -> bool:
     """Whether two answers are equal: as numbers if both are numbers, else as text.
 
-    The text comparison ignores case, the amount of white space and a trailing period.
+    Two currencies must be equal; a missing one is accepted. The text comparison ignores case, the
+    amount of white space and a trailing period.
     """
-    numbers = parse_number(one), parse_number(other)
-    if None not in numbers:
-        return numbers[0] == numbers[1]
-    return _plain(one) == _plain(other)
+    first, second = _parse_amount(one), _parse_amount(other)
+    if first is None or second is None:
+        return _plain(one) == _plain(other)
+    return first[0] == second[0] and (first[1] == second[1] or not (first[1] and second[1]))
 
 
 def answer_key(text: str) -> Fraction | str:
-    """The key by which a majority vote groups answers: the number, else the normalized text."""
+    """The key by which a majority vote groups answers: the number, else the normalized text.
+
+    The number has no currency, because `5` equals `$5`, and `€5`.
+    """
     number = parse_number(text)
     return _plain(text) if number is None else number
 
@@ -165,6 +160,21 @@ def is_correct(
     """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)
     return found is not None and same_answer(found, answer)
+
+
+def _parse_amount(text: str) -> tuple[Fraction, str] | None:
+    """A number as `parse_number` parses it, and its currency sign."""
+    text = text.translate(_MINUS).strip()
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST_NUMBER else None
+    if match is None:
+        return None
+    whole, part, under = match["whole"], match["part"] or "", match["under"] or ""
+    if not (whole or part) or (match["sign"] and match["inner"]) or (under and part):
+        return None
+    if under and (not whole or int(under[1:]) == 0):
+        return None
+    value = Fraction(f"{(whole or '0').replace(',', '')}{part}{under}")
+    return -value if "-" in match["sign"] + match["inner"] else value, match["currency"]
 
 
 def _closing_brace(text: str, start: int) -> int | None:

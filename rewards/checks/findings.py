@@ -28,7 +28,7 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        kind: one of the kinds below, or "case".
+        kind: one of the kinds below, "case" or "references".
         fails: whether the check fails.
         what: what was found, with names and numbers.
         advice: what to do.

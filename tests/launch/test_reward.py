@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from launch import train
+from launch import data, train
 from launch.reward import main
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
@@ -284,6 +284,25 @@ def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
     assert "warning: known reward hacks have at least the reward of the reference" in warnings
     assert not any("no text has a higher reward" in line for line in warnings)
     assert everything_below(request_path.parent) == before
+
+
+def test_solutions_as_reference_answers_are_noticed_by_all_commands(
+    request_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    lines = [
+        {"question": f"tom has {n} apples.", "answer": f"{n}=<<{n}={n}>>{n}\n#### {n}"}
+        for n in range(10, 20)
+    ]
+    write_rows(request_path.parent / "train.jsonl", lines)
+    for command in (data.main, main, lambda argv: train.main([*argv, "--dry-run"])):
+        for pattern, noticed in ([], True), (["--data.answer_pattern=#### (.+)"], False):
+            write_rows(
+                request_path.parent / "test.jsonl",
+                [{"question": "mia has 5.", "answer": "#### 5" if pattern else "5"}],
+            )
+            assert command([str(request_path), *pattern]) == 0
+            shown = capsys.readouterr()
+            assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed
 
 
 def test_ctrl_c_ends_the_reward_processes(config: Path):

@@ -129,6 +129,10 @@ def test_no_numbers(text: str):
         ("2/4", "1/2", True),
         ("3", "-3", False),
         ("33 apples", "33", False),
+        ("€5", "$5", False),
+        ("£5.00", "€5", False),
+        ("$5.00", "$5", True),
+        ("5", "$5", True),
         ("Saint  Paul.", "saint\npaul", True),
         ("Straße", "STRASSE", True),
         ("Paris", "Lyon", False),
@@ -220,4 +224,4 @@ def test_the_answer_depends_on_the_extraction_method():
 def test_answers_with_equal_keys_are_the_same(one: str, other: str):
     assert answer_key(one) == answer_key(f" {one} ".upper().lower()) or not one.isascii()
     if answer_key(one) == answer_key(other):
-        assert same_answer(one, other)
+        assert same_answer(re.sub("[$€£]", "", one), re.sub("[$€£]", "", other))

@@ -49,6 +49,65 @@ def test_different_mathematics_and_what_cannot_be_parsed(text: str, answer: str)
     assert score(text, answer) == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        ("12000", "12 000", 1),
+        ("0", "12 000", 0),
+        ("12{,}000", "12,000", 1),
+        (r"12\,000", "12000", 1),
+        ("1.5", "1 1/2", 1),
+        (r"\frac{3}{2}", "1½", 1),
+        ("1", "1 1/2", 0),
+        ("1000", "1e3", 1),
+        ("0.0015", "1.5e-3", 1),
+        (r"\sqrt{4}", "2e0", 1),
+        ("0.333333", "1/3", 1),
+        ("0.5", "50%", 1),
+        ("50", "50%", 1),
+        (r"50\%", "50", 1),
+        ("5000%", "50%", 0),
+        ("3", "3 km", 1),
+        ("5 km", "5 miles", 0),
+        (r"5\text{ km}", "5 kilometers", 1),
+        ("x = 5 miles", "5 km", 0),
+        ("€5", "$5", 0),
+        ("7k", "7000", 0),
+        ("7k", "7k", 1),
+        ("(7)", "7", 1),
+        ("(7)", "-7", 0),
+        ("7²", "49", 1),
+        ("7²", "7", 0),
+        ("7 or eight", "7", 0),
+        ("7 is wrong", "7", 0),
+        (r"7 \text{ is wrong}", "7", 0),
+        (r"7 \text{ or } 8", "7", 0),
+        ("$7$ or eight", "7", 0),
+        (r"$\sqrt{49}$ miles", "7 km", 0),
+        (r"the answer is $\sqrt{49}$", "7", 1),
+        (r"x = \sqrt{49}", "7", 1),
+        (r"7\cdot 10", "7", 0),
+        (r"7\text{k}", "7", 0),
+        ("7!", "7", 0),
+        ("8 = 7", "7", 0),
+        (r"\not 7", "7", 0),
+        (r"\operatorname{lcm}(2, 3)", r"\operatorname{lcm}(2, 3)", 1),
+    ],
+)
+def test_numbers_and_their_units(text: str, answer: str, right: int) -> None:
+    assert score(text, answer) == right
+
+
+@pytest.mark.parametrize("answer", ["seven", "12 000 x", "x + 1 1/2", "1e3 x", "1.2.3", "5 or six"])
+def test_references_that_would_be_read_as_products_are_refused(answer: str) -> None:
+    with pytest.raises(ValueError, match="is neither a number nor LaTeX"):
+        score("5", answer)
+
+
+def test_hack_words_around_an_expression_are_not_read() -> None:
+    assert [score("not $x$", "x"), score("not $5$", "5")] == [1, 0]
+
+
 def test_other_threads_may_score() -> None:
     found = []
     thread = threading.Thread(target=lambda: found.append(score("1/2", "0.5")))

@@ -34,7 +34,9 @@ MODULES = [
     "latex",
     "length",
     "numeric",
+    "quantities",
     "repetition",
+    "units",
 ]
 ITEM = {"question": "2 + 3 =", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +13,8 @@ from hypothesis import strategies as st
 
 from configs.schema import Prompt
 from rewards.base import Tags
-from rewards.numeric import Quantity, numeric_answer, parse_quantity
+from rewards.numeric import numeric_answer
+from rewards.quantities import Quantity, parse_quantity
 
 TAGS = Tags.of(Prompt())
 
@@ -19,32 +23,37 @@ def score(text: str, answer: str, **arguments) -> float:
     return numeric_answer(f"<answer>{text}</answer>", answer=answer, tags=TAGS, **arguments)
 
 
+def cases(name: str) -> list[dict[str, Any]]:
+    lines = (Path(__file__).parent / "cases" / name).read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_completions_have_the_score_that_a_person_gives() -> None:
+    rows = cases("numeric.jsonl")
+    found = [numeric_answer(row["completion"], answer=row["answer"], tags=TAGS) for row in rows]
+    assert [row for row, one in zip(rows, found, strict=True) if one != row["numeric_answer"]] == []
+
+
+def test_answers_have_the_score_that_a_person_gives() -> None:
+    """Right numbers in unusual notations, and texts in which the right number is not the answer."""
+    rows = cases("numeric_more.jsonl")
+    assert [row for row in rows if score(row["text"], row["answer"]) != row["score"]] == []
+
+
 @pytest.mark.parametrize(
     ("text", "value", "unit"),
     [
-        ("5", 5, ""),
-        ("5.", 5, ""),
-        (".5", Fraction(1, 2), ""),
         ("-$5", -5, "$"),
         ("\u22125 \u20ac", -5, "€"),
-        ("1,234.5", Fraction(2469, 2), ""),
-        ("1 000 000", 1_000_000, ""),
-        ("1'000", 1000, ""),
-        ("-3/4", Fraction(-3, 4), ""),
-        ("-1 1/2 hours", Fraction(-3, 2), "hour"),
-        (r"$1\frac{1}{2}$", Fraction(3, 2), ""),
-        (r"\boxed{7}", 7, ""),
-        ("1.2E-3", Fraction(12, 10_000), ""),
-        ("3 \u00d7 10^{2} m", 300, "m"),
-        (r"3\times10^{-2}", Fraction(3, 100), ""),
-        ("12.5%", Fraction(1, 8), ""),
-        ("50 percent", Fraction(1, 2), ""),
+        ("-1 1/2 hours", Fraction(-3, 2), "h"),
+        ("12.5%", Fraction(25, 2), "%"),
         ("$5 million", 5_000_000, "$"),
         ("5 dollars", 5, "$"),
-        ("x = 5", 5, ""),
-        ("about 5 m/s", 5, "m/s"),
-        (r"5 \text{ cm}^2", 5, "cm ^2"),
+        ("$5 an hour", 5, "$/h"),
+        (r"5 \text{ cm}^2", 5, "cm^2"),
+        ("5 square centimeters", 5, "cm^2"),
         ("5 cm^-1", 5, "cm^-1"),
+        ("5 Red Marbles left", 5, "red marble"),
     ],
 )
 def test_a_quantity(text: str, value: Fraction, unit: str) -> None:
@@ -53,11 +62,24 @@ def test_a_quantity(text: str, value: Fraction, unit: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "five", "1,23", "1,234,56", "1/0", "+-5", "$", "1.2.3", "12:30", "5-6", "3 4", "5e", "٣"],
+    [
+        "",
+        "five",
+        "1,23",
+        "1,234,56",
+        "1/0",
+        "+-5",
+        "$",
+        "1.2.3",
+        "12:30",
+        "5-6",
+        "3 4",
+        "5e",
+        "1,5",
+    ],
 )
 def test_what_is_not_a_number_with_a_unit(text: str) -> None:
-    found = parse_quantity(text)
-    assert found is None or (text, found.unit) == ("5e", "e")
+    assert parse_quantity(text) is None
 
 
 @given(st.integers(-(10**15), 10**15))
@@ -79,20 +101,53 @@ def test_tolerances() -> None:
     assert score("0.33", "1/3") == 0
 
 
-def test_units() -> None:
-    assert [score("5 km", answer) for answer in ("5", "5 KM", "5 m")] == [1, 1, 0]
-    assert [score("5", "5 km", units=units) for units in ("match", "require")] == [1, 0]
-    assert score("5 bananas", "5 km", units="ignore") == 1
+@pytest.mark.parametrize(
+    ("text", "answer", "units", "right"),
+    [
+        ("5 km", "5", "match", 1),
+        ("5 KM", "5 kilometers", "match", 1),
+        ("5 km", "5 m", "match", 0),
+        ("5 km", "5 miles", "match", 0),
+        ("\u20ac5", "$5", "match", 0),
+        ("5 \u00c4pfel", "5", "match", 0),
+        ("5 \u00c4pfel", "5 \u00c4pfel", "match", 1),
+        ("300 K", "300", "match", 0),
+        ("300 K", "300 K", "match", 1),
+        ("7 pairs", "7 pairs", "match", 1),
+        ("14", "7 pairs", "match", 0),
+        ("5%", "5 km", "match", 0),
+        ("5 mW", "5 MW", "match", 0),
+        ("5 megawatts", "5 MW", "match", 1),
+        ("5", "5 km", "match", 1),
+        ("5", "5 km", "require", 0),
+        ("5 bananas", "5 km", "ignore", 1),
+        ("5 dozen", "5 km", "ignore", 0),
+    ],
+)
+def test_units(text: str, answer: str, units: Any, right: int) -> None:
+    assert score(text, answer, units=units) == right
 
 
-def test_percent() -> None:
-    assert [score("50%", answer) for answer in ("0.5", "1/2", "50%", "50")] == [1, 1, 1, 0]
-    assert score("50%", "50", percent="number") == 1
+@pytest.mark.parametrize(
+    ("text", "answer", "either", "fraction", "number"),
+    [
+        ("50%", "0.5", 1, 1, 0),
+        ("50%", "1/2", 1, 1, 0),
+        ("50%", "50", 1, 0, 1),
+        ("50", "50%", 1, 0, 1),
+        ("0.5", "50%", 1, 1, 0),
+        ("50%", "50%", 1, 1, 1),
+        ("5000%", "50%", 0, 0, 0),
+        ("50", "0.5", 0, 0, 0),
+    ],
+)
+def test_percent(text: str, answer: str, either: int, fraction: int, number: int) -> None:
+    found = [score(text, answer, percent=how) for how in ("either", "fraction", "number")]
+    assert found == [either, fraction, number]
 
 
-@pytest.mark.parametrize("text", ["4 or 5", "4, 5", "4 5", "[4, 5]", "2+3", "10/2/1", "5 6 7"])
-def test_hack_several_numbers_and_expressions_score_zero(text: str) -> None:
-    assert score(text, "5") == 0
+def test_references_that_are_not_numbers_may_be_compared_as_text() -> None:
+    assert [score(text, "True", non_numbers="text") for text in ("true", "false")] == [1, 0]
 
 
 def test_hack_any_unit_counts_unless_units_are_required() -> None:
@@ -115,5 +170,5 @@ def test_hack_of_a_list_of_guesses_only_the_last_number_counts() -> None:
 def test_an_error_is_not_a_zero() -> None:
     with pytest.raises(ValueError, match="the reference answer 'many' is not a number"):
         score("5", "many")
-    with pytest.raises(ValueError, match=r"rel_tol = -1 .*; units = 'x' is not match"):
+    with pytest.raises(ValueError, match=r"rel_tol = -1 .*; units = 'x' is not match or"):
         score("5", "5", rel_tol=-1, units="x")

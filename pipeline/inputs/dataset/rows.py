@@ -8,9 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Literal
 
 SHOWN_ROWS = 10
+_MOST_DIGITS = 100
 _KINDS = {
     "NoneType": "null",
     "bool": "a boolean",
@@ -73,12 +75,12 @@ def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> R
         value = row.values.get(column)
         if value is None:
             return _absent(row, column)
-        if not isinstance(value, str | int | float):
+        if not isinstance(value, str | int | float | Decimal):
             what = f"column {column!r} is {kind_of(value)}, not text or a number"
             return Malformed(row.number, what)
-        if isinstance(value, float) and not math.isfinite(value):
+        if isinstance(value, float | Decimal) and not math.isfinite(value):
             return Malformed(row.number, f"column {column!r} is {value}, not a number")
-        texts[column] = str(value)
+        texts[column] = _text_of(value)
         problem = _text_problem(texts[column])
         if problem:
             return Malformed(row.number, f"column {column!r} {problem}")
@@ -133,6 +135,14 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
     if not any(message["role"] == "user" for message in messages):
         raise ValueError("has no message of the user")
     return tuple(messages)
+
+
+def _text_of(value: str | float | Decimal) -> str:
+    """The text of a value; numbers in digits: 0.00001, not 1e-05."""
+    if not isinstance(value, float | Decimal):
+        return str(value)
+    digits = f"{Decimal(str(value)):f}"
+    return digits if len(digits) <= _MOST_DIGITS else str(value)
 
 
 def _absent(row: Row, column: str) -> Malformed:

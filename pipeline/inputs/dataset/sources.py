@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from configs.base import nearest_hint
 from configs.schema import Source
@@ -33,6 +35,11 @@ from pipeline.inputs.hub.model_source import ask_hub
 from pipeline.inputs.text.chat import check_columns, sole_column, template_columns
 
 T = TypeVar("T")
+_SHORT_FLOATS: Mapping[str, type[np.floating[Any]]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "halffloat": np.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,20 @@ def _load(source: Source, *, where: str) -> list[Row]:
         except Exception as error:  # the hub clients' errors have no common base class
             raise DataError(_explain(error, source=source, where=where)) from error
         count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
-        return [Row(n, values) for n, values in enumerate(dataset.select(range(count)), start=1)]
+        short = {
+            name: _SHORT_FLOATS[feature.dtype]
+            for name, feature in dataset.features.items()
+            if getattr(feature, "dtype", None) in _SHORT_FLOATS
+        }
+        return [
+            Row(n, {name: _as_written(v, short.get(name)) for name, v in values.items()})
+            for n, values in enumerate(dataset.select(range(count)), start=1)
+        ]
+
+
+def _as_written(value: Any, kind: type[np.floating[Any]] | None) -> Any:
+    """A number of 32 or 16 bits as its shortest decimal: 0.1, not 0.10000000149011612."""
+    return value if kind is None or value is None else float(str(kind(value)))
 
 
 def _through_datasets(rows: Sequence[Row]) -> list[Row]:

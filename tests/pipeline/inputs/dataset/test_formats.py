@@ -5,10 +5,14 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from pipeline.inputs.dataset.load import check_rows, load_data
@@ -80,6 +84,34 @@ def test_all_files_give_the_same_prompts(tokenizer: Tokenizer, tmp_path: Path, k
     assert [(p.text, p.answer, dict(p.row)) for p in data.train.prompts] == [
         (row["question"], row["answer"], row) for row in rows
     ]
+
+
+def test_numbers_of_json_are_written_in_digits(tokenizer: Tokenizer, tmp_path: Path):
+    values = [0.1, 0.00001, 10, 1e16, -2.5e-7, 1e200]
+    rows = [{"question": f"{n}", "answer": value} for n, value in enumerate(values)]
+    texts = ["0.1", "0.00001", "10", "10000000000000000", "-0.00000025", "1e+200"]
+    assert [p.answer for p in load(tokenizer, tmp_path, rows).train.prompts] == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (pyarrow.float64(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.float32(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.float16(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.decimal128(30, 5), ["0.10000", "0.00001", "10.00000"]),
+    ],
+)
+def test_numbers_of_parquet_are_written_as_they_were_given(
+    tokenizer: Tokenizer, tmp_path: Path, kind: pyarrow.DataType, texts: Sequence[str]
+):
+    answers = pyarrow.array([Decimal("0.10000"), Decimal("0.00001"), Decimal("10.00000")])
+    if not pyarrow.types.is_decimal(kind):
+        answers = pyarrow.array(np.array([0.1, 1e-5, 10], kind.to_pandas_dtype()))
+    table = pyarrow.table({"question": ["a", "b", "c"], "answer": answers})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    data = load(tokenizer, tmp_path, [], data={"train": {"path": str(tmp_path / "a.parquet")}})
+    assert [p.answer for p in data.train.prompts] == texts
 
 
 @pytest.mark.parametrize(

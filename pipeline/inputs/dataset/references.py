@@ -1,0 +1,88 @@
+"""Reference answers that no right answer of a model equals, and what to do about them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from configs.schema import Config
+from pipeline.inputs.dataset.load import setting_name
+from pipeline.inputs.dataset.splits import LoadedData
+
+_SHOWN = 60
+_SOLUTIONS = (
+    (r"(?:^|\n)\s*#### *\S[^\n]*$", "#### (.+)"),
+    (r"(?<=[^\s$])[\s$]*\\boxed\{.+\}", r"\\boxed\{(.+)\}"),
+    (r"[Tt]he (?:final )?answer is:? \S[^\n]*$", "answer is:? (.+)"),
+)
+"""How a text ends that ends in its answer, and the pattern that finds the answer."""
+_EXPONENT = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d+")
+_DECIMALS = re.compile(r"[+-]?\d+\.\d{8,}(?:[eE][+-]?\d+)?")
+_MOST_DIGITS = 6
+_READ_NUMBERS = {"rewards.numeric:numeric_answer", "rewards.latex:latex_answer"}
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something about the reference answers of a split.
+
+    Attributes:
+        what: what was found, with the setting and an example.
+        advice: what to do.
+    """
+
+    what: str
+    advice: str
+
+
+def reference_notices(config: Config, data: LoadedData) -> Iterator[Notice]:
+    """A notice for each split and kind of such references.
+
+    Args:
+        config: of the run.
+        data: its data, with the references that rewards and evaluations compare with.
+    """
+    kinds = [(_ends_like(text), _solution_notice(pattern)) for text, pattern in _SOLUTIONS]
+    kinds.append((_is_rounded, Notice("have rounding errors of binary numbers", "round them")))
+    if not any(part.function in _READ_NUMBERS for part in config.rewards.functions):
+        what = "have an exponent, which exact_answer compares as text"
+        advice = "write them in digits, or use rewards.numeric:numeric_answer"
+        kinds.append((_is_exponential, Notice(what, advice)))
+    for name, split in data.splits():
+        answers = [prompt.answer for prompt in split.prompts if prompt.answer is not None]
+        for is_one, notice in kinds:
+            found = [answer for answer in answers if is_one(answer)]
+            if found:
+                count = f"{len(found)} of {len(answers)} reference answers"
+                what = f"{setting_name(name)}: {count} {notice.what}, as {_short(found[0])}"
+                yield Notice(what, notice.advice)
+
+
+def _solution_notice(pattern: str) -> Notice:
+    return Notice(
+        "are solutions that end in the answer, which the answer alone does not equal",
+        f"set answer_pattern = '{pattern}' in [data], or for a source of its own in its table",
+    )
+
+
+def _ends_like(pattern: str) -> Callable[[str], bool]:
+    compiled = re.compile(pattern, re.DOTALL)
+    return lambda answer: compiled.search(answer.strip()) is not None
+
+
+def _is_exponential(answer: str) -> bool:
+    return _EXPONENT.fullmatch(answer) is not None
+
+
+def _is_rounded(answer: str) -> bool:
+    """Whether a short number has become a long one, as 0.1 becomes 0.10000000149011612."""
+    if not _DECIMALS.fullmatch(answer):
+        return False
+    digits = f"{float(answer):.{_MOST_DIGITS + 1}g}".partition("e")[0].lstrip("-0.")
+    return sum(map(str.isdigit, digits)) <= _MOST_DIGITS
+
+
+def _short(text: str) -> str:
+    half = _SHOWN // 2
+    return repr(text if len(text) <= _SHOWN else f"{text[:half]} ... {text[-half:]}")

@@ -1,0 +1,261 @@
+"""Parses a text that states one number, with or without a unit.
+
+Expressions are not numbers. An equation states its right side, if it is true.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from rewards.units import CURRENCIES, SCALES, SUFFIXES, read_unit, singular
+
+PERCENT = "%"
+"""Unit of a percentage."""
+_LONGEST = 200
+
+
+_CHARACTERS = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2044\u2215÷\u00d7·⋅≈≅\u2019\t",
+    "-------///***==' ",
+) | str.maketrans({"℃": "°C", "℉": "°F"})
+_RAISED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"), "0123456789+-", strict=True))
+_EXPONENT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
+
+
+def _fraction(match: re.Match[str]) -> str:
+    return f" {match[1].strip('{ }')}/{match[2].strip('{ }')}"
+
+
+# Markup and LaTeX that surround or separate a number; mathematics is for rewards/latex.py. What is
+# removed leaves two spaces: one may separate thousands.
+_MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    (re.compile(r"</?(?:b|strong|i|em|u|code|span|p|br)\s*/?>", re.IGNORECASE), "  "),
+    (re.compile(r"(?<![\w*`])([*_`]{1,3})(?=\S)([^*_`\n]+)(?<=\S)\1(?![\w*`])"), r"  \2  "),
+    (re.compile(r"(?<!\\)(\$\$?)((?:\\.|[^$\n\\])+)\1"), r"  \2  "),
+    (re.compile(r"\\[dt]?frac\s*\{\s*-\s*(\d+)\s*\}"), r"-\\frac{\1}"),
+    (re.compile(r"\\[dt]?frac\s*(\d|\{\s*\d+\s*\})\s*(\d(?!\d)|\{\s*\d+\s*\})"), _fraction),
+    (re.compile(r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})|\\degree(?![a-z])"), "°"),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\[,:; ])(?=\d{3})"), ","),
+    (re.compile(r"\\(?:times|cdot)(?![a-z])"), "*"),
+    (re.compile(r"\\approx(?![a-z])"), "="),
+    (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=[\d{])~(?=\D)"), "  "),
+    *[(re.compile(r"\\(?:text|mathrm|textbf|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r"  \1  ")] * 2,
+    (re.compile(r"\\([$%#])"), r"\1"),
+    (re.compile(r"^\s*(?:[-=]>|[→⇒∴])"), ""),
+    (re.compile(r"(?<=[^\W\d]{2})!$|。$"), ""),
+    (re.compile(r"\s*\^\s*"), "^"),
+)
+_LEAD_WORDS = (
+    "the|my|our|this|that|it|its|final|correct|numeric|numerical|answer|result|solution|output"
+    r"|ans|a(?=\s*:)|conclusion|total|sum|difference|product|value|number|amount|costs?|price|count|so|thus"
+    "|therefore|hence|is|are|equals?|there|here|we|i|he|she|they|have|has|get|got|about"
+    r"|approximately|approx\.?|around|roughly"
+)
+_LEAD = re.compile(rf"(?:\s|[#:~]|,(?=\s)|(?:{_LEAD_WORDS})(?![^\W_]))*", re.IGNORECASE)
+_VARIABLE = re.compile(r"[^\W\d_](?:_(?:\w|\{\w\}))?")
+_QUANTITY = re.compile(
+    rf"""
+    (?P<sign>[+-]?)[ ]*
+    (?P<currency>(?:US)?[{CURRENCIES}]|USD|EUR|GBP|JPY|INR|CNY|CHF|CAD|AUD|Rs\.?)?
+    [ ]*(?P<inner>[+-]?)
+    (?:
+        (?:(?P<mixed>\d{{1,20}})[ ]+(?:and[ ]+)?)?(?P<over>\d{{1,20}})[ ]?/[ ]?(?P<under>\d{{1,20}})
+        |10(?:\^|\*\*)(?P<power>-?\d{{1,3}})
+        |
+        (?:
+            (?P<points>\d{{1,3}}(?:[. ]\d{{3}})+),(?P<comma>\d{{1,2}})
+            |
+            (?P<whole>
+                \d{{1,3}}(?P<separator>[,_' ])\d{{3}}(?:(?P=separator)\d{{3}})*
+                |\d{{1,2}}(?:,\d\d)+,\d{{3}}
+                |\d{{1,3}}(?:\.\d{{3}}){{2,}}
+                |\d+
+            )?
+            (?P<part>\.\d+)?
+        )
+        (?:e(?P<e>[+-]?\d{{1,3}})|[ ]*[x*][ ]*10(?:\^|\*\*)(?P<ten>[+-]?\d{{1,3}}))?
+    )
+    (?P<rest>(?![\d.,])[^\n]*)
+    """,
+    re.VERBOSE | re.ASCII | re.IGNORECASE,
+)
+_IN_PARENTHESES = re.compile(rf"([{CURRENCIES}]?)\(-?\s*([{CURRENCIES}]?\s*[\d.,]+\s*%?)\)")
+_OPTIONAL = re.compile(r"^\s*\(([^()]+)\)$")
+_PERCENT = re.compile(r"\s*(?:%|percent|per cent|pct\.?)", re.IGNORECASE)
+_PLAIN_NUMBER = re.compile(r"\D*\d+(?:\.(?P<decimals>\d+))?\D*")
+_OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A number and its unit.
+
+    Attributes:
+        value: the number; 50% has the value 50.
+        unit: in one spelling, "%" for a percentage, "" for none.
+        is_plain: as in `rewards.units.Unit`.
+    """
+
+    value: Fraction
+    unit: str
+    is_plain: bool = True
+
+
+def parse_quantity(text: str) -> Quantity | None:
+    """Parses a number with an optional unit; None if the text is something else.
+
+    >>> parse_quantity("The total is -1,234.5 km/h.")
+    Quantity(value=Fraction(-2469, 2), unit='km/h', is_plain=True)
+    >>> parse_quantity("9 + 9 = 18")
+    Quantity(value=Fraction(18, 1), unit='', is_plain=True)
+    >>> parse_quantity("18 or 19"), parse_quantity("9 + 9"), parse_quantity("9 + 8 = 18")
+    (None, None, None)
+    """
+    if len(text) > _LONGEST:
+        return None
+    first, *others = (side.strip() for side in _plain(text).split("="))
+    first = without_lead(first)
+    if not others:
+        return _read(first)
+    *others, last = others
+    found = _read(last)
+    expressions = others if not first or _VARIABLE.fullmatch(first) else [first, *others]
+    if found is None or not all(_equals(side, found, last) for side in expressions):
+        return None
+    return found
+
+
+def without_lead(text: str) -> str:
+    """The text without words such as "The answer is" before it."""
+    return _LEAD.sub("", text, count=1)
+
+
+def raised(text: str) -> str:
+    """The text with superscript digits as powers: `m²` as `m^{2}`."""
+    return _EXPONENT.sub(lambda match: f"^{{{match.group().translate(_RAISED)}}}", text)
+
+
+def _plain(text: str) -> str:
+    """The text without markup, in ASCII as far as numbers are concerned."""
+    text = re.sub(r"\^\{([-+]?\d{1,3})\}", r"^\1", raised(text.strip()))
+    text = "".join(map(_character, text)).translate(_CHARACTERS).strip()
+    for pattern, plain in _MARKUP:
+        text = pattern.sub(plain, text)
+    text = text.strip()
+    if len(text) > 1 and text[0] + text[-1] in {'""', "''", "“”"}:
+        text = text[1:-1].strip()
+    return text.removesuffix(".")
+
+
+def _character(character: str) -> str:
+    if character.isascii():
+        return character
+    category, form = unicodedata.category(character), unicodedata.decomposition(character)
+    if category == "Nd":
+        return str(unicodedata.decimal(character))
+    if category == "Cf":  # shows nothing
+        return ""
+    if category == "Zs":
+        return " "
+    if form.startswith("<fraction>"):
+        return f" {unicodedata.normalize('NFKC', character)}"
+    wide = form.startswith(("<wide>", "<narrow>", "<font>"))
+    return unicodedata.normalize("NFKC", character) if wide else character
+
+
+def _read(text: str) -> Quantity | None:
+    """A number with an optional unit, without markup."""
+    accounting = _IN_PARENTHESES.fullmatch(text)
+    if accounting:
+        found = _read(f"{accounting[1]}{accounting[2].strip()}")
+        return None if found is None else Quantity(-found.value, found.unit)
+    match = _QUANTITY.fullmatch(text)
+    value = None if match is None or (match["sign"] and match["inner"]) else _value(match)
+    if match is None or value is None:
+        return None
+    rest, currency = _OPTIONAL.sub(r" \1", match["rest"]), match["currency"] or ""
+    if _PERCENT.fullmatch(rest):
+        return None if currency else Quantity(value, PERCENT)
+    value, rest = _scaled(value, rest)
+    is_one = abs(value) <= 1
+    unit = read_unit(f"{currency} {rest}", one=is_one)
+    if unit is None and currency:  # "$5 dollars"
+        unit = read_unit(rest, one=is_one)
+        unit = unit if unit == read_unit(currency) else None
+    return None if unit is None else Quantity(value, unit.name, unit.is_plain)
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The number of a match without its scale; None if there is none."""
+    exponent = int(match["e"] or match["ten"] or match["power"] or 0)
+    if match["over"]:
+        if int(match["under"]) == 0:
+            return None
+        value = int(match["mixed"] or 0) + Fraction(int(match["over"]), int(match["under"]))
+    elif match["power"]:
+        value = Fraction(1)
+    elif match["points"]:
+        value = Fraction(f"{re.sub('[. ]', '', match['points'])}.{match['comma']}")
+    elif match["whole"] or match["part"]:
+        whole = re.sub("[^0-9]", "", match["whole"] or "0")
+        value = Fraction(f"{whole}{match['part'] or ''}")
+    else:
+        return None
+    value *= Fraction(10) ** exponent
+    return -value if "-" in match["sign"] + match["inner"] else value
+
+
+def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str]:
+    """The number times the scales that follow it, and what follows them."""
+    joined = re.match(r"[A-Za-z]+(?=\s|$)", rest)
+    if joined and joined.group() in SUFFIXES:
+        value, rest = value * SUFFIXES[joined.group()], rest[joined.end() :]
+    first, _, others = rest.strip().partition(" ")
+    while singular(first.casefold()) in SCALES:
+        value, rest = value * SCALES[singular(first.casefold())], others
+        first, _, others = rest.strip().partition(" ")
+    return value, rest
+
+
+def _equals(side: str, found: Quantity, last: str) -> bool:
+    """Whether the side of an equation equals its last side, up to the rounding of the latter."""
+    text = re.sub(rf"(?<=\d),(?=\d{{3}})|[{CURRENCIES}]", "", side).replace("%", "/100")
+    text = re.sub(r"(?<=\d)\s*x\s*(?=\d)", "*", text, flags=re.IGNORECASE)
+    if not re.fullmatch(r"[\d.+\-*/() ]+", text, re.ASCII):
+        return False
+    try:
+        value = _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return False
+    plain = _PLAIN_NUMBER.fullmatch(last.replace(",", ""))
+    slack = Fraction(1, 2 * 10 ** len(plain["decimals"] or "")) if plain else Fraction(0)
+    sides = {found.value, found.value / 100 if found.unit == PERCENT else found.value}
+    return any(abs(value - side) <= slack for side in sides)
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    """The value of a sum or product of numbers.
+
+    Raises:
+        ValueError: if it is something else.
+        ZeroDivisionError: if it has no value.
+    """
+    match node:
+        case ast.Constant(value=int() | float()):
+            return Fraction(repr(node.value))
+        case ast.UnaryOp(op=ast.USub()):
+            return -_evaluate(node.operand)
+        case ast.BinOp() if type(node.op) in _OPERATIONS:
+            return _OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    raise ValueError("not a sum or a product")

@@ -1,0 +1,227 @@
+"""What may follow a number: a unit, and nothing that changes the number or takes it back.
+
+A unit is a symbol or a name of the table below, a currency, or words that name things (`apples`,
+`red marbles`, `dollars per hour`, `cups of flour`). Words that multiply, deny, hedge or offer
+another answer are none, nor are single letters, which are variables.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+SCALES = {
+    "hundred": 10**2,
+    "thousand": 10**3,
+    "million": 10**6,
+    "billion": 10**9,
+    "milliard": 10**9,
+    "trillion": 10**12,
+    "lakh": 10**5,
+    "lac": 10**5,
+    "crore": 10**7,
+    "dozen": 12,
+    "mn": 10**6,
+    "mln": 10**6,
+    "bn": 10**9,
+}
+"""Words that multiply the number before them, in the singular."""
+SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "MM": 10**6, "bn": 10**9, "B": 10**9}
+"""Letters that multiply a number to which they are joined."""
+
+CURRENCIES = "$¢£¥฿" + "".join(map(chr, range(0x20A0, 0x20D0)))
+"""Signs of currencies."""
+
+_TABLE = """
+nm: nanometer nanometre; µm: micrometer micrometre um; mm: millimeter millimetre
+cm: centimeter centimetre; dm: decimeter decimetre; m: meter metre; km: kilometer kilometre
+in: inch inches; ft: foot feet; yd: yard; mi: mile; acre; ha: hectare
+µg: microgram ug mcg; mg: milligram; g: gram gramme; kg: kilogram kilo kgs; tonne; ton; oz: ounce
+lb: pound lbs; ms: millisecond; s: second sec; min: minute; h: hour hr hrs; day; week; month
+year: yr yrs; ml: milliliter millilitre; cl: centiliter centilitre; dl: deciliter decilitre
+l: liter litre
+cup; pint: pt; quart; gallon: gal; tbsp: tablespoon; tsp: teaspoon; piece: pc pcs; person: people
+°: degree deg; °c: celsius; °f: fahrenheit; rad: radian; hz: hertz; khz; mhz; ghz
+n: newton; kn; pa: pascal; kpa; bar; j: joule; kj: kilojoule; cal: calorie; kcal: kilocalorie
+w: watt; kw: kilowatt; mw: milliwatt; megaw: megawatt; wh; kwh; megawh; v: volt; kv; mv; megav
+a: ampere amp; ma; ω: ohm; kω; megaj; megapa; mol: mole
+bit; byte; kb: kilobyte; mb: megabyte; gb: gigabyte; tb: terabyte
+rpm; bpm; wpm; fps; db; px; cc; point: pts
+mi/h: mph; km/h: kmh kph kmph; $: dollar usd us$ buck; ¢: cent; €: euro eur; £: gbp; ¥: yen jpy 円
+₹: rupee inr rs; yuan: cny rmb 元; chf; cad; aud; child: children; man: men; woman: women
+"""
+_SYMBOLS = {
+    name: symbol
+    for entry in re.split(r"[;\n]\s*", _TABLE.strip().casefold())
+    for symbol, _, names in [entry.partition(":")]
+    for name in (symbol, *names.split())
+}
+"""The symbol of each unit by its symbol and its names in the singular, in lower case."""
+_MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
+_LETTERS = frozenset("mghslLNJWVAΩ円元")
+"""Single letters that are units; other letters are variables."""
+_SHARED = frozenset({"K", "C", "F", "pair", "couple", "score", "quarter"})
+"""Units that are also multipliers or variables: they count only where the reference has them."""
+_WORDS_IN_PLURAL = """
+teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
+offspring cacti fungi alumni bacteria data criteria phenomena
+"""
+_PLURALS = {*_WORDS_IN_PLURAL.split()}
+
+_NUMBERS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
+    *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
+    *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
+    *SCALES,
+)
+_WORDS_NEVER = """
+half halve third fifth eighth ninth twelfth twentieth thirtieth fortieth fiftieth sixtieth
+seventieth eightieth ninetieth double triple quadruple fold factorial time exponent logarithm
+reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex
+millon millone quadrillion quintillion doubling tripling halving zeroe
+wrong false nope not no never
+"""
+_NEVER = {
+    *_WORDS_NEVER.split(),
+    *(number + end for number in _NUMBERS for end in ("", "th", "fold")),
+}
+"""Words of no unit, whether in the singular or in the plural."""
+_WORDS_DENYING = """
+plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
+subtracted over by infinity pi pct equal equals equaled halved doubled tripled inverted negates
+cancels fails lacks differs exceeds needs remains means makes gives becomes seems
+none neither nor nah nay untrue incorrect invalid fake mistaken bad kidding scratch scrap ignore
+cancel cancelled canceled actually instead rather except without but however unless if although
+though whereas while oops whoops sorry wait hmm um er
+maybe perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or
+and versus vs alternatively otherwise else approximately roughly nearly almost about ish
+is was are were be been being does do did has had have can could would should may might must cannot
+than least most below above under beyond until till to through thru between from sometimes always
+besides afterwards backwards nowadays it this that they ours yours theirs moins fois mais menos
+oder ou basis root tops kilo mega giga tera milli micro nano
+"""
+_DENIALS = {*_WORDS_DENYING.split()}
+"""Further words of no unit, as they are written."""
+_COMPARED = frozenset({"more", "fewer", "other", "another", "extra", "additional"})
+"""Words that stand before the name of a thing, and are none."""
+_TRAIL = re.compile(
+    r"(?:^|\s+)(?:left(?: over)?|remaining|total|each|apiece|old|long|tall|wide|high|deep|away"
+    r"|apart|altogether|in total|in all)$"
+)
+_COMPARATIVE = re.compile(
+    r"(?<=\w)\s+(?:more|less|fewer|longer|shorter|taller|higher|lower|deeper|wider|heavier|lighter"
+    r"|older|younger|faster|slower|farther|further|earlier|later)$"
+)
+_PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+(?=\S+$)")
+_POWER = re.compile(r"(?P<unit>.*[^\W\d])(?:\^?(?P<power>-?[1-4])|\s+(?P<word>squared|cubed))")
+_SQUARE = re.compile(r"(?P<power>square|sq\.?|cubic|cu\.?)\s+(?P<unit>.+)")
+_POWERS = {"squared": "2", "cubed": "3", "square": "2", "sq": "2", "cubic": "3", "cu": "3"}
+_WORD = re.compile(r"(?:[^\W\d_]{2,}|[^\W\d_](?=-))(?:['-][^\W\d_]+)*")
+_LONGEST, _MOST_WORDS, _MOST_PARTS = 60, 4, 3
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What a text says as a unit.
+
+    Attributes:
+        name: in one spelling; "" for no unit.
+        is_plain: whether it can only be the unit of the number before it. Other units count where
+            the reference has the same.
+    """
+
+    name: str
+    is_plain: bool
+
+
+def read_unit(text: str, *, one: bool = False) -> Unit | None:
+    """The unit that a text says; None if it is no unit.
+
+    Args:
+        text: what follows a number.
+        one: whether the number is 1 or less, which stands before a singular.
+
+    >>> read_unit("kilometers per hour")
+    Unit(name='km/h', is_plain=True)
+    >>> read_unit("red marbles"), read_unit("pairs")
+    (Unit(name='red marble', is_plain=True), Unit(name='pair', is_plain=False))
+    >>> read_unit("or eight"), read_unit("x")
+    (None, None)
+    """
+    text = _COMPARATIVE.sub("", _TRAIL.sub("", " ".join(text.split())))
+    if len(text) > _LONGEST:
+        return None
+    if not text:
+        return Unit("", is_plain=True)
+    parts = _PER.split(text)
+    units = [_read_part(part, one=one or number > 0) for number, part in enumerate(parts)]
+    if len(parts) > _MOST_PARTS or None in units:
+        return None
+    found = [unit for unit in units if unit is not None]
+    return Unit("/".join(unit.name for unit in found), all(unit.is_plain for unit in found))
+
+
+def singular(word: str) -> str:
+    """The singular of an English plural; other words as they are."""
+    is_plural = len(word) > len("yes") and word.endswith("s") and word[-2] not in "su'"
+    if not is_plural or word.endswith("is"):
+        return word
+    if word.endswith("ies") and len(word) > len("pies"):
+        return word[:-3] + "y"
+    return word[:-2] if word.endswith(("xes", "ches", "shes", "sses")) else word[:-1]
+
+
+def _read_part(text: str, *, one: bool) -> Unit | None:
+    """A unit without a division."""
+    factors = [_symbol(factor) or _power(factor) for factor in re.split(r" ?\* ?", text)]
+    if None not in factors:
+        return Unit("*".join(filter(None, factors)), is_plain=True)
+    if text in _SHARED:
+        return Unit(text, is_plain=False)
+    things, of, stuff = text.partition(" of ")
+    words, rest = things.split(" "), stuff.split(" ") if of else []
+    if len(words) > _MOST_WORDS or len(rest) > _MOST_WORDS:
+        return None
+    if not all(_WORD.fullmatch(word) and not _is_refused(word) for word in (*words, *rest)):
+        return None
+    head = words[-1].casefold()
+    noun = singular(head)
+    if head in _COMPARED:
+        return None
+    name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
+    is_thing = one or head in _PLURALS or noun != head or noun in _SYMBOLS
+    is_shared = any(singular(word.casefold()) in _SHARED for word in words)
+    return Unit(name + of + stuff.casefold(), is_plain=is_thing and not is_shared)
+
+
+def _symbol(text: str) -> str | None:
+    """The symbol of a unit of the table or of a currency."""
+    if len(text) == 1:
+        known = text in _LETTERS or text in f"{CURRENCIES}°"
+        return _SYMBOLS.get(text.casefold(), text) if known else None
+    word = _MEGA.sub("mega", text.removesuffix(".")).casefold()
+    degrees = re.fullmatch(r"(?:°|deg(?:rees?)?) ?(c|f)(?:elsius|ahrenheit)?", word)
+    if degrees:
+        return f"°{degrees[1]}"
+    return _SYMBOLS.get(word) or _SYMBOLS.get(singular(word))
+
+
+def _power(text: str) -> str | None:
+    """The symbol of a power of a unit, e.g. `m^2`."""
+    match = _POWER.fullmatch(text) or _SQUARE.fullmatch(text.casefold())
+    symbol = match and _symbol(match["unit"])
+    if match is None or symbol is None:
+        return None
+    found = {key: value for key, value in match.groupdict().items() if value and key != "unit"}
+    (power,) = found.values()
+    return f"{symbol}^{_POWERS.get(power.rstrip('.'), power)}"
+
+
+def _is_refused(word: str) -> bool:
+    word = word.casefold()
+    parts = {word, *word.split("-")}
+    return (
+        word.endswith("n't")
+        or bool(parts & _DENIALS)
+        or any(part in _NEVER or singular(part) in _NEVER for part in parts)
+    )
