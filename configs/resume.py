@@ -17,11 +17,14 @@ Change = tuple[str, object, object]
 """A dotted key, its old value and its new value; None if the key is not set."""
 
 # All other settings alter what is sampled, trained or measured. The free ones set when and how the
-# run ends, what is recorded, how fast rewards are computed, which alarms are raised, which dead
-# processes are restarted, the price, how chips are counted, and device memory limits, whose
+# run ends, what is recorded, how fast rewards are computed, which alarms are raised, what checks
+# allow, which dead processes are restarted, the price, how chips are counted, and device memory limits, whose
 # consequences are journaled decisions. `budget.steps` is also the default end of the learning
 # rate's decay, which `altering_changes` handles.
-FREE_TABLES = ("budget", "checkpoint", "export", "wandb", "records", "profile", "alarms", "faults")
+FREE_TABLES = (
+    *("budget", "checkpoint", "export", "parity"),
+    *("wandb", "records", "profile", "alarms", "faults"),
+)
 FREE_KEYS = (
     "run.dir",
     "run.mirror",

@@ -39,6 +39,7 @@ from pipeline.plan.cost_model.hardware import chip_speeds
 from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
+from pipeline.rollout.parity import ParityError
 from pipeline.rollout.restarts import Restarts, TrainingStopped
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
@@ -426,11 +427,12 @@ def _report_failure(session: _Session, error: Exception) -> None:
     problem = disk_problem(error)
     with suppress(*([] if problem is None else [OSError])):
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-    if problem is not None or isinstance(error, OutOfMemory | TrainingStopped):
+    if problem is not None or isinstance(error, OutOfMemory | ParityError | TrainingStopped):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
-    if session.rehearse is None:
+    # After a refused check the same command would fail again; its message has the remedy.
+    if session.rehearse is None and not isinstance(error, ParityError):
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
         say(f"the run failed; the same command continues from its last checkpoint{remedy}")

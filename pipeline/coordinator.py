@@ -311,7 +311,8 @@ class Coordinator:
         largest = await self.workers.probe(self.data.train.prompts)
         self.records.event(
             "parity",
-            f"parity: sampler and learner agree to {largest:.1e} under a random adapter",
+            f"parity: sampler and learner differ by {largest:.2g} of what a random adapter changes, "
+            f"allowed {self.config.parity_bounds.probe:g}",
             largest=largest,
             bound=self.config.parity_bounds.probe,
         )

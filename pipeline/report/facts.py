@@ -46,7 +46,7 @@ def state(run: RunRecords) -> tuple[str, str]:
         word = str(run.summary["ended"])
         return word, "The run ended by itself." if word == "finished" else f"The run was {word}."
     if run.failure is not None:
-        return "failed", "The same command continues from the last checkpoint."
+        return "failed", "With the cause corrected, the same command continues from the checkpoint."
     return (
         "not ended",
         (

@@ -93,7 +93,7 @@ def _failed(run: RunRecords) -> Iterator[Finding]:
             "bad",
             "The run failed.",
             run.failure,
-            "the same command continues from the last checkpoint; correct the cause first",
+            "correct the cause; then the same command continues from the last checkpoint",
         )
 
 

@@ -193,7 +193,7 @@ class Workers:
     # --- samplers
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
-        """Largest log-prob difference between samplers and learner under a random adapter.
+        """Difference of samplers and learner under a random adapter: `parity.probe_statistic`.
 
         Raises:
             ParityError: if they are not the same policy.

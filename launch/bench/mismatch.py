@@ -1,0 +1,288 @@
+"""The probe of sampler against learner: what rounding does to it, and what planted faults do.
+
+    python -m launch.bench.mismatch MODEL_DIR [--formats bfloat16 int8_caches ...] [--adapters 20]
+
+For each number format it takes random adapters through the rollout engine and the learner, without
+Ray on one device, and prints the largest value of the probe's statistic by rounding alone, and the
+smallest under each fault (`pipeline.rollout.parity.probe_statistic`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+
+from configs.schema import Config
+from launch.bench.harness import machine
+from pipeline.compute.decode import cache
+from pipeline.compute.decode.engine import Engine
+from pipeline.compute.decode.rollout_weights import RolloutWeights
+from pipeline.compute.decode.state import SlotAdmissions
+from pipeline.compute.learner.scorer import Scorer
+from pipeline.compute.model.policy import Params
+from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.opening import open_policy
+from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.rollout.parity import probe_statistic
+
+FORMATS: dict[str, dict[str, dict[str, str]]] = {
+    "float32": {"model": {"dtype": "float32"}},
+    "bfloat16": {},
+    "merged": {"plan": {"rollout_weights": "merged"}},
+    "int8_weights": {"plan": {"rollout_weights": "int8"}},
+    "int8_base": {"model": {"quantization": "int8"}},
+    "int8_caches": {"plan": {"kv_cache": "int8"}},
+    "int8_matmul": {"plan": {"rollout_weights": "int8_matmul"}},
+}
+"""Changes of a bfloat16 run's settings, by name of the format."""
+
+TEXTS = (
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "3 + 5 = 8\n12 + 7 = 19\n14 + 3 =",
+    "Once upon a time there was a",
+    "Water boils at a temperature of",
+    "The three primary colours are red,",
+    "Q: What is the largest planet?\nA:",
+    "In 1969, the first man",
+)
+NEW, LONGEST, WINDOW = 64, 40, 16
+
+Admit = Callable[[np.ndarray], None]
+"""Changes the table of `SlotAdmissions`."""
+
+
+def probe_config(model: Path, *, number_format: str) -> Config:
+    """Settings of a run of this format with eight slots."""
+    changes = FORMATS[number_format]
+    cap = {"importance_cap": 2.0} if "rollout_weights" in changes.get("plan", {}) else {}
+    tables: dict[str, Any] = {
+        "run": {"name": "mismatch"},
+        "model": {"path": str(model), "dtype": "bfloat16"} | changes.get("model", {}),
+        "lora": {"rank": 16, "alpha": 32.0},
+        "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
+        "rewards": {"functions": [{"name": "r", "function": "rewards.correctness:exact_answer"}]},
+        "rollout": {
+            "group_size": len(TEXTS),
+            "prompts_per_step": 1,
+            "max_prompt_tokens": LONGEST,
+            "max_new_tokens": NEW,
+            "stop_tokens": ["<eos>"],
+        },
+        "learner": {"lr": 1e-5, **cap},
+        "plan": {
+            "platform": "cpu",
+            "placement": "colocated",
+            "slots": len(TEXTS),
+            "slot_buckets": (),
+            "row_tokens": 128,
+            "micro_batch_tokens": 1024,
+        }
+        | changes.get("plan", {}),
+        "budget": {"steps": 1},
+    }
+    return Config.model_validate(tables)
+
+
+class Probe:
+    """Sampler and learner of one number format.
+
+    Args:
+        model: Hugging Face folder.
+        number_format: a key of `FORMATS`.
+    """
+
+    def __init__(self, model: Path, *, number_format: str) -> None:
+        config = probe_config(model, number_format=number_format)
+        tokenizer = read_tokenizer(model)
+        self.policy, self._base = open_policy(
+            model,
+            dtype=config.model.dtype,
+            lora=config.lora,
+            mesh=make_mesh(jax.devices()[:1]),
+            quantization=config.model.quantization,
+        )
+        vocabulary = Vocabulary.of(tokenizer, config.rollout)
+        self._weights = RolloutWeights(self.policy, self._base, config)
+        self._make_engine = lambda: Engine(self._weights.policy, None, config, vocabulary)
+        self._engine = self._make_engine()
+        self._scorer = Scorer(self.policy, config, vocabulary)
+        self._requests = []
+        for number, text in enumerate(TEXTS):
+            tokens = [tokenizer.bos_id, *tokenizer.encode(text)][:LONGEST]
+            name = RolloutName("probe", 0, number, 0)
+            self._requests.append(RolloutRequest(name, np.array(tokens, np.int32)))
+
+    def statistic(self, sampler: Params, learner: Params) -> float:
+        """The probe's statistic, with these adapters of sampler and learner.
+
+        Infinite if the learner's adapter changes nothing, which the probe refuses, too.
+        """
+        drawn = self._sample(sampler)
+        sampled = np.concatenate([completion.logprobs for completion in drawn])
+        scored, without = (
+            np.concatenate(self._scorer.score(drawn, adapter=adapter, base=self._base))
+            for adapter in (learner, self.policy.no_adapter())
+        )
+        if np.array_equal(scored, without):
+            return float("inf")
+        return probe_statistic(sampled, scored, without)
+
+    def _sample(self, adapter: Params) -> Sequence[Completion]:
+        self._weights.load(adapter)
+        return self._engine.generate(
+            self._requests,
+            adapter=self._weights.adapter,
+            base=self._weights.base,
+            version=0,
+            adapter_sha256="",
+            temperature=1.0,
+        )
+
+    def adapter_faults(self, seed: int) -> Iterator[tuple[str, float]]:
+        """The statistic under each fault of the adapters."""
+        whole, none = self.policy.probe_adapter(seed), self.policy.no_adapter()
+        yield "sampler without LoRA", self.statistic(none, whole)
+        yield "learner without LoRA", self.statistic(whole, none)
+        yield "another adapter", self.statistic(self.policy.probe_adapter(seed + 1000), whole)
+        for layer in range(self.policy.architecture.shape.layers):
+            mark = f"layers.{layer}."
+            part = {key: value * (mark not in key) for key, value in whole.items()}
+            yield "one layer without its adapter", self.statistic(part, whole)
+
+    def engine_faults(self, seed: int) -> Iterator[tuple[str, float]]:
+        """The statistic under each fault of the decoding program."""
+        whole = self.policy.probe_adapter(seed)
+        for name, admit in _ADMISSIONS.items():
+            with _admitting(admit):
+                yield name, self.statistic(whole, whole)
+        for name, mask in _MASKS.items():
+            with mock.patch.object(cache, "visible_slots", mask):
+                self._engine = self._make_engine()
+            yield name, self.statistic(whole, whole)
+        self._engine = self._make_engine()
+
+
+def _shift(by: int) -> Admit:
+    def admit(table: np.ndarray) -> None:
+        new = SlotAdmissions.of(table)
+        new.length[:] += by * new.admitted
+
+    return admit
+
+
+def _swap(table: np.ndarray) -> None:
+    rows = SlotAdmissions.of(table).rows
+    rows[:2] = rows[1::-1].copy()
+
+
+_ADMISSIONS: dict[str, Admit] = {
+    "position + 1": _shift(1),
+    "position - 1": _shift(-1),
+    "prompts of two slots swapped": _swap,
+}
+
+
+@contextmanager
+def _admitting(admit: Admit) -> Iterator[None]:
+    original = Engine._admissions  # noqa: SLF001
+
+    def admissions(self: Engine, *given: Any) -> np.ndarray:
+        table = original(self, *given)
+        admit(table)
+        return table
+
+    with mock.patch.object(Engine, "_admissions", admissions):
+        yield
+
+
+_visible = cache.visible_slots
+
+
+def _without_first(held: Any, positions: Any, *, window: int | None) -> Any:
+    return _visible(held, positions, window=window) & (held > 0)
+
+
+def _without_own(held: Any, positions: Any, *, window: int | None) -> Any:
+    return _visible(held, positions, window=window) & (held < positions[:, None])
+
+
+def _short_window(held: Any, positions: Any, *, window: int | None) -> Any:
+    return _visible(held, positions, window=None if window is None else min(window, WINDOW))
+
+
+_MASKS = {
+    "first token masked": _without_first,
+    "own position masked": _without_own,
+    f"window of {WINDOW}": _short_window,
+}
+
+
+def measure(
+    model: Path, *, number_format: str, adapters: int, faulty: int, engine: bool = True
+) -> dict[str, float]:
+    """The statistic by rounding (largest) and by fault (smallest).
+
+    Args:
+        model: Hugging Face folder.
+        number_format: a key of `FORMATS`.
+        adapters: random adapters for rounding.
+        faulty: random adapters for each fault.
+        engine: whether to plant the faults of the decoding program, which compile it again.
+    """
+    probe = Probe(model, number_format=number_format)
+    whole = [probe.policy.probe_adapter(seed) for seed in range(adapters)]
+    found = {"rounding": max(probe.statistic(adapter, adapter) for adapter in whole)}
+    for seed in range(faulty):
+        faults = [*probe.adapter_faults(seed), *(probe.engine_faults(seed) if engine else ())]
+        for name, value in faults:
+            found[name] = min(value, found.get(name, value))
+    return found
+
+
+def table(found: Mapping[str, Mapping[str, float]]) -> str:
+    """A Markdown table with a column for each format."""
+    rows = list(dict.fromkeys(name for column in found.values() for name in column))
+    lines = [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
+    for row in rows:
+        cells = [f"{column[row]:.2g}" if row in column else "" for column in found.values()]
+        lines.append(f"| {row} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Parses the command line, measures and prints the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path, help="Hugging Face folder of a model")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
+    parser.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
+    parser.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    given = parser.parse_args()
+    found: dict[str, Any] = {}
+    for name in given.formats:
+        found[name] = measure(
+            given.model, number_format=name, adapters=given.adapters, faulty=given.faulty
+        )
+        print(table({name: found[name]}), file=sys.stderr, flush=True)
+        if given.json is not None:
+            about = machine() | {"device": jax.devices()[0].device_kind}
+            given.json.write_text(json.dumps({"machine": about, "found": found}, indent=1) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()
