@@ -27,7 +27,7 @@ _DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
 def latex_answer(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
 ) -> float:
     r"""1 if the completion's answer is mathematically equal to the reference, else 0.
 
@@ -54,7 +54,7 @@ def latex_answer(
         completion: the completion.
         answer: the reference answer.
         tags: the configured tags.
-        extraction: where the answer is: "tags", "boxed", "stated" or "whole"; see
+        extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
 
     Raises:
