@@ -62,6 +62,8 @@ _REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
 # Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
 # is refused: the run may have changed its sizes meanwhile.
 FREE_CHANGES: tuple[Change, ...] = (("plan.fixed", True, False),)
+_UNSET_METRIC = ("eval.metric", None)
+"""Key and new value of a metric that is kept."""
 
 
 def diff_configs(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
@@ -87,16 +89,22 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     A file or folder may be elsewhere, such as in another user's home, if it keeps its name: hashes
     of prompts, code of rewards and adapters are compared.
 
+    `eval.metric` may be unset: a resumed run keeps its metric. `eval.extraction` is compared with
+    `prompt.answer` where it is unset.
+
     A decay that ends at `budget.steps` changes with the budget: this is reported as a change of
     `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is not a change.
     """
-    before, after = (_with_decay_end(_by_part_name(config)) for config in (old, new))
+    before, after = (
+        _with_decay_end(_with_extraction(_by_part_name(config))) for config in (old, new)
+    )
     missing = {key for key, _ in _flatten(after)} - {key for key, _ in _flatten(before)}
     return [
         change
         for change in diff_configs(before, after)
         if not _is_free(change[0])
         and change not in FREE_CHANGES
+        and (change[0], change[2]) != _UNSET_METRIC
         and not _is_moved(change)
         and not (change[0] in missing and _is_default(change))
     ]
@@ -218,6 +226,12 @@ def _by_part_name(config: Mapping[str, Any]) -> dict[str, Any]:
         for part in rewards["functions"]
     }
     return {**config, "rewards": {**rewards, "functions": parts}}
+
+
+def _with_extraction(config: Mapping[str, Any]) -> dict[str, Any]:
+    evaluation, prompt = dict(config["eval"]), config["prompt"]
+    evaluation["extraction"] = evaluation.get("extraction") or prompt.get("answer", "tags")
+    return {**config, "eval": evaluation}
 
 
 def _with_decay_end(config: Mapping[str, Any]) -> dict[str, Any]:

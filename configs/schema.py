@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -28,6 +27,7 @@ from configs.base import (
     parse_duration_s,
 )
 from configs.budget import Budget
+from configs.evaluation import EXACT_ANSWER, Eval, default_metric, metric_problems
 from configs.faults import Faults
 from configs.learner import Learner, Sft
 from configs.model import Export, Lora, Model
@@ -40,7 +40,10 @@ from configs.rollout import (
     shrink_problems,
 )
 from configs.task import (
+    ACCURACY_REWARDS,
+    CORRECTNESS_REWARDS,
     OVERLONG,
+    AnswerPlace,
     Data,
     NamedSource,
     Prompt,
@@ -48,7 +51,6 @@ from configs.task import (
     Rewards,
     Shot,
     Source,
-    repeated_names,
 )
 from configs.wandb import Wandb
 
@@ -131,71 +133,6 @@ class Run(Table):
         return "sft" in self.phases
 
 
-EXACT_ANSWER, WEIGHTED_SUM = "exact_answer", "reward"
-"""Values of `eval.metric` besides the names of reward parts."""
-
-
-_LEAST_TEMPERATURE = 0.01
-"""Scores divided by less can overflow."""
-
-
-class Eval(Table):
-    """The evaluation protocol, equal for the base and the tuned model."""
-
-    metric: str = Field(
-        EXACT_ANSWER,
-        min_length=1,
-        description="what is measured, and selects the best version. exact_answer: share of right "
-        "answers, without the reward functions; reward: the weighted sum of the rewards; or the "
-        "name of a reward part",
-    )
-    temperature: float = Field(
-        0.0, ge=0, le=100, description="sampling temperature; 0: greedy decoding"
-    )
-    samples: int = Field(
-        1, ge=1, description="completions for each prompt, for pass@k and majority@k"
-    )
-    extraction: Literal["tags", "last_number"] = Field(
-        "tags",
-        description="how the answer is extracted. tags: the last answer block; last_number: the "
-        "last number in the text, as in many published GSM8K results",
-    )
-    every_steps: int = Field(
-        0, ge=0, description="steps between two validations; 0: no validation by steps"
-    )
-    every_minutes: float | None = Field(
-        None, gt=0, description="minutes between two validations; excludes every_steps"
-    )
-    sets: Annotated[tuple[NamedSource, ...], Field(strict=False)] = Field(
-        (),
-        description="further test sets, evaluated once before and once after training, e.g. to "
-        "measure forgetting",
-    )
-
-    def conflicts(self) -> Iterator[Problem]:
-        """Answers can differ, one interval is set, the sets have different names."""
-        if 0 < self.temperature < _LEAST_TEMPERATURE:
-            yield "temperature", f"must be 0, or at least {_LEAST_TEMPERATURE}"
-        if self.samples > 1 and self.temperature == 0:
-            what = "needs eval.temperature above 0: greedy answers are equal; nearest valid: 1"
-            yield "samples", what
-        if self.every_steps and self.every_minutes is not None:
-            what = "excludes eval.every_steps; remove one, e.g. with --eval.every_steps 0"
-            yield "every_minutes", what
-        reserved = ("train", "validation", "test", "probe")
-        yield from repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
-
-    @property
-    def uses_rewards(self) -> bool:
-        """Whether answers are scored by the reward functions."""
-        return self.metric != EXACT_ANSWER
-
-    @property
-    def validates(self) -> bool:
-        """Whether the validation split is evaluated during training."""
-        return bool(self.every_steps) or self.every_minutes is not None
-
-
 class Checkpoint(Table):
     """Checkpoints of the learner's state."""
 
@@ -275,6 +212,42 @@ class Config(Table):
     def conflicts(self) -> Iterator[Problem]:
         """The tables suit each other; see `cross_problems`."""
         yield from cross_problems(dict(self))
+
+    @property
+    def metric(self) -> str:
+        """`eval.metric`, or the default that the rewards give."""
+        if self.eval.metric is not None:
+            return self.eval.metric
+        return default_metric(self.eval, self.rewards)
+
+    @property
+    def uses_rewards(self) -> bool:
+        """Whether the metric is a reward."""
+        return self.metric != EXACT_ANSWER
+
+    @property
+    def has_accuracy_reward(self) -> bool:
+        """Whether the metric is a reward that gives 1 to right answers and 0 to wrong ones."""
+        part = self._metric_part
+        return part is not None and part.function in ACCURACY_REWARDS
+
+    @property
+    def extraction(self) -> AnswerPlace:
+        """Where the answer is in evaluations: where a library reward as metric finds it."""
+        part, place = self._metric_part, self.prompt.answer
+        if part is not None and part.function in CORRECTNESS_REWARDS:
+            place = part.args.get("extraction", place)
+        return self.eval.extraction or place
+
+    @property
+    def _metric_part(self) -> RewardFunction | None:
+        if not self.uses_rewards:
+            return None
+        return next((part for part in self.rewards.functions if part.name == self.metric), None)
+
+    def with_metric(self, metric: str) -> Config:
+        """The same with `eval.metric` set."""
+        return self.model_copy(update={"eval": self.eval.model_copy(update={"metric": metric})})
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -434,20 +407,6 @@ def _unused_rule(name: str, rule: AlarmRule, *, why: str) -> Iterator[Problem]:
         yield f"alarms.{name}.{key}", what
 
 
-def _metric_problems(evaluation: Eval, rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
-    metric, parts = evaluation.metric, [part.name for part in rewards.functions]
-    if metric == WEIGHTED_SUM and metric in parts:
-        what = "is the weighted sum of the rewards, and a part has this name; rename the part"
-        yield "eval.metric", what
-    parts += [OVERLONG] if rollout.overlong_tokens else []
-    names = [EXACT_ANSWER, WEIGHTED_SUM, *parts]
-    if metric not in names:
-        (nearest,) = get_close_matches(metric, names, n=1, cutoff=0.0)
-        what = f"is not the name of a reward part, {EXACT_ANSWER} or {WEIGHTED_SUM}"
-        choices = ", ".join(names)
-        yield "eval.metric", f'{what}; nearest valid: "{nearest}", of {choices}'
-
-
 def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
     if evaluation.validates and data.validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
@@ -488,7 +447,7 @@ _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], .
     (("rollout", "budget"), shrink_problems),
     (("eval", "data"), _validation_problems),
     (("alarms", "eval", "learner", "rewards", "rollout"), _alarm_problems),
-    (("eval", "rewards", "rollout"), _metric_problems),
+    (("eval", "rewards", "rollout"), metric_problems),
     (("plan", "run"), chip_problems),
     (("run", "sft", "budget"), _sft_problems),
     (("profile", "budget"), _profile_problems),

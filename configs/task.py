@@ -171,11 +171,20 @@ def repeated_names(key: str, names: Sequence[str]) -> Iterator[Problem]:
         yield key, f"two share the name {', '.join(repeated)}; names must differ"
 
 
+AnswerPlace = Literal[
+    "tags", "completion", "first_line", "last_line", "boxed", "stated", "last_number"
+]
+"""Where the answer of a completion is; see `rewards.answers.find_answer`."""
+
+
 class Shot(Table):
     """A few-shot example at the beginning of every prompt."""
 
     user: Text = Field(description="turn of the user, e.g. a question")
-    model: Text = Field(description="turn of the model: the answer, tags included")
+    model: Text = Field(description="turn of the model: its completion, e.g. with the answer tags")
+
+
+_TAGS = ("reasoning_open", "reasoning_close", "answer_open", "answer_close")
 
 
 class Prompt(Table):
@@ -212,6 +221,14 @@ class Prompt(Table):
         description='text at the beginning of every completion, e.g. "<reasoning>"; it is part of '
         "the prompt: neither sampled nor trained on, and counted in rollout.max_prompt_tokens",
     )
+    answer: AnswerPlace = Field(
+        "tags",
+        description="where the answer of a completion is, for rewards, evaluation and checks. "
+        "tags: between the last answer_open and answer_close; completion: all of it; first_line, "
+        "last_line: the first or last line that is not empty; boxed: the last \\boxed{...}; "
+        'stated: after the last "answer is" or "answer:"; last_number: the last number. '
+        "answer_prefix, and a stop string at the end, are no part of it",
+    )
     reasoning_open: str = Field(
         "<reasoning>", min_length=1, description="opening tag of the reasoning"
     )
@@ -222,11 +239,16 @@ class Prompt(Table):
     answer_close: str = Field("</answer>", min_length=1, description="closing tag of the answer")
 
     def conflicts(self) -> Iterator[Problem]:
-        """The four tags differ; only a turn can ask for thoughts."""
+        """The four tags differ and are used; only a turn can ask for thoughts."""
         if self.turn == "plain":
             yield from self.unused("thinking", why='with turn = "plain"')
+        if self.thinking and self.answer in {"completion", "first_line"}:
+            what = f'"{self.answer}" begins with the thoughts, with thinking = true'
+            yield "answer", f'{what}; nearest valid: "last_line"'
+        if self.answer != "tags":
+            yield from self.unused(*_TAGS, why=f'with answer = "{self.answer}"')
         tags = set()
-        for key in ("reasoning_open", "reasoning_close", "answer_open", "answer_close"):
+        for key in _TAGS:
             tag = getattr(self, key)
             if tag in tags:
                 yield key, "equals another tag; the four tags must differ"
@@ -240,6 +262,17 @@ REWARD_METRICS = frozenset(
     }
 )
 """Metrics `reward/NAME` of the weighted sum; those of parts have the parts' names."""
+
+
+ACCURACY_REWARDS = (
+    "rewards.correctness:exact_answer",
+    "rewards.numeric:numeric_answer",
+    "rewards.latex:latex_answer",
+    "rewards.choice:choice_letter",
+)
+"""Functions of the library that give 1 to a right answer and 0 to a wrong one."""
+CORRECTNESS_REWARDS = (*ACCURACY_REWARDS, "rewards.gym:score_answer")
+"""Functions of the library that compare the answer with what is right, with credit between."""
 
 
 CONCURRENCY = 16

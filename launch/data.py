@@ -58,6 +58,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         ValueError: for data that a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
+    from pipeline.evaluate.notices import data_notices
     from pipeline.inputs.dataset.inspection import Inspector
     from pipeline.inputs.dataset.load import load_splits, make_disjoint
     from pipeline.inputs.dataset.references import reference_notices
@@ -83,6 +84,7 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         yield f"note: {notice.what}; {notice.advice}"
     if len(data.weights) > 1:
         yield from inspector.mixture_shares(data.weights)
+    yield from (f"note: {line}" for line in data_notices(config, data.train.prompts))
     bad = [name for name, split in data.splits() if split.malformed]
     bad += ["sft"] if data.sft is not None and data.sft.malformed else []
     if bad and config.data.malformed == "refuse":

@@ -110,8 +110,9 @@ def prepare(
         ValueError: with the mistakes in them, in words for the user.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
-    from launch.preparation import check_columns, open_model_files
-    from pipeline.evaluate.evaluation import check_references
+    from launch.preparation import open_model_files
+    from launch.reward_columns import check_columns
+    from pipeline.evaluate.metric import check_references, with_metric
     from pipeline.inputs.dataset.load import load_tests, setting_name
     from pipeline.inputs.dataset.rows import report_lines
     from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
@@ -129,8 +130,10 @@ def prepare(
     tokenizer = open_model_files(config)
     sizes = first_sizes(config, RunFolder.of(config).plan)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
+    saved = RunFolder.of(config).saved_config if is_run else None
+    config = with_metric(config, splits, saved=saved)
     check_references(config, {setting_name(name): split for name, split in splits.items()})
-    if config.eval.uses_rewards:
+    if config.uses_rewards:
         check_columns(check(config.rewards), splits.items())
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
@@ -173,7 +176,7 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
     """Differences between the settings of training and of this evaluation."""
     trained = read_saved_config(folder / "config.json")
     changes = diff_configs(trained, json.loads(config_to_json(config)))
-    rewards = ("rewards.functions.", "rollout.overlong") if config.eval.uses_rewards else ()
+    rewards = ("rewards.functions.", "rollout.overlong") if config.uses_rewards else ()
     return tuple(
         f"{key} is {now!r}; the run was trained with {then!r}"
         for key, then, now in changes
@@ -213,7 +216,7 @@ async def _scorer(config: Config) -> AsyncIterator[ScorerWorker | None]:
     Raises:
         Failure: if a reward function cannot be used.
     """
-    if not config.eval.uses_rewards:
+    if not config.uses_rewards:
         yield None
         return
     from actors.handles import spawn_scorer

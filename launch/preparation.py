@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from configs.base import is_handle, name_hint, nearest_hint
+from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Rollout
-from configs.task import MIXTURE_TRAIN
 from launch.exits import say
 from launch.fork import check_base
+from launch.reward_columns import check_columns, scored_splits
 from launch.submission import VARIABLE
 from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
 from pipeline.control.budget import Budget, check_more, extension, show_duration
 from pipeline.control.estimates import least_run_s
-from pipeline.evaluate.evaluation import check_references
+from pipeline.evaluate.metric import check_references, with_metric
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, MIXTURE_PREFIX, LoadedData, LoadedSplit
+from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, LoadedData
 from pipeline.inputs.hub import hf_folder
 from pipeline.inputs.hub.fingerprint import weights_fingerprint
 from pipeline.inputs.hub.model_source import find_model
@@ -186,6 +187,7 @@ def prepare(
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
     data = _check_data(config, found, tokenizer, folder)
+    config = _check_metric(config, found, data, folder)
     if rewards is not None and data is not None:
         found.check(_FOLDER_SETTINGS, check_same_code, folder, reward_code(rewards), accept=accept)
         found.attempt(check_columns, rewards, list(scored_splits(config, data)))
@@ -343,11 +345,26 @@ def _check_data(
         return None
     found.check(_FOLDER_SETTINGS, _check_same_data, data, folder)
     found.attempt(_check_steps, config.rollout, data)
+    return data
+
+
+def _check_metric(
+    config: Config, found: MistakeCollector, data: LoadedData | None, folder: RunFolder
+) -> Config:
+    """Returns the configuration with its metric; checks that the data have what it needs."""
+    if data is None:
+        return config
     evaluated = {"validation": data.validation, "test": data.test}
     sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
     by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
-    found.check(("eval.metric",), check_references, config, by_setting)
-    return data
+    if found.intact("eval", "rewards", "rollout.overlong_tokens", *_FOLDER_SETTINGS):
+        saved = None
+        if folder.holds_run:
+            with suppress(ValueError):  # a damaged one is reported by `finished`
+                saved = folder.saved_config
+        config = found.attempt(with_metric, config, by_setting, saved=saved) or config
+        found.attempt(check_references, config, by_setting)
+    return config
 
 
 def _check_steps(rollout: Rollout, data: LoadedData) -> None:
@@ -403,43 +420,6 @@ def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Colle
             f"another run with --run.name, or resume this one with the old code{OR_ACCEPT}:\n"
             + change_lines(changes)
         )
-
-
-def scored_splits(config: Config, data: LoadedData) -> Iterator[tuple[str, LoadedSplit]]:
-    """The splits whose completions are scored by the reward functions."""
-    for name, split in data.splits():
-        trained = name == MIXTURE_TRAIN or name.startswith(MIXTURE_PREFIX)
-        if trained or config.eval.uses_rewards:
-            yield name, split
-
-
-def check_columns(
-    rewards: Sequence[RewardFacts], splits: Iterable[tuple[str, LoadedSplit]]
-) -> None:
-    """Compares the columns that reward functions need with those of the data.
-
-    Args:
-        rewards: what the functions report.
-        splits: that they score, with names as in `LoadedData.splits`.
-
-    Raises:
-        ValueError: with a line for each column or reference answer that is missing.
-    """
-    mistakes = []
-    for name, split in splits:
-        row, without = split.prompts[0].row, split.without_answer
-        for facts in rewards:
-            needs = f"rewards.functions: {facts.name!r} needs"
-            if facts.needs_answer and without is not None:
-                mistakes.append(f"{needs} reference answers: {setting_name(name)}: {without}")
-            mistakes += [
-                f"{needs} {column!r}: {setting_name(name)} has no such column, and "
-                f"args.{column} is not set{name_hint(column, row)}"
-                for column in facts.columns
-                if column not in row
-            ]
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
 
 
 def _check_time(

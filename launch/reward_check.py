@@ -14,8 +14,11 @@ from tqdm import tqdm
 
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
-from launch.preparation import Prepared, check_columns, scored_splits
+from launch.preparation import Prepared
+from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
+from pipeline.evaluate.notices import data_notices
+from pipeline.evaluate.protocol import PLACES
 from pipeline.inputs.dataset.references import reference_notices
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.report.reward_check import check_figures, check_lines, finding_lines
@@ -91,6 +94,9 @@ def prompt_lines(prepared: Prepared) -> Iterator[str]:
     yield from (f"    {line}" for line in text.split("\n"))
     if first.answer is not None:
         yield f"its reference answer: {first.answer!r}"
+    config = prepared.config
+    what = f"the reward {config.metric!r}" if config.uses_rewards else "equality with the reference"
+    yield f"measured by {what} (eval.metric); answer: {PLACES[config.extraction]}"
 
 
 def dry_run(prepared: Prepared) -> int:
@@ -100,6 +106,8 @@ def dry_run(prepared: Prepared) -> int:
         The exit status: not 0 if a weighted part has no score for any completion.
     """
     config, data = prepared.config, prepared.data
+    for line in data_notices(config, data.train.prompts):
+        say(f"note: {line}", file=sys.stderr)
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))

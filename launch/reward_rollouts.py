@@ -56,7 +56,7 @@ def prepare_rescoring(
         ValueError: if they cannot be read or scored again.
     """
     folder = RunFolder(Path(run_dir).expanduser())
-    tags = Tags.of(load_config(folder.path).prompt)
+    tags = Tags.of_run(load_config(folder.path))
     first, last = _range(steps)
     files = folder.recorded_rollouts
     found = {path.stem for path in folder.rollouts.glob(f"{_PREFIX}*.jsonl")}
@@ -88,7 +88,7 @@ def _rescore(
         _rescored(record, given, own, config)
         for (record, given), own in zip(recorded, outcomes, strict=True)
     ]
-    figures = rescoring_figures(rollouts, extraction=config.eval.extraction, show=show)
+    figures = rescoring_figures(rollouts, extraction=config.extraction, show=show)
     print_lines([*log.notices(), *rescoring_lines(figures)])
     if json_file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"

@@ -50,7 +50,7 @@ def probe_rows(prompts: Sequence[Prompt], config: Config, *, count: int) -> list
 
 def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
     """Finds the rows of cases by prompt id, or makes them of their columns."""
-    tags, by_id = Tags.of(config.prompt), {prompt.id: prompt for prompt in prompts}
+    tags, by_id = Tags.of_run(config), {prompt.id: prompt for prompt in prompts}
 
     def given(prompt: Prompt) -> RewardInput:
         return prompt.reward_input("", stop_reason="eos", tags=tags)
@@ -88,11 +88,11 @@ def _made(row: Mapping[str, object], config: Config) -> RewardInput:
     text = render(config.prompt, row, template=None, turns=turns, messages=messages)
     if answer is not None:
         answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
-    return RewardInput(text, "", "eos", answer, row, Tags.of(config.prompt), messages=messages)
+    return RewardInput(text, "", "eos", answer, row, Tags.of_run(config), messages=messages)
 
 
 def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:
-    given = prompt.reward_input("", stop_reason="eos", tags=Tags.of(config.prompt))
+    given = prompt.reward_input("", stop_reason="eos", tags=Tags.of_run(config))
     return ProbeRow(given, _solution(prompt, config))
 
 

@@ -33,6 +33,7 @@ from pipeline.control.budget import Budget, used_s
 from pipeline.control.deadline import BudgetTooSmallError, Deadline
 from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
+from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import chip_speeds
@@ -418,6 +419,8 @@ async def _coordinate(
         return EXIT_FAILED
     if session.rehearse is None:
         say(f"{ended}: {folder.path}")
+        if ended == "finished" and (why := (folder.summary or {}).get(UNTRAINED_EXPORT)):
+            say(f"WARNING: {why}")
     return 0 if ended == "finished" else session.stop.exit_status
 
 

@@ -178,7 +178,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     if command.flags.dry_run:
         from launch.reward_check import dry_run, prompt_lines
 
-        say("\n".join([*prompt_lines(prepared), config_to_json(config)]))
+        say("\n".join([*prompt_lines(prepared), config_to_json(prepared.config)]))
         return dry_run(prepared)
     from launch.session import run_session
 

@@ -358,7 +358,8 @@ class Coordinator:
             dropped=progress.dropped + len(partial) + lost,
         )
         best = {} if result.best is None else {"best": result.best}
-        self._summarize(progress, ended="finished", eval=result.compared, **best)
+        untrained = self.exports.untrained(progress.step)
+        self._summarize(progress, ended="finished", eval=result.compared, **best, **untrained)
 
     async def _save(self) -> None:
         await self.checkpoints.save(self.progress, self.config)

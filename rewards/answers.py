@@ -8,12 +8,13 @@ from __future__ import annotations
 import difflib
 import re
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import get_args
 
+from configs.task import AnswerPlace
 from rewards.base import Tags
 
-Extraction = Literal["tags", "last_number", "boxed", "stated", "whole"]
-"""Extraction method; see `find_answer`."""
+Extraction = AnswerPlace
+"""Where an answer is; see `find_answer`."""
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
 _NUMBER = re.compile(
@@ -29,39 +30,46 @@ _SENTENCE_END = re.compile(r"[.;!?](?:\s|$)")
 _RUN = re.compile(r"-?[$0-9.,]+")
 
 
-def find_answer(completion: str, *, tags: Tags, extraction: Extraction) -> str | None:
-    r"""The answer of a completion; None if there is none.
+def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = None) -> str | None:
+    r"""The answer of a completion, stripped; None if there is none.
 
     Args:
         completion: the text.
-        tags: the configured tags.
-        extraction: where the answer is.
+        tags: the form of a completion.
+        extraction: where the answer is; None: as `prompt.answer` says.
             tags: the last answer block, see `extract_answer`;
-            last_number: the last number, see `last_number`;
+            completion: all of the text but `prompt.answer_prefix` and a stop string at its end;
+            first_line, last_line: the first or last line of that which is not empty;
             boxed: the content of the last `\boxed{...}`, see `boxed_answer`;
             stated: what follows the last "answer is" or "answer:", see `stated_answer`;
-            whole: all of the text.
+            last_number: the last number, see `last_number`.
 
     Raises:
         ValueError: if there is no such extraction.
     """
-    known = get_args(Extraction)
+    extraction, known = extraction or tags.answer, get_args(Extraction)
     if extraction not in known:
         nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
         )
+    text = completion.removeprefix(tags.prefix)
+    text = text.removesuffix(next(filter(text.endswith, tags.stops), ""))
     match extraction:
         case "tags":
             return extract_answer(completion, tags)
-        case "last_number":
-            return last_number(completion)
+        case "completion":
+            return text.strip() or None
+        case "first_line":
+            return text.strip().partition("\n")[0].strip() or None
+        case "last_line":
+            return text.strip().rpartition("\n")[2].strip() or None
         case "boxed":
             return boxed_answer(completion)
         case "stated":
             return stated_answer(completion)
-        case "whole":
-            return completion.strip()
+        case "last_number":
+            return last_number(completion)
 
 
 def extract_answer(completion: str, tags: Tags) -> str | None:
@@ -155,7 +163,7 @@ def answer_key(text: str) -> Fraction | str:
 
 
 def is_correct(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
 ) -> bool:
     """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)

@@ -16,7 +16,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from configs.schema import Prompt
+    from configs.schema import Config
+    from configs.task import AnswerPlace, Prompt
 
 Cause = Literal["raised", "invalid", "not_finite", "timed_out", "died", "not_started"]
 """Why there is no score: the function raised; returned something else than a number; returned NaN
@@ -31,22 +32,48 @@ _MAX_NAMED = 32
 
 @dataclass(frozen=True)
 class Tags:
-    """The tags around the reasoning and the answer of a completion."""
+    """The form of a completion: where its answer is, and the tags if it is in tags.
+
+    Attributes:
+        reasoning_open: before the reasoning.
+        reasoning_close: after it.
+        answer_open: before the answer.
+        answer_close: after it.
+        answer: `prompt.answer`; only with "tags" the tags have a meaning.
+        prefix: `prompt.answer_prefix`, with which every completion begins.
+        stops: `rollout.stop_strings`, with which a completion may end.
+    """
 
     reasoning_open: str
     reasoning_close: str
     answer_open: str
     answer_close: str
+    answer: AnswerPlace = "tags"
+    prefix: str = ""
+    stops: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, prompt: Prompt) -> Tags:
-        """The tags of the configuration."""
+    def of(cls, prompt: Prompt, *, stops: tuple[str, ...] = ()) -> Tags:
+        """The form that the table `prompt` asks for."""
         return cls(
             reasoning_open=prompt.reasoning_open,
             reasoning_close=prompt.reasoning_close,
             answer_open=prompt.answer_open,
             answer_close=prompt.answer_close,
+            answer=prompt.answer,
+            prefix=prompt.answer_prefix,
+            stops=stops,
         )
+
+    @classmethod
+    def of_run(cls, config: Config) -> Tags:
+        """The form that the configuration of a run asks for."""
+        return cls.of(config.prompt, stops=config.rollout.stop_strings)
+
+    @property
+    def pairs(self) -> tuple[str, str, str, str]:
+        """The four tags."""
+        return self.reasoning_open, self.reasoning_close, self.answer_open, self.answer_close
 
 
 @dataclass(frozen=True)
@@ -60,7 +87,7 @@ class RewardInput:
             `rollout.stop_strings`, which it includes, "length" if it was truncated.
         answer: the reference answer; None if the dataset has none.
         row: all columns of the dataset's row.
-        tags: the configured tags.
+        tags: the form of a completion by `prompt`.
         source: name of the row's dataset in a mixture; None without a mixture.
         messages: the turns of a row in chat format, each with "role" and "content"; None for
             other rows.

@@ -14,7 +14,7 @@ def choice_letter(
     answer: str,
     tags: Tags,
     letters: str = "ABCDE",
-    extraction: Extraction = "tags",
+    extraction: Extraction | None = None,
 ) -> float:
     """1 if the completion chooses the letter of the reference, else 0.
 
@@ -38,7 +38,7 @@ def choice_letter(
         answer: the reference: the letter, in one of the forms above.
         tags: the configured tags.
         letters: the letters of the options, e.g. "ABCD".
-        extraction: where the answer is: "tags", "boxed", "stated" ("answer: ...") or "whole"; see
+        extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
 
     Raises:

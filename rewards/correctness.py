@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from rewards.answers import is_correct
+from rewards.answers import Extraction, is_correct
 from rewards.base import Tags
 
 
-def exact_answer(completion: str, *, answer: str, tags: Tags) -> float:
-    """1 if the last answer block equals the reference answer, else 0."""
-    return float(is_correct(completion, answer=answer, tags=tags))
+def exact_answer(
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
+) -> float:
+    """1 if the completion's answer equals the reference answer, else 0.
+
+    Args:
+        completion: the completion.
+        answer: the reference answer.
+        tags: the form of a completion.
+        extraction: where the answer is, if not as `prompt.answer` says; see
+            `rewards.answers.find_answer`.
+    """
+    return float(is_correct(completion, answer=answer, tags=tags, extraction=extraction))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from rewards.answers import find_answer
 from rewards.base import Tags
 
 
@@ -17,12 +18,15 @@ def is_well_formed(completion: str, *, stop_reason: str, tags: Tags) -> bool:
     """Whether the completion is one reasoning part, one answer part and nothing else.
 
     White space around the parts is allowed. Both parts must be non-empty and contain no tag, and
-    the completion must have ended with a stop token or a stop string. Used by rewards and
+    the completion must have ended with a stop token or a stop string. Without answer tags
+    (`prompt.answer`) it must have ended so, with an answer that is not empty. Used by rewards and
     evaluation.
     """
     if stop_reason == "length":
         return False
-    any_tag = "|".join(re.escape(tag) for tag in vars(tags).values())
+    if tags.answer != "tags":
+        return bool(find_answer(completion, tags=tags))
+    any_tag = "|".join(map(re.escape, tags.pairs))
     part = rf"(?:(?!{any_tag}).)*"
     form = (
         rf"\s*{re.escape(tags.reasoning_open)}({part}){re.escape(tags.reasoning_close)}"
@@ -48,7 +52,12 @@ def tag_pairs(completion: str, *, tags: Tags) -> dict[str, float]:
         tags without content ("<answer></answer>"): score 0.
         repeating the tags, or answering twice: scores 0 for the pair.
         nonsense between the tags: scores 1; combine this part with one for the content.
+
+    Raises:
+        ValueError: if the answer is not in tags.
     """
+    if tags.answer != "tags":
+        raise ValueError(f'there are no tags with prompt.answer = "{tags.answer}"')
     last = max(completion.rfind(tag) for tag in (tags.reasoning_open, tags.reasoning_close))
     reasoning = _between(completion, tags.reasoning_open, tags.reasoning_close)
     answer = _between(completion, tags.answer_open, tags.answer_close)

@@ -23,6 +23,7 @@ import copy
 import difflib
 import inspect
 import traceback
+import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -250,17 +251,25 @@ def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
         return
     for name, value in args.items():
         hint = hints.get(name)
-        if typing.get_origin(hint) is Literal:
-            options = typing.get_args(hint)
-            if value not in options:
-                nearest = difflib.get_close_matches(f"{value}", map(str, options), n=1, cutoff=0.0)
-                raise ValueError(
-                    f"args.{name} = {value!r}: nearest valid: {nearest[0]!r}, of {options}"
-                )
+        options = _options(hint)
+        if options and value not in options:
+            nearest = difflib.get_close_matches(f"{value}", map(str, options), n=1, cutoff=0.0)
+            raise ValueError(
+                f"args.{name} = {value!r}: nearest valid: {nearest[0]!r}, of {options}"
+            )
         for kind, accepted in _PLAIN.items():
             is_odd = isinstance(value, bool) and kind is not bool
             if hint is kind and (is_odd or not isinstance(value, accepted)):
                 raise ValueError(f"args.{name} = {value!r}: the function expects {kind.__name__}")
+
+
+def _options(hint: object) -> tuple[object, ...]:
+    """The values of a `Literal`, or of a union of one with None; empty for other annotations."""
+    if typing.get_origin(hint) is Literal:
+        return typing.get_args(hint)
+    others = [one for one in typing.get_args(hint) if one is not type(None)]
+    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
+    return _options(others[0]) if is_union and len(others) == 1 else ()
 
 
 _PLAIN: Mapping[type, tuple[type, ...]] = {

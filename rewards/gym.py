@@ -27,7 +27,7 @@ def score_answer(
     *,
     entry: str,
     tags: Tags,
-    extraction: Extraction = "tags",
+    extraction: Extraction | None = None,
     full_only: bool = False,
 ) -> float:
     """The score of the completion's answer by the reasoning-gym dataset of the row, from 0 to 1.
@@ -52,7 +52,8 @@ def score_answer(
         completion: the completion.
         entry: the item as JSON, with "question", "answer" and "metadata".
         tags: the configured tags.
-        extraction: where the answer is; see `rewards.answers.find_answer`.
+        extraction: where the answer is, if not as `prompt.answer` says; see
+            `rewards.answers.find_answer`.
         full_only: whether partial credit counts as 0.
 
     Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from jsonschema import exceptions, validators
 from referencing import Registry
 
-from rewards.answers import extract_answer
+from rewards.answers import find_answer
 from rewards.base import Tags
 
 _FENCED = re.compile(r"```[^\S\n]*(?:(?:json|JSON)[^\S\n]*)?\n(.*?)```", re.DOTALL)
@@ -20,8 +20,8 @@ _FENCED = re.compile(r"```[^\S\n]*(?:(?:json|JSON)[^\S\n]*)?\n(.*?)```", re.DOTA
 class JsonSchema:
     """1 if the completion's JSON is valid by a schema, else 0.
 
-    The JSON is the last answer block, or the whole completion if it has none; if that has a fenced
-    block of code, the last one.
+    The JSON is the completion's answer by `prompt.answer`, or the whole completion if it has none;
+    if that has a fenced block of code, the last one.
 
     >>> schema = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer"}}}
     >>> score = JsonSchema(schema)
@@ -59,7 +59,7 @@ class JsonSchema:
 
     def __call__(self, completion: str, *, tags: Tags) -> float:
         """The score of a completion, 0 or 1."""
-        answer = extract_answer(completion, tags)
+        answer = find_answer(completion, tags=tags)
         text = completion if answer is None else answer
         blocks = _FENCED.findall(text)
         try:

@@ -45,7 +45,7 @@ _MISREAD = re.compile(r"\d\s+[\d.]|\d\.\d+\.\d|\d[eE][+-]?\d")
 
 
 def latex_answer(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction = "tags"
+    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
 ) -> float:
     r"""1 if the completion's answer is mathematically equal to the reference, else 0.
 
@@ -78,7 +78,7 @@ def latex_answer(
         completion: the completion.
         answer: the reference answer.
         tags: the configured tags.
-        extraction: where the answer is: "tags", "boxed", "stated" or "whole"; see
+        extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
 
     Raises:

@@ -73,7 +73,7 @@ def cosine_length(
     wrong: tuple[float, float] = (-1.0, -0.5),
     overlong: float = -1.0,
     unit: Unit = "words",
-    extraction: Extraction = "tags",
+    extraction: Extraction | None = None,
 ) -> float:
     """Cosine reward for correctness and length: short if correct, long if wrong.
 
@@ -106,7 +106,8 @@ def cosine_length(
         wrong: scores of wrong answers at length 0 and at `maximum`.
         overlong: score of truncated and longer completions.
         unit: "words" or "characters".
-        extraction: where the answer is; see `rewards.answers.find_answer`.
+        extraction: where the answer is, if not as `prompt.answer` says; see
+            `rewards.answers.find_answer`.
 
     Raises:
         ValueError: if an argument is invalid.

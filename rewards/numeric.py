@@ -30,7 +30,7 @@ def numeric_answer(
     *,
     answer: str,
     tags: Tags,
-    extraction: Extraction = "tags",
+    extraction: Extraction | None = None,
     rel_tol: float = 0.0,
     abs_tol: float = 0.0,
     units: Units = "match",
@@ -81,8 +81,8 @@ def numeric_answer(
         completion: the completion.
         answer: the reference answer, in one of the notations above.
         tags: the configured tags.
-        extraction: where the answer is: "tags", "boxed", "stated" ("answer is ..."),
-            "last_number" or "whole"; see `rewards.answers.find_answer`.
+        extraction: where the answer is, if not as `prompt.answer` says; see
+            `rewards.answers.find_answer`.
         rel_tol: accepted distance as a share of the reference.
         abs_tol: accepted distance; the larger of both counts.
         units: match: two units must be equal, a missing one is accepted; ignore: any unit is

@@ -55,7 +55,7 @@ def measure(config: Config, *, prompts: int) -> dict[str, float]:
             adapter_sha256="",
             temperature=temperature,
         )
-        judged = judge(chosen, completions, maker=maker, tags=Tags.of(config.prompt))
+        judged = judge(chosen, completions, maker=maker, tags=Tags.of_run(config))
         return judged.correct, judged.well_formed
 
     greedy, well_formed = sample(1, 0.0)

@@ -349,7 +349,7 @@ class RunController:
             if changed:
                 self.alarms = AlarmWatch(self.config)
             yield duty
-            if changed and self.config.eval.uses_rewards:
+            if changed and self.config.uses_rewards:
                 yield Duty("evaluate_before", self._leaving_an_export())
 
     def _end(self) -> Iterator[Duty]:

@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.schema import Config, Eval
+from configs.evaluation import Eval
+from configs.schema import Config
 
 MOVED = 0.1
 """Relative change of the remaining steps that causes a new plan."""

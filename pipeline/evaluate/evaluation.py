@@ -1,8 +1,10 @@
 """The metric on a split by the `eval` protocol, with the prompts, tags and judges of training.
 
-The metric is the accuracy, or with a reward as `eval.metric` the mean score. Reward functions are
-called for reward metrics only. They score as in training, except that an error excludes one answer,
-whatever `on_error` is, and that `rewards.shuffle` does not apply.
+The metric is the accuracy, or the mean score of a reward. A reward that gives 1 to right answers
+and 0 to wrong ones is an accuracy (`Config.has_accuracy_reward`). Reward functions are called for
+reward metrics, and for validations, whose ties their weighted sum breaks. They score as in
+training, except that an error excludes one answer, whatever `on_error` is, and that
+`rewards.shuffle` does not apply.
 
 The result depends only on prompts, protocol and policy, not on batch size, padding or sampler.
 """
@@ -10,12 +12,14 @@ The result depends only on prompts, protocol and policy, not on batch size, padd
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from configs.schema import EXACT_ANSWER, WEIGHTED_SUM, Config
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
+from configs.schema import Config
+from pipeline.contracts.evaluations import ACCURACY, SCORE
 from pipeline.contracts.rollouts import (
     Completion,
     Prompt,
@@ -38,7 +42,6 @@ from pipeline.evaluate.significance import (
     measure_accuracy,
     pass_at,
 )
-from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.scoring import reward_inputs, score_one
 from rewards.answers import Extraction, answer_key, find_answer, same_answer
@@ -48,8 +51,9 @@ from rewards.format import is_well_formed
 Score = Callable[[Sequence[RewardInput]], Awaitable[list[dict[str, Outcome]]]]
 """Returns for each input the outcome of each reward function, by name."""
 
-_OF_REWARDS = ("rewards", "score", "errors")
-"""Fields of an answer that only reward metrics have."""
+_NO_CHANGE = ScoreChange(None, None, None, "none", 0, 0, 0)
+_OF_REWARDS = ("rewards", "score", "errors", "reward")
+"""Fields of an answer that only those have that the reward functions scored."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,16 @@ class Answer:
         text: `prompt.answer_prefix` and the completion.
         answer: the reference answer; None if the dataset has none.
         found: the answer in the text; None: there is none, or no reference answer.
-        correct: whether `found` equals `answer`; None without a reference answer.
+        correct: whether it is right: by the metric if that is a reward and an accuracy, else
+            whether `found` equals `answer`; None where that is not known.
         well_formed: whether the text has the requested format and ended before the token limit.
         stop_reason: why sampling ended.
         num_tokens: number of sampled tokens.
-        rewards: of a reward metric: the parts, as in `Rollout.rewards`.
+        rewards: the parts, as in `Rollout.rewards`; empty if the answer was not scored.
         score: of a reward metric: its value; None: excluded, by an error or because the metric
             does not apply.
-        errors: of a reward metric: why parts failed, by name.
+        errors: why parts failed, by name.
+        reward: the weighted sum of the parts; None: excluded, or not scored.
     """
 
     prompt_id: int
@@ -84,6 +90,7 @@ class Answer:
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     score: float | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
+    reward: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,20 +100,27 @@ class Evaluation:
     Attributes:
         answers: prompt by prompt.
         metric: what is measured, a value of `eval.metric`.
+        of_accuracy: whether it is a reward that gives 1 to right answers and 0 to wrong ones.
     """
 
     answers: tuple[Answer, ...]
     metric: str = EXACT_ANSWER
+    of_accuracy: bool = False
 
     @staticmethod
-    def of(rows: Sequence[Mapping[str, Any]], *, metric: str = EXACT_ANSWER) -> Evaluation:
+    def of(
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        metric: str = EXACT_ANSWER,
+        of_accuracy: bool = False,
+    ) -> Evaluation:
         """Reads the result of `rows`."""
-        return Evaluation(tuple(Answer(**row) for row in rows), metric)
+        return Evaluation(tuple(Answer(**row) for row in rows), metric, of_accuracy)
 
     @property
     def rows(self) -> list[dict[str, Any]]:
         """The answers as JSON objects, one for each sample."""
-        unused = _OF_REWARDS if self._is_exact else ()
+        unused = () if any(answer.rewards for answer in self.answers) else _OF_REWARDS
         rows = [asdict(answer) for answer in self.answers]
         return [{key: row[key] for key in row if key not in unused} for row in rows]
 
@@ -117,14 +131,29 @@ class Evaluation:
 
     @property
     def has_references(self) -> bool:
-        """Whether each prompt has a reference answer, so that answers are right or wrong."""
-        return all(answer.correct is not None for answer in self.answers)
+        """Whether answers are known to be right or wrong."""
+        return any(answer.correct is not None for answer in self.answers)
+
+    @property
+    def verdicts(self) -> np.ndarray:
+        """Which answers are right, float `prompts samples`: 1, 0, or NaN where it is not known.
+
+        By the metric if that is an accuracy, else by the reference answers.
+        """
+        if self.of_accuracy:
+            return self.scores
+        return self._array([answer.correct for answer in self.answers], float)
+
+    @property
+    def known(self) -> np.ndarray:
+        """The prompts of which all answers are known to be right or wrong, bool `prompts`."""
+        found: np.ndarray = ~np.isnan(self.verdicts).any(axis=1)
+        return found
 
     @property
     def correct(self) -> np.ndarray:
-        """Which answers are right, bool `prompts samples`; needs reference answers."""
-        assert self.has_references
-        return self._array([answer.correct for answer in self.answers], bool)
+        """Which answers to the `known` prompts are right, bool `prompts samples`."""
+        return self.verdicts[self.known] == 1
 
     @property
     def well_formed(self) -> np.ndarray:
@@ -146,18 +175,36 @@ class Evaluation:
         return found
 
     @property
+    def is_accuracy(self) -> bool:
+        """Whether the metric is the share of right answers."""
+        return self._is_exact or self.of_accuracy
+
+    @property
     def accuracy(self) -> Accuracy:
-        """Share of right answers."""
+        """Share of right answers to the `known` prompts, of which there must be one."""
         return measure_accuracy(self.correct)
 
     @property
     def mean(self) -> float | None:
         """Mean of the metric; None if no answer has a value."""
-        return self.accuracy.accuracy if self._is_exact else mean_score(self.scores)
+        if not self.is_accuracy:
+            return mean_score(self.scores)
+        return self.accuracy.accuracy if self.known.any() else None
+
+    @property
+    def reward(self) -> float | None:
+        """Mean of the weighted sum over the answers that have one; None if none has."""
+        found = [answer.reward for answer in self.answers if answer.reward is not None]
+        return float(np.mean(found)) if found else None
+
+    @property
+    def means(self) -> dict[str, float | None]:
+        """What versions are compared by: the mean of the metric, as in `summary`, and `reward`."""
+        return {ACCURACY if self.is_accuracy else SCORE: self.mean, "reward": self.reward}
 
     def first(self, prompts: int) -> Evaluation:
         """The answers to the first `prompts` prompts."""
-        return Evaluation(self.answers[: prompts * self.samples], self.metric)
+        return replace(self, answers=self.answers[: prompts * self.samples])
 
     def majority_at(self, k: int) -> float:
         """Share of right answers if `k` samples vote (self-consistency, arXiv:2203.11171).
@@ -168,7 +215,8 @@ class Evaluation:
         """
         elections = [
             answers[start : start + k]
-            for answers in self._by_prompt()
+            for answers, known in zip(self._by_prompt(), self.known, strict=True)
+            if known
             for start in range(0, self.samples - k + 1, k)
         ]
         return float(np.mean([_wins(voters) for voters in elections]))
@@ -181,14 +229,17 @@ class Evaluation:
         With several samples per prompt also `pass@k` and `majority@k`, k = 1, 2, 4, ... and all.
         All that depends on right and wrong needs reference answers.
 
-        With a reward metric `score`, `n` and `ci95` are those of the prompts that have a score, out
-        of `prompts`; `excluded` is the share of answers without one, `correct` the share of right
-        answers, and `reward/NAME` the mean of each part where it has a value.
+        With a reward metric `n` and `ci95` are those of the prompts that have a score, out of
+        `prompts`; `excluded` is the share of answers without one. If it is no accuracy, `score` is
+        in its place, and `correct` is the share of right answers. Answers that the reward functions
+        scored have `reward`, the mean weighted sum, and `reward/NAME`, the mean of each part where
+        it has a value.
         """
         references = self.has_references
         return {
             "metric": self.metric,
-            **(asdict(self.accuracy) if self._is_exact else self._score_facts()),
+            **self._metric_facts(),
+            **self._reward_facts(),
             "samples": self.samples,
             "well_formed": float(self.well_formed.mean()),
             **(self._reference_facts() if references else {}),
@@ -197,31 +248,41 @@ class Evaluation:
             **(self._by_votes(self.correct) if references else {}),
         }
 
-    def _score_facts(self) -> dict[str, Any]:
+    def _metric_facts(self) -> dict[str, Any]:
+        """The mean of the metric with its interval, and how many answers have no value."""
+        facts: dict[str, Any] = {"accuracy": None, "n": 0, "ci95": None}
+        if not self.is_accuracy:
+            facts = asdict(measure_scores(self.scores))
+        elif self.known.any():
+            facts = asdict(self.accuracy)
+        if self._is_exact:
+            return facts
+        prompts = len(self.answers) // self.samples
+        excluded = _share([answer.score is None for answer in self.answers])
+        return {**facts, "prompts": prompts, "excluded": excluded}
+
+    def _reward_facts(self) -> dict[str, float]:
         parts = dict.fromkeys(name for answer in self.answers for name in answer.rewards)
         values = {
             name: [one for a in self.answers if (one := a.rewards.get(name)) is not None]
             for name in parts
         }
-        return {
-            **asdict(measure_scores(self.scores)),
-            "prompts": len(self.answers) // self.samples,
-            "excluded": _share([answer.score is None for answer in self.answers]),
-            **{f"reward/{name}": float(np.mean(own)) for name, own in values.items() if own},
-        }
+        means = {f"reward/{name}": float(np.mean(own)) for name, own in values.items() if own}
+        reward = self.reward
+        return means if reward is None else {"reward": reward, **means}
 
     def _reference_facts(self) -> dict[str, float | None]:
-        correct, formed = self.correct, self.well_formed
-        among = float(correct[formed].mean()) if formed.any() else None
+        known = [answer for answer in self.answers if answer.correct is not None]
+        formed = [bool(answer.correct) for answer in known if answer.well_formed]
         share: dict[str, float | None] = (
-            {"accuracy_among_well_formed": among}
-            if self._is_exact
-            else {"correct": float(correct.mean())}
+            {"accuracy_among_well_formed": _share(formed) if formed else None}
+            if self.is_accuracy
+            else {"correct": _share([bool(answer.correct) for answer in known])}
         )
         return {
             **share,
-            "format_only": float((formed & ~correct).mean()),
-            "unanswered": _share([answer.found is None for answer in self.answers]),
+            "format_only": _share([one.well_formed and not one.correct for one in known]),
+            "unanswered": _share([answer.found is None for answer in known]),
         }
 
     @property
@@ -229,7 +290,7 @@ class Evaluation:
         return self.metric == EXACT_ANSWER
 
     def _by_votes(self, correct: np.ndarray) -> dict[str, float]:
-        if self.samples == 1:
+        if self.samples == 1 or not len(correct):
             return {}
         sizes = sample_counts(self.samples)
         passes = {f"pass@{k}": pass_at(correct, k) for k in sizes}
@@ -276,16 +337,17 @@ async def evaluate(
     Args:
         prompts: of one split.
         completions: in the order of the requests.
-        config: the protocol, and the rewards of a reward metric.
+        config: the protocol, and the rewards.
         maker: makes prompts as the run does.
-        score: calls the reward functions; only reward metrics need it.
+        score: calls the reward functions, which reward metrics need; None: the answers are not
+            scored.
 
     Raises:
         ValueError: if they are completions of other requests.
     """
-    tags, scored = Tags.of(config.prompt), list[Rollout]()
-    if config.eval.uses_rewards:
-        assert score is not None
+    tags, scored = Tags.of_run(config), list[Rollout]()
+    assert score is not None or not config.uses_rewards
+    if score is not None:
         by_id = {prompt.id: prompt for prompt in prompts}
         inputs = reward_inputs(completions, by_id, maker=maker, tags=tags)
         outcomes = await score(inputs)
@@ -298,8 +360,9 @@ async def evaluate(
         completions,
         maker=maker,
         tags=tags,
-        extraction=config.eval.extraction,
-        metric=config.eval.metric,
+        extraction=config.extraction,
+        metric=config.metric,
+        of_accuracy=config.has_accuracy_reward,
         scored=scored,
     )
 
@@ -310,8 +373,9 @@ def judge(
     *,
     maker: PromptMaker,
     tags: Tags,
-    extraction: Extraction = "tags",
+    extraction: Extraction | None = None,
     metric: str = EXACT_ANSWER,
+    of_accuracy: bool = False,
     scored: Sequence[Rollout] = (),
 ) -> Evaluation:
     """Judges the completions of `requests(prompts)`.
@@ -320,10 +384,11 @@ def judge(
         prompts: of one split.
         completions: in the order of the requests.
         maker: makes prompts as the run does.
-        tags: around the answers.
-        extraction: how an answer is found.
+        tags: the form of a completion.
+        extraction: where the answer is; None: as `tags` says.
         metric: a value of `eval.metric`.
-        scored: of a reward metric: the completions with their rewards.
+        of_accuracy: as in `Evaluation`.
+        scored: the completions with their rewards, which reward metrics need; empty: none.
 
     Raises:
         ValueError: if they are completions of other requests.
@@ -336,7 +401,7 @@ def judge(
             f"{len(completions)} completions are not those of {len(prompts)} prompts in their order"
         )
     scores: Sequence[Rollout | None]
-    scores = scored if metric != EXACT_ANSWER else [None] * len(completions)
+    scores = scored or [None] * len(completions)
     answers = []
     for (prompt, sample), completion, one in zip(requested, completions, scores, strict=True):
         text, reference = maker.text_of(completion), prompt.answer
@@ -344,6 +409,9 @@ def judge(
         if reference is not None:
             found = find_answer(text, tags=tags, extraction=extraction)
             correct = found is not None and same_answer(found, reference)
+        scores_of = {} if one is None else _scores(one, metric)
+        if of_accuracy:
+            correct = None if (score := scores_of["score"]) is None else score == 1
         answers.append(
             Answer(
                 prompt_id=prompt.id,
@@ -355,20 +423,22 @@ def judge(
                 well_formed=is_well_formed(text, stop_reason=completion.stop_reason, tags=tags),
                 stop_reason=completion.stop_reason,
                 num_tokens=len(completion.tokens),
-                **({} if one is None else _scores(one, metric)),
+                **scores_of,
             )
         )
-    return Evaluation(tuple(answers), metric)
+    return Evaluation(tuple(answers), metric, of_accuracy)
 
 
 def _scores(rollout: Rollout, metric: str) -> dict[str, Any]:
-    """The fields of an answer that only reward metrics have."""
+    """The fields of an answer that the reward functions have scored."""
+    values = {**rollout.rewards, WEIGHTED_SUM: rollout.reward, EXACT_ANSWER: None}
     return {
         "rewards": rollout.rewards,
-        "score": rollout.reward if metric == WEIGHTED_SUM else rollout.rewards[metric],
+        "score": values[metric],
         "errors": {
             name: f"{error.cause}: {error.message}" for name, error in rollout.errors.items()
         },
+        "reward": rollout.reward,
     }
 
 
@@ -379,39 +449,15 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     them; without such prompts difference, interval and p-value are None.
     """
     summaries = {"before": before.summary(), "after": after.summary()}
-    if before.metric == EXACT_ANSWER:
-        change = compare_paired(before.correct, after.correct)
-        return {**summaries, **_change_facts(change)}
+    if before.is_accuracy:
+        known = before.known & after.known
+        if not known.any():
+            return {**summaries, **_change_facts(_NO_CHANGE), "paired_n": 0}
+        change = compare_paired(before.verdicts[known] == 1, after.verdicts[known] == 1)
+        paired = {"paired_n": change.n} if before.of_accuracy else {}
+        return {**summaries, **_change_facts(change), **paired}
     scored = compare_scores(before.scores, after.scores)
     return {**summaries, **_change_facts(scored), "paired_n": scored.n}
-
-
-def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -> None:
-    """Refuses the metric `exact_answer` for prompts without reference answers.
-
-    Args:
-        config: of the run.
-        splits: the splits to evaluate, by setting.
-
-    Raises:
-        ValueError: with a line for each such split.
-    """
-    if config.eval.uses_rewards:
-        return
-    parts = ", ".join(part.name for part in config.rewards.functions)
-    mistakes = []
-    for name, split in splits.items():
-        missing = sum(prompt.answer is None for prompt in split.prompts) if split else 0
-        if split and missing:
-            whole = missing == len(split.prompts)
-            rows = "its rows have" if whole else f"{missing} of its {len(split.prompts)} rows have"
-            mistakes.append(
-                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}, and "
-                f'eval.metric = "{EXACT_ANSWER}" compares with it; set data.answer_column, or '
-                f'eval.metric to "{WEIGHTED_SUM}" or the name of a reward part: {parts}'
-            )
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
 
 
 def _change_facts(change: PairedChange | ScoreChange) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pipeline.contracts.adapters import AdapterRef, ExportReport
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import EXPORT, Measure
 from pipeline.contracts.memory import OutOfMemory
+from pipeline.evaluate.notices import UNTRAINED_EXPORT, untrained_export
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
@@ -54,6 +55,18 @@ class Exports:
         """The journal entry of the content of `export/`; None: it is empty."""
         there = self._journaled and self._records.folder.export.is_dir()
         return self._journaled[-1] if there else None
+
+    def untrained(self, step: int) -> dict[str, str]:
+        """For `summary.json`: says that the export is the model before training; empty if not.
+
+        Args:
+            step: training steps done.
+        """
+        current, schedule = self.current, self._schedule
+        if current is None or current["version"]:
+            return {}
+        text = untrained_export(schedule.config, step=step, validations=schedule.validations)
+        return {} if text is None else {UNTRAINED_EXPORT: text}
 
     async def export(self, which: AdapterRef, *, reason: str) -> None:
         """Replaces the export.

@@ -124,7 +124,7 @@ async def measure(
             adapter=adapter,
             advance=advance,
         )
-        score = None if scorer is None else scorer.score
+        score = scorer.score if scorer is not None and config.uses_rewards else None
         found[name] = await evaluation.evaluate(
             prompts, completions, config=config, maker=maker, score=score
         )

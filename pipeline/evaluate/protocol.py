@@ -5,11 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from configs.schema import EXACT_ANSWER, WEIGHTED_SUM, Config, Source
-from configs.task import OVERLONG
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
+from configs.schema import Config, Source
+from configs.task import OVERLONG, AnswerPlace
 from pipeline.inputs.dataset.splits import LoadedSplit, fingerprint
 
-_EXTRACTIONS = {"tags": "the last answer block", "last_number": "the last number"}
+PLACES: Mapping[AnswerPlace, str] = {
+    "tags": "the last answer block",
+    "completion": "the whole completion",
+    "first_line": "the first line",
+    "last_line": "the last line",
+    "boxed": "the last \\boxed{...}",
+    "stated": 'what follows the last "answer is" or "answer:"',
+    "last_number": "the last number",
+}
+"""Where the answer is, in words."""
 
 
 def protocol(config: Config) -> dict[str, Any]:
@@ -33,15 +43,15 @@ def protocol(config: Config) -> dict[str, Any]:
         "forbidden_tokens": list(config.rollout.forbidden_tokens),
         **sampling,
         "samples": config.eval.samples,
-        "extraction": config.eval.extraction,
-        "metric": config.eval.metric,
+        "extraction": config.extraction,
+        "metric": config.metric,
         **_rewards(config),
     }
 
 
 def _rewards(config: Config) -> dict[str, Any]:
     """The settings that a reward metric depends on."""
-    if not config.eval.uses_rewards:
+    if not config.uses_rewards:
         return {}
     found = [
         part.model_dump(mode="json", include={"name", "function", "weight", "args"})
@@ -93,7 +103,7 @@ def protocol_lines(found: Mapping[str, Any]) -> Iterator[str]:
 
 def _judged_by(found: Mapping[str, Any]) -> str:
     if found["metric"] == EXACT_ANSWER:
-        return f"judged by {_EXTRACTIONS[found['extraction']]}"
+        return f"judged by {PLACES[found['extraction']]}"
     if found["metric"] != WEIGHTED_SUM:
         return f"scored by the reward {found['metric']!r}"
     terms = [f"{part['weight']:g} x {part['name']}" for part in found["rewards"]]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.evaluations import mean_of
+from pipeline.contracts.evaluations import mean_key, mean_of, show_mean
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.run.run_folder import ENDED, RunFolder
 
@@ -40,7 +40,7 @@ class Result:
 
 def comparable_since(config: Config) -> str | None:
     """The event after which evaluations are comparable; None: all are."""
-    return REWARDS_CHANGED if config.eval.uses_rewards else None
+    return REWARDS_CHANGED if config.uses_rewards else None
 
 
 def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, Any] | None:
@@ -90,10 +90,36 @@ def earlier_result(
     return None
 
 
-def is_better(mean: float | None, best: Mapping[str, Any] | None) -> bool:
-    """Whether a validation with this mean is better than the best one."""
+def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The best validation compared with the last one: for `summary.json`, and in words."""
+    key, at, end = mean_key(best), best["step"], last["step"]
+    facts = {"step": at, key: best[key], "last_step": end, f"last_{key}": last[key]}
+    text = f"best by validation: step {at} with {show_mean(best)}; "
+    text += f"the last, step {end}, has {show_mean(last)}"
+    if _has_more_reward(best, last) and best[key] == last[key]:
+        text += f"; its mean reward is {best['reward']:.3f}, not {last['reward']:.3f}"
+    return facts, text
+
+
+def is_better(found: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:
+    """Whether a validation is better than the best one: by the metric, then by the mean reward.
+
+    Mean rewards are compared only if the rewards did not change in between.
+
+    Args:
+        found: its mean as in a summary, `reward` and `rewards_version`.
+        best: the journal entry of the best one; None: there is none.
+    """
+    mean = mean_of(found)
     if mean is None or best is None:
         return mean is not None
     best_mean = mean_of(best)
     assert best_mean is not None
-    return mean > best_mean
+    return mean > best_mean or (mean == best_mean and _has_more_reward(found, best))
+
+
+def _has_more_reward(found: Mapping[str, Any], best: Mapping[str, Any]) -> bool:
+    reward, best_reward = found.get("reward"), best.get("reward")
+    if found.get("rewards_version", 0) != best.get("rewards_version", 0):
+        return False
+    return reward is not None and best_reward is not None and reward > best_reward

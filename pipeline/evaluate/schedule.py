@@ -19,13 +19,15 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
-from pipeline.contracts.evaluations import mean_key, mean_of, prompts_of, show_mean
+from pipeline.contracts.evaluations import prompts_of
 from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
 from pipeline.contracts.rollouts import Completion, Prompt
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
+from pipeline.evaluate.notices import record_notice
 from pipeline.evaluate.recorded import (
     Result,
+    best_facts,
     comparable_since,
     earlier_result,
     is_better,
@@ -36,6 +38,7 @@ from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, Workers
+from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
 
 _PIECES = (0.5, 0.75, 1.0)
@@ -74,7 +77,7 @@ class EvaluationSchedule:
         measure: Measure,
     ) -> None:
         self.config = config
-        self._metric = config.eval.metric
+        self._metric, self._of_accuracy = config.metric, config.has_accuracy_reward
         self._since = comparable_since(config)
         self._validation = data.validation.prompts if data.validation else ()
         self._tests = {"test": data.test.prompts} | {
@@ -106,13 +109,13 @@ class EvaluationSchedule:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The journal entry of the best validation so far, the earliest of equal ones.
+        """The journal entry of the best validation so far: by the metric, then the mean reward.
 
-        A validation of which no answer has a score is none.
+        Of equal ones it is the earliest. A validation of which no answer has a score is none.
         """
         best: dict[str, Any] | None = None
         for entry in self.validations:
-            if is_better(mean_of(entry), best):
+            if is_better(entry, best):
                 best = entry
         return best
 
@@ -214,7 +217,8 @@ class EvaluationSchedule:
             OutOfTime: at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
-        if is_better(found.mean, self.best):
+        rewards = rewards_version(self._folder.entries())
+        if is_better({**found.means, "rewards_version": rewards}, self.best):
             await save()
             await self._workers.learner.keep_best()
         self._record_validation(step, found)
@@ -301,20 +305,9 @@ class EvaluationSchedule:
         if at != step:
             published = await self._workers.publish("best")
             assert published.version == at, (published.version, at)
-        key = mean_key(best)
-        facts = {
-            "step": at,
-            key: best[key],
-            "last_step": last["step"],
-            f"last_{key}": last[key],
-            **self._paired(last["step"], at),
-        }
-        self._records.event(
-            "best",
-            f"best by validation: step {at} with {show_mean(best)}; "
-            f"the last, step {last['step']}, has {show_mean(last)}",
-            **facts,
-        )
+        facts, text = best_facts(best, last)
+        facts |= self._paired(last["step"], at)
+        self._records.event("best", text, **facts)
         self._best_facts = facts
 
     async def test(self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0) -> None:
@@ -421,12 +414,13 @@ class EvaluationSchedule:
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
         completions = await self._sample(name, prompts, deadline)
+        scored = self.config.uses_rewards or name == "validation"
         found = await evaluation.evaluate(
             prompts,
             completions,
             config=self.config,
             maker=self._maker,
-            score=partial(self._workers.score, deadline=deadline),
+            score=partial(self._workers.score, deadline=deadline) if scored else None,
         )
         return found, completions
 
@@ -459,7 +453,7 @@ class EvaluationSchedule:
                     sampled += new
         except OutOfTime:
             pass
-        return Evaluation(tuple(answers), self._metric), sampled
+        return Evaluation(tuple(answers), self._metric, self._of_accuracy), sampled
 
     def _answers(self, step: int) -> Evaluation:
         """The answers of a validation; raises `DamagedFileError` as `read_answers`."""
@@ -469,7 +463,9 @@ class EvaluationSchedule:
 
     def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
         """The recorded answers; raises `DamagedFileError` as `read_answers`."""
-        return Evaluation.of(self._folder.read_answers(entry), metric=self._metric)
+        return Evaluation.of(
+            self._folder.read_answers(entry), metric=self._metric, of_accuracy=self._of_accuracy
+        )
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
@@ -487,7 +483,10 @@ class EvaluationSchedule:
                 first=errors[0],
             )
         summary, rows = found.summary(), found.rows
-        return self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
+        entry = self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
+        if name.endswith("_before") or not self._validated:
+            record_notice(self._records, name, step, found, config=self.config)
+        return entry
 
     def _report_damage(self, error: DamagedFileError, entry: Mapping[str, Any]) -> None:
         file = self._folder.rollouts / f"{entry['file']}.jsonl"

@@ -218,4 +218,5 @@ def _wilson(share: float, n: float) -> tuple[float, float]:
     shrink = 1 + _Z**2 / n
     middle = (share + _Z**2 / (2 * n)) / shrink
     half = _Z * sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2)) / shrink
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    # Rounding must not put the share outside its interval: at 0 the lower bound would be 1e-17.
+    return min(max(middle - half, 0.0), share), max(min(middle + half, 1.0), share)

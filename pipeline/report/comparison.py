@@ -76,7 +76,7 @@ def _pair(first: RunRecords, second: RunRecords) -> Pair:
             rows = first.rollouts(one["file"]), second.rollouts(other["file"])
         except DamagedFileError as error:
             return Pair(first.name, second.name, name, None, str(error))
-        change = paired_change(*rows, metric=one["metric"])
+        change = paired_change(*rows, summary=one)
         why = "" if change else "no prompt in common"
         return Pair(first.name, second.name, name, change, why)
     return Pair(first.name, second.name, "", None, "no evaluation that both have")

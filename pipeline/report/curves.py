@@ -226,8 +226,8 @@ def _line(axes: Axes, series: Series) -> None:
         errors = None
         if series.low:
             errors = (
-                [y - low for y, low in zip(ys, series.low, strict=True)],
-                [high - y for y, high in zip(ys, series.high, strict=True)],
+                [max(y - low, 0.0) for y, low in zip(ys, series.low, strict=True)],
+                [max(high - y, 0.0) for y, high in zip(ys, series.high, strict=True)],
             )
         # Two points say nothing about the values between them.
         style = "-" if len(xs) > 2 else ":"

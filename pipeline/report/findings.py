@@ -12,6 +12,7 @@ from statistics import median
 from typing import Literal
 
 from pipeline.control.alarm_rules import RULES
+from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.report.run_records import Row, RunRecords
 from pipeline.report.time_use import COMPILING, training_seconds
 from pipeline.run.ledger import DRIVER, STEP_ROWS
@@ -71,6 +72,8 @@ def problems(run: RunRecords) -> list[Finding]:
     """All problems of a run, the worst first."""
     judges: tuple[Callable[[RunRecords], Iterator[Finding]], ...] = (
         _failed,
+        _untrained_export,
+        _equal_answers,
         _constant_reward,
         _no_gradient,
         _small_batch,
@@ -94,6 +97,28 @@ def _failed(run: RunRecords) -> Iterator[Finding]:
             "The run failed.",
             run.failure,
             "correct the cause; then the same command continues from the last checkpoint",
+        )
+
+
+def _untrained_export(run: RunRecords) -> Iterator[Finding]:
+    if why := run.summary.get(UNTRAINED_EXPORT):
+        yield Finding(
+            UNTRAINED_EXPORT,
+            "bad",
+            "The export is the model before training: no validated version was better.",
+            why,
+            "look at the answers and their rewards in `rollouts/validation_*.jsonl`",
+        )
+
+
+def _equal_answers(run: RunRecords) -> Iterator[Finding]:
+    for entry in run.entries(EVALUATION_NOTICE):
+        yield Finding(
+            EVALUATION_NOTICE,
+            "warning",
+            "Before training all answers to a set had the same result.",
+            entry["what"],
+            "look at these answers, in `rollouts/*_before.jsonl`",
         )
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from configs.evaluation import EXACT_ANSWER
+from pipeline.contracts.evaluations import ACCURACY
 from pipeline.evaluate.evaluation import Evaluation, compare
 
 Answers = Sequence[Mapping[str, Any]]
 
 
-def paired_change(before: Answers, after: Answers, *, metric: str) -> dict[str, Any] | None:
+def paired_change(
+    before: Answers, after: Answers, *, summary: Mapping[str, Any]
+) -> dict[str, Any] | None:
     """Both summaries and the change, as `evaluation.compare` returns them.
 
     Prompts are the same if id and reference answer are; of each the samples that both have count.
@@ -18,7 +22,7 @@ def paired_change(before: Answers, after: Answers, *, metric: str) -> dict[str, 
     Args:
         before: rows of an evaluation's file.
         after: rows of another.
-        metric: of both, a value of `eval.metric`.
+        summary: of one of them; both have its metric.
 
     Returns:
         None if they have no prompt in common.
@@ -28,8 +32,14 @@ def paired_change(before: Answers, after: Answers, *, metric: str) -> dict[str, 
     if not common:
         return None
     samples = min(len(found[prompt]) for found in (ours, theirs) for prompt in common)
+    metric = summary["metric"]
+    of_accuracy = metric != EXACT_ANSWER and ACCURACY in summary
     one, other = (
-        Evaluation.of([row for prompt in common for row in found[prompt][:samples]], metric=metric)
+        Evaluation.of(
+            [row for prompt in common for row in found[prompt][:samples]],
+            metric=metric,
+            of_accuracy=of_accuracy,
+        )
         for found in (ours, theirs)
     )
     return compare(one, other)

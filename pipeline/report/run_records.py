@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import ConfigError
+from configs.evaluation import EXACT_ANSWER
 from configs.load import read_saved_config
-from configs.schema import EXACT_ANSWER
 from pipeline.contracts.evaluations import mean_of
 from pipeline.contracts.record_files import (
     DamagedFileError,

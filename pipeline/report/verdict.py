@@ -130,7 +130,7 @@ def _paired(run: RunRecords, evaluated: Sequence[Row]) -> dict[str, Any] | None:
         before, after = (run.rollouts(one["file"]) for one in evaluated)
     except DamagedFileError:
         return None
-    return paired_change(before, after, metric=evaluated[0]["metric"])
+    return paired_change(before, after, summary=evaluated[0])
 
 
 def _judged_change(name: str, change: Row) -> Finding:

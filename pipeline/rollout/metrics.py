@@ -15,12 +15,12 @@
     groups/mixed, all_equal             groups whose advantages differ from 0; with equal rewards
     groups/short, overflow              with fewer than two rewards; with too large rewards
     groups/excluded_rollouts            number of rollouts without a reward
-    groups/all_right, all_wrong         groups in which each rollout has the exact answer; has not
+    groups/all_right, all_wrong         groups in which each rollout is right; is wrong
     advantage/std, abs_mean, min, max   of the rollouts with a reward; 0 in groups without signal
     rollout/tokens_mean, max            tokens of a completion, the stop token included
     rollout/tokens_q05 .. q95           their quantiles at 5, 25, 50, 75 and 95%
-    rollout/tokens_right, tokens_wrong  mean tokens of rollouts with and without the exact answer
-    rollout/correct_share               rollouts with the exact answer, where there is a reference
+    rollout/tokens_right, tokens_wrong  mean tokens of right and wrong rollouts
+    rollout/correct_share               right rollouts, where that is known
     rollout/well_formed_share           rollouts with the requested format that ended by themselves
     rollout/truncated_share             rollouts that reached the token limit
     rollout/stop/REASON                 share of eos, length, and stop_string if there are any
@@ -30,6 +30,9 @@
     rollout/NAME_half_width             half the width of the 95% interval of correct_share,
                                         well_formed_share and entropy, with groups as samples
     rollout/repetition                  `part_statistics.repetition`, mean over completions
+
+A rollout is right if it has the exact answer, or if the reward says so that is `eval.metric` and
+gives 1 to right answers and 0 to wrong ones (`Config.has_accuracy_reward`).
 
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
 are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`,
@@ -133,7 +136,7 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
 
 
 def _answers(correct: np.ndarray, lengths: np.ndarray, groups: Groups) -> dict[str, float]:
-    """Groups and lengths by the exact answer; nothing without a reference answer."""
+    """Groups, shares and lengths by right and wrong; nothing where none is known."""
     right, wrong = correct == 1, correct == 0
     if not (right | wrong).any():
         return {}
@@ -215,24 +218,20 @@ def _series(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
 
 
 def _yardsticks(rollouts: Sequence[Rollout], config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each rollout, and whether its answer is right; NaN without a reference answer."""
-    correct = [
-        None
-        if rollout.given.answer is None
-        else is_correct(
-            rollout.text,
-            answer=rollout.given.answer,
-            tags=rollout.given.tags,
-            extraction=config.eval.extraction,
-        )
-        for rollout in rollouts
-    ]
-    table = [
-        [len(rollout.completion.tokens), right]
-        for rollout, right in zip(rollouts, correct, strict=True)
-    ]
+    """Tokens of each rollout, and whether its answer is right; NaN where that is not known."""
+    table = [[len(rollout.completion.tokens), _right(rollout, config)] for rollout in rollouts]
     lengths, right = _series(table)
     return lengths, right
+
+
+def _right(rollout: Rollout, config: Config) -> float | None:
+    given = rollout.given
+    if config.has_accuracy_reward:
+        return rollout.rewards[config.metric]
+    if given.answer is None:
+        return None
+    place = config.extraction
+    return is_correct(rollout.text, answer=given.answer, tags=given.tags, extraction=place)
 
 
 def _named_means(rollouts: Sequence[Rollout]) -> dict[str, float]:

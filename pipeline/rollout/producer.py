@@ -89,7 +89,7 @@ class RolloutProducer:
         self._data = data
         self._prompts = {prompt.id: prompt for prompt in data.train.prompts}
         self._maker = maker
-        self._tags = Tags.of(config.prompt)
+        self._tags = Tags.of_run(config)
         self._workers = workers
         self._log = log
         self._has_time_for = has_time_for

@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from configs.evaluation import WEIGHTED_SUM
 from configs.resume import Change, change_lines
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
@@ -74,7 +75,10 @@ def evaluation_line(summary: Mapping[str, Any]) -> str:
     counted = f"{metric_title(summary)} {shown}{interval} on {prompts_of(summary)} prompts{several}"
     excluded = [f"{share:.1%} excluded"] if (share := summary.get("excluded")) else []
     formed = f"{summary['well_formed']:.1%} well formed"
-    return ", ".join([counted, *excluded, *votes, formed])
+    # With the weighted sum as metric it is the mean.
+    of_rewards = "reward" in summary and summary["metric"] != WEIGHTED_SUM
+    reward = [f"mean reward {show_number(summary['reward'])}"] if of_rewards else []
+    return ", ".join([counted, *excluded, *votes, formed, *reward])
 
 
 def change_line(compared: Mapping[str, Any]) -> str:

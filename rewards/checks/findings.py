@@ -63,7 +63,7 @@ _RANKING: Mapping[Kind, tuple[str, str, str]] = {
     "variant": (
         "reference_not_best",
         "other forms of the right answer have a higher reward than the reference",
-        "reward the expected format, or change the tags of [prompt] to the form that is rewarded",
+        "reward the expected form, or set prompt.answer, or its tags, to the form that is rewarded",
     ),
     "wrong": (
         "wrong_answer",
@@ -161,7 +161,7 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             fails=bool(references),
             what="the weighted sum is the same for all completions",
             advice="without differences nothing is learned: look at the parts and their weights; "
-            "if right completions have another form, give it with --form",
+            "if right completions have another form, set prompt.answer, or give it with --form",
         )
         return
     names = dict.fromkeys(one.probe.name for one in trial.scored if one.probe.kind in _RANKING)
@@ -171,6 +171,10 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
         if found is not None:
             kind = next(one.probe.kind for one in trial.scored if one.probe.name == name)
             above.setdefault(kind, []).append(found)
+    lowest = min((one.total for one in trial.scored if one.total is not None), default=0.0)
+    if "variant" in above and all(total <= lowest for total in references.values()):
+        # Another form is rewarded, and the expected one is not: all else would be named, too.
+        above = {"variant": above["variant"]}
     for kind, (label, says, advice) in _RANKING.items():
         if kind in above:
             fails = any(fails for fails, _ in above[kind])

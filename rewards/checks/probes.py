@@ -102,7 +102,8 @@ class _Source:
 
     @property
     def empty_tags(self) -> str:
-        return self.form.replace(REASONING, "").replace(ANSWER, "")
+        """The form without its content; empty if that is all."""
+        return self.form.replace(REASONING, "").replace(ANSWER, "").strip()
 
     def complete(self, *answers: str, reasoning: str | None = None) -> str:
         """A complete completion for each answer, one after the other."""
@@ -154,6 +155,15 @@ def _not_closed(source: _Source) -> str:
     return source.complete(source.answer).removesuffix(source.form.rpartition(ANSWER)[2])
 
 
+def _tags_repeated(source: _Source) -> str | None:
+    return source.empty_tags * _REPEATS or None
+
+
+def _tags_then_reference(source: _Source) -> str | None:
+    tags = _tags_repeated(source)
+    return None if tags is None else tags + source.complete(source.answer)
+
+
 def _near_miss(name: str) -> Callable[[_Source], str | None]:
     def make(source: _Source) -> str | None:
         answer = source.wrong.get(name)
@@ -174,7 +184,7 @@ _RECIPES = (
         "the reference answer in the expected format",
         lambda s: s.complete(s.answer),
     ),
-    _Recipe("bare answer", "variant", "the reference answer without tags", lambda s: s.answer),
+    _Recipe("bare answer", "variant", "the reference answer alone", lambda s: s.answer),
     _Recipe(
         "not closed",
         "variant",
@@ -198,18 +208,20 @@ _RECIPES = (
         "tags, then reference",
         "variant",
         f"{_REPEATS} times all tags without content, then the reference",
-        lambda s: s.empty_tags * _REPEATS + s.complete(s.answer),
+        _tags_then_reference,
     ),
     _Recipe("answer + 1", "wrong", "the last digits of the answer + 1", _near_miss("answer + 1")),
     _Recipe("answer - 1", "wrong", "the last digits of the answer - 1", _near_miss("answer - 1")),
     _Recipe(
         "digits swapped", "wrong", "two digits of the answer swapped", _near_miss("digits swapped")
     ),
+    _Recipe("digit before", "wrong", "a digit before the answer's", _near_miss("digit before")),
+    _Recipe("digit after", "wrong", "a digit after the answer's", _near_miss("digit after")),
     _Recipe(
         "another answer", "wrong", "the reference answer of another row", _near_miss("another")
     ),
     _Recipe("three answers", "hack", "a wrong, the right, a wrong answer", _three),
-    _Recipe("answers listed", "hack", "a list of many answers without tags", _Source.listed),
+    _Recipe("answers listed", "hack", "a list of many answers alone", _Source.listed),
     _Recipe(
         "list as answer",
         "hack",
@@ -225,13 +237,17 @@ _RECIPES = (
         needs_answer=False,
     ),
     _Recipe(
-        "empty tags", "hack", "all tags without content", lambda s: s.empty_tags, needs_answer=False
+        "empty tags",
+        "hack",
+        "all tags without content",
+        lambda s: s.empty_tags or None,
+        needs_answer=False,
     ),
     _Recipe(
         "tags repeated",
         "hack",
         f"{_REPEATS} times all tags without content",
-        lambda s: s.empty_tags * _REPEATS,
+        _tags_repeated,
         needs_answer=False,
     ),
     _Recipe(
@@ -265,22 +281,27 @@ def make_probes(
 ) -> list[Probe]:
     """The probes of all rows, probe by probe.
 
+    Those are left out whose text is that of an earlier probe of the row: without tags the bare
+    answer is the reference.
+
     Args:
         rows: of the dataset.
-        form: of a right completion, with the words REASONING and ANSWER; None: the tags.
+        form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
+            says.
         prefix: `prompt.answer_prefix`, with which every completion begins.
         characters: length of a very long completion.
         seed: of the random texts.
     """
     sources = [_source(row, rows, form=form, characters=characters, seed=seed) for row in rows]
-    found = []
+    found, seen = list[Probe](), set[tuple[int, str]]()
     for recipe in _RECIPES:
         for index, source in enumerate(sources):
             if recipe.needs_answer and source.given.answer is None:
                 continue
             text = recipe.make(source)
-            if text is None:
+            if text is None or (index, text) in seen:
                 continue
+            seen.add((index, text))
             given = replace(
                 source.given,
                 completion=text if text.startswith(prefix) else prefix + text,
@@ -299,15 +320,26 @@ def _source(
     if given.answer is not None:
         others = _other_answers(given.answer, rows, rng)
         wrong = _wrong_answers(given.answer, others)
-    form, reasoning = form or _tagged(given.tags), row.reasoning or _REASONING
+    form, reasoning = form or expected_form(given.tags), row.reasoning or _REASONING
     return _Source(given, form, reasoning, wrong, others, characters, rng)
 
 
-def _tagged(tags: Tags) -> str:
-    return (
-        f"{tags.reasoning_open}{REASONING}{tags.reasoning_close}"
-        f"{tags.answer_open}{ANSWER}{tags.answer_close}"
-    )
+def expected_form(tags: Tags) -> str:
+    """A right completion by `prompt.answer`, with the words REASONING and ANSWER."""
+    match tags.answer:
+        case "tags":
+            return (
+                f"{tags.reasoning_open}{REASONING}{tags.reasoning_close}"
+                f"{tags.answer_open}{ANSWER}{tags.answer_close}"
+            )
+        case "completion" | "first_line":
+            return ANSWER
+        case "last_line" | "last_number":
+            return f"{REASONING}\n{ANSWER}"
+        case "boxed":
+            return f"{REASONING}\n\\boxed{{{ANSWER}}}"
+        case "stated":
+            return f"{REASONING}\nThe answer is {ANSWER}."
 
 
 def _other_answers(answer: str, rows: Sequence[ProbeRow], rng: Random) -> tuple[str, ...]:
@@ -327,6 +359,8 @@ def _wrong_answers(answer: str, others: Sequence[str]) -> dict[str, str]:
             "answer + 1": f"{number + 1:0{width}d}",
             "answer - 1": f"{number - 1:0{width}d}" if number else None,
             "digits swapped": swapped,
+            "digit before": f"1{digits.group()}",
+            "digit after": f"{digits.group()}0",
         }
         near = {
             name: answer[: digits.start()] + text + answer[digits.end() :]

@@ -40,6 +40,12 @@ prompt.template={a!r}
     prompt.template: converts or formats {a}
 prompt.answer_open=<reasoning>
     prompt.answer_open: equals another tag
+prompt.answer=boxed; prompt.reasoning_close=]
+    prompt.reasoning_close: has no effect with answer = "boxed"; remove it
+prompt.answer=first_line; prompt.answer_open=[
+    prompt.answer_open: has no effect with answer = "first_line"; remove it
+prompt.answer=completion; prompt.thinking=true
+    prompt.answer: "completion" begins with the thoughts, with thinking = true
 rewards.functions.1.name=correct
     rewards.functions: two share the name correct
 rollout.stop_tokens=[]
@@ -314,8 +320,8 @@ def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
     ["eval.metric=reward", "eval.metric=format", "eval.metric=overlong; rollout.overlong_tokens=8"],
 )
 def test_the_metric_is_the_weighted_sum_or_a_part(small: Path, settings: str) -> None:
-    assert load(small, settings).eval.uses_rewards
-    assert not load(small).eval.uses_rewards
+    assert load(small, settings).uses_rewards
+    assert not load(small).uses_rewards
 
 
 def test_a_single_process_replaces_the_workers_of_each_part(small: Path) -> None:
@@ -325,3 +331,29 @@ def test_a_single_process_replaces_the_workers_of_each_part(small: Path) -> None
     assert [part.workers for part in single.functions] == [1, 1]
     assert [part.name for part in single.functions] == ["a", "b"]
     assert [part.workers for part in rewards.functions] == [8, None]
+
+
+@pytest.mark.parametrize(
+    ("settings", "metric", "is_accuracy"),
+    [
+        ("", "exact_answer", False),
+        ("rewards.functions.0.args.extraction=boxed", "correct", True),
+        ("rewards.functions.0.function=rewards.numeric:numeric_answer", "correct", True),
+        ("rewards.functions.0.function=rewards.gym:score_answer", "correct", False),
+        ("rewards.functions.0.function=mine.py:correct", "exact_answer", False),
+        ("rewards.functions.0.args.extraction=boxed; eval.extraction=tags", "exact_answer", False),
+        ("eval.metric=format", "format", False),
+    ],
+)
+def test_the_metric_defaults_to_the_correctness_reward(
+    small: Path, settings: str, metric: str, is_accuracy: bool
+) -> None:
+    config = load(small, settings)
+    assert (config.metric, config.has_accuracy_reward) == (metric, is_accuracy)
+
+
+def test_evaluations_find_answers_as_rewards_do(small: Path) -> None:
+    assert load(small).extraction == "tags"
+    assert load(small, "prompt.answer=last_line").extraction == "last_line"
+    assert load(small, "prompt.answer=last_line; eval.extraction=boxed").extraction == "boxed"
+    assert load(small, "rewards.functions.0.args.extraction=boxed").extraction == "boxed"

@@ -48,6 +48,11 @@ def test_everything_is_shown_and_nothing_written(
         "what a run reads:\n"
         "train: 7 prompts, excluded: 2 in a later split, duplicates kept: 1\n"
         "test: 4 prompts\n"
+        "note: answers are the last answer block, but no training prompt contains '<answer>', and "
+        "neither an SFT phase nor a trained adapter comes before GRPO: only a model that was "
+        "trained on this form knows it. If model.path was not, ask for it in prompt.system or "
+        "prompt.template, show it in prompt.shots, begin it with prompt.answer_prefix, add an SFT "
+        "phase, or set prompt.answer to where answers are\n"
     )
     assert everything_below(folder) == before
 

@@ -35,7 +35,7 @@ def begin(config: Config) -> Prepared:
 
 def test_a_valid_request_is_prepared(tmp_path: Path, config: Config):
     prepared = prepare(config, extend=None)
-    assert prepared.config is config
+    assert prepared.config == config.with_metric("exact_answer")
     assert [prompt.id for prompt in prepared.data.train.prompts] == [1, 2, 3, 4, 5, 6]
     assert len(prepared.data.test.prompts) == 4
     assert prepared.tokenizer.path == tmp_path / "model" / "tokenizer.model"

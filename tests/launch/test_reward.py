@@ -103,6 +103,60 @@ def test_the_prompt_as_a_hack_is_named(config: Path, check: Check):
     assert "prompt" in examples(check(functions("substring"), status=1), "hack")
 
 
+PLAIN = """
+def right(completion, *, answer):
+    return float(completion.strip().split("\\n")[0].strip() == answer)
+def library(completion, *, answer, tags):
+    return float(same_answer(find_answer(completion, tags=tags) or "", answer))
+def ignores(completion, *, answer):
+    return float(len(completion) < 5)
+def contains(completion, *, answer):
+    return float(answer in completion)
+def begins(completion, *, answer):
+    return float(completion.startswith(answer))
+def ends(completion, *, answer):
+    return float(completion.endswith(answer))
+def same(completion, *, answer):
+    return 1.0
+def empty(completion, *, answer):
+    return float(completion in {answer, ""})
+"""
+
+
+@pytest.mark.parametrize("place", ["completion", "first_line"])
+@pytest.mark.parametrize(
+    ("reward", "wrong"),
+    [
+        ("right", set()),
+        ("library", set()),
+        ("ignores", {"wrong_answer", "noise"}),
+        ("contains", {"wrong_answer", "hack"}),
+        ("begins", {"wrong_answer"}),
+        ("ends", {"wrong_answer"}),
+        ("same", {"constant"}),
+        ("empty", {"noise"}),
+    ],
+)
+def test_rewards_of_a_task_without_tags(
+    config: Path, check: Check, place: str, reward: str, wrong: set[str]
+):
+    imports = "from rewards.answers import find_answer, same_answer\n"
+    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
+    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
+    plain = (f"--prompt.answer={place}", "--prompt.turn=plain")
+    figures = check(functions(part), *plain, status=1 if wrong else 0)
+    assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
+    assert wrong or figures["findings"] == []
+
+
+def test_a_reward_of_another_form_is_one_finding(config: Path, check: Check):
+    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
+    part = f'{{ name = "r", function = "{config.parent}/plain.py:right" }}'
+    figures = check(functions(part), status=1)  # prompt.answer is "tags"
+    assert kinds(figures) == {"reference_not_best"}
+    assert "prompt.answer" in finding(figures, "reference_not_best")["advice"]
+
+
 @pytest.mark.parametrize("reward", ["closeness", FORMAT.replace("0.1", "1.0")])
 def test_good_rewards_have_no_findings(check: Check, reward: str):
     correct = '{ name = "correct", function = "rewards.correctness:exact_answer", weight = 1.5 }'
@@ -156,7 +210,7 @@ def test_errors_and_parts_without_information(check: Check, capsys: pytest.Captu
     lines = PLANTED.read_text(encoding="utf-8").splitlines()
     line = lines.index("    return float(ord(completion[0]))") + 1
     assert finding(figures, "errors")["what"] == (
-        "'fails_on_empty': 12 of 261 completions have no score (raised), first 'empty': raised "
+        "'fails_on_empty': 12 of 284 completions have no score (raised), first 'empty': raised "
         f"IndexError: string index out of range (planted_rewards.py:{line})"
     )
     assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
@@ -272,7 +326,10 @@ def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
     before = everything_below(request_path.parent)
     assert train.main([str(request_path), "--dry-run"]) == 0
     shown = capsys.readouterr()
-    tried, result = shown.err.splitlines()
+    note, tried, result = shown.err.splitlines()
+    assert note.startswith("note: answers are the last answer block, but no training prompt")
+    assert "measured by equality with the reference (eval.metric)" in shown.out
+    assert '"metric": "exact_answer"' in shown.out
     assert tried.startswith("rewards, tried on 1")
     assert result == "nothing is wrong"
     assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out

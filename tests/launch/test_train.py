@@ -365,6 +365,7 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
         "    <start_of_turn>model",
         "    ",
         "its reference answer: '0'",
+        "measured by equality with the reference (eval.metric); answer: the last answer block",
     ]
     resolved = json.loads("{" + printed)
     assert resolved["run"]["dir"] == str(request_path.parent / "runs")

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from configs.schema import Prompt
 from rewards.answers import (
+    Extraction,
     answer_key,
     extract_answer,
+    find_answer,
     is_correct,
     last_number,
     parse_number,
@@ -225,3 +227,21 @@ def test_answers_with_equal_keys_are_the_same(one: str, other: str):
     assert answer_key(one) == answer_key(f" {one} ".upper().lower()) or not one.isascii()
     if answer_key(one) == answer_key(other):
         assert same_answer(re.sub("[$€£]", "", one), re.sub("[$€£]", "", other))
+
+
+@pytest.mark.parametrize(
+    ("place", "found"),
+    [
+        ("completion", "5 \n\nno 6"),
+        ("first_line", "5"),
+        ("last_line", "no 6"),
+        ("last_number", "6"),
+        ("tags", None),
+    ],
+)
+def test_an_answer_without_tags(place: Extraction, found: str | None):
+    tags = Tags.of(Prompt(answer=place, answer_prefix="A:"), stops=("Q:", "\n\n"))
+    for end in ("", "\n", "Q:"):
+        assert find_answer(f"A: \n5 \n\nno 6{end}", tags=tags) == found
+    assert find_answer("A: \n ", tags=tags) is None
+    assert find_answer("<answer>7</answer>", tags=tags, extraction="tags") == "7"

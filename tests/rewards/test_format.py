@@ -6,7 +6,7 @@ import pytest
 
 from configs.schema import Prompt
 from rewards.base import Tags
-from rewards.format import is_well_formed, well_formed
+from rewards.format import is_well_formed, tag_pairs, well_formed
 
 TAGS = Tags.of(Prompt())
 GOOD = "<reasoning>1+1=2</reasoning><answer>2</answer>"
@@ -52,3 +52,12 @@ def test_the_reward_is_one_or_zero():
     assert well_formed(GOOD, stop_reason="eos", tags=TAGS) == 1.0
     assert well_formed(GOOD, stop_reason="length", tags=TAGS) == 0.0
     assert well_formed("2", stop_reason="eos", tags=TAGS) == 0.0
+
+
+def test_without_tags_an_answer_is_well_formed():
+    tags = Tags.of(Prompt(answer="last_line"))
+    assert is_well_formed("4", stop_reason="eos", tags=tags)
+    assert not is_well_formed("4", stop_reason="length", tags=tags)
+    assert not is_well_formed(" \n", stop_reason="eos", tags=tags)
+    with pytest.raises(ValueError, match=r'no tags with prompt\.answer = "last_line"'):
+        tag_pairs("4", tags=tags)

@@ -81,7 +81,7 @@ def scores() -> dict[str, tuple[Score, float, float]]:
         "lines": (repetition.line_repetition, -1, 0),
         "gym": (partial(score_answer, entry=json.dumps(ITEM), tags=TAGS), 0, 1),
     }
-    for where in ("tags", "boxed", "stated", "last_number", "whole"):
+    for where in ("tags", "boxed", "stated", "last_number", "completion"):
         found[f"numeric {where}"] = (
             partial(numeric.numeric_answer, **of_five, extraction=where),
             0,
@@ -90,7 +90,7 @@ def scores() -> dict[str, tuple[Score, float, float]]:
     for how in ("search", "full", "count"):
         found[f"pattern {how}"] = (format.Pattern("[a-z]", match=how, maximum=3), 0, 1)
     found["choice"] = (
-        partial(choice.choice_letter, answer="B", tags=TAGS, extraction="whole"),
+        partial(choice.choice_letter, answer="B", tags=TAGS, extraction="completion"),
         0,
         1,
     )

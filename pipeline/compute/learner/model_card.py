@@ -12,7 +12,7 @@ from pathlib import PurePath
 from typing import Any
 
 from configs.schema import Config, Learner
-from pipeline.contracts.evaluations import show_interval, show_mean
+from pipeline.contracts.evaluations import mean_key, metric_title, show_interval, show_mean
 from pipeline.inputs.hub.model_source import HF
 
 LICENSES = {"gemma2": "gemma", "gemma3_text": "gemma", "gemma4_text": "apache-2.0"}
@@ -42,7 +42,7 @@ def model_card(
         multimodal: whether the base is part of a multimodal model.
         evaluations: the journal's `evaluated` entries of the run.
     """
-    base = _name(base_name(config.model.path)[0])
+    base, evaluations = _name(base_name(config.model.path)[0]), list(evaluations)
     tags = [*config.run.phases, "lora"]
     front: dict[str, Any] = {"tags": tags, "pipeline_tag": "text-generation"}
     if kind in LICENSES:
@@ -59,6 +59,7 @@ def model_card(
         "",
         f"`{base}`, {_history(config, step)} by gemma-grpo.",
         "",
+        *(_untrained(evaluations, config) if step == 0 else []),
         *_contents(formats, dtype, multimodal=multimodal),
         "",
         "| | |",
@@ -179,19 +180,14 @@ def _measured(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
     """Measured accuracy or score of the base and of this version."""
     # The last of repeated measurements.
     measured = {(entry["name"], entry["step"]): entry for entry in evaluations}
-    rows = [
-        f"| {entry['name']} | {entry['step']} | {show_mean(entry)} {show_interval(entry)} "
-        f"| {entry['n']} |"
-        for entry in measured.values()
-        if entry["step"] in {0, step}
-    ]
-    if not rows:
+    shown = [entry for entry in measured.values() if entry["step"] in {0, step}]
+    if not shown:
         return []
-    protocol = config.eval
+    protocol, mean = config.eval, mean_key(shown[0])
     decoding = "greedy" if protocol.temperature == 0 else f"temperature {protocol.temperature:g}"
-    judged, mean, column = f"answer by {protocol.extraction}", "accuracy", "accuracy"
-    if protocol.uses_rewards:
-        judged, mean, column = f"scored by `{protocol.metric}`", "score", protocol.metric
+    judged = f"answer by {config.extraction}"
+    if config.uses_rewards:
+        judged = f"scored by `{config.metric}`"
     how = f"{decoding}, {protocol.samples} sample(s) per prompt, {judged}"
     return [
         f"## {mean.capitalize()}",
@@ -200,7 +196,21 @@ def _measured(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
         "`before` is the initial policy. The exported version is the one with the best validation",
         f"{mean}, so its validation {mean} is slightly optimistic.",
         "",
-        f"| evaluation | step | {column} [95%] | prompts |",
+        f"| evaluation | step | {metric_title(shown[0])} [95%] | prompts |",
         "|---|---|---|---|",
-        *rows,
+        *(
+            f"| {entry['name']} | {entry['step']} | {show_mean(entry)} {show_interval(entry)} "
+            f"| {entry['n']} |"
+            for entry in shown
+        ),
     ]
+
+
+def _untrained(evaluations: Iterable[Mapping[str, Any]], config: Config) -> list[str]:
+    """Says of version 0 that it is the model before training, and why it is exported."""
+    validated = any(entry["name"] == "validation" and entry["step"] for entry in evaluations)
+    start = "initial" if config.lora.start or config.run.fork else "untrained"
+    why = "was written before training, and is replaced when a validated version is better"
+    if validated:
+        why = f"is the {start} model because no validated version was better"
+    return [f"**This is the {start} model.** The export {why}.", ""]

@@ -17,13 +17,13 @@ from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import (
     Answer,
     Evaluation,
-    check_references,
     compare,
     evaluate,
     judge,
     requests,
     sample_counts,
 )
+from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
 from pipeline.inputs.text.prompts import PromptMaker
 from rewards.answers import Extraction
@@ -231,14 +231,18 @@ def scored(
 def test_a_reward_part_is_a_metric_without_reference_answers():
     judged = scored("abc", "!", "12345", metric="length")
     assert judged.answers == (
-        Answer(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0),
+        Answer(
+            *(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0), reward=7.0
+        ),
         Answer(
             *(2, 0, "!", None, None, None, False, "eos", 2),
             rewards=_parts(None, 0.0),
             score=None,
             errors={"length": "raised: no"},
         ),
-        Answer(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0),
+        Answer(
+            *(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0), reward=10.0
+        ),
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.
     assert judged.mean == 4.0
@@ -250,6 +254,7 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
         "ci95": judged.summary()["ci95"],
         "prompts": 3,
         "excluded": 1 / 3,
+        "reward": 8.5,
         "reward/length": 4.0,
         "reward/vowel": 0.5,
         "reward/seen": 0.0,
@@ -336,3 +341,54 @@ def test_exact_answers_need_reference_answers(tmp_path: Path):
     ]
     check_references(config, {"data.test": data.test, "data.validation": None})
     check_references(make_config(tmp_path, eval={"metric": "format"}), splits)
+
+
+def by_accuracy(*scores: float | None, samples: int = 1) -> Evaluation:
+    """Answers with these scores of an accuracy; None: an error."""
+    answers = [
+        Answer(
+            *(index // samples, index % samples, "7 kg", "7", "7 kg"),
+            correct=None if score is None else score == 1,
+            well_formed=True,
+            stop_reason="eos",
+            num_tokens=2,
+            rewards={"correct": score},
+            score=score,
+        )
+        for index, score in enumerate(scores)
+    ]
+    return Evaluation(tuple(answers), "correct", of_accuracy=True)
+
+
+def test_a_reward_of_right_and_wrong_is_an_accuracy():
+    found = by_accuracy(1.0, 0.0, None, 1.0)
+    summary = found.summary()
+    assert (summary["accuracy"], summary["n"], summary["prompts"]) == (2 / 3, 3, 4)
+    assert (summary["excluded"], summary["reward/correct"]) == (0.25, 2 / 3)
+    assert summary["accuracy_among_well_formed"] == 2 / 3
+    assert "score" not in summary
+    again = json.loads(json.dumps(found.rows))
+    assert Evaluation.of(again, metric="correct", of_accuracy=True) == found
+    change = compare(found, by_accuracy(1.0, 1.0, 1.0, None))
+    assert (change["paired_n"], change["gained"], change["lost"]) == (2, 1, 0)
+    assert change["paired_test"] == "McNemar, exact"
+    nothing = by_accuracy(None, None)
+    assert nothing.summary()["accuracy"] is None
+    assert compare(nothing, nothing)["paired_difference"] is None
+    several = by_accuracy(1.0, 0.0, None, 1.0, samples=2).summary()
+    assert (several["n"], several["accuracy"], several["pass@2"]) == (1, 0.5, 1.0)
+
+
+def test_the_accuracy_is_that_of_the_correctness_reward():
+    part = {"name": "correct", "function": "rewards.numeric:numeric_answer"}
+    config = make_config(Path(), rewards={"functions": [part]}, **TAGGED)
+    asked = requests(PROMPTS[:2], phase="test")
+    texts = ("<a>2 apples</a>", "<a>5</a>")
+    drawn = [completion(one, text) for one, text in zip(asked, texts, strict=True)]
+
+    async def score(inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
+        return [{"correct": Outcome(float("apples" in one.completion))} for one in inputs]
+
+    judged = asyncio.run(evaluate(PROMPTS[:2], drawn, config=config, maker=MAKER, score=score))
+    assert [answer.correct for answer in judged.answers] == [True, False]
+    assert (judged.mean, judged.means) == (0.5, {"accuracy": 0.5, "reward": 0.5})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
+from pipeline.evaluate.recorded import is_better
 from tests.fakes import (
     PROMPTS,
     Disk,
@@ -93,7 +94,8 @@ def test_a_policy_that_only_gets_worse_is_exported_untrained(tmp_path: Path):
 
 
 def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
-    run = collapsing(tmp_path, budget={"steps": 4})
+    part = {"name": "correct", "function": "rewards.correctness:exact_answer"}
+    run = collapsing(tmp_path, budget={"steps": 4}, rewards={"functions": [part]})
     for sampler in run.samplers:
         sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
     run.run()
@@ -101,6 +103,66 @@ def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     assert run.folder.summary["best"]["step"] == 2
     keeps = [call for call in run.script.calls if "keep_best" in call]
     assert keeps == ["learner.keep_best 0", "learner.keep_best 1", "learner.keep_best 2"]
+
+
+def test_of_equal_accuracies_the_higher_mean_reward_is_the_best(tmp_path: Path):
+    run = collapsing(tmp_path, budget={"steps": 4})  # with the reward of the form
+    for sampler in run.samplers:
+        sampler.skill = lambda _: 0.5
+    run.run()
+    rewards = {entry["step"]: entry["reward"] for entry in run.events("evaluated")[1:-1]}
+    best = max(rewards, key=lambda step: (rewards[step], -step))
+    assert len(set(rewards.values())) > 2
+    assert run.folder.summary is not None
+    assert run.folder.summary["best"]["step"] == best
+    (told,) = run.events("best")
+    assert told["accuracy"] == told["last_accuracy"] == 0.5
+
+
+def test_mean_rewards_of_other_rewards_do_not_compare():
+    best = {"accuracy": 0.0, "reward": 0.1, "rewards_version": 0}
+    found = {"accuracy": 0.0, "reward": 0.2, "rewards_version": 0}
+    assert is_better(found, best)
+    assert not is_better({**found, "rewards_version": 1}, best)
+    assert not is_better({**found, "reward": None}, best)
+    assert not is_better(found, {**best, "reward": None})
+    assert is_better({**found, "accuracy": 0.1, "reward": 0.0}, best)
+    assert is_better(found, None)
+    assert not is_better({"score": None, "reward": 1.0}, None)
+
+
+def test_an_untrained_export_is_said_loudly(tmp_path: Path):
+    run = collapsing(tmp_path, budget={"steps": 2})
+    for sampler in run.samplers:
+        sampler.skill = lambda version: 0.8 - 0.1 * version
+    run.run()
+    assert run.folder.summary is not None
+    told = run.folder.summary["untrained_export"]
+    assert told.startswith(
+        "no validated version was better than the untrained model; the export is the untrained "
+        "model (2 validations over 2 steps, by 'exact_answer'). Likely causes: "
+    )
+    better = collapsing(tmp_path / "better")
+    better.run()
+    assert better.folder.summary is not None
+    assert "untrained_export" not in better.folder.summary
+
+
+@pytest.mark.parametrize(("share", "shown"), [(0.0, "0%"), (1.0, "100%"), (0.5, None)])
+def test_equal_results_before_training_are_told_once(
+    tmp_path: Path, share: float, shown: str | None
+):
+    run = collapsing(tmp_path, budget={"steps": 1})
+    for sampler in run.samplers:
+        sampler.skill = lambda _: share
+    run.run()
+    told = [(entry["evaluation"], entry["what"]) for entry in run.events("evaluation_notice")]
+    if shown is None:
+        assert told == []
+    else:
+        ((name, what),) = told
+        assert name == "test_before"
+        assert what.startswith(f"test_before: the accuracy is {shown} on 20 prompts")
 
 
 def test_the_last_version_is_always_validated(tmp_path: Path):

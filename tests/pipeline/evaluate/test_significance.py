@@ -194,3 +194,10 @@ def test_invalid_answer_arrays_are_refused():
         measure_accuracy(np.zeros(0, bool))
     with pytest.raises(ValueError, match="answers are float64"):
         measure_accuracy(np.ones(3))
+
+
+@pytest.mark.parametrize("n", [20, 40, 41, 200])
+def test_a_share_is_never_outside_its_interval(n: int):
+    for right in (False, True):
+        found = measure_accuracy(np.full(n, right))
+        assert found.ci95[0] <= found.accuracy <= found.ci95[1]

@@ -169,3 +169,14 @@ def test_only_the_driver_waits_for_a_use():
     rows = {"waiting_learner": 3.0, "decode": 1.0}
     assert grouped("samplers", rows) == {"rollouts": 1.0, "waiting": 3.0}
     assert grouped("driver", rows) == {"rollouts": 1.0, "update": 3.0}
+
+
+def test_an_untrained_export_and_equal_answers_are_problems():
+    summary = {"ended": "finished", "untrained_export": "no validated version was better"}
+    notice = {"event": "evaluation_notice", "what": "the accuracy is 0%"}
+    found = problems(run(journal=[notice, {"event": "ended", "summary": summary}]))
+    assert [(one.kind, one.level) for one in found] == [
+        ("untrained_export", "bad"),
+        ("evaluation_notice", "warning"),
+    ]
+    assert found[1].evidence == "the accuracy is 0%"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 
 from configs.task import RewardFunction, Rewards
-from rewards.answers import same_answer
+from rewards.answers import Extraction, is_correct, same_answer
 from rewards.base import RewardInput, Tags
 from rewards.checks.findings import find
 from rewards.checks.probes import ProbeRow, make_probes
@@ -116,3 +118,17 @@ def test_a_function_that_hangs_is_given_up():
     assert errors[-1].message.startswith("given up: ")
     first = find(trial, rollouts_per_step=8)[0]
     assert (first.kind, first.fails) == ("errors", True)
+
+
+@pytest.mark.parametrize("place", get_args(Extraction))
+def test_the_reference_is_right_wherever_the_answer_is(place: Extraction):
+    tags = replace(TAGS, answer=place, prefix="so ")
+    given = replace(row("7").given, tags=tags)
+    probes = make_probes([ProbeRow(given)], prefix="so ")
+    by_name = {probe.name: probe.given.completion for probe in probes}
+    assert is_correct(by_name["reference"], answer="7", tags=tags)
+    for probe in probes:
+        if probe.kind in {"wrong", "hack", "noise"}:
+            assert not is_correct(probe.given.completion, answer="7", tags=tags), probe.name
+    assert len(set(by_name.values())) == len(by_name)
+    assert ("empty tags" in by_name) == (place in {"tags", "boxed", "stated"})

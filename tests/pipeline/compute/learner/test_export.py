@@ -302,6 +302,28 @@ def test_the_model_card_has_the_measured_score():
     ]
 
 
+def test_the_model_card_says_that_the_model_is_untrained():
+    def card(step: int, *validated: int) -> str:
+        entries = [
+            {"name": "validation", "step": at, "accuracy": 0.0, "n": 8, "ci95": (0.0, 0.3)}
+            for at in validated
+        ]
+        return model_card(
+            tiny.make_config(),
+            step=step,
+            formats=("hf",),
+            kind="gemma3_text",
+            dtype="float32",
+            multimodal=False,
+            evaluations=iter(entries),
+        )
+
+    why = "**This is the untrained model.** The export "
+    assert f"{why}is the untrained model because no validated version was better." in card(0, 0, 5)
+    assert f"{why}was written before training" in card(0, 0)
+    assert "This is the untrained model" not in card(5, 0, 5)
+
+
 @pytest.mark.parametrize(
     ("kind", "licence"),
     [

@@ -1,0 +1,76 @@
+"""Which metric a run has: the configured one, or what its rewards and data give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, metric_names
+from configs.schema import Config
+from pipeline.inputs.dataset.splits import LoadedSplit
+
+
+def with_metric(
+    config: Config,
+    splits: Mapping[str, LoadedSplit | None],
+    *,
+    saved: Mapping[str, Any] | None = None,
+) -> Config:
+    """The configuration with `eval.metric` set.
+
+    An unset one is that of the run that is resumed, so that its evaluations stay comparable; else
+    `Config.metric`, with the weighted sum of the rewards in place of `exact_answer` if no row has a
+    reference answer.
+
+    Args:
+        config: of the run.
+        splits: the splits to evaluate.
+        saved: the configuration with which the run was last started; None: it is new.
+
+    Raises:
+        ValueError: if the rewards no longer have the metric of the run that is resumed.
+    """
+    if config.eval.metric is not None:
+        return config
+    before = None if saved is None else saved["eval"].get("metric")
+    if before is not None:
+        names = metric_names(config.rewards, config.rollout)
+        if before not in names:
+            raise ValueError(
+                f"eval.metric: the run selects its best version by the reward {before!r}, which is "
+                f"not one of {', '.join(names)}; keep it, with weight = 0 if it is not to be "
+                "trained on, or start another run with --run.name"
+            )
+        return config.with_metric(before)
+    prompts = [prompt for split in splits.values() if split for prompt in split.prompts]
+    without = prompts and all(prompt.answer is None for prompt in prompts)
+    is_exact = config.metric == EXACT_ANSWER
+    return config.with_metric(WEIGHTED_SUM if is_exact and without else config.metric)
+
+
+def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -> None:
+    """Refuses the metric `exact_answer` for prompts without reference answers.
+
+    Args:
+        config: of the run.
+        splits: the splits to evaluate, by setting.
+
+    Raises:
+        ValueError: with a line for each such split.
+    """
+    if config.uses_rewards:
+        return
+    parts = ", ".join(part.name for part in config.rewards.functions)
+    mistakes = []
+    for name, split in splits.items():
+        missing = sum(prompt.answer is None for prompt in split.prompts) if split else 0
+        if split and missing:
+            whole = missing == len(split.prompts)
+            rows = "its rows have" if whole else f"{missing} of its {len(split.prompts)} rows have"
+            mistakes.append(
+                f"{name}: {rows} no reference answer in column {config.data.answer_column!r}, and "
+                f'eval.metric = "{EXACT_ANSWER}" compares with it; set data.answer_column, or '
+                f'eval.metric to "{WEIGHTED_SUM}" or the name of a reward part: {parts}'
+            )
+    if mistakes:
+        raise ValueError("\n".join(mistakes))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.evaluate.metric import with_metric
+from tests.fakes import make_config, make_data
+
+NUMERIC = {"name": "correct", "function": "rewards.numeric:numeric_answer"}
+OWN = {"name": "mine", "function": "mine:score"}
+
+
+@pytest.mark.parametrize(
+    ("part", "references", "metric"),
+    [
+        (NUMERIC, True, "correct"),
+        (NUMERIC, False, "correct"),
+        (OWN, True, "exact_answer"),
+        (OWN, False, "reward"),
+    ],
+)
+def test_an_unset_metric_depends_on_rewards_and_data(
+    part: dict[str, str], references: bool, metric: str
+):
+    config, split = make_config(Path(), rewards={"functions": [part]}), make_data().test
+    if not references:
+        prompts = tuple(replace(prompt, answer=None) for prompt in split.prompts)
+        split = replace(split, prompts=prompts)
+    assert with_metric(config, {"test": split}).eval.metric == metric
+    given = config.with_metric("reward")
+    assert with_metric(given, {"test": split}) is given
+
+
+def test_a_resumed_run_keeps_its_metric():
+    config, splits = make_config(Path(), rewards={"functions": [NUMERIC]}), {"test": None}
+    saved: dict[str, Any] = {"eval": {"metric": "exact_answer"}}
+    assert with_metric(config, splits, saved=saved).metric == "exact_answer"
+    saved["eval"]["metric"] = "gone"
+    with pytest.raises(ValueError, match="selects its best version by the reward 'gone'"):
+        with_metric(config, splits, saved=saved)
