@@ -54,7 +54,7 @@ class Learner(Table):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of the learning rate to zero after the warm-up"
     )
-    warmup_steps: int = Field(3, ge=0, description="steps of linear warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
     decay_steps: int | None = Field(
         None,
         ge=1,
@@ -195,7 +195,7 @@ class Sft(Table):
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "linear", description="decay of the learning rate to zero over the SFT phase"
     )
-    warmup_steps: int = Field(3, ge=0, description="steps of linear warm-up")
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
 
     def conflicts(self) -> Iterator[Problem]:
         """The warm-up is a part of the phase."""

@@ -18,9 +18,9 @@ Change = tuple[str, object, object]
 
 # All other settings alter what is sampled, trained or measured. The free ones set when and how the
 # run ends, what is recorded, how fast rewards are computed, which alarms are raised, what checks
-# allow, which dead processes are restarted, the price, how chips are counted, and device memory limits, whose
-# consequences are journaled decisions. `budget.steps` is also the default end of the learning
-# rate's decay, which `altering_changes` handles.
+# allow, which dead processes are restarted, the price, how chips are counted, and device memory
+# limits, whose consequences are journaled decisions. `budget.steps` is also the default end of the
+# learning rate's decay, which `altering_changes` handles.
 FREE_TABLES = (
     *("budget", "checkpoint", "export", "parity"),
     *("wandb", "records", "profile", "alarms", "faults"),

@@ -308,13 +308,14 @@ class Coordinator:
     # --- duties
 
     async def _check_parity(self) -> None:
+        bound = self.config.parity_bounds.probe
         largest = await self.workers.probe(self.data.train.prompts)
         self.records.event(
             "parity",
-            f"parity: sampler and learner differ by {largest:.2g} of what a random adapter changes, "
-            f"allowed {self.config.parity_bounds.probe:g}",
+            f"parity: sampler and learner differ by {largest:.2g} of what a random adapter "
+            f"changes, allowed {bound:g}",
             largest=largest,
-            bound=self.config.parity_bounds.probe,
+            bound=bound,
         )
         watch = Stopwatch(self.clock.now)
         await self.workers.publish()

@@ -115,14 +115,17 @@ class Probe:
         )
         vocabulary = Vocabulary.of(tokenizer, config.rollout)
         self._weights = RolloutWeights(self.policy, self._base, config)
-        self._make_engine = lambda: Engine(self._weights.policy, None, config, vocabulary)
-        self._engine = self._make_engine()
+        self._config, self._vocabulary = config, vocabulary
+        self._engine = self._new_engine()
         self._scorer = Scorer(self.policy, config, vocabulary)
         self._requests = []
         for number, text in enumerate(TEXTS):
             tokens = [tokenizer.bos_id, *tokenizer.encode(text)][:LONGEST]
             name = RolloutName("probe", 0, number, 0)
             self._requests.append(RolloutRequest(name, np.array(tokens, np.int32)))
+
+    def _new_engine(self) -> Engine:
+        return Engine(self._weights.policy, None, self._config, self._vocabulary)
 
     def statistic(self, sampler: Params, learner: Params) -> float:
         """The probe's statistic, with these adapters of sampler and learner.
@@ -169,9 +172,9 @@ class Probe:
                 yield name, self.statistic(whole, whole)
         for name, mask in _MASKS.items():
             with mock.patch.object(cache, "visible_slots", mask):
-                self._engine = self._make_engine()
+                self._engine = self._new_engine()
             yield name, self.statistic(whole, whole)
-        self._engine = self._make_engine()
+        self._engine = self._new_engine()
 
 
 def _shift(by: int) -> Admit:

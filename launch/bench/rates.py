@@ -138,9 +138,7 @@ class Sums:
 
     def _validate(self, adapter: Params, *, seed: int) -> float:
         """Share of right answers to unseen sums, sampled at temperature 1."""
-        drawn = self._sample(
-            self._validation, adapter, names=("validation", seed), samples=SAMPLES
-        )
+        drawn = self._sample(self._validation, adapter, names=("validation", seed), samples=SAMPLES)
         answers = {prompt.id: prompt.answer for prompt in self._validation}
         return float(np.mean([self._text(one) == answers[one.name.prompt_id] for one in drawn]))
 
@@ -159,7 +157,7 @@ class Sums:
         groups = [rewards[at : at + GROUP] for at in range(0, len(rewards), GROUP)]
         advantages, stats = group_advantages(groups, kind="grpo")
         tags = Tags("<reasoning>", "</reasoning>", "<answer>", "</answer>")
-        rollouts = []
+        rollouts: list[Rollout] = []
         for one, reward, advantage in zip(drawn, rewards, np.concatenate(advantages), strict=True):
             prompt = prompts[len(rollouts) // GROUP]
             given = prompt.reward_input("", stop_reason=one.stop_reason, tags=tags)

@@ -76,7 +76,8 @@ def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
     stored = {tensor.name: tensor for tensor in reader.tensors}
     config = _config(reader)
     specs = [
-        TensorSpec(name, shape, "bfloat16") for name, shape in tensor_shapes(read_model_shape(config))
+        TensorSpec(name, shape, "bfloat16")
+        for name, shape in tensor_shapes(read_model_shape(config))
     ]
     missing = sorted(spec.name for spec in specs if _gguf_name(spec.name) not in stored)
     if missing:
@@ -101,7 +102,9 @@ def _config(reader: Any) -> dict[str, Any]:
         return reader.fields[f"gemma3.{name}"].contents()
 
     return _FIXED | {
-        "vocab_size": int(next(t for t in reader.tensors if t.name == "token_embd.weight").shape[1]),
+        "vocab_size": int(
+            next(t for t in reader.tensors if t.name == "token_embd.weight").shape[1]
+        ),
         "hidden_size": field("embedding_length"),
         "intermediate_size": field("feed_forward_length"),
         "num_hidden_layers": field("block_count"),
@@ -131,7 +134,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", type=Path, help="GGUF file of a Gemma 3 text model")
-    parser.add_argument("--tokenizer", type=Path, required=True, help="tokenizer.model, or a folder")
+    parser.add_argument(
+        "--tokenizer", type=Path, required=True, help="tokenizer.model, or a folder"
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     arguments = parser.parse_args()
     convert(arguments.source, tokenizer=arguments.tokenizer, out=arguments.out)

@@ -126,7 +126,7 @@ def _refusal(
         "KV caches, or rounding. --run.name NAME --model.dtype float32, without int8 settings, "
         "tells them apart: it is allowed only 0.001. If it starts there, rounding is the cause: "
         f"start this run again with --parity.probe {2 * found:.2g}, or with plan.rollout_weights "
-        'and plan.kv_cache as they are by default'
+        "and plan.kv_cache as they are by default"
     )
 
 

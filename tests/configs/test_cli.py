@@ -97,7 +97,7 @@ def test_the_settings_help_describes_each_setting() -> None:
         assert f"--{setting.path} {setting.allowed};" in text
         assert setting.description in text
     assert "learner: The GRPO update" in text
-    assert "default: 1e-05. peak learning rate of AdamW" in text
+    assert "default: 5e-05. peak learning rate of AdamW" in text
     assert (
         "--rollout.prompts_per_step an integer, at least 1 and at most 16384; required. prompts"
         in text

@@ -48,14 +48,14 @@ def told(path: Path, key: str, text: str) -> str:
         (
             "learner.lr",
             "fast",
-            '= "fast": must be a number, above 0 and at most 10; default: 1e-05',
+            '= "fast": must be a number, above 0 and at most 10; default: 5e-05',
         ),
         (
             "learner.lr",
             "nan",
-            "= nan: must be a finite number, above 0 and at most 10; default: 1e-05",
+            "= nan: must be a finite number, above 0 and at most 10; default: 5e-05",
         ),
-        ("learner.lr", "true", "= true: must be a number, above 0 and at most 10; default: 1e-05"),
+        ("learner.lr", "true", "= true: must be a number, above 0 and at most 10; default: 5e-05"),
         (
             "learner.lr",
             "'1e-4'",

@@ -36,7 +36,7 @@ def test_values_come_from_the_file_and_defaults_from_the_schema(small: Path) -> 
     assert config.run.name == "small"
     assert config.rollout.size == 32
     assert config.rewards.functions[1].weight == 0.1
-    assert config.learner.lr == 1e-5
+    assert config.learner.lr == 5e-5
     assert config.rollout.stop_tokens == ("<end_of_turn>", "<eos>")
 
 

@@ -263,3 +263,18 @@ def test_norms_of_a_change_by_hand():
     fresh = lora.norms(policy.fresh_adapter(3), lora=tiny.LORA, layers=2)
     assert set(map(float, fresh.values())) == {0.0}
     assert {value.dtype for value in fresh.values()} == {jnp.dtype("float32")}
+
+
+def test_a_fresh_adapter_has_pefts_initialisation():
+    """`kaiming_uniform_(a=sqrt(5))` of torch: uniform within 1 / sqrt(inputs); B is zero."""
+    shapes = {
+        "q_lora_a": jax.ShapeDtypeStruct((640, 16), jnp.float32),
+        "o_lora_a": jax.ShapeDtypeStruct((4, 160, 16), jnp.float32),
+        "o_lora_b": jax.ShapeDtypeStruct((16, 640), jnp.float32),
+    }
+    adapter = lora.fresh(shapes, seed=0)
+    assert not np.asarray(adapter["o_lora_b"]).any()
+    for name in ("q_lora_a", "o_lora_a"):
+        values = np.abs(np.asarray(adapter[name]))
+        assert 0.99 * 640**-0.5 < values.max() <= 640**-0.5
+        assert values.mean() == pytest.approx(640**-0.5 / 2, rel=0.02)
