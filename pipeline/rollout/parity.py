@@ -123,10 +123,10 @@ def _refusal(
         )
     return (
         f"{measured} Likely causes: a layer without its adapter, a wrong position or mask in the "
-        "KV caches, or rounding. --run.name NAME --model.dtype float32, without int8 settings, "
-        "tells them apart: it is allowed only 0.001. If it starts there, rounding is the cause: "
-        f"start this run again with --parity.probe {2 * found:.2g}, or with plan.rollout_weights "
-        "and plan.kv_cache as they are by default"
+        "KV caches, or rounding. To tell them apart, start another run in float32 (--run.name NAME "
+        "--model.dtype float32, no int8 settings), where rounding stays below 0.00001. If that run "
+        f"starts, rounding is the cause: allow it here with --parity.probe {2 * found:.2g}, or "
+        "leave plan.rollout_weights and plan.kv_cache at their defaults. If not, please report it"
     )
 
 
