@@ -116,6 +116,11 @@ def _refusal(
         f"{found:.3g} of what the adapter changes, allowed {bound:.3g} (parity.probe; mean over "
         f"{_PIECE} tokens)."
     )
+    if not np.isfinite(found):
+        return (
+            f"{measured} Log-probs that are no numbers come from weights or activations that "
+            "overflow: check model.path, and model.dtype against the type of its weights"
+        )
     if np.abs(sampled - without).mean() < np.abs(sampled - scored).mean():
         return (
             f"{measured} They are those without the random adapter: LoRA does not reach "
@@ -124,7 +129,7 @@ def _refusal(
     return (
         f"{measured} Likely causes: a layer without its adapter, a wrong position or mask in the "
         "KV caches, or rounding. To tell them apart, start another run in float32 (--run.name NAME "
-        "--model.dtype float32, no int8 settings), where rounding stays below 0.00001. If that run "
+        "--model.dtype float32, no int8 settings), where rounding stays below 0.0001. If that run "
         f"starts, rounding is the cause: allow it here with --parity.probe {2 * found:.2g}, or "
         "leave plan.rollout_weights and plan.kv_cache at their defaults. If not, please report it"
     )
