@@ -159,10 +159,13 @@ class Probe:
         yield "sampler without LoRA", self.statistic(none, whole)
         yield "learner without LoRA", self.statistic(whole, none)
         yield "another adapter", self.statistic(self.policy.probe_adapter(seed + 1000), whole)
-        for layer in range(self.policy.architecture.shape.layers):
-            mark = f"layers.{layer}."
+        layers = range(self.policy.architecture.shape.layers)
+        missing = [("one layer without its adapter", f"layers.{layer}.") for layer in layers]
+        down = f"layers.{layers.stop // 2}.mlp.down_proj"
+        missing += [("keys and values without it", "kv_einsum"), ("one matrix without it", down)]
+        for name, mark in missing:
             part = {key: value * (mark not in key) for key, value in whole.items()}
-            yield "one layer without its adapter", self.statistic(part, whole)
+            yield name, self.statistic(part, whole)
 
     def engine_faults(self, seed: int) -> Iterator[tuple[str, float]]:
         """The statistic under each fault of the decoding program."""

@@ -1,4 +1,4 @@
-"""Converts a Gemma 3 text model in llama.cpp's GGUF format into a Hugging Face folder.
+"""Converts a Gemma 3 270m or 1b in llama.cpp's GGUF format into a Hugging Face folder.
 
     python -m launch.demo.gguf_folder gemma-3-270m.gguf --tokenizer tokenizer.model --out DIR
 
@@ -37,13 +37,12 @@ _MODULES = {
 }
 """Hugging Face's names of the modules of a layer, and those of GGUF."""
 
-# Not in the file; equal in all text models of Gemma 3.
+# Not in the file; equal in Gemma 3 270m and 1b.
 _FIXED: dict[str, Any] = {
     "architectures": ["Gemma3ForCausalLM"],
     "model_type": "gemma3_text",
     "sliding_window_pattern": 6,
     "rope_local_base_freq": 10_000.0,
-    "rms_norm_eps": 1e-6,
     "hidden_activation": "gelu_pytorch_tanh",
     "attention_bias": False,
     "tie_word_embeddings": True,
@@ -59,13 +58,13 @@ def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
     """Writes the model in bfloat16, with its `config.json` and the tokenizer.
 
     Args:
-        source: GGUF file of a Gemma 3 text model.
+        source: GGUF file of a Gemma 3 270m or 1b.
         tokenizer: its `tokenizer.model`, or a folder of tokenizer files.
         out: a folder, which is made.
 
     Raises:
         ModuleNotFoundError: if `gguf` is not installed.
-        ValueError: if the file holds another architecture, or lacks a tensor.
+        ValueError: if the file holds another model, or lacks a tensor.
     """
     from gguf import GGUFReader, dequantize  # late: an optional package
 
@@ -73,6 +72,8 @@ def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
     architecture = reader.fields["general.architecture"].contents()
     if architecture != "gemma3":
         raise ValueError(f"{source}: the architecture is {architecture!r}; only gemma3 is read")
+    if any(name.startswith("gemma3.rope.scaling") for name in reader.fields):
+        raise ValueError(f"{source}: its RoPE is scaled, as in 4b and larger; 270m and 1b are read")
     stored = {tensor.name: tensor for tensor in reader.tensors}
     config = _config(reader)
     specs = [
@@ -111,6 +112,7 @@ def _config(reader: Any) -> dict[str, Any]:
         "num_attention_heads": field("attention.head_count"),
         "num_key_value_heads": field("attention.head_count_kv"),
         "head_dim": field("attention.key_length"),
+        "rms_norm_eps": float(f"{field('attention.layer_norm_rms_epsilon'):.6g}"),
         "query_pre_attn_scalar": field("attention.key_length"),
         "sliding_window": field("attention.sliding_window"),
         "max_position_embeddings": field("context_length"),
@@ -133,13 +135,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, help="GGUF file of a Gemma 3 text model")
+    parser.add_argument("source", type=Path, help="GGUF file of a Gemma 3 270m or 1b")
     parser.add_argument(
         "--tokenizer", type=Path, required=True, help="tokenizer.model, or a folder"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    arguments = parser.parse_args()
-    convert(arguments.source, tokenizer=arguments.tokenizer, out=arguments.out)
+    given = parser.parse_args()
+    try:
+        convert(given.source, tokenizer=given.tokenizer, out=given.out)
+    except (ModuleNotFoundError, FileNotFoundError, ValueError) as mistake:
+        parser.error(str(mistake))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ every sync, and the mean log-prob difference of every update, whose 99.9th perce
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 
 import numpy as np
 
@@ -17,6 +18,10 @@ from pipeline.contracts.workers import Learner, Sampler
 from pipeline.rollout import dispatch
 
 _PROBED_PROMPTS = 8
+_NOT_LOADED = (
+    "an adapter was not loaded. Please report this fault of the program; the same command "
+    "continues from the last checkpoint"
+)
 _PIECE = 64
 """Tokens over which the probe's differences are averaged: a fault in a part of a sequence shows."""
 
@@ -50,19 +55,24 @@ async def check_probe(
     *,
     bound: float,
     temperature: float,
+    max_new_tokens: int,
 ) -> float:
     """Sends a random adapter through samplers and learner; returns the largest `probe_statistic`.
+
+    Short completions are sampled several times, so that its mean is over enough tokens.
 
     Raises:
         ParityError: if it is above `bound`, or the adapter changes nothing.
     """
     published = await learner.publish("probe")
-    largest = 0.0
+    chosen, largest = prompts[:_PROBED_PROMPTS], 0.0
+    samples = ceil(_PIECE / (len(chosen) * max_new_tokens))
     for number, sampler in enumerate(samplers):
         await sync([sampler], published)
         requests = [
-            RolloutRequest(RolloutName("probe", 0, prompt.id, number), prompt.tokens)
-            for prompt in prompts[:_PROBED_PROMPTS]
+            RolloutRequest(RolloutName("probe", 0, prompt.id, sample), prompt.tokens)
+            for sample in range(number * samples, (number + 1) * samples)
+            for prompt in chosen
         ]
         drawn, _ = await dispatch.generate([sampler], requests, temperature=temperature)
         check_labels(drawn, published)
@@ -121,7 +131,7 @@ def _refusal(
             f"{measured} Log-probs that are no numbers come from weights or activations that "
             "overflow: check model.path, and model.dtype against the type of its weights"
         )
-    if np.abs(sampled - without).mean() < np.abs(sampled - scored).mean():
+    if probe_statistic(sampled, without, scored) <= bound:
         return (
             f"{measured} They are those without the random adapter: LoRA does not reach "
             f"{name}. This is a fault of the program; please report it"
@@ -146,7 +156,7 @@ async def sync(samplers: Sequence[Sampler], published: Published) -> None:
         if held != published.sha256:
             raise ParityError(
                 f"a sampler holds adapter {held[:12]}, version {published.version} is "
-                f"{published.sha256[:12]}"
+                f"{published.sha256[:12]}: {_NOT_LOADED}"
             )
 
 
@@ -161,5 +171,5 @@ def check_labels(completions: Sequence[Completion], published: Published) -> Non
         if label != (published.version, published.sha256):
             raise ParityError(
                 f"rollout {completion.name} was sampled by version {label[0]} ({label[1][:12]}), "
-                f"in force is {published.version} ({published.sha256[:12]})"
+                f"in force is {published.version} ({published.sha256[:12]}): {_NOT_LOADED}"
             )

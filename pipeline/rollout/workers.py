@@ -113,6 +113,7 @@ class Workers:
         self.restarts = restarts
         self.sizes = sizes
         self._probe_bound = config.parity_bounds.probe
+        self._max_new_tokens = config.rollout.max_new_tokens
         self.published: Published | None = None
         self.evaluation_tokens = 0
         self._rewards: Sequence[RewardFacts] = ()
@@ -204,6 +205,7 @@ class Workers:
             prompts,
             bound=self._probe_bound,
             temperature=self._temperature,
+            max_new_tokens=self._max_new_tokens,
         )
         return await self._within(None, work, aborts=self._samplers)
 

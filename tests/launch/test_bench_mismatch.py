@@ -16,7 +16,7 @@ def check(model: Path, *, number_format: str, adapters: int, engine: bool) -> No
     bound = probe_config(model, number_format=number_format).parity_bounds.probe
     faults = {name: value for name, value in found.items() if name != "rounding"}
     assert found["rounding"] < bound < min(faults.values()), found
-    assert len(faults) == (10 if engine else 4)
+    assert len(faults) == (12 if engine else 6)
 
 
 def test_faults_of_adapters_are_found_in_bfloat16():

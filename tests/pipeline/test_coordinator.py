@@ -245,7 +245,7 @@ def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(t
         return run.samplers[1].adapter if published.version == 1 else await load(published)
 
     run.samplers[1].load = stale  # type: ignore[method-assign]
-    message = rf"a sampler holds adapter {FRESH[:12]}, version 1 is {'[0-9a-f]' * 12}$"
+    message = rf"a sampler holds adapter {FRESH[:12]}, version 1 is {'[0-9a-f]' * 12}:"
     with pytest.raises(ParityError, match=message):
         run.run()
     assert run.learner.version == 1

@@ -72,13 +72,13 @@ def from_pairs(
     """lora_a and lora_b of one of our matrices, with shapes `a` and `b`.
 
     A projection that is not in `pairs` is not changed. Surplus rank is initialised as a fresh
-    adapter: He-uniform lora_a, zero lora_b.
+    adapter: lora_a uniform within 1 / sqrt(inputs), zero lora_b.
     """
     parts, room = places(matrix), b[0]
     present = [pairs[place] for place in parts if place in pairs]
     together = shared(present)
     assert rank_needed(present) <= room, (matrix, room)
-    lora_a = _he_uniform(matrix, (math.prod(a[:-1]), room))
+    lora_a = _fresh_a(matrix, (math.prod(a[:-1]), room))
     lora_b = np.zeros((len(parts), room, math.prod(b[1:]) // len(parts)), np.float32)
     start = 0
     for number, place in enumerate(parts):
@@ -114,8 +114,8 @@ def needs_separate_lora_a(pairs: Mapping[Place, Pair]) -> bool:
     return False
 
 
-def _he_uniform(matrix: str, shape: tuple[int, int]) -> np.ndarray:
-    """He-uniform values, a function of the matrix name."""
+def _fresh_a(matrix: str, shape: tuple[int, int]) -> np.ndarray:
+    """Values as those of `lora.fresh`, a function of the matrix name."""
     seed = int.from_bytes(hashlib.blake2b(matrix.encode(), digest_size=8).digest(), "little")
-    bound = math.sqrt(6 / shape[0])
+    bound = shape[0] ** -0.5
     return np.random.default_rng(seed).uniform(-bound, bound, shape).astype(np.float32)

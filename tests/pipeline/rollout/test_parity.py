@@ -40,10 +40,22 @@ EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
 """What the random adapter changes of a fake log-prob."""
 
 
-def probe(samplers: list[FakeSampler], learner: FakeLearner, *, prompts: int = 3) -> float:
-    return asyncio.run(
-        check_probe(samplers, learner, make_prompts(prompts), bound=1e-3, temperature=1.0)
+def probe(
+    samplers: list[FakeSampler],
+    learner: FakeLearner,
+    *,
+    prompts: int = 3,
+    max_new_tokens: int = 64,
+) -> float:
+    work = check_probe(
+        samplers,
+        learner,
+        make_prompts(prompts),
+        bound=1e-3,
+        temperature=1.0,
+        max_new_tokens=max_new_tokens,
     )
+    return asyncio.run(work)
 
 
 def test_the_statistic_by_hand():
@@ -158,6 +170,10 @@ def test_samplers_get_different_rollouts_of_the_same_prompts():
         sampler.draw = spy  # type: ignore[method-assign]
     probe(samplers, learner, prompts=20)
     assert names == [(prompt, sampler) for sampler in (0, 1) for prompt in range(1, 9)]
+    names.clear()
+    # 64 tokens in completions of three: three samples of each of eight prompts.
+    probe(samplers, learner, prompts=20, max_new_tokens=3)
+    assert sorted(names) == [(prompt, sample) for prompt in range(1, 9) for sample in range(6)]
 
 
 def test_a_sync_compares_hashes():
