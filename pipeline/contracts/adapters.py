@@ -65,14 +65,14 @@ class ExportReport:
 
     Attributes:
         folder: path of the export.
-        max_difference: maximum log-prob difference to the policy over `tokens` tokens; None if
+        mean_difference: mean log-prob difference to the policy over `tokens` tokens; None if
             device memory was too small for scoring, so that weights were compared instead.
         tokens: number of compared tokens.
         version: the policy version that was exported.
     """
 
     folder: str
-    max_difference: float | None
+    mean_difference: float | None
     tokens: int
     version: int
 

@@ -104,8 +104,8 @@ def _export_line(facts: Mapping[str, Any]) -> str:
     """An export as a line."""
     equal = (
         "read back number by number; the devices have no room to score it"
-        if facts["max_difference"] is None
-        else f"log-probs differ by at most {facts['max_difference']:.1e}"
+        if facts["mean_difference"] is None
+        else f"log-probs differ by {facts['mean_difference']:.1e} on average"
     )
     return f"export: {facts['folder']}, version {facts['version']}, {equal}"
 

@@ -28,8 +28,9 @@ from pipeline.inputs.hub.hf_folder import is_multimodal_folder, read_config
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""
-BOUND = {"float32": 1e-4, "float16": 0.05, "bfloat16": 0.25}
-"""Largest log-prob difference between policy and export, by the coarser of their dtypes."""
+BOUND = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
+"""Mean log-prob difference between policy and export, by the coarser of their dtypes. In bfloat16 a
+single improbable token of Gemma 3 270m differs by 0.6 through rounding alone."""
 _GIB = 2**30
 
 
@@ -248,12 +249,12 @@ class Exporter:
                 raise
             self._compare_parameters(fresh, tuned)
             return None
-        difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).max())
+        difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).mean())
         bound = max(BOUND[self.dtype], BOUND[self.config.model.dtype])
         if not difference <= bound:
             raise RuntimeError(
-                f"the export in {fresh} scores tokens differently from the policy: "
-                f"{difference:.3g}, allowed {bound:g}"
+                f"the export in {fresh} scores tokens differently from the policy: by "
+                f"{difference:.3g} on average, allowed {bound:g}"
             )
         return difference
 
