@@ -472,7 +472,7 @@ def test_nan_log_probs_fail_verification(
     base = dict(learner.base)
     base["final_norm.scale"] = base["final_norm.scale"] * np.nan
     monkeypatch.setattr(learner, "base", base)
-    with pytest.raises(RuntimeError, match="differently from the policy: nan"):
+    with pytest.raises(RuntimeError, match="differently from the policy: by nan"):
         exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
     assert not (tmp_path / "export").exists()
 
