@@ -165,6 +165,16 @@ def test_equal_results_before_training_are_told_once(
         assert what.startswith(f"test_before: the accuracy is {shown} on 20 prompts")
 
 
+def test_equal_results_after_training_are_not_told(tmp_path: Path):
+    run = skilled(make_config(tmp_path, budget={"steps": 2}))
+    for sampler in run.samplers:
+        sampler.skill = lambda version: 0.5 + 0.25 * version
+    run.run()
+    assert run.folder.summary is not None
+    assert run.folder.summary["eval"]["after"]["accuracy"] == 1.0
+    assert run.events("evaluation_notice") == []
+
+
 def test_the_last_version_is_always_validated(tmp_path: Path):
     run = collapsing(tmp_path, every_steps=4)
     run.run()
