@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.evaluate.recorded import is_better
+from pipeline.evaluate.recorded import best_facts, is_better
 from tests.fakes import (
     PROMPTS,
     Disk,
@@ -129,6 +129,13 @@ def test_mean_rewards_of_other_rewards_do_not_compare():
     assert is_better({**found, "accuracy": 0.1, "reward": 0.0}, best)
     assert is_better(found, None)
     assert not is_better({"score": None, "reward": 1.0}, None)
+
+
+def test_the_best_version_may_be_recorded_under_another_key_than_the_last_one():
+    best = {"step": 2, "score": 0.5, "metric": "correct"}
+    facts, text = best_facts(best, {"step": 4, "accuracy": 0.25, "metric": "correct"})
+    assert facts == {"step": 2, "score": 0.5, "last_step": 4, "last_score": 0.25}
+    assert text == "best by validation: step 2 with 0.500; the last, step 4, has 25.0%"
 
 
 def test_an_untrained_export_is_said_loudly(tmp_path: Path):
