@@ -127,17 +127,20 @@ def _why_all_wrong(found: Evaluation, config: Config) -> str:
 def untrained_export(
     config: Config, *, step: int, validations: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Says why the model before training is exported; None if no trained version was validated.
+    """Says why the model before training is exported; None before the first step.
 
     Args:
         config: of the run.
         step: training steps done.
         validations: those that count.
     """
-    trained = sum(entry["step"] > 0 for entry in validations)
-    if not trained:
+    if step == 0:
         return None
+    trained = sum(entry["step"] > 0 for entry in validations)
     start = "initial" if config.lora.start or config.run.fork else "untrained"
+    if not trained:
+        what = "validated" if config.eval.validates else "exported"
+        return f"no trained version could be {what} in time; the export is the {start} model"
     count = "1 validation" if trained == 1 else f"{trained} validations"
     text = (
         f"no validated version was better than the {start} model; the export is the {start} model "
