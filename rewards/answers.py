@@ -13,9 +13,6 @@ from typing import get_args
 from configs.task import AnswerPlace
 from rewards.base import Tags
 
-Extraction = AnswerPlace
-"""Where an answer is; see `find_answer`."""
-
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
 _NUMBER = re.compile(
     r"(?P<sign>[+-]?)\s?(?P<currency>[$€£]?)\s?(?P<inner>[+-]?)"
@@ -30,7 +27,9 @@ _SENTENCE_END = re.compile(r"[.;!?](?:\s|$)")
 _RUN = re.compile(r"-?[$0-9.,]+")
 
 
-def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = None) -> str | None:
+def find_answer(
+    completion: str, *, tags: Tags, extraction: AnswerPlace | None = None
+) -> str | None:
     r"""The answer of a completion, stripped; None if there is none.
 
     Args:
@@ -47,7 +46,7 @@ def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = 
     Raises:
         ValueError: if there is no such extraction.
     """
-    extraction, known = extraction or tags.answer, get_args(Extraction)
+    extraction, known = extraction or tags.answer, get_args(AnswerPlace)
     if extraction not in known:
         nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
         raise ValueError(
@@ -163,7 +162,7 @@ def answer_key(text: str) -> Fraction | str:
 
 
 def is_correct(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
+    completion: str, *, answer: str, tags: Tags, extraction: AnswerPlace | None = None
 ) -> bool:
     """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)

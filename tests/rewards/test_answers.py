@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
+from configs.task import AnswerPlace
 from rewards.answers import (
-    Extraction,
     answer_key,
     extract_answer,
     find_answer,
@@ -239,7 +239,7 @@ def test_answers_with_equal_keys_are_the_same(one: str, other: str):
         ("tags", None),
     ],
 )
-def test_an_answer_without_tags(place: Extraction, found: str | None):
+def test_an_answer_without_tags(place: AnswerPlace, found: str | None):
     tags = Tags.of(Prompt(answer=place, answer_prefix="A:"), stops=("Q:", "\n\n"))
     for end in ("", "\n", "Q:"):
         assert find_answer(f"A: \n5 \n\nno 6{end}", tags=tags) == found

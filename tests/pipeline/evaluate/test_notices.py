@@ -75,7 +75,7 @@ def test_why_all_answers_may_be_wrong():
     assert missing is not None
     assert missing.startswith(
         "the accuracy is 0% on 8 prompts: 0 of 8 completions have an answer (the last answer "
-        "block), 0 are cut off. The model does not write answers in this form: ask for it"
+        "block), 0 are truncated. The model does not write answers in this form: ask for it"
     )
     assert "rollout.max_new_tokens" not in missing
     cut = evaluation_notice(evaluation(None, stop_reason="length"), config)
