@@ -44,7 +44,10 @@ def test_a_resumed_run_keeps_its_metric():
 
 
 def test_a_place_of_answers_that_the_metric_does_not_use_is_refused():
-    tables = {"rewards": {"functions": [NUMERIC]}, "eval": {"extraction": "last_number"}}
+    tables: dict[str, Any] = {
+        "rewards": {"functions": [NUMERIC]},
+        "eval": {"extraction": "last_number"},
+    }
     config, split = make_config(Path(), **tables), make_data().test
     assert with_metric(config, {"test": split}).metric == "exact_answer"
     saved = {"eval": {"metric": "correct"}}

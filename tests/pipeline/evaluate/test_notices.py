@@ -109,7 +109,10 @@ def test_why_an_export_is_untrained():
         return untrained_export(chosen, step=step, validations=entries)
 
     assert told(0.5, step=0) is None
-    late = {"eval": {"every_steps": 5}, "data": {"validation": {"path": "validation.jsonl"}}}
+    late: dict[str, Any] = {
+        "eval": {"every_steps": 5},
+        "data": {"validation": {"path": "validation.jsonl"}},
+    }
     assert told(0.5, **late) == (
         "no trained version could be validated in time; the export is the untrained model"
     )
