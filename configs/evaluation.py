@@ -47,8 +47,8 @@ class Eval(Table):
     )
     extraction: AnswerPlace | None = Field(
         None,
-        description="where the answer is in evaluations, if not as prompt.answer says; e.g. "
-        "last_number, as in many published GSM8K results",
+        description="where the answer is in evaluations with metric = exact_answer, if not as "
+        "prompt.answer says; e.g. last_number, as in many published GSM8K results",
     )
     every_steps: int = Field(
         0, ge=0, description="steps between two validations; 0: no validation by steps"
@@ -91,7 +91,7 @@ def default_metric(evaluation: Eval, rewards: Rewards) -> str:
     if part is None or evaluation.extraction is not None:
         return EXACT_ANSWER
     is_exact = part.function == ACCURACY_REWARDS[0] and not part.args
-    return EXACT_ANSWER if is_exact or part.name == WEIGHTED_SUM else part.name
+    return EXACT_ANSWER if is_exact else part.name
 
 
 def metric_names(rewards: Rewards, rollout: Rollout) -> list[str]:
@@ -101,16 +101,30 @@ def metric_names(rewards: Rewards, rollout: Rollout) -> list[str]:
 
 
 def metric_problems(evaluation: Eval, rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
-    """Yields a problem if `eval.metric` is none of `metric_names`, or ambiguous."""
-    metric, parts = evaluation.metric, [part.name for part in rewards.functions]
+    """Yields a problem if `eval.metric` is none of `metric_names`, or ambiguous.
+
+    Another one if the metric is a reward, which finds answers without `eval.extraction`.
+    """
+    for part in rewards.functions:
+        if part.name in {EXACT_ANSWER, WEIGHTED_SUM}:
+            what = f'"{part.name}" is a value of eval.metric of its own; name the part otherwise'
+            yield "rewards.functions", what
+    metric = evaluation.metric
     if metric is None:
         return
-    if metric == WEIGHTED_SUM and metric in parts:
-        what = "is the weighted sum of the rewards, and a part has this name; rename the part"
-        yield "eval.metric", what
     names = metric_names(rewards, rollout)
     if metric not in names:
         (nearest,) = get_close_matches(metric, names, n=1, cutoff=0.0)
         what = f"is not the name of a reward part, {EXACT_ANSWER} or {WEIGHTED_SUM}"
         choices = ", ".join(names)
         yield "eval.metric", f'{what}; nearest valid: "{nearest}", of {choices}'
+    elif evaluation.extraction is not None and metric != EXACT_ANSWER:
+        yield "eval.extraction", unused_extraction(metric)
+
+
+def unused_extraction(metric: str) -> str:
+    """Why `eval.extraction` is refused with a reward as metric, and what to set instead."""
+    return (
+        f'has no effect with eval.metric = "{metric}", a reward, which finds answers itself; set '
+        f"prompt.answer instead, or measure without rewards by --eval.metric {EXACT_ANSWER}"
+    )

@@ -214,6 +214,16 @@ class Config(Table):
         yield from cross_problems(dict(self))
 
     @property
+    def has_initial_adapter(self) -> bool:
+        """Whether training begins from a trained adapter."""
+        return self.lora.start is not None or self.run.fork is not None
+
+    @property
+    def version_0(self) -> str:
+        """What the model before training is called: `initial` with an adapter, or `untrained`."""
+        return "initial" if self.has_initial_adapter else "untrained"
+
+    @property
     def metric(self) -> str:
         """`eval.metric`, or the default that the rewards give."""
         if self.eval.metric is not None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import get_args
 
 from configs.task import AnswerPlace
 from rewards.base import Tags
-
-Extraction = AnswerPlace
-"""Where an answer is; see `find_answer`."""
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
 _NUMBER = re.compile(
@@ -30,7 +28,9 @@ _SENTENCE_END = re.compile(r"[.;!?](?:\s|$)")
 _RUN = re.compile(r"-?[$0-9.,]+")
 
 
-def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = None) -> str | None:
+def find_answer(
+    completion: str, *, tags: Tags, extraction: AnswerPlace | None = None
+) -> str | None:
     r"""The answer of a completion, stripped; None if there is none.
 
     Args:
@@ -38,7 +38,8 @@ def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = 
         tags: the form of a completion.
         extraction: where the answer is; None: as `prompt.answer` says.
             tags: the last answer block, see `extract_answer`;
-            completion: all of the text but `prompt.answer_prefix` and a stop string at its end;
+            completion: all of the text but `prompt.answer_prefix` and a stop string at its end,
+            with what its last token adds, as `7END.` with the stop string `END`;
             first_line, last_line: the first or last line of that which is not empty;
             boxed: the content of the last `\boxed{...}`, see `boxed_answer`;
             stated: what follows the last "answer is" or "answer:", see `stated_answer`;
@@ -47,14 +48,13 @@ def find_answer(completion: str, *, tags: Tags, extraction: Extraction | None = 
     Raises:
         ValueError: if there is no such extraction.
     """
-    extraction, known = extraction or tags.answer, get_args(Extraction)
+    extraction, known = extraction or tags.answer, get_args(AnswerPlace)
     if extraction not in known:
         nearest = difflib.get_close_matches(str(extraction), known, n=1, cutoff=0.0)[0]
         raise ValueError(
             f"extraction = {extraction!r} is not one of {', '.join(known)}; nearest: {nearest!r}"
         )
-    text = completion.removeprefix(tags.prefix)
-    text = text.removesuffix(next(filter(text.endswith, tags.stops), ""))
+    text = _before_stop(completion.removeprefix(tags.prefix), tags.stops)
     match extraction:
         case "tags":
             return extract_answer(completion, tags)
@@ -163,11 +163,23 @@ def answer_key(text: str) -> Fraction | str:
 
 
 def is_correct(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
+    completion: str, *, answer: str, tags: Tags, extraction: AnswerPlace | None = None
 ) -> bool:
     """Whether the completion's answer equals `answer`; used by rewards and evaluation."""
     found = find_answer(completion, tags=tags, extraction=extraction)
     return found is not None and same_answer(found, answer)
+
+
+def _before_stop(text: str, stops: Sequence[str]) -> str:
+    """The text up to the first stop string that no word follows.
+
+    The token that completes a stop string ends the completion and may have more text. A stop string
+    that words follow did not end the completion.
+    """
+    words = text.rsplit(maxsplit=1)
+    last_word = len(text.rstrip()) - len(words[-1]) if words else 0
+    found = (text.find(stop, max(0, last_word - len(stop))) for stop in stops)
+    return text[: min((start for start in found if start >= 0), default=len(text))]
 
 
 def _parse_amount(text: str) -> tuple[Fraction, str] | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rewards.answers import Extraction, find_answer
+from configs.task import AnswerPlace
+from rewards.answers import find_answer
 from rewards.base import Tags
 
 
@@ -14,7 +15,7 @@ def choice_letter(
     answer: str,
     tags: Tags,
     letters: str = "ABCDE",
-    extraction: Extraction | None = None,
+    extraction: AnswerPlace | None = None,
 ) -> float:
     """1 if the completion chooses the letter of the reference, else 0.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from rewards.answers import Extraction, is_correct
+from configs.task import AnswerPlace
+from rewards.answers import is_correct
 from rewards.base import Tags
 
 
 def exact_answer(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
+    completion: str, *, answer: str, tags: Tags, extraction: AnswerPlace | None = None
 ) -> float:
     """1 if the completion's answer equals the reference answer, else 0.
 

@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rewards.answers import Extraction, find_answer
+from configs.task import AnswerPlace
+from rewards.answers import find_answer
 from rewards.base import Tags
 
 try:
@@ -27,7 +28,7 @@ def score_answer(
     *,
     entry: str,
     tags: Tags,
-    extraction: Extraction | None = None,
+    extraction: AnswerPlace | None = None,
     full_only: bool = False,
 ) -> float:
     """The score of the completion's answer by the reasoning-gym dataset of the row, from 0 to 1.

@@ -14,7 +14,8 @@ from decimal import Decimal, localcontext
 from fractions import Fraction
 from typing import Any
 
-from rewards.answers import Extraction, find_answer
+from configs.task import AnswerPlace
+from rewards.answers import find_answer
 from rewards.base import Tags
 from rewards.numeric import is_same_unit, meanings
 from rewards.quantities import PERCENT, Quantity, parse_quantity, raised, without_lead
@@ -45,7 +46,7 @@ _MISREAD = re.compile(r"\d\s+[\d.]|\d\.\d+\.\d|\d[eE][+-]?\d")
 
 
 def latex_answer(
-    completion: str, *, answer: str, tags: Tags, extraction: Extraction | None = None
+    completion: str, *, answer: str, tags: Tags, extraction: AnswerPlace | None = None
 ) -> float:
     r"""1 if the completion's answer is mathematically equal to the reference, else 0.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from rewards.answers import Extraction, is_correct
+from configs.task import AnswerPlace
+from rewards.answers import is_correct
 from rewards.base import Tags
 
 Unit = Literal["words", "characters"]
@@ -73,7 +74,7 @@ def cosine_length(
     wrong: tuple[float, float] = (-1.0, -0.5),
     overlong: float = -1.0,
     unit: Unit = "words",
-    extraction: Extraction | None = None,
+    extraction: AnswerPlace | None = None,
 ) -> float:
     """Cosine reward for correctness and length: short if correct, long if wrong.
 

@@ -10,7 +10,8 @@ import math
 from fractions import Fraction
 from typing import Literal, get_args
 
-from rewards.answers import Extraction, find_answer, same_answer
+from configs.task import AnswerPlace
+from rewards.answers import find_answer, same_answer
 from rewards.base import Tags
 from rewards.quantities import PERCENT, Quantity, parse_quantity
 
@@ -30,7 +31,7 @@ def numeric_answer(
     *,
     answer: str,
     tags: Tags,
-    extraction: Extraction | None = None,
+    extraction: AnswerPlace | None = None,
     rel_tol: float = 0.0,
     abs_tol: float = 0.0,
     units: Units = "match",

@@ -19,6 +19,7 @@ import numpy as np
 
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
 from configs.schema import Config
+from configs.task import AnswerPlace
 from pipeline.contracts.evaluations import ACCURACY, SCORE
 from pipeline.contracts.rollouts import (
     Completion,
@@ -44,7 +45,7 @@ from pipeline.evaluate.significance import (
 )
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.scoring import reward_inputs, score_one
-from rewards.answers import Extraction, answer_key, find_answer, same_answer
+from rewards.answers import answer_key, find_answer, same_answer
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.format import is_well_formed
 
@@ -373,7 +374,7 @@ def judge(
     *,
     maker: PromptMaker,
     tags: Tags,
-    extraction: Extraction | None = None,
+    extraction: AnswerPlace | None = None,
     metric: str = EXACT_ANSWER,
     of_accuracy: bool = False,
     scored: Sequence[Rollout] = (),

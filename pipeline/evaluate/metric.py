@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, metric_names
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, metric_names, unused_extraction
 from configs.schema import Config
 from pipeline.inputs.dataset.splits import LoadedSplit
 
@@ -28,7 +28,8 @@ def with_metric(
         saved: the configuration with which the run was last started; None: it is new.
 
     Raises:
-        ValueError: if the rewards no longer have the metric of the run that is resumed.
+        ValueError: if the rewards no longer have the metric of the run that is resumed, or if the
+            metric is a reward, which does not use `eval.extraction`.
     """
     if config.eval.metric is not None:
         return config
@@ -41,11 +42,17 @@ def with_metric(
                 f"not one of {', '.join(names)}; keep it, with weight = 0 if it is not to be "
                 "trained on, or start another run with --run.name"
             )
-        return config.with_metric(before)
+        return _with(config, before)
     prompts = [prompt for split in splits.values() if split for prompt in split.prompts]
     without = prompts and all(prompt.answer is None for prompt in prompts)
     is_exact = config.metric == EXACT_ANSWER
-    return config.with_metric(WEIGHTED_SUM if is_exact and without else config.metric)
+    return _with(config, WEIGHTED_SUM if is_exact and without else config.metric)
+
+
+def _with(config: Config, metric: str) -> Config:
+    if metric != EXACT_ANSWER and config.eval.extraction is not None:
+        raise ValueError(f"eval.extraction: {unused_extraction(metric)}")
+    return config.with_metric(metric)
 
 
 def check_references(config: Config, splits: Mapping[str, LoadedSplit | None]) -> None:

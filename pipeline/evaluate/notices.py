@@ -42,7 +42,7 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     tags = replace(Tags.of_run(config), answer=config.extraction)
     marks = {"tags": tags.answer_open, "boxed": "boxed", "stated": "answer"}
     mark = marks.get(tags.answer)
-    starts_trained = config.run.has_sft_phase or config.lora.start or config.run.fork
+    starts_trained = config.run.has_sft_phase or config.has_initial_adapter
     if mark and not starts_trained and not any(_asks(prompt, tags, mark) for prompt in prompts):
         yield (
             f"answers are {PLACES[tags.answer]}, but no training prompt contains {mark!r}, and "
@@ -111,7 +111,7 @@ def _why_all_wrong(found: Evaluation, config: Config) -> str:
     answers, place = found.answers, PLACES[config.extraction]
     count, cut = len(answers), sum(one.stop_reason == "length" for one in answers)
     given = [one for one in answers if one.found]
-    text = f"{len(given)} of {count} completions have an answer ({place}), {cut} are cut off. "
+    text = f"{len(given)} of {count} completions have an answer ({place}), {cut} are truncated. "
     if 2 * len(given) < count:
         more = "; raise rollout.max_new_tokens" if 2 * cut > count else ""
         return f"{text}The model does not write answers in this form: {_FIX_FORM}{more}"
@@ -127,17 +127,20 @@ def _why_all_wrong(found: Evaluation, config: Config) -> str:
 def untrained_export(
     config: Config, *, step: int, validations: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Says why the model before training is exported; None if no trained version was validated.
+    """Says why the model before training is exported; None before the first step.
 
     Args:
         config: of the run.
         step: training steps done.
         validations: those that count.
     """
-    trained = sum(entry["step"] > 0 for entry in validations)
-    if not trained:
+    if step == 0:
         return None
-    start = "initial" if config.lora.start or config.run.fork else "untrained"
+    trained = sum(entry["step"] > 0 for entry in validations)
+    start = config.version_0
+    if not trained:
+        what = "validated" if config.eval.validates else "exported"
+        return f"no trained version could be {what} in time; the export is the {start} model"
     count = "1 validation" if trained == 1 else f"{trained} validations"
     text = (
         f"no validated version was better than the {start} model; the export is the {start} model "

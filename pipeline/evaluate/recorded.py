@@ -91,12 +91,16 @@ def earlier_result(
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The best validation compared with the last one: for `summary.json`, and in words."""
+    """The best validation compared with the last one: for `summary.json`, and in words.
+
+    An earlier process may have recorded its mean under another key than the last one.
+    """
     key, at, end = mean_key(best), best["step"], last["step"]
-    facts = {"step": at, key: best[key], "last_step": end, f"last_{key}": last[key]}
+    mean, last_mean = mean_of(best), mean_of(last)
+    facts = {"step": at, key: mean, "last_step": end, f"last_{key}": last_mean}
     text = f"best by validation: step {at} with {show_mean(best)}; "
     text += f"the last, step {end}, has {show_mean(last)}"
-    if _has_more_reward(best, last) and best[key] == last[key]:
+    if _has_more_reward(best, last) and mean == last_mean:
         text += f"; its mean reward is {best['reward']:.3f}, not {last['reward']:.3f}"
     return facts, text
 

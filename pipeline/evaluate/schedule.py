@@ -484,7 +484,7 @@ class EvaluationSchedule:
             )
         summary, rows = found.summary(), found.rows
         entry = self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
-        if name.endswith("_before") or not self._validated:
+        if step == 0:
             record_notice(self._records, name, step, found, config=self.config)
         return entry
 

@@ -105,7 +105,7 @@ def _untrained_export(run: RunRecords) -> Iterator[Finding]:
         yield Finding(
             UNTRAINED_EXPORT,
             "bad",
-            "The export is the model before training: no validated version was better.",
+            "The export is the model before training.",
             why,
             "look at the answers and their rewards in `rollouts/validation_*.jsonl`",
         )

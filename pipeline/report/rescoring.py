@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
+from configs.task import AnswerPlace
 from pipeline.report.plan_lines import table
 from pipeline.rollout.scoring import SUM
-from rewards.answers import Extraction, find_answer, is_correct
+from rewards.answers import find_answer, is_correct
 from rewards.base import RewardError, RewardInput
 
 Figures = Mapping[str, Any]
@@ -50,7 +51,7 @@ class Rescored:
 
 
 def rescoring_figures(
-    rollouts: Sequence[Rescored], *, extraction: Extraction, show: int
+    rollouts: Sequence[Rescored], *, extraction: AnswerPlace, show: int
 ) -> dict[str, Any]:
     """All figures of the report, as JSON.
 
@@ -208,7 +209,7 @@ def _rank_correlation(groups: Sequence[Sequence[Rescored]]) -> dict[str, Any]:
 
 
 def _flips(
-    groups: Sequence[Sequence[Rescored]], extraction: Extraction, *, show: int
+    groups: Sequence[Sequence[Rescored]], extraction: AnswerPlace, *, show: int
 ) -> dict[str, Any]:
     """Pairs of a group whose order has changed: counts, and the largest change of each group."""
     everything: list[_Both] = [found for group in groups if (found := _both(group))[0]]
@@ -246,7 +247,7 @@ def _scale(rewards: Sequence[np.ndarray]) -> float:
 
 
 def _extremes(
-    rollouts: Sequence[Rescored], extraction: Extraction, *, show: int
+    rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int
 ) -> dict[str, list[Any]]:
     known = [one for one in rollouts if one.after[SUM] is not None]
     known.sort(key=lambda one: _after(one) or 0.0)
@@ -257,7 +258,7 @@ def _extremes(
     }
 
 
-def _wrong(rollouts: Sequence[Rescored], extraction: Extraction, *, show: int) -> dict[str, Any]:
+def _wrong(rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int) -> dict[str, Any]:
     """Rollouts with a wrong answer and a high reward: at least the median of right ones."""
     right, wrong = list[float](), list[tuple[float, Rescored]]()
     for one in rollouts:
@@ -295,7 +296,7 @@ def _errors(rollouts: Sequence[Rescored]) -> list[dict[str, Any]]:
     ]
 
 
-def _sample(one: Rescored, extraction: Extraction) -> dict[str, Any]:
+def _sample(one: Rescored, extraction: AnswerPlace) -> dict[str, Any]:
     given = one.given
     return {
         "step": one.step,

@@ -166,8 +166,14 @@ eval.metric=corect
     eval.metric: nearest valid: "correct", of exact_answer, reward, correct, format
 eval.metric=overlong
     eval.metric: is not the name of a reward part, exact_answer or reward
-eval.metric=reward; rewards.functions.0.name=reward
-    eval.metric: is the weighted sum of the rewards, and a part has this name; rename the part
+rewards.functions.0.name=reward
+    rewards.functions: "reward" is a value of eval.metric of its own; name the part otherwise
+rewards.functions.0.name=exact_answer; rewards.functions.0.function=rewards.numeric:numeric_answer
+    rewards.functions: "exact_answer" is a value of eval.metric of its own; name the part otherwise
+eval.metric=correct; .extraction=boxed
+    eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
+eval.metric=reward; .extraction=boxed
+    eval.extraction: prompt.answer instead, or measure without rewards by --eval.metric exact_answer
 data.validation.path=v.jsonl
     data.validation: has no effect without eval.every_steps or eval.every_minutes
 data.train.path=none

@@ -134,6 +134,23 @@ def test_a_policy_is_evaluated_without_quantization(
         assert chatted[-1] == kind
 
 
+@pytest.mark.parametrize("given", ["run", "file"])
+def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
+    request_file: Path, capsys: pytest.CaptureFixture[str], given: str
+):
+    numeric = ("rewards.functions.0.function", "rewards.numeric:numeric_answer")
+    folder = make_run(request_file, numeric, ("eval.metric", "correct"))
+    path = folder if given == "run" else request_file
+    settings = [] if given == "run" else ["--" + "=".join(numeric)]
+    asked = [str(path), *settings, "--eval.extraction", "last_number"]
+    assert evaluate.main(asked) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert 'has no effect with eval.metric = "correct"' in line
+    assert line.endswith("or measure without rewards by --eval.metric exact_answer")
+    found = evaluate._parse_and_prepare([*asked, "--eval.metric", "exact_answer"]).config
+    assert (found.metric, found.extraction) == ("exact_answer", "last_number")
+
+
 def test_sets_are_read_and_dropped_rows_are_reported(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
+from configs.task import AnswerPlace
 from rewards.answers import (
-    Extraction,
     answer_key,
     extract_answer,
     find_answer,
@@ -239,9 +239,33 @@ def test_answers_with_equal_keys_are_the_same(one: str, other: str):
         ("tags", None),
     ],
 )
-def test_an_answer_without_tags(place: Extraction, found: str | None):
+def test_an_answer_without_tags(place: AnswerPlace, found: str | None):
     tags = Tags.of(Prompt(answer=place, answer_prefix="A:"), stops=("Q:", "\n\n"))
     for end in ("", "\n", "Q:"):
         assert find_answer(f"A: \n5 \n\nno 6{end}", tags=tags) == found
     assert find_answer("A: \n ", tags=tags) is None
     assert find_answer("<answer>7</answer>", tags=tags, extraction="tags") == "7"
+
+
+@pytest.mark.parametrize(
+    ("stops", "completion", "found"),
+    [
+        (("END",), "7END", "7"),
+        (("END",), "7END.", "7"),
+        (("END",), "so 7 END.\n", "so 7"),
+        (("END", "THE END"), "7 THE END!", "7"),
+        (("END",), "7 END of it", "7 END of it"),  # words follow: it was not what ended it
+        (("END",), "ENDURE 7END.", "ENDURE 7"),
+        (("\n\n",), "5\n\n\n", "5"),
+        (("\n\n",), "5\n\n6", "5"),
+        (("##",), "7###", "7"),
+        (("END",), "END.", None),
+        (("END",), " \n", None),
+        ((), "7END.", "7END."),
+    ],
+)
+def test_a_stop_string_is_no_part_of_the_answer(
+    stops: tuple[str, ...], completion: str, found: str | None
+):
+    tags = Tags.of(Prompt(answer="completion"), stops=stops)
+    assert find_answer(completion, tags=tags) == found

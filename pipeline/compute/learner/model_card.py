@@ -209,7 +209,7 @@ def _measured(evaluations: Iterable[Mapping[str, Any]], config: Config, step: in
 def _untrained(evaluations: Iterable[Mapping[str, Any]], config: Config) -> list[str]:
     """Says of version 0 that it is the model before training, and why it is exported."""
     validated = any(entry["name"] == "validation" and entry["step"] for entry in evaluations)
-    start = "initial" if config.lora.start or config.run.fork else "untrained"
+    start = config.version_0
     why = "was written before training, and is replaced when a validated version is better"
     if validated:
         why = f"is the {start} model because no validated version was better"

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Prompt
+from configs.task import AnswerPlace
 from pipeline.contracts.rollouts import RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import (
     Answer,
@@ -26,7 +27,6 @@ from pipeline.evaluate.evaluation import (
 from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
 from pipeline.inputs.text.prompts import PromptMaker
-from rewards.answers import Extraction
 from rewards.base import Outcome, RewardInput, Tags
 from tests.fakes import CharTokenizer, completion, make_config, make_data, make_prompts
 
@@ -35,7 +35,7 @@ PROMPTS = make_prompts(4)
 MAKER = PromptMaker(Prompt(), CharTokenizer())
 
 
-def answered(*texts: str, samples: int = 1, extraction: Extraction = "tags") -> Evaluation:
+def answered(*texts: str, samples: int = 1, extraction: AnswerPlace = "tags") -> Evaluation:
     """The judged completions of the first prompts; a text that ends in `...` was truncated."""
     prompts = PROMPTS[: len(texts) // samples]
     asked = requests(prompts, phase="test", samples=samples)

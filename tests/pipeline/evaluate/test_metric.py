@@ -41,3 +41,18 @@ def test_a_resumed_run_keeps_its_metric():
     saved["eval"]["metric"] = "gone"
     with pytest.raises(ValueError, match="selects its best version by the reward 'gone'"):
         with_metric(config, splits, saved=saved)
+
+
+def test_a_place_of_answers_that_the_metric_does_not_use_is_refused():
+    tables: dict[str, Any] = {
+        "rewards": {"functions": [NUMERIC]},
+        "eval": {"extraction": "last_number"},
+    }
+    config, split = make_config(Path(), **tables), make_data().test
+    assert with_metric(config, {"test": split}).metric == "exact_answer"
+    saved = {"eval": {"metric": "correct"}}
+    with pytest.raises(ValueError, match=r'= "correct", a reward, .*; set prompt\.answer'):
+        with_metric(config, {"test": split}, saved=saved)
+    prompts = tuple(replace(prompt, answer=None) for prompt in split.prompts)
+    with pytest.raises(ValueError, match=r'= "reward", a reward, .*; set prompt\.answer'):
+        with_metric(config, {"test": replace(split, prompts=prompts)})

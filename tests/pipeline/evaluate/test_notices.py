@@ -75,7 +75,7 @@ def test_why_all_answers_may_be_wrong():
     assert missing is not None
     assert missing.startswith(
         "the accuracy is 0% on 8 prompts: 0 of 8 completions have an answer (the last answer "
-        "block), 0 are cut off. The model does not write answers in this form: ask for it"
+        "block), 0 are truncated. The model does not write answers in this form: ask for it"
     )
     assert "rollout.max_new_tokens" not in missing
     cut = evaluation_notice(evaluation(None, stop_reason="length"), config)
@@ -103,12 +103,22 @@ def test_equal_scores_are_told():
 def test_why_an_export_is_untrained():
     config = make_config(Path())
 
-    def told(*accuracies: float, **tables: Any) -> str | None:
+    def told(*accuracies: float, step: int = 20, **tables: Any) -> str | None:
         entries = [{"step": 5 * n, "accuracy": one} for n, one in enumerate(accuracies)]
         chosen = make_config(Path(), **tables) if tables else config
-        return untrained_export(chosen, step=20, validations=entries)
+        return untrained_export(chosen, step=step, validations=entries)
 
-    assert told(0.5) is None  # nothing but the model before training was validated
+    assert told(0.5, step=0) is None
+    late: dict[str, Any] = {
+        "eval": {"every_steps": 5},
+        "data": {"validation": {"path": "validation.jsonl"}},
+    }
+    assert told(0.5, **late) == (
+        "no trained version could be validated in time; the export is the untrained model"
+    )
+    assert told() == (
+        "no trained version could be exported in time; the export is the untrained model"
+    )
     assert "Every validation had 0%" in (told(0.0, 0.0) or "")
     assert "Every validation had 100%" in (told(1.0, 1.0) or "")
     assert "learner.lr" in (told(0.5, 0.4) or "")

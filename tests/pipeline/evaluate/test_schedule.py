@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.evaluate.recorded import is_better
+from pipeline.evaluate.recorded import best_facts, is_better
 from tests.fakes import (
     PROMPTS,
     Disk,
@@ -131,6 +131,13 @@ def test_mean_rewards_of_other_rewards_do_not_compare():
     assert not is_better({"score": None, "reward": 1.0}, None)
 
 
+def test_the_best_version_may_be_recorded_under_another_key_than_the_last_one():
+    best = {"step": 2, "score": 0.5, "metric": "correct"}
+    facts, text = best_facts(best, {"step": 4, "accuracy": 0.25, "metric": "correct"})
+    assert facts == {"step": 2, "score": 0.5, "last_step": 4, "last_score": 0.25}
+    assert text == "best by validation: step 2 with 0.500; the last, step 4, has 25.0%"
+
+
 def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
     for sampler in run.samplers:
@@ -163,6 +170,16 @@ def test_equal_results_before_training_are_told_once(
         ((name, what),) = told
         assert name == "test_before"
         assert what.startswith(f"test_before: the accuracy is {shown} on 20 prompts")
+
+
+def test_equal_results_after_training_are_not_told(tmp_path: Path):
+    run = skilled(make_config(tmp_path, budget={"steps": 2}))
+    for sampler in run.samplers:
+        sampler.skill = lambda version: 0.5 + 0.25 * version
+    run.run()
+    assert run.folder.summary is not None
+    assert run.folder.summary["eval"]["after"]["accuracy"] == 1.0
+    assert run.events("evaluation_notice") == []
 
 
 def test_the_last_version_is_always_validated(tmp_path: Path):

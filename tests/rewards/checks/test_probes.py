@@ -8,8 +8,8 @@ from typing import get_args
 
 import pytest
 
-from configs.task import RewardFunction, Rewards
-from rewards.answers import Extraction, is_correct, same_answer
+from configs.task import AnswerPlace, RewardFunction, Rewards
+from rewards.answers import is_correct, same_answer
 from rewards.base import RewardInput, Tags
 from rewards.checks.findings import find
 from rewards.checks.probes import ProbeRow, make_probes
@@ -120,8 +120,8 @@ def test_a_function_that_hangs_is_given_up():
     assert (first.kind, first.fails) == ("errors", True)
 
 
-@pytest.mark.parametrize("place", get_args(Extraction))
-def test_the_reference_is_right_wherever_the_answer_is(place: Extraction):
+@pytest.mark.parametrize("place", get_args(AnswerPlace))
+def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
     tags = replace(TAGS, answer=place, prefix="so ")
     given = replace(row("7").given, tags=tags)
     probes = make_probes([ProbeRow(given)], prefix="so ")
