@@ -415,13 +415,13 @@ def test_rules_with_a_threshold_that_has_a_meaning_by_itself(
 
 
 def test_the_threshold_of_a_disagreement_depends_on_the_number_format():
-    rows = [{"learner/parity_p999": value} for value in (0.4, 0.6)]
+    rows = [{"learner/parity_p999": value} for value in (1.4, 1.6)]
     rounded = make_config(Path("runs"), model={"dtype": "bfloat16"})
     (alarm,) = raised(rounded, rows)
-    assert (alarm.step, alarm.threshold) == (2, 0.5)
+    assert (alarm.step, alarm.threshold) == (2, 1.5)
     assert alarm.text == (
         "alarm disagreement: step 2: the 99.9th percentile of the difference of sampler's and "
-        "learner's log-probs is 0.6, above alarms.disagreement.above = 0.5; see "
+        "learner's log-probs is 1.6, above alarms.disagreement.above = 1.5; see "
         "learner/parity_mean and learner/parity_max; choose plan.rollout_weights and plan.kv_cache "
         "with less rounding, or correct for it with learner.importance_cap"
     )
