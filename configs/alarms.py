@@ -1,6 +1,6 @@
 """Settings of the alarms: a table for each rule, with its threshold and what the alarm does.
 
-`pipeline/control/alarm_rules.py` has the rules, `alarms.py` beside it judges them.
+The rules are in `pipeline/control/alarm_rules.py`; `alarms.py` beside it evaluates them.
 """
 
 from __future__ import annotations
@@ -251,8 +251,8 @@ class Disagreement(AlarmRule):
         None,
         gt=0,
         description="99.9th percentile of |log-prob of the sampler - log-prob of the learner|; "
-        "default: 1e-3 (float32); 0.5 (bf16, 8-bit rollout weights or caches); 1.25 "
-        '(plan.rollout_weights = "int8_matmul")',
+        'default: 0.001 (float32), 1.5 (bf16, plan.rollout_weights = "int8"), 2 (plan.kv_cache = '
+        '"int8"), 3 (int8_matmul)',
     )
     steps: int = Field(1, ge=1, description=_STEPS)
 

@@ -22,14 +22,7 @@ from typing import Any, Literal, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.decisions import (
-    CHECKPOINT,
-    EXPORT,
-    SYNC,
-    Decision,
-    JournalEntry,
-    TrainStep,
-)
+from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, Decision, JournalEntry, TrainStep
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
 from pipeline.control.controller import RunController
@@ -115,7 +108,7 @@ class Coordinator:
             maker=maker,
             workers=workers,
             log=records,
-            has_time_for=self._has_time_for,
+            has_time_for=lambda step: self.controller.has_time_for(step, self._now_s),
             now=clock.now,
         )
         self.schedule = EvaluationSchedule(
@@ -142,7 +135,8 @@ class Coordinator:
         )
         changed = max(records.folder.reward_changes, default=0)
         rows = [row for row in records.folder.metrics if row["step"] > changed]
-        self.controller.alarms.replay(rows, self.schedule.validations)
+        alarms = records.folder.valid_entries("alarm")
+        self.controller.alarms.replay(rows, self.schedule.validations, alarms)
         self._is_uncounted = False
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
         self._restarts_before = restarts - workers.restarts.total
@@ -170,6 +164,7 @@ class Coordinator:
         try:
             self.records.best(self.schedule.best)
             await self._account()  # of the start
+            self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
             await self._perform_duties()
             while step := self._decide(self.controller.next(self._status, self._now_s)):
                 try:
@@ -295,9 +290,6 @@ class Coordinator:
             requests=self.requests.pending,
         )
 
-    def _has_time_for(self, step: int) -> bool:
-        return self.controller.has_time_for(step, self._now_s)
-
     def _measured(self, part: str, seconds: float) -> None:
         """Reports the duration of a part of the shutdown; a resumed run reads it in the journal."""
         self.controller.observe(part, seconds)
@@ -323,8 +315,7 @@ class Coordinator:
 
     async def _validate(self, duty: Duty) -> None:
         await self.schedule.validate(self.progress.step, duty.deadline, save=self._save)
-        if why := self._raise_alarms(self.progress.step, {}):
-            raise TrainingStopped(why)
+        self._stop_by_alarms(self.progress.step, {})
 
     async def _refuse(self, duty: Duty) -> None:
         assert duty.error is not None
@@ -404,6 +395,10 @@ class Coordinator:
             self._decide(alarm)
         return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
+    def _stop_by_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
+        if why := self._raise_alarms(step, metrics):
+            raise TrainingStopped(why)
+
     def _count(
         self,
         data: TrainingStep,
@@ -448,8 +443,7 @@ class Coordinator:
             self._skipped(number, data.overflow or not_finite, batch=data.name)
         elif data.overflow:
             self.records.event("overflow", f"step {number}: {data.overflow}", step=number)
-        if why := self._raise_alarms(number, finite(metrics)):
-            raise TrainingStopped(why)
+        self._stop_by_alarms(number, finite(metrics))
 
     def _skipped(self, step: int, why: str, *, batch: str) -> None:
         """Records a skipped update; ends the run after several in a row.

@@ -118,7 +118,7 @@ PLANTS: Mapping[str, Plant] = {
     ),
     "entropy_collapse": Plant(
         {
-            "learner.lr": 3e-3,
+            "learner.lr": 5e-3,
             "budget.steps": 20,
             # All answers are soon alike: without a gradient the entropy is no longer measured.
             "alarms.entropy_collapse.below": 0.4,

@@ -93,13 +93,29 @@ class AlarmWatch:
         self._earlier = {name: Earlier() for name in COMPARED}
 
     def replay(
-        self, rows: Sequence[Mapping[str, float]], validations: Sequence[Mapping[str, Any]]
+        self,
+        rows: Sequence[Mapping[str, float]],
+        validations: Sequence[Mapping[str, Any]],
+        journaled: Sequence[Mapping[str, Any]],
     ) -> None:
-        """Restores the state after the recorded steps of earlier processes."""
-        known = _known(validations)
+        """Restores the state after the recorded steps of earlier processes.
+
+        The last validation remains to be judged if an alarm of it is not journaled: its process
+        ended in between.
+
+        Args:
+            rows: metrics of the steps.
+            validations: journal entries.
+            journaled: journal entries of the alarms.
+        """
+        known, before, alarms = _known(validations), dict(self._streaks), tuple[Alarm, ...]()
         for row in rows:
             self._judge(row, known)
-            self._judge({"step": row["step"]}, known)
+            before = dict(self._streaks)
+            alarms = self._judge({"step": row["step"]}, known)
+        raised = {(entry["rule"], entry["part"], entry["step"]) for entry in journaled}
+        if any((alarm.rule, alarm.part, alarm.step) not in raised for alarm in alarms):
+            self._streaks = before
 
     def judge(
         self, metrics: Mapping[str, float], validations: Sequence[Mapping[str, Any]]

@@ -11,7 +11,7 @@ import pytest
 from pipeline.contracts.workers import WorkerDied
 from pipeline.rollout.restarts import TrainingStopped
 from rewards.base import Outcome, RewardInput
-from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
+from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data, validated
 
 RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
 # The entropy of the fake sampler is another one with each adapter.
@@ -173,12 +173,12 @@ def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_o
     assert alarms(resumed) == [1]
 
 
-def worse(folder: Path, action: str, *, disk: Disk) -> Process:
+def worse(folder: Path, action: str, *, disk: Disk, every: int = 1) -> Process:
     """A run of 2 steps, whose last version answers none of 4 validation prompts, not all."""
     config = make_config(
         folder,
         data={"validation": {"path": "validation.jsonl"}},
-        eval={"every_steps": 1},
+        eval={"every_steps": every},
         alarms={"validation_falls": {"action": action}, **QUIET},
         budget={"steps": 2},
     )
@@ -208,3 +208,37 @@ def test_an_alarm_on_a_validation_stops_once_and_the_same_command_finishes(tmp_p
     resumed = worse(tmp_path, "stop", disk=disk)
     assert resumed.run() == "finished"
     assert alarms(resumed) == [2]
+
+
+class Killed(BaseException):
+    """The process ends at once."""
+
+
+@pytest.mark.parametrize(
+    ("action", "ends"), [("log", ["finished"] * 2), ("stop", ["stopped", "finished"])]
+)
+def test_a_kill_between_a_validation_and_its_alarm_loses_no_alarm(
+    tmp_path: Path, action: str, ends: list[str]
+):
+    def killed(event: str, **facts: Any) -> None:
+        if event == "alarm":
+            raise Killed
+        journal(event, **facts)
+
+    # The last validation follows the last checkpoint, and is not repeated.
+    disk = Disk()
+    first = worse(tmp_path, action, disk=disk, every=5)
+    journal, first.folder.journal = first.folder.journal, killed  # type: ignore[method-assign]
+    with pytest.raises(Killed):
+        first.run()
+    assert (validated(first.folder), alarms(first)) == ([0, 2], [])
+    found: list[str] = []
+    for _ in range(2):  # the second one repeats nothing
+        resumed = worse(tmp_path, action, disk=disk, every=5)
+        try:
+            found.append(resumed.run())
+        except TrainingStopped:
+            found.append("stopped")
+        assert (resumed.resumed_from, validated(resumed.folder)) == (2, [0, 2])
+        assert alarms(resumed) == [2]
+    assert found == ends

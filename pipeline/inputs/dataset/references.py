@@ -18,7 +18,7 @@ _SOLUTIONS = (
 )
 """How a text ends that ends in its answer, and the pattern that finds the answer."""
 _EXPONENT = re.compile(r"[+-]?\d+(?:\.\d+)?[eE][+-]?\d+")
-_DECIMALS = re.compile(r"[+-]?\d+\.\d{8,}(?:[eE][+-]?\d+)?")
+_DECIMALS = re.compile(r"[+-]?(\d+\.\d{7,}[1-9])0*(?:[eE][+-]?\d+)?")
 _MOST_DIGITS = 6
 _READ_NUMBERS = {"rewards.numeric:numeric_answer", "rewards.latex:latex_answer"}
 
@@ -77,7 +77,8 @@ def _is_exponential(answer: str) -> bool:
 
 def _is_rounded(answer: str) -> bool:
     """Whether a short number has become a long one, as 0.1 becomes 0.10000000149011612."""
-    if not _DECIMALS.fullmatch(answer):
+    found = _DECIMALS.fullmatch(answer)
+    if found is None or len(found[1].replace(".", "").lstrip("0")) <= _MOST_DIGITS:
         return False
     digits = f"{float(answer):.{_MOST_DIGITS + 1}g}".partition("e")[0].lstrip("-0.")
     return sum(map(str.isdigit, digits)) <= _MOST_DIGITS

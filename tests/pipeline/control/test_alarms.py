@@ -62,7 +62,7 @@ class Counted(float):
 def test_a_replay_is_not_quadratic():
     steps = 500
     rows = numbered([{"learner/grad_norm": Counted(7 * n % 100)} for n in range(steps)])
-    AlarmWatch(settings()).replay(rows, [])
+    AlarmWatch(settings()).replay(rows, [], [])
     assert 0 < Counted.comparisons < 20 * steps
 
 
@@ -163,7 +163,7 @@ def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
         "throughput_down",
     }
     start = 3 * cut
-    resumed.replay(rows[:start], validations)
+    resumed.replay(rows[:start], validations, [vars(alarm) for alarm in alarms])
     assert judged(resumed, start) == [alarm for alarm in alarms if alarm.step > start]
 
 
@@ -386,6 +386,29 @@ def test_after_sft_a_validation_is_compared_with_that_at_its_end():
     assert validated(sft, 0.5, 0.1, 0.1) == []
 
 
+@pytest.mark.parametrize(("steps", "at"), [(1, 2), (2, 4)])
+def test_a_replay_leaves_a_validation_whose_alarm_is_not_journaled_to_be_judged(
+    steps: int, at: int
+):
+    config = settings(validation_falls={"steps": steps})
+    rows = numbered([{"learner/loss": 0.5}] * 6)
+    entries = [validation(2 * n, 0.3 if n else 0.5) for n in range(4)]
+
+    def resumed(after: int, journaled: Sequence[Mapping[str, Any]]) -> list[int]:
+        watch, alarms = AlarmWatch(config), list[Alarm]()
+        watch.replay(rows[:after], entries[: after // 2 + 1], journaled)
+        for step in range(after, 7):
+            alarms += watch.judge({"step": step}, entries[: step // 2 + 1])
+        return [alarm.step for alarm in alarms]
+
+    assert resumed(0, []) == [at]
+    assert resumed(at, []) == [at]
+    other = {"rule": "length_correlation", "part": "", "step": at}
+    assert resumed(at, [other]) == [at]
+    for after in range(at, 7):
+        assert resumed(after, [{**other, "rule": "validation_falls"}]) == []
+
+
 def test_an_alarm_on_a_validation_says_both_figures():
     entries = [validation(0, 0.5), validation(5, 0.3)]
     (alarm,) = AlarmWatch(settings()).judge({"step": 5}, entries)
@@ -415,13 +438,13 @@ def test_rules_with_a_threshold_that_has_a_meaning_by_itself(
 
 
 def test_the_threshold_of_a_disagreement_depends_on_the_number_format():
-    rows = [{"learner/parity_p999": value} for value in (0.4, 0.6)]
+    rows = [{"learner/parity_p999": value} for value in (1.4, 1.6)]
     rounded = make_config(Path("runs"), model={"dtype": "bfloat16"})
     (alarm,) = raised(rounded, rows)
-    assert (alarm.step, alarm.threshold) == (2, 0.5)
+    assert (alarm.step, alarm.threshold) == (2, 1.5)
     assert alarm.text == (
         "alarm disagreement: step 2: the 99.9th percentile of the difference of sampler's and "
-        "learner's log-probs is 0.6, above alarms.disagreement.above = 0.5; see "
+        "learner's log-probs is 1.6, above alarms.disagreement.above = 1.5; see "
         "learner/parity_mean and learner/parity_max; choose plan.rollout_weights and plan.kv_cache "
         "with less rounding, or correct for it with learner.importance_cap"
     )

@@ -45,9 +45,13 @@ def config(function: str = EXACT) -> Config:
         ("0.30000000000000004", "round them"),
         ("9.999999747378752e-06", "round them"),
         ("1234.56005859375", "round them"),
+        ("-0.1000000014901161200", "round them"),
         *((text, None) for text in ("12", "0.5", "3.141592653589793", "0.3333333333333333")),
         *((text, None) for text in ("Paris", "$\\boxed{5}$", "# heading", "10000000000000000")),
         *((text, None) for text in ("100000000000.5", "a\n#### b\nc", None)),
+        # Decimals with a fixed scale.
+        *((text, None) for text in ("18.00000000", "-2.50000000", "18000000.50000000")),
+        *((text, None) for text in ("0.00000000", "0.00000001", "0.00001200", "0.000000001200")),
     ],
 )
 def test_what_is_noticed(answer: str | None, advice: str | None) -> None:
