@@ -23,7 +23,7 @@ SFT_STEPS = 30
 SFT_SETTINGS = (
     *("--run.phases", '["sft", "grpo"]'),
     *("--sft.train.path", "launch/demo/data/demonstrations.jsonl"),
-    *("--sft.steps", str(SFT_STEPS), "--sft.lr", "5e-4", "--sft.warmup_steps", "3"),
+    *("--sft.steps", str(SFT_STEPS), "--sft.lr", "1.2e-3", "--sft.warmup_steps", "3"),
 )
 
 
