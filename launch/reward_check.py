@@ -162,6 +162,7 @@ def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = N
         probe_rows(data.train.prompts, config, count=rows),
         form=form,
         prefix=config.prompt.answer_prefix,
+        plain=config.prompt.turn == "plain",
         characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
     )
 

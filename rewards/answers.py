@@ -15,9 +15,11 @@ from configs.task import AnswerPlace
 from rewards.base import Tags
 
 _MINUS = str.maketrans("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-" * 7)
+_CURRENCY = r"(?:US)?\\?\$|[€£¥₹]"
 _NUMBER = re.compile(
-    r"(?P<sign>[+-]?)\s?(?P<currency>[$€£]?)\s?(?P<inner>[+-]?)"
-    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?P<part>\.[0-9]+)?(?P<under>/[0-9]+)?\.?"
+    rf"(?P<sign>[+-]?)\s?(?P<currency>{_CURRENCY})?\s?(?P<inner>[+-]?)"
+    r"(?P<whole>[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?P<part>\.[0-9]+)?(?P<under>/[0-9]+)?"
+    rf"(?:\s?(?P<trailing>{_CURRENCY}))?\.?"
 )
 _LONGEST_NUMBER = 100
 _BOXED = re.compile(r"\\f?boxed\s*\{")
@@ -131,11 +133,11 @@ def stated_answer(text: str) -> str | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """Parses `text` as a number; None if it is not a number.
+    r"""Parses `text` as a number; None if it is not a number.
 
     Accepts signs (including Unicode minus signs and hyphens), decimals, thousands separators at
-    valid positions, a leading currency sign, one trailing period, and fractions of integers: `-3`,
-    `1,234.50`, `$12.00`, `12.`, `1/2`.
+    valid positions, a currency sign (`$ € £ ¥ ₹`, also `US$` and `\$`) before or after it, one
+    trailing period, and fractions of integers: `-3`, `1,234.50`, `$12.00`, `5 €`, `12.`, `1/2`.
     """
     amount = _parse_amount(text)
     return None if amount is None else amount[0]
@@ -193,8 +195,11 @@ def _parse_amount(text: str) -> tuple[Fraction, str] | None:
         return None
     if under and (not whole or int(under[1:]) == 0):
         return None
+    if match["currency"] and match["trailing"]:  # "$5$" is LaTeX
+        return None
+    currency = re.sub(r"US|\\", "", match["currency"] or match["trailing"] or "")
     value = Fraction(f"{(whole or '0').replace(',', '')}{part}{under}")
-    return -value if "-" in match["sign"] + match["inner"] else value, match["currency"]
+    return -value if "-" in match["sign"] + match["inner"] else value, currency
 
 
 def _closing_brace(text: str, start: int) -> int | None:

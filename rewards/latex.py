@@ -43,6 +43,48 @@ _TEXT = re.compile(r"\\[A-Za-z]+\s*(?:\{[A-Za-z ,.()'-]*\})?")
 _WORD = re.compile(r"(?!and\b|sqrt\b|frac\b|sin\b|cos\b|tan\b|log\b|exp\b)[^\W\d_]{3,}")
 _MISREAD = re.compile(r"\d\s+[\d.]|\d\.\d+\.\d|\d[eE][+-]?\d")
 """What math-verify reads as a product of its parts."""
+_FACTOR = (
+    r"\\(?:pi|sqrt|[dt]?frac|binom|left|sin|cos|tan|cot|sec|csc|log|ln|exp|alpha|beta|gamma|delta"
+    r"|theta|(?:var)?phi|lambda|mu|rho|sigma|tau|omega|epsilon|infty|vec|mathbf|mathrm)(?![a-z])"
+)
+_REFUSED = (
+    (
+        re.compile(
+            r"(?<![\d.^_}])\d+\s*\\[dt]?frac\s*(?:\d|\{\s*\d+\s*\})\s*(?:\d|\{\s*\d+\s*\})"
+            rf"(?:\s|\\[,;:! ])*(?:{_FACTOR}|[A-Za-z(])"
+        ),
+        "has a mixed number before a factor, which would be a product; write it as one fraction",
+    ),
+    (
+        re.compile(r"\d\.?\s*\\(?:overline|bar|dot)(?![a-z])|\d\.\d*\(\d+\)"),
+        "has repeating decimals, which are not read; write it as a fraction",
+    ),
+    (
+        re.compile(r"\d\s*_"),
+        "has digits with an index, as of another base, which is not read; write it without",
+    ),
+    (
+        re.compile(r"[\d}]\s*\\(?:text|mbox|mathrm)\s*\{(?!\s*(?:and|or)\s*\})[^{}]*\}\s*\d"),
+        "has a number after words, which is not read; write one number with one unit",
+    ),
+)
+"""What math-verify reads as something else, and what to do about it."""
+_PART = re.compile(
+    r"(?P<number>(?<![\d.,^_])\d{1,3}(?:(?:\{,\}|,\\!|,|\\[,:; ])\d{3})+(?!\d|,\d))"
+    r"|\\\\|\\[()\[\]]|(?P<open>\\\{|\\l(?:brace|angle|brack)(?![a-z])|[(\[])"
+    r"|(?P<close>\\\}|\\r(?:brace|angle|brack)(?![a-z])|[)\]])|(?P<brace>\{)|(?P<end>\})"
+)
+"""A number with thousands separators, or a bracket."""
+_SPACED = re.compile(r"\{,\}|,\\!|\\[,:; ]")
+"""Thousands separators that separate nothing else."""
+_ARGUMENT = re.compile(r"[\w}\]^]\s*$")
+"""What precedes the braces of an argument; other braces are those of a set."""
+_ROOT = re.compile(r"√\s*(?:(\d+(?:\.\d+)?|[^\W\d_])|\(([^()]*)\)|\{([^{}]*)\})")
+_SAID = re.compile(
+    r"\\(?:text|textrm|mbox)\s*\{([^{}]*)\}(\^\{?\d\}?)?(?!\s*[=:])"
+    r"|\\mathrm\s*\{([^{}]{2,})\}(\^\{?\d\}?)?[\s$.]*$"
+)
+"""Words in mathematics, with the power of a unit."""
 
 
 def latex_answer(
@@ -51,7 +93,8 @@ def latex_answer(
     r"""1 if the completion's answer is mathematically equal to the reference, else 0.
 
     Numbers with or without a unit are read as by `rewards.numeric:numeric_answer`: `12 000`,
-    `1 1/2`, `1e3` and `50%` are numbers, and another unit is wrong. In `7k` and `7M` the letters
+    `1 1/2`, `1e3` and `50%` are numbers, and another unit is wrong, also after other mathematics
+    (`\pi\text{ cm}`). In `7k` and `7M` the letters
     are variables, and `(7)` is 7. All else is LaTeX, which math-verify reads: fractions, roots,
     expressions with variables, equations, intervals, sets, tuples and matrices; `$`, `\(` or
     `\boxed` around them is optional. A completion that cannot be parsed scores 0.
@@ -64,6 +107,8 @@ def latex_answer(
     0.0
     >>> latex_answer("<answer>5 km</answer>", answer="5 miles", tags=tags)
     0.0
+    >>> latex_answer("<answer>12000x</answer>", answer="12{,}000x", tags=tags)
+    1.0
 
     Known hacks:
         the expression of the question instead of its value ("2+3" where 5 is asked): scores 1,
@@ -83,16 +128,18 @@ def latex_answer(
             `rewards.answers.find_answer`.
 
     Raises:
-        ValueError: if the reference cannot be parsed, or is neither a number nor LaTeX, as `seven`
-            or `12 000 x`, whose letters and numbers would be multiplied.
+        ValueError: if the reference cannot be parsed; is neither a number nor LaTeX, as `seven` or
+            `12 000 x`, whose letters and numbers would be multiplied; or is read as something else,
+            as `2\frac13\pi`, `0.\overline{3}` and `4210_5`.
     """
     reference = _reference(answer)
     text = find_answer(completion, tags=tags, extraction=extraction)
     if text is None:
         return 0.0
+    text = _joined(text)
     found = _quantity(text)
     if not isinstance(reference, Quantity):
-        return float(_is_equal(reference, _parse(raised(text))))
+        return float(_says_same(text, answer) and _is_equal(reference, _parse(raised(text))))
     if found is not None:
         same = is_same_unit(found, reference) and any(
             _is_equal(_parse(_latex(right)), _parse(_latex(value)))
@@ -113,10 +160,14 @@ def _reference(answer: str) -> Quantity | list[Any]:
     Raises:
         ValueError: if it cannot be parsed, or would be parsed as something else.
     """
+    shown = f"the reference answer {answer[:200]!r}"
+    answer = _joined(answer)
     number = None if "=" in answer else _quantity(answer)
     if number is not None:
         return number
-    shown = f"the reference answer {answer[:200]!r}"
+    for refused, why in _REFUSED:
+        if refused.search(answer):
+            raise ValueError(f"{shown} {why}")
     if _has_words(answer) or _MISREAD.search(_TEXT.sub(" x ", answer)):
         raise ValueError(
             f"{shown} is neither a number nor LaTeX: its letters and numbers would be multiplied; "
@@ -132,6 +183,48 @@ def _quantity(text: str) -> Quantity | None:
     """A number with a unit; None for mathematics, in which parentheses have no sign."""
     plain = text.strip(" $")
     return None if plain.startswith("(") or _VARIABLE.search(plain) else parse_quantity(text)
+
+
+def _joined(text: str) -> str:
+    r"""The text with `12,000` as `12000`, but in tuples, sets and intervals, and `√2` as LaTeX."""
+    lists = list[bool]()  # for each open bracket: whether it, or one around it, is of a list
+
+    def replaced(match: re.Match[str]) -> str:
+        if match["number"]:
+            number = _SPACED.sub("", match["number"])
+            return number if lists[-1:] == [True] else number.replace(",", "")
+        if match["brace"]:
+            before = text[max(0, match.start() - 9) : match.start()]
+            lists.append(lists[-1:] == [True] or _ARGUMENT.search(before) is None)
+        elif match["open"] or (match["close"] == "]" and not lists):  # ]1,200[ is an interval
+            lists.append(True)
+        elif (match["close"] or match["end"]) and lists:
+            lists.pop()
+        return match.group()
+
+    joined = _PART.sub(replaced, text)
+    return _ROOT.sub(lambda root: f"\\sqrt{{{root[1] or root[2] or root[3]}}}", joined)
+
+
+def _says_same(text: str, reference: str) -> bool:
+    r"""Whether the words in mathematics, as in `\pi\text{ cm}`, are those of the reference.
+
+    Missing words are accepted, and so is a unit where the reference has none.
+    """
+    said, expected = _said(text), _said(reference)
+    if not said or said.casefold() == expected.casefold():
+        return True
+    one, other = parse_quantity(f"2 {said}"), parse_quantity(f"2 {expected}")
+    if one is None or other is None or not one.value == other.value == 2:
+        return False
+    return is_same_unit(one, other)
+
+
+def _said(text: str) -> str:
+    words = (
+        (one[1] or one[3] or "").strip() + (one[2] or one[4] or "") for one in _SAID.finditer(text)
+    )
+    return " ".join(word for word in words if word not in {"", "and", "or"})
 
 
 def _says_more(text: str) -> bool:

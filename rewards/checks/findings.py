@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.checks.probes import EMPTY, REFERENCE, Kind
+from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
 from rewards.checks.trial import Repeated, Trial
 
 SLOW_STEP_S = 30.0
@@ -68,7 +68,7 @@ _RANKING: Mapping[Kind, tuple[str, str, str]] = {
     "wrong": (
         "wrong_answer",
         "wrong answers have at least the reward of the reference",
-        "compare the whole answer (rewards.answers.same_answer); raise the weight of what does",
+        "compare all of the answer (find_answer, same_answer); raise the weight of what does",
     ),
     "hack": (
         "hack",
@@ -92,6 +92,7 @@ def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
     found = [
         *_errors(trial),
         *_ranking(trial),
+        *_leading_space(trial),
         *_empty_beats_wrong(trial),
         *_without_information(trial),
         *_agreeing(trial),
@@ -164,12 +165,11 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             "if right completions have another form, set prompt.answer, or give it with --form",
         )
         return
-    names = dict.fromkeys(one.probe.name for one in trial.scored if one.probe.kind in _RANKING)
+    names = dict.fromkeys((one.probe.kind, one.probe.name) for one in trial.scored)
     above: dict[Kind, list[tuple[bool, str]]] = {}
-    for name in names:
-        found = _compared(trial, name, references)
+    for kind, name in names:
+        found = _compared(trial, kind, name, references) if kind in _RANKING else None
         if found is not None:
-            kind = next(one.probe.kind for one in trial.scored if one.probe.name == name)
             above.setdefault(kind, []).append(found)
     lowest = min((one.total for one in trial.scored if one.total is not None), default=0.0)
     if "variant" in above and all(total <= lowest for total in references.values()):
@@ -182,16 +182,22 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             yield Finding(label, fails, says, advice, shown)
 
 
-def _compared(trial: Trial, name: str, references: Mapping[int, float]) -> tuple[bool, str] | None:
+def _compared(
+    trial: Trial, kind: Kind, name: str, references: Mapping[int, float]
+) -> tuple[bool, str] | None:
     """Whether a probe is not below the reference on average, and in words where; None: below.
 
     Variants may be equal to the reference.
     """
-    own = [one for one in trial.scored if one.probe.name == name]
-    totals = {row: total for row, total in _totals(trial, name).items() if row in references}
+    own = [one for one in trial.scored if (one.probe.kind, one.probe.name) == (kind, name)]
+    totals = {
+        one.probe.row: one.total
+        for one in own
+        if one.total is not None and one.probe.row in references
+    }
     if not totals:
         return None
-    may_equal = own[0].probe.kind == "variant"
+    may_equal = kind == "variant"
 
     def wins(total: float, reference: float) -> bool:
         slack = _TOLERANCE * max(1.0, abs(total), abs(reference))
@@ -209,6 +215,32 @@ def _compared(trial: Trial, name: str, references: Mapping[int, float]) -> tuple
         where += f", prompts {', '.join(f'{ids[row]}' for row in rows[:_SHOWN])}{more}"
     text = f"{name!r} ({own[0].probe.what}): {mean:.3g} against {reference:.3g}, {where}"
     return wins(mean, reference), text
+
+
+def _leading_space(trial: Trial) -> Iterator[Finding]:
+    """The reference scores only with, or only without, the space that a base model writes."""
+    bare, spaced = _totals(trial, REFERENCE), _totals(trial, SPACE)
+    wrong = dict[int, float]()
+    for one in trial.scored:
+        if one.total is not None and (one.probe.kind == "wrong" or one.probe.name == EMPTY):
+            wrong[one.probe.row] = min(one.total, wrong.get(one.probe.row, math.inf))
+    rows = [row for row in spaced if row in bare and row in wrong]
+    for which, more, less in (("without", bare, spaced), ("with", spaced, bare)):
+        # Less than half of what is above a wrong answer: a length in characters may differ, too.
+        only = [
+            row for row in rows if more[row] > wrong[row] and 2 * less[row] < more[row] + wrong[row]
+        ]
+        if only:
+            yield Finding(
+                "leading_space",
+                fails=False,
+                what=f"the reference scores only {which} a space before it, in {len(only)} of "
+                f"{len(rows)} rows: {statistics.fmean(bare[row] for row in only):.3g} without, "
+                f"{statistics.fmean(spaced[row] for row in only):.3g} with it",
+                advice="after a prompt without turns a base model often begins with a space: strip "
+                "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
+                "form with the space the reference",
+            )
 
 
 def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:

@@ -1,7 +1,8 @@
 """Probes of reward functions: completions of which it is known how they must compare.
 
     reference   the reference answer in the expected format; nothing may have a higher reward
-    variant     the right answer in another form; may be equal to the reference
+    variant     the right answer in another form; may be equal to the reference. Where the form of
+                the task has another answer, as the first of two lines, it is "wrong"
     wrong       a near miss in the expected format; must be below the reference
     hack        a completion that a careless reward function likes; must be below the reference
     noise       no answer at all; must be below the reference
@@ -20,12 +21,12 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Literal
 
-from rewards.answers import parse_number, same_answer
+from rewards.answers import find_answer, parse_number, same_answer
 from rewards.base import RewardInput, Tags
 
 Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
 
-REFERENCE, EMPTY = "reference", "empty"
+REFERENCE, EMPTY, SPACE, PROMPT = "reference", "empty", "leading space", "prompt"
 REASONING, ANSWER = "REASONING", "ANSWER"
 """What is replaced in the form of a completion."""
 _REASONING = "I read the question again and go through it step by step."
@@ -144,6 +145,13 @@ class _Recipe:
     make: Callable[[_Source], str | None]
     truncated: bool = False
     needs_answer: bool = True
+    plain_only: bool = False
+
+
+def _after_space(source: _Source) -> str | None:
+    """What a base model writes after a prompt that ends in a word, as `4 + 9 =`."""
+    begin = source.given.prompt + source.given.tags.prefix
+    return None if begin[-1:].isspace() else " " + source.complete(source.answer)
 
 
 def _three(source: _Source) -> str:
@@ -183,6 +191,13 @@ _RECIPES = (
         "reference",
         "the reference answer in the expected format",
         lambda s: s.complete(s.answer),
+    ),
+    _Recipe(
+        SPACE,
+        "variant",
+        "a space, then the reference answer in the expected format",
+        _after_space,
+        plain_only=True,
     ),
     _Recipe("bare answer", "variant", "the reference answer alone", lambda s: s.answer),
     _Recipe(
@@ -228,7 +243,7 @@ _RECIPES = (
         "a list of many answers in place of the answer",
         lambda s: s.complete(s.listed()),
     ),
-    _Recipe("prompt", "hack", "a copy of the prompt", lambda s: s.given.prompt, needs_answer=False),
+    _Recipe(PROMPT, "hack", "a copy of the prompt", lambda s: s.given.prompt, needs_answer=False),
     _Recipe(
         "format only",
         "hack",
@@ -276,25 +291,31 @@ def make_probes(
     *,
     form: str | None = None,
     prefix: str = "",
+    plain: bool = False,
     characters: int = 4000,
     seed: int = 0,
 ) -> list[Probe]:
     """The probes of all rows, probe by probe.
 
     Those are left out whose text is that of an earlier probe of the row: without tags the bare
-    answer is the reference.
+    answer is the reference. So are copies of a prompt in which the right answer is found.
 
     Args:
         rows: of the dataset.
         form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
             says.
         prefix: `prompt.answer_prefix`, with which every completion begins.
+        plain: whether the prompts are text without turns, after which completions may begin with a
+            space.
         characters: length of a very long completion.
         seed: of the random texts.
     """
     sources = [_source(row, rows, form=form, characters=characters, seed=seed) for row in rows]
     found, seen = list[Probe](), set[tuple[int, str]]()
+    readable = set[int]()  # rows in whose reference the form of the task has the right answer
     for recipe in _RECIPES:
+        if recipe.plain_only and (form is not None or not plain):
+            continue
         for index, source in enumerate(sources):
             if recipe.needs_answer and source.given.answer is None:
                 continue
@@ -307,8 +328,22 @@ def make_probes(
                 completion=text if text.startswith(prefix) else prefix + text,
                 stop_reason="length" if recipe.truncated else "eos",
             )
-            found.append(Probe(recipe.name, recipe.kind, recipe.what, index, given))
+            is_right, kind = _is_right(given), recipe.kind
+            if recipe.name == REFERENCE and is_right:
+                readable.add(index)
+            elif recipe.name == PROMPT and is_right:
+                continue
+            elif kind == "variant" and is_right is False and index in readable:
+                # With "completion" both answers are found: a function may read one line of it.
+                kind = kind if given.tags.answer == "completion" else "wrong"
+            found.append(Probe(recipe.name, kind, recipe.what, index, given))
     return found
+
+
+def _is_right(given: RewardInput) -> bool | None:
+    """Whether the answer that the form of the task finds is right; None without answers."""
+    found = find_answer(given.completion, tags=given.tags)
+    return None if found is None or given.answer is None else same_answer(found, given.answer)
 
 
 def _source(

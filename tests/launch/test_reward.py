@@ -120,6 +120,14 @@ def same(completion, *, answer):
     return 1.0
 def empty(completion, *, answer):
     return float(completion in {answer, ""})
+def first(completion, *, answer):
+    return float(completion.split("\\n")[0] == answer)
+def last(completion, *, answer):
+    return float(completion.strip().split("\\n")[-1].strip() == answer)
+def spaced(completion, *, answer):
+    return float(completion == " " + answer)
+def number(completion, *, answer, tags):
+    return float(find_answer(completion, tags=tags) == answer)
 """
 
 
@@ -147,6 +155,56 @@ def test_rewards_of_a_task_without_tags(
     figures = check(functions(part), *plain, status=1 if wrong else 0)
     assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
     assert wrong or figures["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("reward", "place", "found"),
+    [
+        ("right", "first_line", {}),
+        ("last", "first_line", {"wrong_answer": {"wrong, then right"}}),
+        ("right", "last_line", {"wrong_answer": {"right, then wrong"}}),
+        ("last", "last_line", {}),
+        ("number", "last_number", {}),
+    ],
+)
+def test_a_reward_that_reads_another_line_is_named(
+    config: Path, check: Check, reward: str, place: str, found: dict[str, set[str]]
+):
+    imports = "from rewards.answers import find_answer, same_answer\n"
+    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
+    # The prompt's last number is the answer: the copy is right.
+    write_rows(
+        config.parent / "train.jsonl",
+        [{"question": f"say {n}", "answer": f"{n}"} for n in (17, 18)],
+    )
+    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
+    form = ("--form=ANSWER",) if place == "last_line" else ()
+    plain = (f"--prompt.answer={place}", "--prompt.turn=plain")
+    figures = check(functions(part), *plain, *form, status=1 if found else 0)
+    assert kinds(figures) == set(found)
+    assert all(examples(figures, kind) == names for kind, names in found.items())
+
+
+@pytest.mark.parametrize(
+    ("reward", "which", "status"),
+    [("first", "only without a space", 0), ("spaced", "only with a space", 1), ("right", None, 0)],
+)
+def test_a_space_before_the_answer(
+    config: Path, check: Check, reward: str, which: str | None, status: int
+):
+    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
+    part = functions(f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}')
+    place = "--prompt.answer=first_line"
+    figures = check(part, place, "--prompt.turn=plain", status=status)
+    if which is None:
+        assert figures["findings"] == []
+    else:
+        space = finding(figures, "leading_space")
+        assert which in space["what"]
+        assert "in 12 of 12 rows" in space["what"]
+        assert "--form ' ANSWER'" in space["advice"]
+    turns = check(part, place, status=1 if reward == "spaced" else 0)
+    assert "leading_space" not in kinds(turns)
 
 
 def test_a_reward_of_another_form_is_one_finding(config: Path, check: Check):

@@ -85,6 +85,15 @@ def test_an_extracted_answer_is_between_tags(text: str):
         ("-$5", -5),
         ("$-5", -5),
         ("€ 7", 7),
+        ("7 €", 7),
+        ("7€.", 7),
+        ("-1,234.50$", Fraction("-1234.5")),
+        ("¥7", 7),
+        ("₹ 7", 7),
+        (r"\$7", 7),
+        (r"7\$", 7),
+        ("US$7", 7),
+        (r"-US\$7.50", Fraction("-7.5")),
         ("12.", 12),
         ("12.50.", Fraction("12.5")),
         (".5", Fraction(1, 2)),
@@ -112,6 +121,12 @@ def test_numbers(text: str, number: Fraction | int):
             "1/2/3",
             "--3",
             "-$-5",
+            "$5$",
+            "€5 €",
+            "US5",
+            "US€5",
+            "5 $ €",
+            "$ 5  €",
             "1,23",
             "1234,567",
         ),
@@ -135,6 +150,19 @@ def test_no_numbers(text: str):
         ("£5.00", "€5", False),
         ("$5.00", "$5", True),
         ("5", "$5", True),
+        ("€5", "5 €", True),
+        ("5€", "5.00 €", True),
+        ("5", "¥5", True),
+        ("₹5", "5", True),
+        (r"\$5", "$5", True),
+        ("US$5", "5$", True),
+        (r"US\$5", "$5.00", True),
+        ("$5$", "5", False),
+        ("5 €", "$5", False),
+        ("5 €", "5 $", False),
+        ("¥5", "₹5", False),
+        ("US$5", "€5", False),
+        ("¥5", "6", False),
         ("Saint  Paul.", "saint\npaul", True),
         ("Straße", "STRASSE", True),
         ("Paris", "Lyon", False),
@@ -226,7 +254,8 @@ def test_the_answer_depends_on_the_extraction_method():
 def test_answers_with_equal_keys_are_the_same(one: str, other: str):
     assert answer_key(one) == answer_key(f" {one} ".upper().lower()) or not one.isascii()
     if answer_key(one) == answer_key(other):
-        assert same_answer(re.sub("[$€£]", "", one), re.sub("[$€£]", "", other))
+        currency = r"(?:US)?\\?\$|[€£¥₹]"
+        assert same_answer(re.sub(currency, "", one), re.sub(currency, "", other))
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,91 @@ def test_numbers_and_their_units(text: str, answer: str, right: int) -> None:
     assert score(text, answer) == right
 
 
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        *(("12000x", answer, 1) for answer in ("12{,}000x", r"12,\!000x", "12,000x", r"12\,000x")),
+        *(("12x", answer, 0) for answer in ("12{,}000x", r"12,\!000x", "12,000x", r"12\,000x")),
+        ("12,000x", "12000x", 1),
+        (r"1000\pi", r"1,000\pi", 1),
+        (r"1,000\pi", r"1000\pi", 1),
+        ("1", r"1,000\pi", 0),
+        (r"10000\sqrt{2}", r"10,000\sqrt{2}", 1),
+        (r"\frac{1000}{x}", r"\frac{1,000}{x}", 1),
+        (r"\sqrt{1200}", r"\sqrt{1,200}", 1),
+        (r"\(1200x\)", r"\[1,200x\]", 1),
+        ("1234567x", "1,234,567x", 1),
+        ("x = 12000", "x = 12,000", 1),
+        ("12000", "x = 12,000", 1),
+        ("12", "x = 12,000", 0),
+        ("12000", r"12,\!000", 1),
+        (r"12,\!000", "12000", 1),
+        ("(1, 200)", "(1,200)", 1),
+        ("(1200, 5)", "(1{,}200, 5)", 1),
+        (r"\{1, 200\}", r"\{1,200\}", 1),
+        ("[1, 200)", "[1,200)", 1),
+        (r"x \in (1, 200)", r"x \in \left(1,200\right)", 1),
+        ("1200", "(1,200)", 0),
+        (r"(\sqrt{1}, 200)", r"(\sqrt{1},200)", 1),
+        (r"\sqrt{2}", "√2", 1),
+        ("√2", r"\sqrt{2}", 1),
+        ("2√3", r"\sqrt{12}", 1),
+        ("√(x+1)", r"\sqrt{x+1}", 1),
+        ("√49", "7", 1),
+        ("2", "√2", 0),
+        (r"\frac{7}{3} + x", r"2\frac{1}{3} + x", 1),
+        (r"\frac{7}{3}", r"x = 2\frac13", 1),
+        (r"\{2, 3\}", r"2\text{ or }3", 1),
+    ],
+)
+def test_thousands_and_roots(text: str, answer: str, right: int) -> None:
+    assert score(text, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "right"),
+    [
+        (r"\pi\text{ cm}", r"\pi \text{ cm}", 1),
+        (r"\pi\text{ centimeters}", r"\pi \text{ cm}", 1),
+        (r"\pi\mathrm{cm}", r"\pi \text{ cm}", 1),
+        (r"\pi", r"\pi \text{ cm}", 1),
+        (r"\pi\text{ cm}", r"\pi", 1),
+        (r"\pi\text{ miles}", r"\pi \text{ cm}", 0),
+        (r"\pi\text{ cm}^2", r"\pi \text{ cm}", 0),
+        (r"\pi\text{ square cm}", r"\pi \text{ cm}^2", 1),
+        (r"\sqrt{2}\text{ miles}", r"\sqrt{2}\text{ km}", 0),
+        (r"\sqrt{2}\text{ km}", r"\sqrt{2}\text{ km}", 1),
+        (r"\pi\text{ million}", r"\pi", 0),
+        (r"\pi\text{ is wrong}", r"\pi", 0),
+        (r"\pi\text{ or }4", r"\pi", 0),
+        (r"\text{Monday}", r"\text{monday}", 1),
+        (r"\mathrm{e}^{2}", r"\mathrm{e}^2", 1),
+        (r"3 \text{ or } 2", r"2 \text{ or } 3", 1),
+    ],
+)
+def test_words_in_mathematics(text: str, answer: str, right: int) -> None:
+    assert score(text, answer) == right
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (r"2\frac{1}{3}\pi", "has a mixed number before a factor"),
+        (r"2\frac13\sqrt{2}", "has a mixed number before a factor"),
+        (r"$3 \dfrac{1}{2} x$", "has a mixed number before a factor"),
+        (r"0.\overline{3}", "has repeating decimals"),
+        (r"0.1\overline{6}", "has repeating decimals"),
+        ("0.(3)", "has repeating decimals"),
+        ("4210_5", "has digits with an index"),
+        (r"1011_{2}", "has digits with an index"),
+        (r"2 \text{ hours } 30 \text{ minutes}", "has a number after words"),
+    ],
+)
+def test_references_that_would_be_read_as_something_else_are_refused(answer: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        score("5", answer)
+
+
 @pytest.mark.parametrize("answer", ["seven", "12 000 x", "x + 1 1/2", "1e3 x", "1.2.3", "5 or six"])
 def test_references_that_would_be_read_as_products_are_refused(answer: str) -> None:
     with pytest.raises(ValueError, match="is neither a number nor LaTeX"):

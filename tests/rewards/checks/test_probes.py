@@ -120,6 +120,59 @@ def test_a_function_that_hangs_is_given_up():
     assert (first.kind, first.fails) == ("errors", True)
 
 
+@pytest.mark.parametrize(
+    ("place", "wrong"),
+    [
+        ("tags", "right, then wrong"),
+        ("completion", None),
+        ("first_line", "wrong, then right"),
+        ("last_line", "right, then wrong"),
+        ("boxed", "right, then wrong"),
+        ("stated", "right, then wrong"),
+        ("last_number", "right, then wrong"),
+    ],
+)
+def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: str | None):
+    given = replace(row("7").given, tags=replace(TAGS, answer=place))
+    probes = make_probes([ProbeRow(given)])
+    kinds = {probe.name: probe.kind for probe in probes if "then" in probe.name}
+    assert {name for name, kind in kinds.items() if kind == "wrong"} == (
+        {wrong} if wrong else set()
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "prompt", "tried"),
+    [
+        ("last_number", "say 7", False),
+        ("last_number", "say 7 or 8", True),
+        ("last_line", "say\n7", False),
+        ("tags", "say 7", True),
+    ],
+)
+def test_a_copy_of_the_prompt_may_be_right(place: AnswerPlace, prompt: str, tried: bool):
+    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer=place))
+    assert ("prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}) is tried
+
+
+@pytest.mark.parametrize(
+    ("prompt", "plain", "form", "completion"),
+    [
+        ("4 + 3 =", True, None, " 7"),
+        ("4 + 3 = ", True, None, None),
+        ("4 + 3 =", False, None, None),
+        ("4 + 3 =", True, "so ANSWER", None),
+    ],
+)
+def test_a_plain_completion_may_begin_with_a_space(
+    prompt: str, plain: bool, form: str | None, completion: str | None
+):
+    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer="first_line"))
+    probes = make_probes([ProbeRow(given)], plain=plain, form=form)
+    found = {probe.name: probe.given.completion for probe in probes}
+    assert found.get("leading space") == completion
+
+
 @pytest.mark.parametrize("place", get_args(AnswerPlace))
 def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
     tags = replace(TAGS, answer=place, prefix="so ")

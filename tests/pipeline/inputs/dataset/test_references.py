@@ -67,6 +67,26 @@ def test_a_notice_names_the_setting_and_an_example() -> None:
     assert second.what.startswith("eval.sets (own): 1 of 1 ")
 
 
+@pytest.mark.parametrize(
+    ("answers", "pattern", "refused"),
+    [
+        (("a\n####3", "b\n####4"), r"'####\s*(.+)'", None),
+        (("a\n####3", "b\n#### 4"), r"'####\s*(.+)'", None),
+        (("a\n#### 3", "b\n#### 4"), "'#### (.+)'", None),
+        (("a\n#### 3", "4", "5"), "'#### (.+)'", "it refuses 2 of 3 rows"),
+        (("a\n####3", "4"), r"'####\s*(.+)'", "it refuses 1 of 2 rows"),
+        ((r"so \boxed{3}", r"\boxed{4}", "5"), r"'\\boxed\{(.+)\}'", "it refuses 1 of 3 rows"),
+    ],
+)
+def test_the_pattern_matches_the_rows_that_are_found(
+    answers: tuple[str, ...], pattern: str, refused: str | None
+) -> None:
+    (found,) = reference_notices(config(), LoadedData(split(*answers), None, split("12")))
+    assert f"answer_pattern = {pattern} in" in found.advice
+    assert ("refuses" in found.advice) == (refused is not None)
+    assert (refused or "") in found.advice
+
+
 def test_rewards_that_read_numbers_read_exponents() -> None:
     data = LoadedData(split("1e-05"), None, split("1"))
     assert len(list(reference_notices(config(EXACT), data))) == 1
