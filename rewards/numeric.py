@@ -71,7 +71,7 @@ def numeric_answer(
 
     Known hacks:
         any thing in the plural, where the reference has no unit ("5 bananas"): scores 1 unless
-        units = "require". It may be nonsense ("5 doubts"), which does not change the number.
+        units = "require". It may be nonsense ("5 ideas"), which does not change the number.
         a percent sign where it is not known whether the reference is a share: "25%" is right for
         25 and for 0.25, unless `percent` says which.
         a wide tolerance: `abs_tol = 1` accepts 0 for every small reference.

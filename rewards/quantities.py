@@ -58,6 +58,10 @@ _LEAD_WORDS = (
     r"|approximately|approx\.?|around|roughly"
 )
 _LEAD = re.compile(rf"(?:\s|[#:~]|,(?=\s)|(?:{_LEAD_WORDS})(?![^\W_]))*", re.IGNORECASE)
+_QUESTION = re.compile(
+    r"(?:is|are|was|were|do|does|has|have)\s+(?:the|it|this|that|there|we|i|he|she|they|you|[a-z]\s)",
+    re.IGNORECASE,
+)
 _VARIABLE = re.compile(r"[^\W\d_](?:_(?:\w|\{\w\}))?")
 _QUANTITY = re.compile(
     rf"""
@@ -125,6 +129,8 @@ def parse_quantity(text: str) -> Quantity | None:
     if len(text) > _LONGEST:
         return None
     first, *others = (side.strip() for side in _plain(text).split("="))
+    if _QUESTION.match(first):
+        return None
     first = without_lead(first)
     if not others:
         return _read(first)

@@ -60,7 +60,11 @@ _SYMBOLS = {
 _MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
 _LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
-_SHARED = frozenset({"K", "C", "F", "pair", "couple", "score", "quarter"})
+_WORDS_SHARED = """
+K C F pair couple score quarter gross doz mil mill mille mm kk bil bln tril tn mio mrd thou
+ppm ppb ppt bps
+"""
+_SHARED = frozenset(_WORDS_SHARED.split())
 """Units that are also multipliers or variables: they count only where the reference has them."""
 _WORDS_IN_PLURAL = """
 teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
@@ -118,7 +122,9 @@ reciprocal inverse negative percent grand myriad trio duo zillion googol googolp
 millon millone quadrillion quintillion doubling tripling halving zeroe
 wrong false nope not no never none incorrect untrue invalid
 depend vary appear suggest deny disagree contradict err lie estimate estimated approximation
-approximate possible minimum maximum
+approximate approximated possible minimum maximum magnitude cancel fail lack differ exceed remain
+mean make give become seem negate contain equal claim doubt reject refute retract
+probable potential hypothetical supposed alleged assumed rounded unknown uncertain doubtful
 """
 _NEVER = {
     *_WORDS_NEVER.split(),
@@ -127,9 +133,8 @@ _NEVER = {
 """Words of no unit, whether in the singular or in the plural."""
 _WORDS_DENYING = """
 plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
-subtracted over by infinity pi pct equal equals equaled halved doubled tripled inverted negates
-cancels fails lacks differs exceeds needs remains means makes gives becomes seems
-none neither nor nah nay untrue incorrect invalid fake mistaken bad kidding scratch scrap ignore
+subtracted over by infinity pi pct equaled inverted
+needs neither nor nah nay fake mistaken bad kidding scratch scrap ignore
 cancel cancelled canceled actually instead rather except without but however unless if although
 though whereas while oops whoops sorry wait hmm um er
 maybe perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or
@@ -161,6 +166,19 @@ _SQUARE = re.compile(r"(?P<power>square|sq\.?|cubic|cu\.?)\s+(?P<unit>.+)")
 _POWERS = {"squared": "2", "cubed": "3", "square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _WORD = re.compile(r"(?:[^\W\d_]{2,}|[^\W\d_](?=-))(?:['-][^\W\d_]+)*")
 _LONGEST, _MOST_WORDS, _MOST_PARTS = 60, 4, 3
+
+
+_MULTIPLE = re.compile(
+    r"[^\W\d]+illion(?:s|e|es|en|th)?|milliarden"
+    r"|(?:doubl|tripl|(?:quadr|quint|sext|sept|oct)upl|halv)(?:e|es|ed|ing)"
+    r"|(?:kilo|mega|giga|tera|peta|hecto|deca|deci|centi|milli|micro|nano|pico)-?"
+)
+"""Numbers and what multiplies one: `septillion`, `quadrupled`, `kilo`."""
+_PREFIX = re.compile(r"(?:kilo|mega|giga|tera|hecto|deca|deci|centi|milli|micro|nano)-?(?=..)")
+_COUNTED = frozenset(CURRENCIES) | {"person", "man", "woman", "child", "piece", "point"}
+"""Symbols of units that take no prefix."""
+_COMPOUNDS = frozenset({"kilowatt", "megawatt", "watt", "ampere", "amp", "man", "person", "foot"})
+"""Units that may stand before another: `man hours`."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +250,10 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
         return None
     head = words[-1].casefold()
     noun = singular(head)
-    if head in _COMPARED or (
-        words[0].casefold() in _POWERS and _symbol(head) not in _LENGTHS | {None}
+    if (
+        head in _COMPARED
+        or _is_two_units(words)
+        or (words[0].casefold() in _POWERS and _symbol(head) not in _LENGTHS | {None})
     ):
         return None
     name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
@@ -283,11 +303,29 @@ def _factor(text: str, *, divides: bool) -> Unit | None:
     return Unit(f"{symbol}^{power}", is_plain)
 
 
+def _is_two_units(words: list[str]) -> bool:
+    """Whether a unit stands before another, as in `cents dollars`."""
+    symbols = [_symbol(word) for word in words]
+    others = zip(words[:-1], symbols[:-1], strict=True)
+    return symbols[-1] is not None and any(
+        symbol is not None and word.casefold() not in _COMPOUNDS for word, symbol in others
+    )
+
+
+def _is_prefixed(word: str) -> bool:
+    """Whether a prefix multiplies a thing, as in `kilodollars`."""
+    thing = singular(_PREFIX.sub("", word, count=1))
+    known = {thing, singular(word)} & _THINGS or _SYMBOLS.get(thing) in _COUNTED
+    return bool(_PREFIX.match(word) and known and singular(word) not in _THINGS)
+
+
 def _is_refused(word: str) -> bool:
     word = word.casefold()
     parts = {word, *word.split("-")}
     return (
         word.endswith("n't")
+        or _is_prefixed(word)
+        or any(_MULTIPLE.fullmatch(part) for part in parts)
         or bool(parts & _DENIALS)
         or any(part in _NEVER or singular(part) in _NEVER for part in parts)
     )
