@@ -22,7 +22,7 @@ _LONGEST = 200
 
 _CHARACTERS = str.maketrans(
     "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d\u2044\u2215÷\u00d7·⋅≈≅\u2019\t",
-    "-------///***==' ",
+    "-------///***≈≈' ",
 ) | str.maketrans({"℃": "°C", "℉": "°F"})
 _RAISED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"), "0123456789+-", strict=True))
 _EXPONENT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
@@ -43,7 +43,7 @@ _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...
     (re.compile(r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})|\\degree(?![a-z])"), "°"),
     (re.compile(r"(?<=\d)(?:\{,\}|\\[,:; ])(?=\d{3})"), ","),
     (re.compile(r"\\(?:times|cdot)(?![a-z])"), "*"),
-    (re.compile(r"\\approx(?![a-z])"), "="),
+    (re.compile(r"\\approx(?![a-z])"), "≈"),
     (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=[\d{])~(?=\D)"), "  "),
     *[(re.compile(r"\\(?:text|mathrm|textbf|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r"  \1  ")] * 2,
     (re.compile(r"\\([$%#])"), r"\1"),
@@ -93,6 +93,10 @@ _IN_PARENTHESES = re.compile(rf"([{CURRENCIES}]?)\(-?\s*([{CURRENCIES}]?\s*[\d.,
 _OPTIONAL = re.compile(r"^\s*\(([^()]+)\)$")
 _PERCENT = re.compile(r"\s*(?:%|percent|per cent|pct\.?)", re.IGNORECASE)
 _PLAIN_NUMBER = re.compile(r"\D*\d+(?:\.(?P<decimals>\d+))?\D*")
+_WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
+_MULTIPLIED = re.compile(r"(?<=[\d)%])\s*(?=\()")
+_HUNDRED = re.compile(r"\*\s*\(?\s*100\b|\b100\s*\*")
+_LARGEST_BASE, _LARGEST_POWER = 10**6, 30
 _OPERATIONS: Mapping[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -128,17 +132,19 @@ def parse_quantity(text: str) -> Quantity | None:
     """
     if len(text) > _LONGEST:
         return None
-    first, *others = (side.strip() for side in _plain(text).split("="))
+    first, *others = re.split(r"\s*([=≈])\s*", _plain(text).strip())
     if _QUESTION.match(first):
         return None
     first = without_lead(first)
     if not others:
         return _read(first)
-    *others, last = others
-    found = _read(last)
-    expressions = others if not first or _VARIABLE.fullmatch(first) else [first, *others]
-    if found is None or not all(_equals(side, found, last) for side in expressions):
-        return None
+    found, sides = _read(others[-1]), [first, *others[1:-1:2]]
+    if not first or _VARIABLE.fullmatch(first):
+        sides[0] = others[-1]
+    for number, side in enumerate(sides):
+        is_near = "≈" in others[2 * number :]
+        if found is None or not _equals(side, found, others[-1], is_near=is_near):
+            return None
     return found
 
 
@@ -234,24 +240,54 @@ def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str]:
     return value, rest
 
 
-def _equals(side: str, found: Quantity, last: str) -> bool:
-    """Whether the side of an equation equals its last side, up to the rounding of the latter."""
-    text = re.sub(rf"(?<=\d),(?=\d{{3}})|[{CURRENCIES}]", "", side).replace("%", "/100")
+def _equals(side: str, found: Quantity, last: str, *, is_near: bool) -> bool:
+    """Whether the side of an equation equals its last side.
+
+    A side may differ by the rounding of the last if it is an operation and the last a decimal, or
+    if the sign is ≈.
+    """
+    if side == last:
+        return True
+    text = re.sub(rf"(?<=\d),(?=\d{{3}})|[{CURRENCIES}]", "", side)
     text = re.sub(r"(?<=\d)\s*x\s*(?=\d)", "*", text, flags=re.IGNORECASE)
-    if not re.fullmatch(r"[\d.+\-*/() ]+", text, re.ASCII):
-        return False
-    try:
-        value = _evaluate(ast.parse(text.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+    text = _MULTIPLIED.sub("*", _without_unit(text, found.unit).replace("^", "**"))
+    value = _value_of(text.replace("%", "/100"))
+    if value is None:
         return False
     plain = _PLAIN_NUMBER.fullmatch(last.replace(",", ""))
-    slack = Fraction(1, 2 * 10 ** len(plain["decimals"] or "")) if plain else Fraction(0)
-    sides = {found.value, found.value / 100 if found.unit == PERCENT else found.value}
-    return any(abs(value - side) <= slack for side in sides)
+    slack = Fraction(0)
+    if plain and (is_near or (plain["decimals"] and re.search(r"\d[^\d.]+\d", text))):
+        slack = Fraction(1, 2 * 10 ** len(plain["decimals"] or ""))
+    if found.unit == PERCENT and ("%" in text or not _HUNDRED.search(text)):
+        is_share = "%" in text or "/" in text or "." in text  # not 18 = 1800%
+        return is_share and abs(value - found.value / 100) <= slack / 100
+    return abs(value - found.value) <= slack
+
+
+def _without_unit(text: str, unit: str) -> str:
+    """A sum without the unit of its result, if it is the only one."""
+    words = {match.group() for match in _WORDS.finditer(text)}
+    units = {read_unit(word, one=True) for word in words}
+    if len(units) != 1:
+        return text
+    (found,) = units
+    if found is None or not found.is_plain or unit not in {"", found.name}:
+        return text
+    return _WORDS.sub("", text)
+
+
+def _value_of(text: str) -> Fraction | None:
+    """The value of a sum or product of numbers; None if it is something else."""
+    if not re.fullmatch(r"[\d.+\-*/() ]+", text, re.ASCII):
+        return None
+    try:
+        return _evaluate(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
 def _evaluate(node: ast.expr) -> Fraction:
-    """The value of a sum or product of numbers.
+    """The value of sums, products and powers of numbers.
 
     Raises:
         ValueError: if it is something else.
@@ -262,6 +298,11 @@ def _evaluate(node: ast.expr) -> Fraction:
             return Fraction(repr(node.value))
         case ast.UnaryOp(op=ast.USub()):
             return -_evaluate(node.operand)
+        case ast.BinOp(op=ast.Pow()):
+            base, power = _evaluate(node.left), _evaluate(node.right)
+            if abs(base) > _LARGEST_BASE or abs(power) > _LARGEST_POWER or power.denominator > 1:
+                raise ValueError("a large power")
+            return base ** int(power)
         case ast.BinOp() if type(node.op) in _OPERATIONS:
             return _OPERATIONS[type(node.op)](_evaluate(node.left), _evaluate(node.right))
-    raise ValueError("not a sum or a product")
+    raise ValueError("not a sum, a product or a power")
