@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from rewards.units import CURRENCIES, SCALES, SUFFIXES, read_unit, singular
+from rewards.units import CURRENCIES, SCALES, SUFFIXES, is_refused, read_unit, singular
 
 PERCENT = "%"
 """Unit of a percentage."""
@@ -28,6 +28,11 @@ _RAISED = dict(zip(map(ord, "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻"), "0123456789+-"
 _EXPONENT = re.compile(f"[{''.join(map(chr, _RAISED))}]+")
 
 
+_BOXES = (
+    "text|mathrm|textbf|mathbf|boxed|fbox|mbox|underline|boldsymbol|bm|textit|mathit|textrm|emph"
+)
+
+
 def _fraction(match: re.Match[str]) -> str:
     return f" {match[1].strip('{ }')}/{match[2].strip('{ }')}"
 
@@ -36,16 +41,26 @@ def _fraction(match: re.Match[str]) -> str:
 # removed leaves two spaces: one may separate thousands.
 _MARKUP: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"</?(?:b|strong|i|em|u|code|span|p|br)\s*/?>", re.IGNORECASE), "  "),
+    (re.compile(r"([*_]{1,3})`([^*_`\n]+)`(?=\1)"), r"\1\2"),
+    (re.compile(r"^([*_`]{1,3})\s*([^*_`\n]+?)\s*\1$"), r"  \2  "),
     (re.compile(r"(?<![\w*`])([*_`]{1,3})(?=\S)([^*_`\n]+)(?<=\S)\1(?![\w*`])"), r"  \2  "),
     (re.compile(r"(?<!\\)(\$\$?)((?:\\.|[^$\n\\])+)\1"), r"  \2  "),
-    (re.compile(r"\\[dt]?frac\s*\{\s*-\s*(\d+)\s*\}"), r"-\\frac{\1}"),
-    (re.compile(r"\\[dt]?frac\s*(\d|\{\s*\d+\s*\})\s*(\d(?!\d)|\{\s*\d+\s*\})"), _fraction),
+    (re.compile(r"\\[cdt]?frac\s*\{\s*-\s*(\d+)\s*\}"), r"-\\frac{\1}"),
+    (re.compile(r"\\[cdt]?frac\s*(\d|\{\s*\d+\s*\})\s*(\d(?!\d)|\{\s*\d+\s*\})"), _fraction),
     (re.compile(r"\^\s*(?:\\circ(?![a-z])|\{\s*\\circ\s*\})|\\degree(?![a-z])"), "°"),
-    (re.compile(r"(?<=\d)(?:\{,\}|\\[,:; ])(?=\d{3})"), ","),
+    (re.compile(r"(?<=\d)(?:\{,\}|\\[,:; ]|,\\!)(?=\d{3})"), ","),
     (re.compile(r"\\(?:times|cdot)(?![a-z])"), "*"),
     (re.compile(r"\\approx(?![a-z])"), "≈"),
-    (re.compile(r"\\(?:displaystyle(?![a-z])|[()\[\],!:; ])|(?<=[\d{])~(?=\D)"), "  "),
-    *[(re.compile(r"\\(?:text|mathrm|textbf|mathbf|boxed|fbox)\s*\{([^{}]*)\}"), r"  \1  ")] * 2,
+    (
+        re.compile(
+            r"\\(?:(?:displaystyle|q?quad|therefore)(?![a-z])|[()\[\],!:; ])|(?<=[\d{])~(?=\D)"
+        ),
+        "  ",
+    ),
+    (re.compile(rf"\\({_BOXES})\s*\{{\s*\{{([^{{}}]*)\}}\s*\}}"), r"\\\1{\2}"),
+    *[(re.compile(rf"\\(?:{_BOXES})\s*\{{([^{{}}]*)\}}"), r"  \1  ")] * 2,
+    (re.compile(r"^\s*\\left\s*\(([^()]*)\\right\s*\)\s*$"), r"  \1  "),
+    (re.compile(r"^\s*\{\s*\\bf(?![a-z])([^{}]*)\}\s*$"), r"  \1  "),
     (re.compile(r"\\([$%#])"), r"\1"),
     (re.compile(r"^\s*(?:[-=]>|[→⇒∴])"), ""),
     (re.compile(r"(?<=[^\W\d]{2})!$|。$"), ""),
@@ -55,14 +70,38 @@ _LEAD_WORDS = (
     "the|my|our|this|that|it|its|final|correct|numeric|numerical|answer|result|solution|output"
     r"|ans|a(?=\s*:)|conclusion|total|sum|difference|product|value|number|amount|costs?|price|count|so|thus"
     "|therefore|hence|is|are|equals?|there|here|we|i|he|she|they|have|has|get|got|about"
-    r"|approximately|approx\.?|around|roughly"
+    r"|approximately|approx\.?|around|roughly|you|needs?|takes?"
 )
 _LEAD = re.compile(rf"(?:\s|[#:~]|,(?=\s)|(?:{_LEAD_WORDS})(?![^\W_]))*", re.IGNORECASE)
 _QUESTION = re.compile(
     r"(?:is|are|was|were|do|does|has|have)\s+(?:the|it|this|that|there|we|i|he|she|they|you|[a-z]\s)",
     re.IGNORECASE,
 )
-_VARIABLE = re.compile(r"[^\W\d_](?:_(?:\w|\{\w\}))?")
+_GREEK = (
+    "alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|rho"
+    "|sigma|tau|upsilon|(?:var)?phi|chi|psi|omega"
+)
+_VARIABLE = re.compile(
+    rf"(?:m?\\angle\s*)?(?:[^\W\d_]{{1,3}}|\\(?:{_GREEK}))(?:_(?:\w|\{{\w+\}}))?"
+    r"|[^\W\d_]'*\s?\(-?\d{1,5}(?:,\s?-?\d{1,5})?\)",
+    re.IGNORECASE,
+)
+_MOST_WORDS = 5
+_SUBJECT = re.compile(
+    r"(?P<words>(?:[^\W\d_]+(?:'s)?\s+){0,8}?(?:[^\W\d_]+(?:'s)?))(?:\s*:\s|\s+(?:will\s+)?"
+    r"(?:is|are|was|were|equals|has|have|had|needs?|takes?|gets?|got|earns?|earned|makes?|made"
+    r"|spends?|spent|pays?|paid|saves?|saved|sells?|sold|buys?|bought|costs?|weighs?)\s)\s*",
+    re.IGNORECASE,
+)
+_WORDS_OTHER = """
+nobody nothing who what which how where when whether why suppose assume let say opposite square cube
+root double bound limit lower upper reverse old previous last next another other others distractor
+trap typo error few many some any all only log ln lg exp sin cos tan cot sec csc sqrt abs max min
+det gcd lcm lim mod floor ceil round
+"""
+_OTHERS = frozenset(_WORDS_OTHER.split())
+"""Words of a subject that is not the answer."""
+_POINTING = frozenset({"it", "this", "that", "they", "is", "of"})
 _QUANTITY = re.compile(
     rf"""
     (?P<sign>[+-]?)[ ]*
@@ -92,6 +131,12 @@ _QUANTITY = re.compile(
 _IN_PARENTHESES = re.compile(rf"([{CURRENCIES}]?)\(-?\s*([{CURRENCIES}]?\s*[\d.,]+\s*%?)\)")
 _OPTIONAL = re.compile(r"^\s*\(([^()]+)\)$")
 _PERCENT = re.compile(r"\s*(?:%|percent|per cent|pct\.?)", re.IGNORECASE)
+_SHARE = re.compile(
+    r"\s*(?:%|percent|per cent|pct\.?)\s+(?:of\s+(?:all|the|his|her|its|their|my|our)\s+(?P<of>"
+    r"[^\W\d_]+(?:\s+[^\W\d_]+){0,3})|increase|decrease|discount|chance|probability"
+    r"|profit|loss|gain|growth|interest|tax|tip|reduction|rise|drop|markup)",
+    re.IGNORECASE,
+)
 _PLAIN_NUMBER = re.compile(r"\D*\d+(?:\.(?P<decimals>\d+))?\D*")
 _WORDS = re.compile(r"[^\W\d_]+(?: [^\W\d_]+)*")
 _MULTIPLIED = re.compile(r"(?<=[\d)%])\s*(?=\()")
@@ -135,11 +180,11 @@ def parse_quantity(text: str) -> Quantity | None:
     first, *others = re.split(r"\s*([=≈])\s*", _plain(text).strip())
     if _QUESTION.match(first):
         return None
-    first = without_lead(first)
+    first = _without_subject(without_lead(first))
     if not others:
         return _read(first)
     found, sides = _read(others[-1]), [first, *others[1:-1:2]]
-    if not first or _VARIABLE.fullmatch(first):
+    if not first or _is_name(first):
         sides[0] = others[-1]
     for number, side in enumerate(sides):
         is_near = "≈" in others[2 * number :]
@@ -151,6 +196,32 @@ def parse_quantity(text: str) -> Quantity | None:
 def without_lead(text: str) -> str:
     """The text without words such as "The answer is" before it."""
     return _LEAD.sub("", text, count=1)
+
+
+def _without_subject(text: str) -> str:
+    """The text without a subject such as `Tom has` or `area is`."""
+    match = _SUBJECT.match(text)
+    if match is None:
+        return text
+    words = [word for word in match["words"].split() if word != "and"]
+    if any(_is_other(word) for word in words):
+        return text
+    return without_lead(text[match.end() :])
+
+
+def _is_other(word: str) -> bool:
+    """Whether a word of a subject says that what follows is not the answer."""
+    word = re.sub("'s$", "", word.casefold())
+    return word in _OTHERS or word.endswith("ly") or (word not in _POINTING and is_refused(word))
+
+
+def _is_name(text: str) -> bool:
+    """Whether the left side of an equation is the name of its value: `x`, `f(2)`, `Area`."""
+    words = text.split()
+    is_phrase = len(words) <= _MOST_WORDS and all(re.fullmatch(r"[^\W\d_]+", one) for one in words)
+    if is_phrase:
+        return not any(_is_other(word) for word in words)
+    return _VARIABLE.fullmatch(text) is not None
 
 
 def raised(text: str) -> str:
@@ -199,6 +270,8 @@ def _read(text: str) -> Quantity | None:
     rest, currency = _OPTIONAL.sub(r" \1", match["rest"]), match["currency"] or ""
     if _PERCENT.fullmatch(rest):
         return None if currency else Quantity(value, PERCENT)
+    if _is_share(rest):
+        return None if currency else Quantity(value, PERCENT)
     value, rest = _scaled(value, rest)
     is_one = abs(value) <= 1
     unit = read_unit(f"{currency} {rest}", one=is_one)
@@ -206,6 +279,12 @@ def _read(text: str) -> Quantity | None:
         unit = read_unit(rest, one=is_one)
         unit = unit if unit == read_unit(currency) else None
     return None if unit is None else Quantity(value, unit.name, unit.is_plain)
+
+
+def _is_share(rest: str) -> bool:
+    """Whether what follows a number is a percent sign and what it is a share of."""
+    match = _SHARE.fullmatch(rest)
+    return match is not None and not any(_is_other(word) for word in (match["of"] or "").split())
 
 
 def _value(match: re.Match[str]) -> Fraction | None:

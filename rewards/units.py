@@ -246,7 +246,7 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
     words, rest = things.split(" "), stuff.split(" ") if of else []
     if len(words) > _MOST_WORDS or len(rest) > _MOST_WORDS:
         return None
-    if not all(_WORD.fullmatch(word) and not _is_refused(word) for word in (*words, *rest)):
+    if not all(_WORD.fullmatch(word) and not is_refused(word) for word in (*words, *rest)):
         return None
     head = words[-1].casefold()
     noun = singular(head)
@@ -319,7 +319,8 @@ def _is_prefixed(word: str) -> bool:
     return bool(_PREFIX.match(word) and known and singular(word) not in _THINGS)
 
 
-def _is_refused(word: str) -> bool:
+def is_refused(word: str) -> bool:
+    """Whether a word multiplies, denies or hedges a number, or offers another."""
     word = word.casefold()
     parts = {word, *word.split("-")}
     return (
