@@ -68,43 +68,39 @@ _SHARED = frozenset(_WORDS_SHARED.split())
 """Units that are also multipliers or variables: they count only where the reference has them."""
 _WORDS_IN_PLURAL = """
 teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
-offspring cacti fungi alumni bacteria data criteria phenomena
+offspring grandchildren firemen policemen salesmen fishermen snowmen cacti fungi alumni bacteria
+data criteria phenomena
 """
 _PLURALS = {*_WORDS_IN_PLURAL.split()}
 
 _COMMON_THINGS = """
 apple orange banana pear peach lemon grape berry cherry strawberry tomato potato carrot onion egg
 cookie cake cupcake pie pizza sandwich burger bagel muffin donut doughnut candy chocolate brownie
-cracker cereal loaf bread meal snack drink juice slice serving portion ingredient
-box bag basket bottle can jar carton crate container packet package pack bundle bunch bucket tank
-barrel tray plate bowl glass mug spoon fork knife tub tube roll sheet stack pile bin case
-dog cat puppy kitten horse cow pig chicken duck hen goat rabbit bird animal pet lion tiger bear
-elephant monkey snake frog turtle spider insect butterfly bee ant fly worm egg mouse goose sheep
-fish deer cub lamb calf whale dolphin shark penguin owl
-boy girl kid student teacher player worker friend guest passenger driver customer employee member
-adult baby brother sister sibling parent mother father son daughter cousin family team class group
-grader classmate visitor farmer doctor nurse patient voter soldier officer runner neighbor
-neighbour house household
-car bus truck train plane boat ship bike bicycle van taxi wheel tire tyre trip ride lap mile stop
-book page chapter story poem letter word line sentence paragraph card stamp sticker coin bill
-ticket note notebook magazine newspaper photo picture painting poster song album movie film video
-episode show game match round goal inning turn move step question problem test exam quiz answer
-pencil pen crayon marker eraser ruler folder paper envelope marble ball balloon bead block brick
-toy doll puzzle kite block tile stick rock stone shell ring key lock nail screw bolt button ribbon
-candle lamp bulb battery phone megaphone computer laptop tablet camera microscope microwave machine
-robot tool hammer
-shirt t-shirt shoe sock hat coat jacket dress skirt scarf glove pant sweater towel
-blanket pillow quilt bracelet necklace earring bow
-tree flower rose tulip plant seed leaf branch bush garden field farm row column seat
-chair table desk bed door window wall room floor bathroom bedroom building store shop school
-office classroom library city town village country state street road bridge river lake
-mountain park pool pond
-set item object unit part element solution vertex edge side face
-triangle circle rectangle angle point digit integer way path vote gift present
-prize award medal trophy badge job task shift lesson course visit call message email post comment
-night morning afternoon evening weekday weekend holiday season decade
-century generation birthday party event meeting session semester term
-child man woman person tooth foot aircraft species series
+cracker cereal loaf bread meal snack drink juice slice serving portion ingredient box bag basket
+bottle can jar carton crate container packet package pack bundle bunch bucket tank barrel tray plate
+bowl glass mug spoon fork knife tub tube roll sheet stack pile bin case dog cat puppy kitten horse
+cow pig chicken duck hen goat rabbit bird animal pet lion tiger bear elephant monkey snake frog
+turtle spider insect butterfly bee ant fly worm mouse goose sheep fish deer cub lamb calf whale
+dolphin shark penguin owl boy girl kid student teacher player worker friend guest passenger driver
+customer employee member adult baby brother sister sibling parent mother father son daughter cousin
+family team class group grader classmate visitor farmer doctor nurse patient voter soldier officer
+runner neighbor neighbour house household car bus truck train plane boat ship bike bicycle van taxi
+wheel tire tyre trip ride lap mile stop book page chapter story poem letter word line sentence
+paragraph card stamp sticker coin bill ticket note notebook magazine newspaper photo picture
+painting poster song album movie film video episode show game match round goal inning turn move step
+question problem test exam quiz answer pencil pen crayon marker eraser ruler folder paper envelope
+marble ball balloon bead block brick toy doll puzzle kite tile stick rock stone shell ring key lock
+nail screw bolt button ribbon candle lamp bulb battery phone megaphone computer laptop tablet camera
+microscope microwave machine robot tool hammer shirt t-shirt shoe sock hat coat jacket dress skirt
+scarf glove pant sweater towel blanket pillow quilt bracelet necklace earring bow tree flower rose
+tulip plant seed leaf branch bush garden field farm row column seat chair table desk bed door window
+wall room floor bathroom bedroom building store shop school office classroom library city town
+village country state street road bridge river lake mountain park pool pond set item object unit
+part element solution vertex edge side face triangle circle rectangle angle point digit integer way
+path vote gift present prize award medal trophy badge job task shift lesson course visit call
+message email post comment night morning afternoon evening weekday weekend holiday season decade
+century generation birthday party event meeting session semester term child man woman person tooth
+foot aircraft species series
 """
 _THINGS = {*_COMMON_THINGS.split()}
 """Things that count as units in the singular, after 1 or "per"; any other must be a plural."""
@@ -118,13 +114,14 @@ _NUMBERS = (
 _WORDS_NEVER = """
 half halve third fifth eighth ninth twelfth twentieth thirtieth fortieth fiftieth sixtieth
 seventieth eightieth ninetieth double triple quadruple fold factorial time exponent logarithm
-reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex
-millon millone quadrillion quintillion doubling tripling halving zeroe
-wrong false nope not no never none incorrect untrue invalid
-depend vary appear suggest deny disagree contradict err lie estimate estimated approximation
-approximate approximated possible minimum maximum magnitude cancel fail lack differ exceed remain
-mean make give become seem negate contain equal claim doubt reject refute retract
-probable potential hypothetical supposed alleged assumed rounded unknown uncertain doubtful
+reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex millon millone
+quadrillion quintillion doubling tripling halving zeroe wrong false nope not no never none incorrect
+untrue invalid depend vary appear suggest deny disagree contradict err lie estimate estimated
+approximation approximate approximated possible minimum maximum magnitude cancel fail lack differ
+exceed remain mean make give become seem negate contain equal claim doubt reject refute retract
+refuse exclude except subtract add multiply divide opposite power percentage max rejected excluded
+refuted retracted disputed claimed probable potential hypothetical supposed alleged assumed rounded
+unknown uncertain doubtful
 """
 _NEVER = {
     *_WORDS_NEVER.split(),
@@ -133,16 +130,15 @@ _NEVER = {
 """Words of no unit, whether in the singular or in the plural."""
 _WORDS_DENYING = """
 plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
-subtracted over by infinity pi pct equaled inverted
-needs neither nor nah nay fake mistaken bad kidding scratch scrap ignore
-cancel cancelled canceled actually instead rather except without but however unless if although
-though whereas while oops whoops sorry wait hmm um er
-maybe perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or
-and versus vs alternatively otherwise else approximately roughly nearly almost about ish
-is was are were be been being does do did has had have can could would should may might must cannot
-than least most below above under beyond until till to through thru between from sometimes always
-besides afterwards backwards nowadays it this that they ours yours theirs moins fois mais menos
-oder ou basis root tops kilo mega giga tera milli micro nano
+subtracted over by infinity pi pct equaled inverted needs per anti non neither nor nah nay fake
+mistaken bad kidding scratch scrap ignore cancel cancelled canceled actually instead rather except
+without but however unless if although though whereas while oops whoops sorry wait hmm um er maybe
+perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or and
+versus vs alternatively otherwise else approximately roughly nearly almost about ish is was are were
+be been being does do did has had have can could would should may might must cannot than least most
+below above under beyond until till to through thru between from sometimes always besides afterwards
+backwards nowadays it this that they ours yours theirs moins fois mais menos oder ou basis root tops
+kilo mega giga tera milli micro nano
 """
 _DENIALS = {*_WORDS_DENYING.split()}
 """Further words of no unit, as they are written."""
@@ -172,8 +168,9 @@ _MULTIPLE = re.compile(
     r"[^\W\d]+illion(?:s|e|es|en|th)?|milliarden"
     r"|(?:doubl|tripl|(?:quadr|quint|sext|sept|oct)upl|halv)(?:e|es|ed|ing)"
     r"|(?:kilo|mega|giga|tera|peta|hecto|deca|deci|centi|milli|micro|nano|pico)-?"
+    r"|[a-z]{2,}(?:ful|ed|ab|ib|ous|ical|ant|ent)ly"
 )
-"""Numbers and what multiplies one: `septillion`, `quadrupled`, `kilo`."""
+"""Numbers and what multiplies one (`septillion`, `quadrupled`, `kilo`), and adverbs."""
 _PREFIX = re.compile(r"(?:kilo|mega|giga|tera|hecto|deca|deci|centi|milli|micro|nano)-?(?=..)")
 _COUNTED = frozenset(CURRENCIES) | {"person", "man", "woman", "child", "piece", "point"}
 """Symbols of units that take no prefix."""
@@ -250,11 +247,7 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
         return None
     head = words[-1].casefold()
     noun = singular(head)
-    if (
-        head in _COMPARED
-        or _is_two_units(words)
-        or (words[0].casefold() in _POWERS and _symbol(head) not in _LENGTHS | {None})
-    ):
+    if head in _COMPARED or _is_two_units(words) or _is_wrong_power(words):
         return None
     name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
     is_thing = (
@@ -310,6 +303,16 @@ def _is_two_units(words: list[str]) -> bool:
     return symbols[-1] is not None and any(
         symbol is not None and word.casefold() not in _COMPOUNDS for word, symbol in others
     )
+
+
+def _is_wrong_power(words: list[str]) -> bool:
+    """Whether a thing has a power or a bound before it, as in `cubic dollars`, `min apples`."""
+    first, noun = words[0].casefold(), singular(words[-1].casefold())
+    if len(words) == 1 or first not in {*_POWERS, "cube", "min"}:
+        return False
+    if _SYMBOLS.get(noun, noun) in _LENGTHS:
+        return first == "min"
+    return first != "square" or noun in _SYMBOLS or noun == "root"
 
 
 def _is_prefixed(word: str) -> bool:
