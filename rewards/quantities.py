@@ -94,10 +94,10 @@ _SUBJECT = re.compile(
     re.IGNORECASE,
 )
 _WORDS_OTHER = """
-nobody nothing who what which how where when whether why suppose assume let say opposite square cube
-root double bound limit lower upper reverse old previous last next another other others distractor
-trap typo error few many some any all only log ln lg exp sin cos tan cot sec csc sqrt abs max min
-det gcd lcm lim mod floor ceil round
+possible unknown claim power magnitude nobody nothing who what which how where when whether why
+suppose assume let say opposite square cube root double bound limit lower upper reverse old previous
+last next another other others distractor trap typo error few many some any all only log ln lg exp
+sin cos tan cot sec csc sqrt abs max min det gcd lcm lim mod floor ceil round
 """
 _OTHERS = frozenset(_WORDS_OTHER.split())
 """Words of a subject that is not the answer."""

@@ -61,11 +61,11 @@ _MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
 _LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
 _WORDS_SHARED = """
-K C F pair couple score quarter gross doz mil mill mille mm kk bil bln tril tn mio mrd thou
-ppm ppb ppt bps
+K C F pair couple score quarter gross doz mil mill mille mm kk bil bln tril tn mio mrd thou ppm ppb
+ppt bps possible minimum maximum magnitude claim power percentage opposite unknown
 """
 _SHARED = frozenset(_WORDS_SHARED.split())
-"""Units that are also multipliers or variables: they count only where the reference has them."""
+"""Units that also multiply, hedge or are variables: they count where the reference has them."""
 _WORDS_IN_PLURAL = """
 teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
 offspring grandchildren firemen policemen salesmen fishermen snowmen cacti fungi alumni bacteria
@@ -117,11 +117,10 @@ seventieth eightieth ninetieth double triple quadruple fold factorial time expon
 reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex millon millone
 quadrillion quintillion doubling tripling halving zeroe wrong false nope not no never none incorrect
 untrue invalid depend vary appear suggest deny disagree contradict err lie estimate estimated
-approximation approximate approximated possible minimum maximum magnitude cancel fail lack differ
-exceed remain mean make give become seem negate contain equal claim doubt reject refute retract
-refuse exclude except subtract add multiply divide opposite power percentage max rejected excluded
-refuted retracted disputed claimed probable potential hypothetical supposed alleged assumed rounded
-unknown uncertain doubtful
+approximation approximate approximated cancel fail lack differ exceed remain mean make give become
+seem negate contain equal doubt reject refute retract refuse exclude except subtract add multiply
+divide max rejected excluded refuted retracted disputed claimed probable potential hypothetical
+supposed alleged assumed rounded uncertain doubtful
 """
 _NEVER = {
     *_WORDS_NEVER.split(),
@@ -256,7 +255,7 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
         or noun != head
         or ((one or divides) and noun in _THINGS)
     )
-    is_shared = any(singular(word.casefold()) in _SHARED for word in words)
+    is_shared = any(singular(word.casefold()) in _SHARED for word in (*words, *rest))
     return Unit(name + of + stuff.casefold(), is_plain=is_thing and not is_shared)
 
 
