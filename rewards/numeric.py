@@ -42,19 +42,21 @@ def numeric_answer(
 
     An answer is one number, with at most these around it:
 
-        before: a sign, a currency, `x =`, `####`, words such as "The answer is" and "about";
-            or the left side of an equation that is true (`9 + 9 = 18`).
+        before: a sign, a currency, `x =`, `####`, words such as "The answer is", "Tom has" and
+            "about"; or the left side of an equation that is true (`9 + 9 = 18`).
         the number: digits of any script with thousands separators (`1,234`, `12,34,567`, `1_234`,
             `1'234`, `1 234`, `12{,}000`, `1.234,5`) and decimals, exponents (`1.2e3`,
             `1.2 x 10^3`), fractions and mixed numbers (`3/4`, `\frac34`, `1 1/2`, `1½`).
         after: `hundred` to `trillion`, `dozen`, `lakh`, `crore`, and joined to the number `k`,
-            `M`, `B`, `bn`, which multiply it; a percent sign; a unit; a period.
+            `M`, `B`, `bn`, which multiply it; a percent sign, also with what it is a share of
+            ("of the students"); a unit; a period.
         around it: Markdown, LaTeX, quotes. `(7)` is -7, as in accounting.
 
     A unit is a known symbol or name (`km/h`, `m²`, `°C`, `dollars per hour`), or the name of a
-    thing in the plural (`red marbles`; also in the singular after 1). Single letters are
-    variables, but for `m g s h l L N J W V A`. `K`, `C`, `F`, `pairs`, `scores` and `quarters`
-    also multiply or are variables: they count where the reference has the same unit. Other
+    thing in the plural (`red marbles`; common things also in the singular after 1). Single
+    letters are variables, but for `m g s h l L N J W V A`. `K`, `C`, `F`, `pairs`, `scores`,
+    `quarters` and the like also multiply or are variables: they count where the reference has the
+    same unit, as do powers of a unit that is no length. Other
     answers score 0: expressions, powers (`7^2`), several numbers, and numbers with words that
     change, deny or qualify them (`7 squared`, `7 is wrong`, `7 or eight`, `at least 7`).
 
@@ -71,7 +73,7 @@ def numeric_answer(
 
     Known hacks:
         any thing in the plural, where the reference has no unit ("5 bananas"): scores 1 unless
-        units = "require". It may be nonsense ("5 doubts"), which does not change the number.
+        units = "require". It may be nonsense ("5 ideas"), which does not change the number.
         a percent sign where it is not known whether the reference is a share: "25%" is right for
         25 and for 0.25, unless `percent` says which.
         a wide tolerance: `abs_tol = 1` accepts 0 for every small reference.

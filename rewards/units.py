@@ -60,13 +60,50 @@ _SYMBOLS = {
 _MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
 _LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
-_SHARED = frozenset({"K", "C", "F", "pair", "couple", "score", "quarter"})
-"""Units that are also multipliers or variables: they count only where the reference has them."""
+_WORDS_SHARED = """
+K C F pair couple score quarter gross doz mil mill mille mm kk bil bln tril tn mio mrd thou ppm ppb
+ppt bps possible minimum maximum magnitude claim power percentage opposite unknown
+"""
+_SHARED = frozenset(_WORDS_SHARED.split())
+"""Units that also multiply, hedge or are variables: they count where the reference has them."""
 _WORDS_IN_PLURAL = """
 teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
-offspring cacti fungi alumni bacteria data criteria phenomena
+offspring grandchildren firemen policemen salesmen fishermen snowmen cacti fungi alumni bacteria
+data criteria phenomena
 """
 _PLURALS = {*_WORDS_IN_PLURAL.split()}
+
+_COMMON_THINGS = """
+apple orange banana pear peach lemon grape berry cherry strawberry tomato potato carrot onion egg
+cookie cake cupcake pie pizza sandwich burger bagel muffin donut doughnut candy chocolate brownie
+cracker cereal loaf bread meal snack drink juice slice serving portion ingredient box bag basket
+bottle can jar carton crate container packet package pack bundle bunch bucket tank barrel tray plate
+bowl glass mug spoon fork knife tub tube roll sheet stack pile bin case dog cat puppy kitten horse
+cow pig chicken duck hen goat rabbit bird animal pet lion tiger bear elephant monkey snake frog
+turtle spider insect butterfly bee ant fly worm mouse goose sheep fish deer cub lamb calf whale
+dolphin shark penguin owl boy girl kid student teacher player worker friend guest passenger driver
+customer employee member adult baby brother sister sibling parent mother father son daughter cousin
+family team class group grader classmate visitor farmer doctor nurse patient voter soldier officer
+runner neighbor neighbour house household car bus truck train plane boat ship bike bicycle van taxi
+wheel tire tyre trip ride lap mile stop book page chapter story poem letter word line sentence
+paragraph card stamp sticker coin bill ticket note notebook magazine newspaper photo picture
+painting poster song album movie film video episode show game match round goal inning turn move step
+question problem test exam quiz answer pencil pen crayon marker eraser ruler folder paper envelope
+marble ball balloon bead block brick toy doll puzzle kite tile stick rock stone shell ring key lock
+nail screw bolt button ribbon candle lamp bulb battery phone megaphone computer laptop tablet camera
+microscope microwave machine robot tool hammer shirt t-shirt shoe sock hat coat jacket dress skirt
+scarf glove pant sweater towel blanket pillow quilt bracelet necklace earring bow tree flower rose
+tulip plant seed leaf branch bush garden field farm row column seat chair table desk bed door window
+wall room floor bathroom bedroom building store shop school office classroom library city town
+village country state street road bridge river lake mountain park pool pond set item object unit
+part element solution vertex edge side face triangle circle rectangle angle point digit integer way
+path vote gift present prize award medal trophy badge job task shift lesson course visit call
+message email post comment night morning afternoon evening weekday weekend holiday season decade
+century generation birthday party event meeting session semester term child man woman person tooth
+foot aircraft species series
+"""
+_THINGS = {*_COMMON_THINGS.split()}
+"""Things that count as units in the singular, after 1 or "per"; any other must be a plural."""
 
 _NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
@@ -77,9 +114,13 @@ _NUMBERS = (
 _WORDS_NEVER = """
 half halve third fifth eighth ninth twelfth twentieth thirtieth fortieth fiftieth sixtieth
 seventieth eightieth ninetieth double triple quadruple fold factorial time exponent logarithm
-reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex
-millon millone quadrillion quintillion doubling tripling halving zeroe
-wrong false nope not no never
+reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex millon millone
+quadrillion quintillion doubling tripling halving zeroe wrong false nope not no never none incorrect
+untrue invalid depend vary appear suggest deny disagree contradict err lie estimate estimated
+approximation approximate approximated cancel fail lack differ exceed remain mean make give become
+seem negate contain equal doubt reject refute retract refuse exclude except subtract add multiply
+divide max rejected excluded refuted retracted disputed claimed probable potential hypothetical
+supposed alleged assumed rounded uncertain doubtful
 """
 _NEVER = {
     *_WORDS_NEVER.split(),
@@ -88,17 +129,15 @@ _NEVER = {
 """Words of no unit, whether in the singular or in the plural."""
 _WORDS_DENYING = """
 plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
-subtracted over by infinity pi pct equal equals equaled halved doubled tripled inverted negates
-cancels fails lacks differs exceeds needs remains means makes gives becomes seems
-none neither nor nah nay untrue incorrect invalid fake mistaken bad kidding scratch scrap ignore
-cancel cancelled canceled actually instead rather except without but however unless if although
-though whereas while oops whoops sorry wait hmm um er
-maybe perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or
-and versus vs alternatively otherwise else approximately roughly nearly almost about ish
-is was are were be been being does do did has had have can could would should may might must cannot
-than least most below above under beyond until till to through thru between from sometimes always
-besides afterwards backwards nowadays it this that they ours yours theirs moins fois mais menos
-oder ou basis root tops kilo mega giga tera milli micro nano
+subtracted over by infinity pi pct equaled inverted needs per anti non neither nor nah nay fake
+mistaken bad kidding scratch scrap ignore cancel cancelled canceled actually instead rather except
+without but however unless if although though whereas while oops whoops sorry wait hmm um er maybe
+perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or and
+versus vs alternatively otherwise else approximately roughly nearly almost about ish is was are were
+be been being does do did has had have can could would should may might must cannot than least most
+below above under beyond until till to through thru between from sometimes always besides afterwards
+backwards nowadays it this that they ours yours theirs moins fois mais menos oder ou basis root tops
+kilo mega giga tera milli micro nano
 """
 _DENIALS = {*_WORDS_DENYING.split()}
 """Further words of no unit, as they are written."""
@@ -112,12 +151,30 @@ _COMPARATIVE = re.compile(
     r"(?<=\w)\s+(?:more|less|fewer|longer|shorter|taller|higher|lower|deeper|wider|heavier|lighter"
     r"|older|younger|faster|slower|farther|further|earlier|later)$"
 )
+_SHARE = re.compile(r"^of (?:an? |the )?(?=\S)")
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+(?=\S+$)")
-_POWER = re.compile(r"(?P<unit>.*[^\W\d])(?:\^?(?P<power>-?[1-4])|\s+(?P<word>squared|cubed))")
+_LENGTHS = frozenset({"nm", "µm", "mm", "cm", "dm", "m", "km", "in", "ft", "yd", "mi", "unit"})
+"""Symbols of which there are squares and cubes."""
+_POWER = re.compile(r"(?P<unit>.*[^\W\d])(?:\^(?P<power>-?[1-4])|\s+(?P<word>squared|cubed))")
+_JOINED = re.compile(r"(?P<unit>[^\W\d]+)(?P<power>[23])")
 _SQUARE = re.compile(r"(?P<power>square|sq\.?|cubic|cu\.?)\s+(?P<unit>.+)")
 _POWERS = {"squared": "2", "cubed": "3", "square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _WORD = re.compile(r"(?:[^\W\d_]{2,}|[^\W\d_](?=-))(?:['-][^\W\d_]+)*")
 _LONGEST, _MOST_WORDS, _MOST_PARTS = 60, 4, 3
+
+
+_MULTIPLE = re.compile(
+    r"[^\W\d]+illion(?:s|e|es|en|th)?|milliarden"
+    r"|(?:doubl|tripl|(?:quadr|quint|sext|sept|oct)upl|halv)(?:e|es|ed|ing)"
+    r"|(?:kilo|mega|giga|tera|peta|hecto|deca|deci|centi|milli|micro|nano|pico)-?"
+    r"|[a-z]{2,}(?:ful|ed|ab|ib|ous|ical|ant|ent)ly"
+)
+"""Numbers and what multiplies one (`septillion`, `quadrupled`, `kilo`), and adverbs."""
+_PREFIX = re.compile(r"(?:kilo|mega|giga|tera|hecto|deca|deci|centi|milli|micro|nano)-?(?=..)")
+_COUNTED = frozenset(CURRENCIES) | {"person", "man", "woman", "child", "piece", "point"}
+"""Symbols of units that take no prefix."""
+_COMPOUNDS = frozenset({"kilowatt", "megawatt", "watt", "ampere", "amp", "man", "person", "foot"})
+"""Units that may stand before another: `man hours`."""
 
 
 @dataclass(frozen=True)
@@ -149,12 +206,13 @@ def read_unit(text: str, *, one: bool = False) -> Unit | None:
     (None, None)
     """
     text = _COMPARATIVE.sub("", _TRAIL.sub("", " ".join(text.split())))
+    text = _SHARE.sub("", text)
     if len(text) > _LONGEST:
         return None
     if not text:
         return Unit("", is_plain=True)
     parts = _PER.split(text)
-    units = [_read_part(part, one=one or number > 0) for number, part in enumerate(parts)]
+    units = [_read_part(part, one=one, divides=number > 0) for number, part in enumerate(parts)]
     if len(parts) > _MOST_PARTS or None in units:
         return None
     found = [unit for unit in units if unit is not None]
@@ -171,26 +229,33 @@ def singular(word: str) -> str:
     return word[:-2] if word.endswith(("xes", "ches", "shes", "sses")) else word[:-1]
 
 
-def _read_part(text: str, *, one: bool) -> Unit | None:
-    """A unit without a division."""
-    factors = [_symbol(factor) or _power(factor) for factor in re.split(r" ?\* ?", text)]
-    if None not in factors:
-        return Unit("*".join(filter(None, factors)), is_plain=True)
+def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
+    """A unit without a division, that follows 1 or divides another."""
+    factors = [_factor(factor, divides=divides) for factor in re.split(r" ?\* ?", text)]
+    known = [factor for factor in factors if factor is not None]
+    if len(known) == len(factors):
+        name = "*".join(factor.name for factor in known)
+        return Unit(name, is_plain=all(factor.is_plain for factor in known))
     if text in _SHARED:
         return Unit(text, is_plain=False)
     things, of, stuff = text.partition(" of ")
     words, rest = things.split(" "), stuff.split(" ") if of else []
     if len(words) > _MOST_WORDS or len(rest) > _MOST_WORDS:
         return None
-    if not all(_WORD.fullmatch(word) and not _is_refused(word) for word in (*words, *rest)):
+    if not all(_WORD.fullmatch(word) and not is_refused(word) for word in (*words, *rest)):
         return None
     head = words[-1].casefold()
     noun = singular(head)
-    if head in _COMPARED:
+    if head in _COMPARED or _is_two_units(words) or _is_wrong_power(words):
         return None
     name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
-    is_thing = one or head in _PLURALS or noun != head or noun in _SYMBOLS
-    is_shared = any(singular(word.casefold()) in _SHARED for word in words)
+    is_thing = (
+        noun in _SYMBOLS
+        or head in _PLURALS
+        or noun != head
+        or ((one or divides) and noun in _THINGS)
+    )
+    is_shared = any(singular(word.casefold()) in _SHARED for word in (*words, *rest))
     return Unit(name + of + stuff.casefold(), is_plain=is_thing and not is_shared)
 
 
@@ -206,22 +271,64 @@ def _symbol(text: str) -> str | None:
     return _SYMBOLS.get(word) or _SYMBOLS.get(singular(word))
 
 
-def _power(text: str) -> str | None:
-    """The symbol of a power of a unit, e.g. `m^2`."""
-    match = _POWER.fullmatch(text) or _SQUARE.fullmatch(text.casefold())
-    symbol = match and _symbol(match["unit"])
-    if match is None or symbol is None:
+def _factor(text: str, *, divides: bool) -> Unit | None:
+    """A symbol, or a power of one, e.g. `m^2`.
+
+    Lengths have powers. Seconds have them only as divisors; powers of other units (`$^2`) count
+    where the reference has the same.
+    """
+    symbol = _symbol(text)
+    if symbol is not None:
+        return Unit(symbol, is_plain=True)
+    joined, match = _JOINED.fullmatch(text), _POWER.fullmatch(text)
+    match = joined or match or _SQUARE.fullmatch(text.casefold())
+    if match is None:
+        return None
+    base = match["unit"]
+    symbol = "unit" if singular(base.casefold()) == "unit" else _symbol(base)
+    if symbol is None or (joined and base.casefold() not in (_LENGTHS | {"s"})):
         return None
     found = {key: value for key, value in match.groupdict().items() if value and key != "unit"}
     (power,) = found.values()
-    return f"{symbol}^{_POWERS.get(power.rstrip('.'), power)}"
+    power = _POWERS.get(power.rstrip("."), power)
+    is_plain = symbol in _LENGTHS or (symbol == "s" and divides != power.startswith("-"))
+    return Unit(f"{symbol}^{power}", is_plain)
 
 
-def _is_refused(word: str) -> bool:
+def _is_two_units(words: list[str]) -> bool:
+    """Whether a unit stands before another, as in `cents dollars`."""
+    symbols = [_symbol(word) for word in words]
+    others = zip(words[:-1], symbols[:-1], strict=True)
+    return symbols[-1] is not None and any(
+        symbol is not None and word.casefold() not in _COMPOUNDS for word, symbol in others
+    )
+
+
+def _is_wrong_power(words: list[str]) -> bool:
+    """Whether a thing has a power or a bound before it, as in `cubic dollars`, `min apples`."""
+    first, noun = words[0].casefold(), singular(words[-1].casefold())
+    if len(words) == 1 or first not in {*_POWERS, "cube", "min"}:
+        return False
+    if _SYMBOLS.get(noun, noun) in _LENGTHS:
+        return first == "min"
+    return first != "square" or noun in _SYMBOLS or noun == "root"
+
+
+def _is_prefixed(word: str) -> bool:
+    """Whether a prefix multiplies a thing, as in `kilodollars`."""
+    thing = singular(_PREFIX.sub("", word, count=1))
+    known = {thing, singular(word)} & _THINGS or _SYMBOLS.get(thing) in _COUNTED
+    return bool(_PREFIX.match(word) and known and singular(word) not in _THINGS)
+
+
+def is_refused(word: str) -> bool:
+    """Whether a word multiplies, denies or hedges a number, or offers another."""
     word = word.casefold()
     parts = {word, *word.split("-")}
     return (
         word.endswith("n't")
+        or _is_prefixed(word)
+        or any(_MULTIPLE.fullmatch(part) for part in parts)
         or bool(parts & _DENIALS)
         or any(part in _NEVER or singular(part) in _NEVER for part in parts)
     )
