@@ -38,7 +38,7 @@ def text_of(page: Path) -> str:
 
 
 def test_several_runs_are_compared(run: Path, tmp_path: Path):
-    config = make_config(tmp_path / "runs", run={"name": "faster"}, learner={"lr": 5e-5})
+    config = make_config(tmp_path / "runs", run={"name": "faster"}, learner={"lr": 1e-5})
     other = Process(config, disk=Disk())
     assert other.run() == "finished"
     page = tmp_path / "both.html"
@@ -52,7 +52,7 @@ def test_several_runs_are_compared(run: Path, tmp_path: Path):
     assert f"faster against run test_after {means}: " in shown
     generated = [f"{one['tokens_generated']:,}" for one in (first, second)]
     assert f"tokens generated {' '.join(generated)}" in shown
-    assert shown.endswith("Settings that differ setting run faster learner.lr 1e-05 5e-05")
+    assert shown.endswith("Settings that differ setting run faster learner.lr 5e-05 1e-05")
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -234,7 +234,7 @@ def test_each_mistake_is_a_line_and_the_status_is_2(
         ),
         (
             'command line: --learner.lr = "fast": must be a number, above 0 and at most 10; '
-            "default: 1e-05"
+            "default: 5e-05"
         ),
         f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
     ]
@@ -369,7 +369,7 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     ]
     resolved = json.loads("{" + printed)
     assert resolved["run"]["dir"] == str(request_path.parent / "runs")
-    assert resolved["learner"]["lr"] == 1e-5
+    assert resolved["learner"]["lr"] == 5e-5
 
 
 def test_a_dry_run_refuses_a_reward_without_any_score(
@@ -502,7 +502,7 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
             "--run.name, or resume this one with the old values:"
         ),
         "  run.seed: was 0, now 1",
-        "  learner.lr: was 1e-05, now 0.0001",
+        "  learner.lr: was 5e-05, now 0.0001",
     ]
 
 

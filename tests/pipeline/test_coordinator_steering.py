@@ -80,7 +80,7 @@ def test_requests_take_effect_before_the_next_step_in_their_order(tmp_path: Path
     assert run.run() == "finished"
     # An extension by a step, after five.
     assert run.learner.settings == [
-        (1e-5, 0.1), (1e-5, 0.1), (2e-5, 0.1), (2e-5, 0.1), (2e-5, 0.2), (2e-5, 0.2),
+        (5e-5, 0.1), (5e-5, 0.1), (2e-5, 0.1), (2e-5, 0.1), (2e-5, 0.2), (2e-5, 0.2),
     ]  # fmt: skip
     taken = [(one["step"], one["verb"], one.get("key")) for one in run.events("steered")]
     assert taken == [
@@ -92,7 +92,7 @@ def test_requests_take_effect_before_the_next_step_in_their_order(tmp_path: Path
     assert (copy["step"], copy["version"]) == (5, 5)
     assert (run.folder.path / "exports" / "step_000005" / "adapter").is_file()
     (lr,) = (one for one in run.events("steered") if one.get("key") == "learner.lr")
-    assert (lr["old"], lr["value"]) == (1e-5, 2e-5)
+    assert (lr["old"], lr["value"]) == (5e-5, 2e-5)
 
 
 def test_invariant_7_a_steered_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
