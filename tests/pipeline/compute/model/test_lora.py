@@ -278,3 +278,10 @@ def test_a_fresh_adapter_has_pefts_initialisation():
         values = np.abs(np.asarray(adapter[name]))
         assert 0.99 * 640**-0.5 < values.max() <= 640**-0.5
         assert values.mean() == pytest.approx(640**-0.5 / 2, rel=0.02)
+
+
+@pytest.mark.parametrize(("dtype", "precise"), [("float32", True), ("bfloat16", False)])
+def test_only_a_float32_model_asks_for_the_highest_precision(dtype: str, precise: bool):
+    policy = tiny.make_policy(dtype=dtype, num_hidden_layers=1)
+    program = policy.jit(lambda x: x @ x).lower(jnp.ones((2, 2)))
+    assert ("HIGHEST" in program.as_text()) == precise
