@@ -14,7 +14,7 @@ PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo demo-table deadline-table test test-latest lint style format wheelhouse lock clean FORCE
+.PHONY: help demo demo-table deadline-table test test-slow test-latest lint style format wheelhouse lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -37,6 +37,9 @@ test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 	$(PY) $(PYTEST); tests=$$?; \
 	wait $$types; types_status=$$?; cat $$log; \
 	[ $$tests -ne 0 ] && exit $$tests; exit $$types_status
+
+test-slow: .venv/.dev ## the tests that take minutes [ARGS="options of pytest"]
+	$(PY) $(PYTEST) -m slow
 
 test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
 	.venv-latest/bin/python $(PYTEST)

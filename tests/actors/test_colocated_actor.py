@@ -82,6 +82,7 @@ def assert_counted(actor: ColocatedActor) -> None:
     assert len(building.done) - building.earlier == building.total
 
 
+@pytest.mark.slow
 def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor: ColocatedActor):
     demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
     topology, lengths = topology_of(actor.config, None), Lengths.expected(actor.config)

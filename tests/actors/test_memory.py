@@ -26,6 +26,8 @@ from pipeline.contracts.sizes import Sizes, smaller
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 ROW = 42
 WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(4, 2 * ROW), Sizes(3, 2 * ROW), Sizes(4, ROW)

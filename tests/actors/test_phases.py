@@ -123,6 +123,7 @@ def test_invariant_8_phases_of_a_learner(
         assert 0 < spans[0].spare < 1
 
 
+@pytest.mark.slow
 def test_an_update_hangs_where_a_micro_batch_does_not_where_it_has_many(
     now: FakeClock, monkeypatch: pytest.MonkeyPatch
 ):

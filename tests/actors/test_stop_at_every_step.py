@@ -136,6 +136,7 @@ def undisturbed(
     return run.result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(STEPS))
 def test_invariant_7_a_real_run_stopped_at_any_step_is_the_same_run(
     tmp_path: Path, actor: ColocatedActor, undisturbed: Any, step: int
@@ -155,6 +156,7 @@ def test_invariant_7_a_real_run_stopped_at_any_step_is_the_same_run(
     same(second, undisturbed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
 def test_invariant_7_a_real_run_killed_during_any_save_is_the_same_run(
     tmp_path: Path,

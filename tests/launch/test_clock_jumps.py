@@ -13,6 +13,8 @@ from pipeline.run.ledger import read_ledger
 from tests.fakes import Disk, left_behind, make_config
 from tests.launch.test_session import Session
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)

@@ -276,6 +276,7 @@ print(json.dumps(found))
 """Prints the variables of processes with 4, 4 and 8 chips."""
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.timeout(PATIENCE_S)
 def test_processes_of_a_host_with_kaggles_variables_get_those_of_their_chips():

@@ -28,6 +28,8 @@ from tests.launch.cluster_fixtures import (
     write_config,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def running(request_path: Path) -> Iterator[RunFolder]:

@@ -30,6 +30,8 @@ from tests.damage import damages
 from tests.fakes import Disk, FakeClock, Killed, left_behind, make_config, make_data
 from tests.launch.test_session import Session
 
+pytestmark = pytest.mark.slow
+
 REQUEST = """
 run = { name = "run" }
 model = { path = "nowhere" }

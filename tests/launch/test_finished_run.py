@@ -69,6 +69,7 @@ def test_an_evaluation_repeats_the_answers_of_the_run(head: Head, finished: Path
     assert "answers: 1 a prompt, greedy, at most 40 tokens" in output
 
 
+@pytest.mark.slow
 def test_a_colocated_run_on_two_devices_samples_the_same(
     head: Head, finished: Path, tmp_path: Path
 ):
@@ -145,6 +146,7 @@ def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path
     assert not alive
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "line"), [("evaluate", "Devices acquired"), ("chat", "tuned: step 2")]
 )

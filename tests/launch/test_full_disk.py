@@ -17,6 +17,8 @@ from tests.damage import fill_disk
 from tests.fakes import Disk, left_behind, make_config
 from tests.launch.test_session import Session
 
+pytestmark = pytest.mark.slow
+
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 STEPS: dict[str, Any] = {"budget": {"steps": 4}}
 

@@ -6,6 +6,8 @@ import pytest
 
 from launch.bench.fuzz import KINDS, run_case
 
+pytestmark = pytest.mark.slow
+
 SEEDS = range(1000, 1008)
 """Seeds that the benchmark does not use."""
 

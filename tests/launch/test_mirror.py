@@ -29,7 +29,7 @@ from tests.launch.cluster_fixtures import (
 )
 from tests.pipeline.run.s3_server import BUCKET, s3_server
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 SETTINGS = ("--checkpoint.every_steps=1", f"--run.mirror=s3://{BUCKET}/runs")
 
 

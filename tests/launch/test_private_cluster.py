@@ -33,6 +33,8 @@ from tests.launch.cluster_fixtures import (
 )
 from tests.launch.cluster_fixtures import start as start_process
 
+pytestmark = pytest.mark.slow
+
 
 class FakeRay:
     """Fails to start a given number of times."""

@@ -53,6 +53,8 @@ from tests.launch.cluster_fixtures import (
 from tests.launch.small_run import everything_below
 from tests.pipeline.plan.presets import preset
 
+pytestmark = pytest.mark.slow
+
 DEMO = PROJECT / "launch" / "demo" / "tiny_gemma3"
 SMALL = {
     "plan.placement": "colocated",

@@ -69,6 +69,7 @@ def journal(run):
     return list(RunFolder(run).entries())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how",
     [

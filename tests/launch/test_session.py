@@ -208,17 +208,19 @@ def test_a_signal_gives_its_exit_status_and_the_run_resumes(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_a_failed_run_shows_its_error_and_exits_with_1(
+def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     session = Session(make_config(tmp_path), Disk())
     session.learner.score_error = 1.0
     assert session.run() == 1
     (entry,) = session.events("failed")
-    assert entry["error"].startswith("ParityError: under a random adapter sampler and learner")
+    told = "under a random adapter the log-probs of the sampler differ from the learner's by"
+    assert entry["error"].startswith(f"ParityError: {told}")
     shown = capsys.readouterr()
-    assert "ParityError" in shown.err
-    assert "the same command continues from its last checkpoint" in shown.out
+    assert told in shown.err
+    assert "Traceback" not in shown.err
+    assert "the same command continues" not in shown.out + shown.err
     assert session.folder.summary is None
     session.folder.create(session.prepared.config)
     session.folder.close()

@@ -28,7 +28,7 @@ from tests.launch.cluster_fixtures import (
 )
 from tests.pipeline.inputs.hub.hub_server import hub_server
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(PATIENCE_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(PATIENCE_S)]
 
 ON = r"""
 import sys

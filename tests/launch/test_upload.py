@@ -157,6 +157,7 @@ def submit(folder: Path) -> Submit:
     return run
 
 
+@pytest.mark.slow
 def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     (folder / "mine.py").write_text(
         "from helpers import late\ndef good(inputs): return [0.0 for _ in inputs]\n"

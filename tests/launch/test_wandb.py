@@ -20,7 +20,7 @@ from tests.launch.cluster_fixtures import (
 )
 from tests.launch.wandb_reader import WandbFiles
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(4 * PATIENCE_S)]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(4 * PATIENCE_S)]
 
 STEPS = 5
 SETTINGS = [

@@ -448,12 +448,14 @@ def test_invariant_7_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Pat
         assert second.folder.summary["resumed_from"] == saved
 
 
+@pytest.mark.slow
 def test_invariant_7_a_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
     check_same_run(
         lambda folder, disk, script: process(watched(folder), disk, script), tmp_path, hard=True
     )
 
 
+@pytest.mark.slow
 def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -260,6 +260,7 @@ def ended_at_any_call(
     assert any(row["rollout/rounds"] > 1 for row in whole.folder.metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
 def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, hard: bool):
     durations = {"sampler0.generate:train": 10.0, "learner.update": 60.0}
@@ -268,6 +269,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
 def test_invariant_7_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
     ahead: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}

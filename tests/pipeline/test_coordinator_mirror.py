@@ -17,6 +17,8 @@ from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
 from tests.pipeline.run.mirror_parts import make_copier
 
+pytestmark = pytest.mark.slow
+
 TABLES: dict[str, Any] = {
     "budget": {"steps": 5},
     "checkpoint": {"every_steps": 2},

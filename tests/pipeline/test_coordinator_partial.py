@@ -186,6 +186,7 @@ def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
     assert not any(counts & row.keys() for row in run.folder.metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partial", ["keep", "drop"])
 @pytest.mark.parametrize("hard", [True, False])
 def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(

@@ -196,6 +196,7 @@ def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path)
     assert run.script.calls[-1] == f"learner.export {COLLAPSE}"
 
 
+@pytest.mark.slow
 def test_invariant_7_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
     check_same_run(
         lambda folder, disk, script: collapsing(folder, disk=disk, script=script, every_steps=2),

@@ -193,6 +193,7 @@ def test_a_signal_during_repeated_sampling_keeps_the_checkpoint(tmp_path: Path):
     assert second.folder.summary["adapter_sha256"] == disk[2][0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("partial", "hard"), [("off", True), ("off", False), ("keep", True)])
 def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
     tmp_path: Path, partial: str, *, hard: bool

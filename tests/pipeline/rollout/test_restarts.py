@@ -51,6 +51,7 @@ def run(one: Process) -> str:
         one.folder.close()
 
 
+@pytest.mark.slow
 def test_a_death_in_any_call_of_a_sampler_or_the_rewards_changes_nothing(tmp_path: Path):
     whole = process(tmp_path / "whole")
     assert run(whole) == "finished"

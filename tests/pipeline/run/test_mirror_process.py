@@ -18,6 +18,8 @@ from tests.fakes import FakeClock
 from tests.pipeline.run.mirror_parts import content, fetched, make_copier, make_run, train
 from tests.pipeline.run.s3_server import BUCKET, S3Server, s3_server
 
+pytestmark = pytest.mark.slow
+
 URL = f"s3://{BUCKET}/runs/run"
 
 

@@ -31,6 +31,8 @@ from tests.damage import fill_disk
 from tests.fakes import make_config
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 
 

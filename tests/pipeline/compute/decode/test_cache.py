@@ -95,6 +95,7 @@ def test_int8_codes_are_within_half_a_scale_of_the_values():
     assert not keys[0, 0, 1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prompts", "window", "softcap", "eight_bits"),
     [

@@ -139,6 +139,7 @@ def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
 
 
+@pytest.mark.slow
 def test_a_group_has_one_prefill_and_many_completions(engine: Engine):
     requests = [
         RolloutRequest(RolloutName("train", 0, number, sample), REQUESTS[number].prompt_tokens)
@@ -149,6 +150,7 @@ def test_a_group_has_one_prefill_and_many_completions(engine: Engine):
     check(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "mesh"),
     [
@@ -166,5 +168,6 @@ def test_invariant_2_other_sizes_and_devices_sample_the_same(
     same_tokens(generate(make_engine(**plan), adapter=adapter(**devices)), sampled)
 
 
+@pytest.mark.slow
 def test_rings_of_8_bits_are_close():
     check(generate(make_engine(kv_cache="int8"), adapter=adapter()), eight_bits=True)

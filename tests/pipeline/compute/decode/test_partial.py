@@ -99,6 +99,7 @@ def whole() -> list[Completion]:
     return sample(tiny.engine(), REQUESTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plan", "min_finished"),
     [

@@ -16,6 +16,7 @@ SIZES: dict[str, Any] = {"plan": {"slots": 8, "slot_buckets": (4, 2), "prompt_bu
 EIGHT: dict[str, Any] = {"plan": {"learner_devices": 8, "slots": 16, "slot_buckets": (8,)}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tables", "devices", "segments", "positions"),
     [(SIZES, 1, {8, 4, 2}, {8 * 6, 8 * 14}), (EIGHT, 8, {16, 8}, {16 * 14})],

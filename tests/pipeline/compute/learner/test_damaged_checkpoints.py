@@ -5,9 +5,13 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from pipeline.compute.learner.checkpoint import Checkpoints
 from tests.damage import damages
 from tests.pipeline.compute.learner.test_checkpoint import fresh, same_bits, trained
+
+pytestmark = pytest.mark.slow
 
 
 def test_invariant_12_a_damaged_checkpoint_is_restored_exactly_or_skipped(tmp_path: Path):

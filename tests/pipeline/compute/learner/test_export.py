@@ -202,6 +202,7 @@ def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learne
 PROCESSOR = ("processor_config.json", "preprocessor_config.json", "video_preprocessor_config.json")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_host", [False, True], ids=["on chips", "in host memory"])
 def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(
     tmp_path: Path, in_host: bool

@@ -20,6 +20,8 @@ from tests.pipeline.compute.learner.reference import Whole
 from tests.pipeline.compute.learner.test_learner import ALL, UNCLIPPED, close, gradient, start
 from tests.pipeline.compute.model.test_gemma4 import logits_of_tunix
 
+pytestmark = pytest.mark.slow
+
 TEMPERATURE = tiny.make_config().rollout.temperature
 
 

@@ -202,6 +202,7 @@ def test_the_order_of_the_rollouts_changes_no_bit():
     assert others == metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fsdp", "tp"),
     [
@@ -259,6 +260,7 @@ def test_a_second_update_on_a_batch_uses_the_old_log_probs():
     assert any((twice.state.adapter[name] != moved[name]).any() for name in moved)
 
 
+@pytest.mark.slow
 def test_on_policy_nothing_is_clipped_in_bfloat16_either():
     """Old log-probs of another program would differ by more than GSPO's clip range."""
     policy = tiny.make_policy(num_hidden_layers=2, dtype="bfloat16")
@@ -420,6 +422,7 @@ def test_ten_losses_equal_the_golden_ones():
     np.testing.assert_allclose(losses, GOLDEN, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_planned_rate_equals_the_schedule_and_compiles_nothing():
     decay = UNCLIPPED | {"schedule": "linear", "lr": 2e-3}
     fixed = start(tiny.learner(learner=decay, budget={"steps": 4}))
@@ -588,6 +591,7 @@ def test_an_update_that_is_not_finite_is_skipped(budget: dict[str, Any]):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_later_updates_of_a_skipped_batch_are_skipped():
     learner = start(usual(updates_per_batch=3))
     before = leaves(learner)

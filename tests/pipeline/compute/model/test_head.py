@@ -181,6 +181,7 @@ LEARNED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [(1, 1, 1), (8, 1, 1), *MESHES])
 @pytest.mark.parametrize("learned", LEARNED.values(), ids=LEARNED)
 def test_learned_positions_have_the_results_of_all_positions_and_others_zero(on, learned):
@@ -257,6 +258,7 @@ def test_a_certain_token_has_no_gradient_in_bfloat16():
     np.testing.assert_allclose(grad.astype(jnp.float32), 0, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 def test_the_top_k_by_columns_is_that_of_a_sort(monkeypatch: pytest.MonkeyPatch, on, factor):
@@ -277,6 +279,7 @@ def test_the_top_k_by_columns_is_that_of_a_sort(monkeypatch: pytest.MonkeyPatch,
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
 @pytest.mark.parametrize("vocab", [7, 96])
 def test_a_sample_is_the_argmax_of_scores_plus_noise(on, vocab):

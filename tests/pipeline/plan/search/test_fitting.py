@@ -115,6 +115,7 @@ def test_configured_sizes_bound_planned_sizes() -> None:
         assert one.config.slots % plan.sampler_shards == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["configs/demo.toml", "configs/gemma3_4b_gsm8k_v5e8.toml"])
 def test_there_is_a_plan_on_every_topology(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
@@ -210,6 +211,7 @@ def test_the_smallest_of_equally_fast_plans_is_chosen() -> None:
         assert other.tokens_per_s < 1.02 * plan.step.tokens_per_s
 
 
+@pytest.mark.slow
 def test_less_memory_means_fewer_slots_until_nothing_fits() -> None:
     given_ = case(preset("gemma3_4b", *FREE))
     rows = []
@@ -244,6 +246,7 @@ def test_compiled_memory_replaces_the_reserve() -> None:
     assert low.micro_batch_tokens == free.micro_batch_tokens
 
 
+@pytest.mark.slow
 def test_without_a_fit_the_closest_plan_is_chosen() -> None:
     given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
     found = choose_placement(given_).chosen

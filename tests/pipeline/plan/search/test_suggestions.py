@@ -67,6 +67,7 @@ def best_by_hand(given: PlanCase) -> float:
     return rollout.size * given.lengths.completion / (sum(fastest) - both)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "gib", "binding"),
     [
@@ -230,6 +231,7 @@ TOO_LARGE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("topology", "overrides"), TOO_LARGE)
 def test_every_change_makes_the_plan_fit(
     topology: str, overrides: tuple[tuple[str, str], ...]
@@ -256,6 +258,7 @@ def test_every_change_makes_the_plan_fit(
         assert (choice.compared[0] if named else choice.chosen).fits, one.text
 
 
+@pytest.mark.slow
 def test_per_layer_embeddings_in_host_memory_make_a_gemma4_fit() -> None:
     one_chip = {
         "plan.learner_devices": "1",
@@ -269,6 +272,7 @@ def test_per_layer_embeddings_in_host_memory_make_a_gemma4_fit() -> None:
     assert 'plan.per_layer_embeddings = "host"' in texts
 
 
+@pytest.mark.slow
 def test_settings_are_combined_only_if_no_single_one_is_enough() -> None:
     few = case(preset(FOUR, *FREE, ("plan.hbm_gib", "9")), "v5e-1")
     changes = [one.text for one in suggestions(few, choose_placement(few).chosen) if one.settings]
