@@ -69,6 +69,13 @@ class Learner(Table):
     )
     updates_per_batch: int = Field(1, ge=1, description="optimizer updates on each step's rollouts")
 
+    share_prefix: bool | None = Field(
+        None,
+        description="compute a prompt once for all rollouts of its group that are in one row, in "
+        "gradient, scoring and reference: the same log-probs and gradients from fewer positions; "
+        "default: true if at the expected lengths it saves at least a tenth of them",
+    )
+
     loss: Loss = Field(
         "grpo",
         description="policy loss. grpo, dr_grpo: clipped token-level ratio; dapo: with a higher "

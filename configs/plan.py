@@ -132,8 +132,9 @@ class Plan(Table):
     row_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens of a packed row; at least, and by default, the maximum sequence "
-        "length, max_prompt_tokens + max_new_tokens",
+        description="tokens of a packed row; at least the maximum sequence length, "
+        "max_prompt_tokens + max_new_tokens; a group that shares its prompt repeats it once for "
+        "each row; default: the maximum, or with shared prompts up to 2048 for a whole group",
     )
     head_tokens: int = Field(
         2048,

@@ -20,6 +20,10 @@ def min_finished(rollouts: int, *, cut_off: float) -> int:
     return math.ceil(round(cut_off * rollouts, 6))
 
 
+PROMPT_SHARE, COMPLETION_SHARE = 0.5, 0.35
+"""Assumed mean lengths as shares of the longest; completions as in `launch.bench rollout`."""
+
+
 class Rollout(Table):
     """Generation of rollouts."""
 
@@ -170,6 +174,16 @@ class Rollout(Table):
             return (self.max_prompt_tokens,)
         whole, half = self.max_tokens, self.max_prompt_tokens + self.max_new_tokens // 2
         return tuple(sorted({self.max_prompt_tokens, half, whole}))
+
+    @property
+    def expected_prompt(self) -> float:
+        """Assumed mean tokens of a prompt."""
+        return max(1.0, PROMPT_SHARE * self.max_prompt_tokens)
+
+    @property
+    def expected_completion(self) -> float:
+        """Assumed mean tokens of a completion."""
+        return COMPLETION_SHARE * self.max_new_tokens
 
     @property
     def max_tokens(self) -> int:

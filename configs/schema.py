@@ -6,6 +6,7 @@ numbers are properties, never fields.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -76,6 +77,8 @@ __all__ = [
 
 
 _FORK = re.compile(r".+@\d+")
+_LONG_ROW = 2048
+"""Tokens of a packed row that holds all or most of a group; longer ones save little."""
 
 
 class Run(Table):
@@ -320,9 +323,14 @@ class Config(Table):
         return kind if kind in {"int8", "int8_matmul"} else self.model.quantization
 
     @property
+    def shares_prefix(self) -> bool:
+        """Whether a row has a prompt once for all its rollouts of the group."""
+        return _shares_prefix(self.rollout, self.learner)
+
+    @property
     def row_tokens(self) -> int:
         """Tokens of a packed row."""
-        return self.plan.row_tokens or self.rollout.max_tokens
+        return self.plan.row_tokens or _default_row(self.rollout, self.learner)
 
     @property
     def slots(self) -> int:
@@ -368,13 +376,30 @@ def _bucket_problems(plan: Plan, rollout: Rollout) -> Iterator[Problem]:
         yield "plan.prompt_buckets", f"{what}; nearest valid: {valid}"
 
 
-def _row_problems(plan: Plan, rollout: Rollout) -> Iterator[Problem]:
+def _shares_prefix(rollout: Rollout, learner: Learner) -> bool:
+    """See `Config.shares_prefix`."""
+    if learner.share_prefix is not None:
+        return learner.share_prefix
+    saved = rollout.expected_prompt * (1 - 1 / rollout.group_size)
+    return saved >= 0.1 * (rollout.expected_prompt + rollout.expected_completion)
+
+
+def _default_row(rollout: Rollout, learner: Learner) -> int:
+    """The longest sequence, or a group of expected lengths that shares its prompt, if longer."""
+    longest = rollout.max_tokens
+    if not _shares_prefix(rollout, learner):
+        return longest
+    group = rollout.expected_prompt + rollout.group_size * rollout.expected_completion
+    return max(longest, min(_LONG_ROW, math.ceil(group)))
+
+
+def _row_problems(plan: Plan, rollout: Rollout, learner: Learner) -> Iterator[Problem]:
     longest = rollout.max_tokens
     if plan.row_tokens is not None and plan.row_tokens < longest:
         what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
         yield "plan.row_tokens", what
         return
-    row, tokens = plan.row_tokens or longest, plan.micro_batch_tokens
+    row, tokens = plan.row_tokens or _default_row(rollout, learner), plan.micro_batch_tokens
     if tokens is not None and tokens % (row * plan.learner_shards):
         nearest = nearest_multiples(tokens, row * plan.learner_shards)
         what = (
@@ -449,7 +474,7 @@ def _sft_problems(run: Run, sft: Sft, budget: Budget) -> Iterator[Problem]:
 _CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
     (("learner", "budget", "run", "sft"), _schedule_problems),
     (("plan", "rollout"), _bucket_problems),
-    (("plan", "rollout"), _row_problems),
+    (("plan", "rollout", "learner"), _row_problems),
     (("plan", "model", "learner"), rollout_weights_problems),
     (("rewards", "rollout"), _overlong_problems),
     (("rollout", "learner", "plan"), partial_problems),

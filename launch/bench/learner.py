@@ -3,7 +3,7 @@
 The learner's gradient beside Tunix's under a small body with the real vocabulary: same weights,
 same tokens, same loss, GRPO at ratio 1 without a KL term, a mean over all tokens. Further sections:
 the gradient's error against whole logits, the exact top k (`top_k`), the KL that it keeps
-(`kl_top_k`), padding (`packing`).
+(`kl_top_k`), prompts that a group shares (`shared_prompts`), padding (`packing`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from flax import nnx
 from launch.bench.harness import Benchmark, Bound, Row, Section, medians
 from launch.bench.kl_top_k import KL
 from launch.bench.packing import PACKING
+from launch.bench.shared_prompts import SHARED
 from launch.bench.small_gemma import SMALL, preset, random_weights
 from launch.bench.top_k import READS, SPEED
 from launch.bench.tunix import Peer, train_example
@@ -137,7 +138,7 @@ class Case:
             hidden, _ = policy.bind(self.base, adapter, exact=True)(
                 inputs.tokens,
                 inputs.positions,
-                attend=PackedAttention(inputs.segments),
+                attend=PackedAttention(inputs.layout),
                 remat=Remat(plan.remat, plan.layer_tokens),
             )
             embedding = policy.embedding(self.base)
@@ -274,6 +275,7 @@ BENCHMARK = Benchmark(
         SPEED,
         READS,
         KL,
+        SHARED,
         PACKING,
     )
 )

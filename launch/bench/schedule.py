@@ -14,8 +14,9 @@ from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
 from launch.bench.v5e import v5e_config, v5e_preset
 from pipeline.contracts.programs import split_name
+from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import learned_share
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan.compiler import compile_programs
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.search.fitting import PlanCase, choose_placement
@@ -29,21 +30,26 @@ LEAST = 0.95
 """Smallest allowed estimate of the planner as a share of a compiled time."""
 
 
-def by_position(*, model: str, phase: str) -> dict[str, Any]:
+def by_position(*, model: str, phase: str, **changes: str) -> dict[str, Any]:
     """Returns microseconds a packed position of the largest program of a phase of the preset.
 
     Args:
         model: whose preset.
         phase: "prefill", where a position is one of a prompt, "score" or "update".
+        changes: of the preset, as `table__key=value`.
     """
-    config = preset(v5e_preset(model))
+    config = preset(v5e_preset(model), **changes)
     name = phase_programs(config)[phase][-1]
     kind, size = split_name(name)
     if kind == "prefill":
         positions = config.prefill_rows(size) * size
     else:
         positions = size * config.row_tokens // config.plan.learner_shards
-    return times(config, name, unit_s=1e-6 * positions)
+    found = times(config, name, unit_s=1e-6 * positions)
+    if kind == "prefill" or "total" not in found:
+        return found
+    of_rollout = Packing.expected(config, Lengths.expected(config)).positions
+    return found | {"positions_of_rollout": of_rollout, "of_rollout": of_rollout * found["total"]}
 
 
 def by_step(
@@ -80,9 +86,7 @@ def times(config: Config, name: str, *, unit_s: float) -> dict[str, Any]:
     size = {"program": name, "gib": None if found.hbm_bytes is None else found.hbm_bytes / GIB}
     if not found.fits:
         return {**size, "fits": False}
-    planned = case.roofline(config).program(
-        name, seq=case.lengths.sequence, learned=learned_share(config, case.lengths)
-    )
+    planned = case.roofline(config).program(name, Packing.expected(config, case.lengths))
     parts = {part: time["seconds"] / unit_s for part, time in found.parts.items()}
     return {
         **size,
@@ -135,10 +139,20 @@ BENCHMARK = Benchmark(
     (
         Section(
             "positions",
-            f"µs a packed position on a chip; {_PARTS}",
+            f"µs a packed position on a chip, and a rollout; {_PARTS}",
             (
                 Row("reference top k", by_position, {"model": MODEL, "phase": "score"}),
                 Row("gradient", by_position, {"model": MODEL, "phase": "update"}),
+                Row(
+                    "gradient, attention in blocks",
+                    by_position,
+                    {"model": MODEL, "phase": "update", "plan__attention": "blocked"},
+                ),
+                Row(
+                    "gradient, a prompt for each rollout",
+                    by_position,
+                    {"model": MODEL, "phase": "update", "learner__share_prefix": "false"},
+                ),
                 Row("prefill", by_position, {"model": MODEL, "phase": "prefill"}),
             ),
             (the_plan_is_no_underestimate,),

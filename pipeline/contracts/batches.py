@@ -24,12 +24,14 @@ class BatchShape:
         tail_rows: rows of a small micro-batch, for the last rows of a step.
         length: tokens of a row.
         pad: id of the padding token.
+        share_prefix: whether rollouts of one prompt share it in a row.
     """
 
     rows: int
     tail_rows: int
     length: int
     pad: int
+    share_prefix: bool = False
 
     def split(self, rows: int) -> list[int]:
         """Sizes of the micro-batches for this many rows, full ones first.
@@ -70,14 +72,21 @@ class CompletionSlice:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """One micro-batch, aligned to the predicting position: column t refers to target t + 1.
+    """One micro-batch. A completion is aligned to the predicting positions.
+
+    A completion of n tokens has n adjacent positions, whose inputs are the prompt's last token and
+    the completion without its last one. The other tokens of the prompt stand before it, once for
+    all completions of a group that shares its prompt.
 
     Attributes:
         tokens: input tokens, right-padded.
-        targets: the next token of each input token.
+        targets: the next token at the positions of completions; the padding token elsewhere.
         weights: loss weight of each target; 0 for prompts and padding.
-        segments: number of a token's sequence within its row, from 1; 0 is padding.
-        positions: position of each token in its sequence.
+        segments: number of a token's sequence within its row, from 1; 0 is padding. A shared prompt
+            has its own number, and so does each of its completions.
+        positions: position of each token in its sequence, prompt included.
+        prefixes: segment of the prompt that a token attends to besides its own segment, which may
+            be the same; None if no prompts are shared.
     """
 
     tokens: Int32[np.ndarray, "rows seq"]
@@ -85,6 +94,7 @@ class PackedBatch:
     weights: Float32[np.ndarray, "rows seq"]
     segments: Int32[np.ndarray, "rows seq"]
     positions: Int32[np.ndarray, "rows seq"]
+    prefixes: Int32[np.ndarray, "rows seq"] | None
 
     @property
     def num_tokens(self) -> int:

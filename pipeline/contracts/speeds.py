@@ -79,12 +79,9 @@ _TABLES = ("segment_s", "prefill_s", "fill_s", "micro_batch_s")
 _JSON = TypeAdapter(Speeds)
 
 
-SIGMA, MEAN_SHARE = 0.8, 0.35
-"""Completion lengths are lognormal: standard deviation of the logarithm, and mean as a share of the
-cap, as in `launch.bench rollout`."""
-
-PROMPT_SHARE = 0.5
-"""Mean prompt length as a share of the longest."""
+SIGMA = 0.8
+"""Standard deviation of the logarithm of completion lengths, which are lognormal, as in
+`launch.bench rollout`."""
 
 
 @dataclass(frozen=True)
@@ -113,10 +110,10 @@ class Lengths:
         """
         rollout = config.rollout
         if completion is None:
-            completion = MEAN_SHARE * rollout.max_new_tokens
+            completion = rollout.expected_completion
         elif not 1 <= completion <= rollout.max_new_tokens:
             raise ValueError(
                 f"command line: --completion-tokens {completion:g}: must be from 1 to "
                 f"rollout.max_new_tokens = {rollout.max_new_tokens}"
             )
-        return Lengths(max(1.0, PROMPT_SHARE * rollout.max_prompt_tokens), completion)
+        return Lengths(rollout.expected_prompt, completion)

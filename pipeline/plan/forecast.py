@@ -21,7 +21,7 @@ from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
 from pipeline.control.estimates import SAFETY
-from pipeline.inputs.dataset.batching import batch_shape, learned_share
+from pipeline.inputs.dataset.batching import Packing, batch_shape
 from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
@@ -432,13 +432,13 @@ def _sampler_s(case: PlanCase, config: Config) -> Seconds:
 def _learner_s(case: PlanCase, config: Config) -> Seconds:
     """Time of measuring a learner's micro-batches, as in `pipeline.compute.learner.timing`."""
     model, settings = case.roofline(config), config.learner
-    seq, learned = case.lengths.sequence, learned_share(config, case.lengths)
+    packing = Packing.expected(config, case.lengths)
     others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
     total = fixed_time(0.0, chip=case.topology.chip)
     for rows in batch_shape(config, pad=0).sizes:
         positions = rows * config.row_tokens // config.plan.learner_shards
-        scored = model.score(positions, seq=seq, learned=learned)
-        once = model.gradient(positions, seq=seq, learned=learned) + scored * others
+        scored = model.score(positions, packing)
+        once = model.gradient(positions, packing) + scored * others
         total += once * MICRO_BATCHES
     return total
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from configs.schema import Config
 from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import learned_share
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan.compiler import CompilerReport, Say, compile_programs, uncached
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
@@ -164,13 +164,13 @@ def _check(case: PlanCase, config: Config, *, say: Say) -> Checks:
     """Compiles the largest programs of a configuration and checks their memory."""
     phases = {name: phase for phase, name in largest_programs(config).items()}
     model, found = case.roofline(config), {}
-    seq, learned = case.lengths.sequence, learned_share(config, case.lengths)
+    packing = Packing.expected(config, case.lengths)
     for name, report in compile_programs(config, case.shape, list(phases), say=say).items():
         total = report.hbm_bytes
         if total is not None:
             total += sum(memory_beside(config, case.shape, name).values())
         fits = report.fits and total is not None and total <= case.compiled_limit_bytes
-        estimated_s = model.program(name, seq=seq, learned=learned).expected
+        estimated_s = model.program(name, packing).expected
         used = replace(report, fits=fits, hbm_bytes=total)
         found[name] = CompilerCheck(phases[name], used, estimated_s)
     return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import jax
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from pipeline.compute.model.attention import Layout
 from pipeline.compute.model.sharding import by_row
 from pipeline.contracts.batches import PackedBatch
 
@@ -38,6 +39,12 @@ class Inputs:
     weights: Float[Array, "rows seq"]
     segments: Int[Array, "rows seq"]
     positions: Int[Array, "rows seq"]
+    prefixes: Int[Array, "rows seq"] | None
+
+    @property
+    def layout(self) -> Layout:
+        """The rows' sequences, for attention."""
+        return Layout(self.positions, self.segments, self.prefixes)
 
     @property
     def learned(self) -> Bool[Array, "rows seq"]:
@@ -77,5 +84,5 @@ class DeviceBatch:
 
 def place_inputs(batch: PackedBatch, mesh: Mesh) -> Inputs:
     """Inputs on the devices, sharded by row."""
-    host = (batch.tokens, batch.targets, batch.weights, batch.segments, batch.positions)
-    return Inputs(*jax.device_put(host, by_row(mesh)))
+    host = {field.name: getattr(batch, field.name) for field in fields(Inputs)}
+    return Inputs(**jax.device_put(host, by_row(mesh)))

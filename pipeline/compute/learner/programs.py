@@ -38,7 +38,7 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import batch_shape, learned_share
+from pipeline.inputs.dataset.batching import Packing, batch_shape
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]
@@ -220,7 +220,7 @@ class LearnerPrograms:
             inputs.tokens,
             inputs.positions,
             attend=PackedAttention(
-                inputs.segments, flash=FlashAttention(mesh) if plan.uses_splash else None
+                inputs.layout, flash=FlashAttention(mesh) if plan.uses_splash else None
             ),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )
@@ -250,7 +250,7 @@ class LearnerPrograms:
         top_k = self.config.learner.kl_top_k if kind == "reference_top_k" else 0
         block = in_blocks(self._head(1.0), positions, top_k=top_k).tokens
         size = max(1, block // self.policy.mesh.shape[FSDP])
-        share = learned_share(self.config, Lengths.expected(self.config))
+        share = Packing.expected(self.config, Lengths.expected(self.config)).learned
         return min(-(-positions // size), share * positions / size + 0.5)
 
     def compile(self, log: BuildLog | None = None) -> CompiledLearner:
@@ -316,7 +316,8 @@ class LearnerPrograms:
         base, adapter = self.policy.abstract_params()
         whole = replicated(self.policy.mesh)
         program = self.policy.jit(self.sft_gradient, donate_argnums=2, out_shardings=whole)
-        return program.trace(base, adapter, adapter, self.abstract_inputs(rows))
+        inputs = self.abstract_inputs(rows, share_prefix=False)
+        return program.trace(base, adapter, adapter, inputs)
 
     def trace_apply(self) -> jax.stages.Traced:
         """Traces a GRPO update.
@@ -359,7 +360,8 @@ class LearnerPrograms:
     def _trace_forward(self, function: Any, rows: int) -> jax.stages.Traced:
         base, adapter = self.policy.abstract_params()
         program = self.policy.jit(function, out_shardings=by_row(self.policy.mesh))
-        return program.trace(base, adapter, self.abstract_inputs(rows))
+        inputs = self.abstract_inputs(rows, share_prefix=self.shape.share_prefix)
+        return program.trace(base, adapter, inputs)
 
     def _by_size(self, kind: str, trace: Callable[[int], jax.stages.Traced]) -> dict[str, Trace]:
         return {f"{kind} {size}": partial(trace, size) for size in self.shape.sizes}
@@ -379,10 +381,11 @@ class LearnerPrograms:
         """Whether the loss has a term that affects rollouts with advantage 0."""
         return self.uses_reference or self.config.learner.teacher is not None
 
-    def abstract_inputs(self, rows: int) -> Inputs:
+    def abstract_inputs(self, rows: int, *, share_prefix: bool) -> Inputs:
         """Shapes of `Inputs`, for compiling ahead of time."""
         ints = self._rows(rows, dtype=jnp.int32)
-        return Inputs(ints, ints, self._rows(rows), ints, ints)
+        prefixes = ints if share_prefix else None
+        return Inputs(ints, ints, self._rows(rows), ints, ints, prefixes)
 
     def abstract_batch(self, rows: int) -> DeviceBatch:
         """Shapes of `DeviceBatch`, for compiling ahead of time."""
@@ -396,7 +399,7 @@ class LearnerPrograms:
             )
         top_k_kl = settings.kl == "topk"
         return DeviceBatch(
-            inputs=self.abstract_inputs(rows),
+            inputs=self.abstract_inputs(rows, share_prefix=self.shape.share_prefix),
             advantages=floats,
             processed_logprobs=floats if settings.importance_cap else None,
             old_logprobs=floats if self.uses_old_logprobs else None,

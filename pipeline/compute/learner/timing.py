@@ -28,7 +28,8 @@ def micro_batch_s(
 ) -> dict[int, float]:
     """Seconds of `work` on a micro-batch of each size, by rows; the largest first.
 
-    Each row holds as many rollouts of the expected length as fit into it.
+    Each row holds as many rollouts of the expected length as fit into it, of one prompt if rollouts
+    share theirs.
     """
     token = plain_token(vocabulary)
     return {
@@ -40,6 +41,10 @@ def micro_batch_s(
 def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBatch:
     lengths = Lengths.expected(config)
     prompt, new = max(1, round(lengths.prompt)), max(1, round(lengths.completion))
+    prefix = prompt - 1
+    of_row = (
+        (shape.length - prefix) // new if shape.share_prefix else shape.length // (prefix + new)
+    )
     rollouts = [
         Rollout(
             Completion(
@@ -56,7 +61,7 @@ def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBat
             reward=1.0,
             advantage=1.0,
         )
-        for number in range(rows * (shape.length // (prompt + new)))
+        for number in range(rows * of_row)
     ]
     weights = [1 / len(rollouts)] * len(rollouts)
     (batch,) = micro_batches(rollouts, shape=shape, weights=weights, keep_zero_advantage=True)

@@ -119,13 +119,7 @@ class FlashAttention:
     interpret: bool = False
 
     def __call__(
-        self,
-        query: Queries,
-        key: Keys,
-        value: Keys,
-        *,
-        bounds: Bounds,
-        segments: Int[Array, "batch seq"],
+        self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, layout: Layout
     ) -> Queries:
         """Encoded values; the mask is that of `PackedAttention`."""
         seq = query.shape[1]
@@ -134,25 +128,50 @@ class FlashAttention:
             jnp.pad(x, ((0, 0), (0, behind), (0, 0), (0, 0))).swapaxes(1, 2)
             for x in (query, key, value)
         )
-        segments = jnp.pad(segments, ((0, 0), (0, behind)))
-
-        def local(query: Array, key: Array, value: Array, segments: Array) -> Array:
-            run = self._kernel(query.shape[1], query.shape[2], bounds)
-            ids = kernel.SegmentIds(q=segments, kv=segments)
-            encoded = jax.vmap(run)(query, key, value, ids)
-            assert isinstance(encoded, jax.Array)  # a tuple only with residuals
-            return encoded
-
+        layout = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, behind))), layout)
+        local = self._by_segment if layout.prefixes is None else self._by_row
         rows, heads = PartitionSpec(BATCH_AXES), self._by_head(query.shape[1], key.shape[1])
         kv_heads = heads if key.shape[1] > 1 else rows
         encoded = jax.shard_map(
-            local,
+            partial(local, bounds=bounds),
             mesh=self.mesh,
             in_specs=(heads, kv_heads, kv_heads, rows),
             out_specs=heads,
             check_vma=False,  # the kernel does not declare how its results vary
-        )(query, key, value, segments)
+        )(query, key, value, layout)
         return encoded.swapaxes(1, 2)[:, :seq]
+
+    def _by_segment(
+        self, query: Array, key: Array, value: Array, layout: Layout, *, bounds: Bounds
+    ) -> Array:
+        """With a static mask and segments; the grid leaves out blocks that the mask makes empty."""
+        window, seq = bounds.window, query.shape[2]
+        mask = (
+            masks.CausalMask((seq, seq))
+            if window is None or window >= seq
+            else masks.LocalMask((seq, seq), window_size=(window - 1, 0), offset=0)
+        )
+        run = self._kernel(masks.MultiHeadMask([mask] * query.shape[1]), bounds)
+        ids = kernel.SegmentIds(q=layout.segments, kv=layout.segments)
+        encoded = jax.vmap(run)(query, key, value, ids)
+        assert isinstance(encoded, jax.Array)  # a tuple only with residuals
+        return encoded
+
+    def _by_row(
+        self, query: Array, key: Array, value: Array, layout: Layout, *, bounds: Bounds
+    ) -> Array:
+        """With a mask of each row, computed before the kernel, which skips its empty blocks."""
+
+        def one(row: tuple[Array, Array, Array, Layout]) -> Array:
+            query, key, value, layout = row
+            run = self._kernel(layout.sees(layout, window=bounds.window)[None], bounds)
+            # An array since the kernel was made, which it cannot branch on inside a trace.
+            run.fwd_mask_info = run.fwd_mask_info._replace(is_dynamic_mask=True)
+            encoded = run(query, key, value)
+            assert isinstance(encoded, jax.Array)  # a tuple only with residuals
+            return encoded
+
+        return jax.lax.map(one, (query, key, value, layout))
 
     def _by_head(self, heads: int, kv_heads: int) -> PartitionSpec:
         """By row, and by head if each device then has the keys of its queries."""
@@ -160,16 +179,13 @@ class FlashAttention:
         divides = heads % tp == 0 and (kv_heads == 1 or kv_heads % tp == 0)
         return PartitionSpec(BATCH_AXES, TP) if divides else PartitionSpec(BATCH_AXES)
 
-    def _kernel(self, heads: int, seq: int, bounds: Bounds) -> kernel.SplashAttentionKernel:
-        window, shape = bounds.window, (seq, seq)
-        mask = (
-            masks.CausalMask(shape)
-            if window is None or window >= seq
-            else masks.LocalMask(shape, window_size=(window - 1, 0), offset=0)
-        )
-        block = next(size for size in _KERNEL_BLOCKS if seq % size == 0)
+    def _kernel(
+        self, mask: masks.MultiHeadMask | Bool[Array, "1 seq seq"], bounds: Bounds
+    ) -> kernel.SplashAttentionKernel:
+        """The kernel for a mask of each head, or of all heads."""
+        block = next(size for size in _KERNEL_BLOCKS if mask.shape[-1] % size == 0)
         return kernel.make_splash_mha(
-            masks.MultiHeadMask([mask] * heads),
+            mask,
             block_sizes=kernel.BlockSizes(
                 block_q=block,
                 block_kv=block,
@@ -185,26 +201,52 @@ class FlashAttention:
         )
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["segments"], meta_fields=["block", "flash"])
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Layout:
+    """Which sequences the positions of packed rows belong to.
+
+    Attributes:
+        positions: of each token in its sequence, from 0, as for RoPE.
+        segments: number of each token's sequence in its row; equal numbers are contiguous.
+        prefixes: a further segment of earlier positions that each token attends to, its prompt's;
+            None: rows do not share prompts.
+    """
+
+    positions: Int[Array, "*parts seq"]
+    segments: Int[Array, "*parts seq"]
+    prefixes: Int[Array, "*parts seq"] | None = None
+
+    def sees(self, keys: Layout, *, window: int | None) -> Bool[Array, "*parts seq slots"]:
+        """True where a position attends to one of `keys`."""
+        behind = self.positions[..., :, None] - keys.positions[..., None, :]
+        near = behind >= 0 if window is None else (behind >= 0) & (behind < window)
+        same = self.segments[..., :, None] == keys.segments[..., None, :]
+        if self.prefixes is not None:
+            same |= self.prefixes[..., :, None] == keys.segments[..., None, :]
+        return near & same
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["layout"], meta_fields=["block", "flash"])
 @dataclass(frozen=True)
 class PackedAttention:
     """`Attend` for rows of packed sequences.
 
     A position attends to itself and to earlier positions of its own sequence, at most `window` in
-    all, so that a packed sequence is computed as if it had its own row. RoPE positions must start
-    at 0 for each sequence.
+    all, so that a packed sequence is computed as if it had its own row.
 
     Scores exist for one block of queries at a time, forward and backward; with a window, only
     against the keys that are visible from the block. If the row is one block, a layer with a window
-    computes bands of queries in parallel, each as long as the window.
+    computes bands of queries in parallel, each as long as the window. Where prompts are shared a
+    visible key may be anywhere before the query, so there are scores against the whole row.
 
     Attributes:
-        segments: number of the sequence of each position; equal numbers are contiguous.
+        layout: the rows' sequences.
         block: queries whose scores exist at a time.
         flash: the kernel to use, which never writes scores; None: plain XLA.
     """
 
-    segments: Int[Array, "*parts seq"]
+    layout: Layout
     block: int = 512
     flash: FlashAttention | None = None
 
@@ -213,43 +255,37 @@ class PackedAttention:
     ) -> tuple[Queries, LayerCache]:
         """See `Attend`; returns `cache` unchanged."""
         if self.flash is not None:
-            return self.flash(query, key, value, bounds=bounds, segments=self.segments), cache
+            return self.flash(query, key, value, bounds=bounds, layout=self.layout), cache
         window, softcap, seq = bounds.window, bounds.softcap, query.shape[1]
-        if seq <= self.block and window is not None and 2 * window < seq:
-            return self._in_bands(query, key, value, window=window, softcap=softcap), cache
+        reach = window if self.layout.prefixes is None else None
+        if seq <= self.block and reach is not None and 2 * reach < seq:
+            return self._in_bands(query, key, value, window=reach, softcap=softcap), cache
         if seq <= self.block:
-            at, of = jnp.arange(seq), jnp.arange(seq)
-            visible = _visible(self.segments, self.segments, at, of, window)
+            visible = self.layout.sees(self.layout, window=window)
             return attend_where(query, key, value, visible=visible, softcap=softcap), cache
         count = -(-seq // self.block)
-        span = count * self.block if window is None else self.block + window - 1
+        span = count * self.block if reach is None else self.block + reach - 1
         # Padding before the row, in place of the keys before the first block.
-        front = 0 if window is None else window - 1
+        front = 0 if reach is None else reach - 1
         behind = count * self.block - seq
 
         def pad(x: Array, front: int) -> Array:
             return jnp.pad(x, ((0, 0), (front, behind), *((0, 0) for _ in x.shape[2:])))
 
-        queries, query_segments = pad(query, 0), pad(self.segments, 0)
-        keys, values, key_segments = (pad(x, front) for x in (key, value, self.segments))
+        queries, rows = jax.tree.map(partial(pad, front=0), (query, self.layout))
+        keys, values, columns = jax.tree.map(partial(pad, front=front), (key, value, self.layout))
 
         @jax.checkpoint
         def one(number: Int[Array, ""]) -> Float[Array, "batch block heads head_dim"]:
             first = number * self.block
-            start = first if window is not None else 0
+            start = first if reach is not None else 0
             mine = partial(
                 jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=self.block, axis=1
             )
             theirs = partial(
                 jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=span, axis=1
             )
-            visible = _visible(
-                mine(query_segments),
-                theirs(key_segments),
-                first + jnp.arange(self.block),
-                start - front + jnp.arange(span),
-                window,
-            )
+            visible = jax.tree.map(mine, rows).sees(jax.tree.map(theirs, columns), window=window)
             return attend_where(
                 mine(queries), theirs(keys), theirs(values), visible=visible, softcap=softcap
             )
@@ -265,7 +301,7 @@ class PackedAttention:
 
         Computes 2 x window x seq scores.
         """
-        batch, seq = self.segments.shape
+        batch, seq = query.shape[:2]
         count = -(-seq // window)
 
         def bands(x: Array) -> Array:
@@ -277,37 +313,18 @@ class PackedAttention:
             before = jnp.pad(own[:, :-1], ((0, 0), (1, 0), *((0, 0) for _ in own.shape[2:])))
             return jnp.concatenate([before, own], axis=2)
 
-        def one(
-            query: Array, key: Array, value: Array, mine: Array, theirs: Array, first: Array
-        ) -> Array:
-            at, of = first + jnp.arange(window), first + jnp.arange(-window, window)
-            visible = _visible(mine, theirs, at, of, window)
+        def one(query: Array, key: Array, value: Array, mine: Layout, theirs: Layout) -> Array:
+            visible = mine.sees(theirs, window=window)
             return attend_where(query, key, value, visible=visible, softcap=softcap)
 
-        encoded = jax.vmap(one, in_axes=(1, 1, 1, 1, 1, 0), out_axes=1)(
+        encoded = jax.vmap(one, in_axes=1, out_axes=1)(
             bands(query),
             with_previous(key),
             with_previous(value),
-            bands(self.segments),
-            with_previous(self.segments),
-            jnp.arange(count) * window,
+            jax.tree.map(bands, self.layout),
+            jax.tree.map(with_previous, self.layout),
         )
         return encoded.reshape(batch, count * window, *query.shape[2:])[:, :seq]
-
-
-def _visible(
-    query_segments: Int[Array, "batch seq"],
-    key_segments: Int[Array, "batch slots"],
-    at: Int[Array, " seq"],
-    of: Int[Array, " slots"],
-    window: int | None,
-) -> Bool[Array, "batch seq slots"]:
-    """True where a query attends to a key, given their indices in the row."""
-    behind = at[:, None] - of[None, :]
-    near = (behind >= 0) & (of >= 0)
-    if window is not None:
-        near &= behind < window
-    return near & (query_segments[:, :, None] == key_segments[:, None, :])
 
 
 def _causal(seq: int, *, window: int | None) -> Bool[Array, "seq seq"]:

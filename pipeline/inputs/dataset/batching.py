@@ -27,21 +27,49 @@ def batch_shape(config: Config, *, pad: int) -> BatchShape:
         tail_rows=config.plan.learner_shards,
         length=config.row_tokens,
         pad=pad,
+        share_prefix=config.shares_prefix,
     )
 
 
-def row_fill(config: Config) -> float:
-    """The expected share of a packed row's positions that hold tokens.
+_SHARED_FILL = 0.97
+"""Share of the positions that hold tokens where prompts are shared, as measured."""
 
-    As measured by `launch.bench learner --only "packing*"`: about 85% where a row is as long as the
-    longest sequence, 95% where it is twice as long.
+
+@dataclass(frozen=True)
+class Packing:
+    """What packed rows hold on average.
+
+    Attributes:
+        positions: positions of the rows for each rollout, padding included.
+        tokens: those of them that hold tokens.
+        learned: share of the positions that predict a token of a completion.
+        sequence: length of a sequence whose tokens attend to as many keys on average.
     """
-    return 1 - 0.15 * (config.rollout.max_tokens / config.row_tokens) ** 1.5
 
+    positions: float
+    tokens: float
+    learned: float
+    sequence: float
 
-def learned_share(config: Config, lengths: Lengths) -> float:
-    """The expected share of the packed positions that predict a token of a completion."""
-    return row_fill(config) * lengths.completion / lengths.sequence
+    @staticmethod
+    def expected(config: Config, lengths: Lengths) -> Packing:
+        """At these mean lengths, as measured by `launch.bench learner --only "packing*"`.
+
+        Without shared prompts about 85% of the positions hold tokens where a row is as long as the
+        longest sequence, 95% where it is twice as long. With them each row begins with a part of a
+        group that another row has the rest of, and repeats its prompt.
+        """
+        prompt, own, row = lengths.prompt - 1, lengths.completion, config.row_tokens
+        if not config.shares_prefix:
+            fill = 1 - 0.15 * (config.rollout.max_tokens / row) ** 1.5
+            tokens, keys = prompt + own, (prompt + own) / 2
+        else:
+            fill, group = _SHARED_FILL, config.rollout.group_size
+            shared = prompt * (1 / group + own / (row - prompt))
+            tokens = shared + own
+            keys = (shared * prompt / 2 + own * (prompt + own / 2)) / tokens
+        positions = tokens / fill
+        return Packing(positions, tokens, learned=own / positions, sequence=2 * keys)
 
 
 def token_weights(
@@ -103,6 +131,8 @@ def micro_batches(
 ) -> list[TokenBatch]:
     """Packs a step's rollouts, longest first, into full micro-batches, then small ones.
 
+    With `shape.share_prefix` the rollouts of a prompt follow each other.
+
     Args:
         rollouts: a step's rollouts; the result does not depend on their order.
         shape: sizes of the micro-batches.
@@ -119,16 +149,23 @@ def micro_batches(
         if weight and (keep_zero_advantage or rollout.advantage)
     ]
     included.sort(key=lambda sequence: (-len(sequence), sequence.rollout.completion.name))
-    packed = first_fit([len(sequence) for sequence in included], capacity=shape.length)
-    rows = iter([[included[index] for index in row] for row in packed])
+    groups: dict[object, list[_WeightedRollout]] = {}
+    for sequence in included:
+        completion = sequence.rollout.completion
+        group = completion.prompt_tokens.tobytes() if shape.share_prefix else completion.name
+        groups.setdefault(group, []).append(sequence)
+    packed = first_fit(list(groups.values()), capacity=shape.length)
+    rows = iter(packed)
     return [_fill(list(islice(rows, size)), size, shape) for size in shape.split(len(packed))]
 
 
-def _fill(packed: Sequence[Sequence[_WeightedRollout]], rows: int, shape: BatchShape) -> TokenBatch:
-    batch, slices = lay_out(packed, rows=rows, shape=shape)
+def _fill(
+    packed: Sequence[Sequence[Sequence[_WeightedRollout]]], rows: int, shape: BatchShape
+) -> TokenBatch:
+    batch, slices = lay_out(packed, rows=rows, shape=shape, share_prefix=shape.share_prefix)
     advantages, sampled, processed = (np.zeros_like(batch.weights) for _ in range(3))
     versions = np.zeros_like(batch.tokens)
-    sequences = [sequence for row in packed for sequence in row]
+    sequences = [sequence for row in packed for group in row for sequence in group]
     for sequence, where in zip(sequences, slices, strict=True):
         at, completion = (where.row, where.positions), sequence.rollout.completion
         batch.weights[at] = sequence.weight

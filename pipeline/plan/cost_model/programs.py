@@ -13,7 +13,7 @@ from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.programs import SAMPLER, devices_of, split_name
 from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import batch_shape, learned_share
+from pipeline.inputs.dataset.batching import Packing, batch_shape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 
@@ -152,8 +152,8 @@ def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any
         found["rollout"] = _without(config.rollout, _ROLLOUT["sampler"])
         return found
     found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
-    found["row_tokens"] = config.row_tokens
-    found["learned"] = round(learned_share(config, Lengths.expected(config)), 2)
+    found["row_tokens"], found["share_prefix"] = config.row_tokens, config.shares_prefix
+    found["learned"] = round(Packing.expected(config, Lengths.expected(config)).learned, 2)
     found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
     found["learner"] = _without(config.learner, _RATE if kind == "apply" else _OF_UPDATE)
     found["learner"]["teacher"] = config.learner.teacher is not None

@@ -17,6 +17,7 @@ from typing import Literal
 from configs.schema import Config
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.programs import split_name
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.program_memory import ProcessArrays
 
@@ -235,28 +236,26 @@ class RooflineModel:
         int8 = config.sampler_quantization == "int8_matmul"
         return load.seconds(self.chip, flops_share=_PREFILL_FLOPS, int8=int8)
 
-    def score(self, positions: int, *, seq: float, learned: float) -> Seconds:
+    def score(self, positions: int, packing: Packing) -> Seconds:
         """Log-probs, or the reference top k, of `positions` positions of a shard's micro-batch.
 
-        Args:
-            positions: of the rows.
-            seq: mean positions of a packed sequence.
-            learned: share of the positions that are learned, the only ones with logits.
+        Only learned positions have logits.
         """
         by_vector = self.config.learner.uses_reference_top_k and self.chip.platform == "tpu"
-        entries = learned * positions * self.shape.vocab / self.config.plan.tp
+        entries = packing.learned * positions * self.shape.vocab / self.config.plan.tp
         top_k_s = _TOP_K_S * entries if by_vector else 0.0
-        return self._learn(positions, seq=seq, passes=1.0, head=learned, vector_s=top_k_s)
+        return self._learn(positions, packing, passes=1.0, head=packing.learned, vector_s=top_k_s)
 
-    def gradient(self, positions: int, *, seq: float, learned: float) -> Seconds:
+    def gradient(self, positions: int, packing: Packing) -> Seconds:
         """The gradient of `positions` positions of a shard's micro-batch; see `score`."""
         passes, learner = _PASSES[self.config.plan.remat], self.config.learner
         # Forward and backward read a row of the embedding for each token of the top k.
+        learned = packing.learned
         rows = 2 * learned * positions * learner.kl_top_k if learner.uses_reference_top_k else 0
         size = rows * DTYPE_BYTES[self.config.model.dtype] * self.shape.embed
         gathers_s = size / (_GATHERED_SHARE * self.chip.bytes_per_s)
         head = learned * _HEAD_PASSES
-        return self._learn(positions, seq=seq, passes=passes, head=head, vector_s=gathers_s)
+        return self._learn(positions, packing, passes=passes, head=head, vector_s=gathers_s)
 
     def apply(self) -> Seconds:
         """All-reduce of the adapter's gradient, and one update."""
@@ -265,14 +264,8 @@ class RooflineModel:
         load = _Load(weight_bytes=7 * size, link_bytes=links, latency_s=_LAUNCH_S)
         return load.seconds(self.chip, flops_share=_LEARN_FLOPS)
 
-    def program(self, name: str, *, seq: float, learned: float) -> Seconds:
-        """One run of a program; for names see `contracts.programs`.
-
-        Args:
-            name: a prefill, segment, gradient, score or reference_top_k.
-            seq: mean positions of a packed sequence.
-            learned: see `score`.
-        """
+    def program(self, name: str, packing: Packing) -> Seconds:
+        """One run of a prefill, segment, gradient, score or reference_top_k."""
         kind, size = split_name(name)
         if kind == "prefill":
             return self.prefill(self.config.prefill_rows(size) * size, seq=size)
@@ -280,9 +273,9 @@ class RooflineModel:
             return self.segment(size // self.config.plan.sampler_shards)
         positions = size * self.config.row_tokens // self.config.plan.learner_shards
         if kind == "gradient":
-            return self.gradient(positions, seq=seq, learned=learned)
+            return self.gradient(positions, packing)
         assert kind in {"score", "reference_top_k"}, name
-        return self.score(positions, seq=seq, learned=learned)
+        return self.score(positions, packing)
 
     def kv_bytes_per_row(self, *, recent: int = 0) -> int:
         """Bytes of a chip's caches for one rollout, with the `recent` positions of a segment."""
@@ -304,7 +297,7 @@ class RooflineModel:
         return sum(map(arrays.caches_read, positions))
 
     def _learn(
-        self, positions: int, *, seq: float, passes: float, head: float, vector_s: float
+        self, positions: int, packing: Packing, *, passes: float, head: float, vector_s: float
     ) -> Seconds:
         shape, plan = self.shape, self.config.plan
         body = _parameters(shape)[1]
@@ -312,7 +305,9 @@ class RooflineModel:
         adapter = self._adapter * (passes + (1 if passes > 1 else 0))
         flops = 2 * positions * (passes * body + head * shape.embedding_parameters + adapter)
         # The backward pass computes scores for keys, values and queries.
-        attention = positions * self.attention_flops(seq) * (passes + (1 if passes > 1 else 0))
+        attention = (
+            positions * self.attention_flops(packing.sequence) * (passes + (1 if passes > 1 else 0))
+        )
         load = _Load(
             flops=flops / plan.tp,
             attention_flops=attention / plan.tp,

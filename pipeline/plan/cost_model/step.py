@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import learned_share
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.workload import (
@@ -130,7 +130,7 @@ def estimate_step(
         seconds=seconds,
         rollouts=size,
         tokens=size * trained.completion,
-        padding=1 - size * trained.sequence / positions,
+        padding=1 - size * Packing.expected(config, trained).tokens / positions,
         slots_useful=sampling.slots_useful,
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
@@ -169,11 +169,11 @@ def estimate_learning(
     shards = config.plan.learner_shards
     score = update = fixed_time(0.0, chip=model.chip)
     passes = int(settings.kl_coef > 0) + int(settings.teacher is not None)
-    seq, learned = lengths.sequence, learned_share(config, lengths)
+    packing = Packing.expected(config, lengths)
     for positions, number in Counter(batches).items():
         per_shard = positions // shards
-        score += model.score(per_shard, seq=seq, learned=learned) * (passes * number)
-        gradient = model.gradient(per_shard, seq=seq, learned=learned)
+        score += model.score(per_shard, packing) * (passes * number)
+        gradient = model.gradient(per_shard, packing)
         update += gradient * (settings.updates_per_batch * number)
     update += model.apply() * settings.updates_per_batch
     return {"score": score, "update": update}
@@ -185,8 +185,9 @@ def sft_step_s(model: RooflineModel) -> Seconds:
     row, rows = config.row_tokens, config.micro_batch_rows
     number = math.ceil(config.sft.sequences_per_step / rows)
     per_shard = rows * row // config.plan.learner_shards
-    gradient = model.gradient(per_shard, seq=config.rollout.max_tokens, learned=1.0)
-    return gradient * number + model.apply()
+    longest = config.rollout.max_tokens
+    full = Packing(positions=longest, tokens=longest, learned=1.0, sequence=longest)
+    return model.gradient(per_shard, full) * number + model.apply()
 
 
 def rewards_s(rollouts: int, *, chip: Chip) -> Seconds:

@@ -18,7 +18,7 @@ from configs.rollout import min_finished
 from configs.schema import Config
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.speeds import SIGMA, Lengths
-from pipeline.inputs.dataset.batching import row_fill
+from pipeline.inputs.dataset.batching import Packing
 
 _AVERAGED = 256
 """Least number of completions over which a sampler's work is averaged."""
@@ -281,6 +281,6 @@ def packed_positions(config: Config, lengths: Lengths, *, sequences: int) -> lis
     The last micro-batches are smaller.
     """
     row = config.row_tokens
-    rows = max(1, math.ceil(sequences * lengths.sequence / (row_fill(config) * row)))
+    rows = max(1, math.ceil(sequences * Packing.expected(config, lengths).positions / row))
     shape = BatchShape(config.micro_batch_rows, config.plan.learner_shards, row, pad=0)
     return [size * row for size in shape.split(rows)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.contracts.speeds import Lengths
@@ -167,6 +168,7 @@ def _speed_settings(config: Config) -> Iterator[Settings]:
     if plan.rollout_weights == "shared":
         rounds = config.model.dtype != "float32" and not learner.importance_cap
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
+    yield {"learner.share_prefix": not config.shares_prefix}
     older = {} if learner.importance_cap else _CAPPED
     if rollout.ahead == "off":  # validated: split placements only
         yield {"rollout.ahead": "one"} | older
@@ -199,16 +201,20 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     after = kinds.index(plan.remat) + 1 if plan.remat in kinds else 0
     yield [{"plan.remat": kind} for kind in kinds[after:]]
     yield [{"lora.rank": rank} for rank in _halves(config.lora.rank)]
-    yield [_row_settings(config, rollout.max_tokens)] if plan.row_tokens is not None else []
+    yield [_row_settings(config, rollout)] if plan.row_tokens is not None else []
+    shorter = [{"max_new_tokens": most} for most in _halves(rollout.max_new_tokens)]
     yield [
-        {"rollout.max_new_tokens": most, **_row_settings(config, rollout.max_prompt_tokens + most)}
-        for most in _halves(rollout.max_new_tokens)
+        {"rollout.max_new_tokens": most["max_new_tokens"]}
+        | _row_settings(config, rollout.model_copy(update=most))
+        for most in shorter
     ]
 
 
-def _row_settings(config: Config, row: int) -> Settings:
-    """Rows of `row` positions, as many of them in a micro-batch as before."""
-    plan = config.plan
+def _row_settings(config: Config, rollout: Rollout) -> Settings:
+    """The shortest rows for these rollouts, as many of them in a micro-batch as before."""
+    plan, row = config.plan, rollout.max_tokens
+    if plan.row_tokens is None:  # stays the default
+        row = config.model_copy(update={"rollout": rollout}).row_tokens
     found = {"plan.row_tokens": None if plan.row_tokens is None else row}
     if plan.micro_batch_tokens is not None:
         found["plan.micro_batch_tokens"] = plan.micro_batch_tokens // config.row_tokens * row
