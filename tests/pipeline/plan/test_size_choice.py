@@ -68,12 +68,15 @@ def test_sampling_is_the_sum_of_segments_fills_and_prefills():
 
 
 def test_learning_is_the_sum_of_its_micro_batches():
-    made = sized(demo(learner__updates_per_batch=2), Sizes(192, 8 * ROW))
-    speeds = Speeds("d", micro_batch_s={8: 1.0, 2: 0.3})
-    # 192 sequences of 40 tokens fill 42 rows of 192 positions, padding included: five full
-    # micro-batches and a small one of two rows, twice.
-    lengths = Lengths(prompt=30, completion=10)
-    assert learning_s(made, speeds, lengths) == pytest.approx(2 * (5 * 1.0 + 0.3))
+    speeds, lengths = Speeds("d", micro_batch_s={8: 1.0, 2: 0.3}), Lengths(30.0, 10.0)
+    twice = {"learner__updates_per_batch": 2}
+    # 192 sequences of 39 positions fill 41 rows of 192, padding included: five full micro-batches
+    # and a small one of two rows, twice.
+    apart = sized(demo(learner__share_prefix="false", **twice), Sizes(192, 8 * ROW))
+    assert learning_s(apart, speeds, lengths) == pytest.approx(2 * (5 * 1.0 + 0.3))
+    # With a prompt for each row and each group of 8 they have 15.4 each, which fill 16 rows.
+    shared = sized(demo(learner__share_prefix="true", **twice), Sizes(192, 8 * ROW))
+    assert learning_s(shared, speeds, lengths) == pytest.approx(2 * (2 * 1.0))
 
 
 def test_the_smallest_of_equally_fast_sizes_is_chosen():
@@ -81,7 +84,8 @@ def test_the_smallest_of_equally_fast_sizes_is_chosen():
 
 
 def test_the_best_sizes_are_measured_allowed_and_fit():
-    given, lengths = case(demo()), Lengths(20, 12)  # 192 slots and 32 rows are upper bounds
+    # 192 slots and 32 rows are upper bounds; without shared prompts a step fills the rows.
+    given, lengths = case(demo(learner__share_prefix="false")), Lengths(20.0, 12.0)
     speeds = Speeds("d", {256: 0.1, 192: 1.0, 128: 2.0}, {1248: 0.1}, {192: 0.1})
     assert StepTimes.of(given, speeds, lengths).best is None  # no micro-batch was measured
     speeds |= Speeds(micro_batch_s={64: 0.1, 32: 1.0, 16: 9.0})

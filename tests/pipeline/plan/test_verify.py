@@ -12,7 +12,7 @@ import pytest
 from configs.schema import Config
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import learned_share
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan import verify as verify_module
 from pipeline.plan.compiler import CompilerReport, NoCompiler
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
@@ -75,10 +75,8 @@ class Compiler:
             ratio = self.tp_ratio
         total = memory_during(config, shape, program, phase=phase).total
         own = int(ratio * total) - sum(memory_beside(config, shape, program).values())
-        model = self.case.roofline(config)
-        lengths = self.case.lengths
-        learned = learned_share(config, lengths)
-        estimated_s = model.program(program, seq=lengths.sequence, learned=learned).expected
+        model, packing = self.case.roofline(config), Packing.expected(config, self.case.lengths)
+        estimated_s = model.program(program, packing).expected
         slots = config.slots if phase == "decode" else 0
         fits = own <= 15.75 * GIB and slots <= self.most_slots
         told = None if self.silent and not fits else own

@@ -27,7 +27,7 @@ TOKENS = jnp.zeros((1, 6), jnp.int32)
 
 
 def batch(**changes: Any) -> DeviceBatch:
-    inputs = Inputs(TOKENS, TOKENS, WEIGHTS, SEGMENTS, TOKENS)
+    inputs = Inputs(TOKENS, TOKENS, WEIGHTS, SEGMENTS, TOKENS, None)
     return DeviceBatch(inputs, ADVANTAGES, **({"old_logprobs": OLD} | changes))
 
 

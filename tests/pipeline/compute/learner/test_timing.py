@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import jax
 import numpy as np
+import pytest
 
 from pipeline.compute.learner import timing
 from pipeline.compute.learner.timing import micro_batch_s
@@ -31,16 +32,18 @@ def test_every_size_is_timed_and_the_state_does_not_change():
         np.testing.assert_array_equal(one, other)
 
 
-def test_rows_hold_rollouts_of_the_expected_length():
-    config = tiny.make_config(plan={"micro_batch_tokens": 4 * 2 * ROW, "row_tokens": 2 * ROW})
+@pytest.mark.parametrize(("share", "of_row"), [(False, 5), (True, 7)])
+def test_rows_hold_rollouts_of_the_expected_length(share: bool, of_row: int):
+    plan = {"micro_batch_tokens": 4 * 2 * ROW, "row_tokens": 2 * ROW}
+    config = tiny.make_config(plan=plan, learner={"share_prefix": share})
     shape, seen = batch_shape(config, pad=0), list[TokenBatch]()
     found = micro_batch_s(seen.append, config=config, shape=shape, vocabulary=tiny.VOCABULARY)
     assert list(found) == [4, 1]
     assert [len(batch.tokens) for batch in seen] == [4] * 4 + [1] * 4
     assert len(seen) == 2 * (1 + timing.REPEATS)
-    # Half of 14 prompt tokens and 0.35 of 28 completion tokens: four sequences in a row of 84.
+    # Half of 14 prompt tokens and 0.35 of 28 completion tokens: sequences of 6 + 10 in a row of 84,
+    # or completions beside one prompt, which then has its own segment.
     for batch in seen:
-        assert batch.segments.max() == 4
-        assert (batch.segments.max(axis=1) == 4).all()
-        assert batch.num_tokens == 4 * 10 * len(batch.tokens)
+        assert (batch.segments.max(axis=1) == of_row + share).all()
+        assert batch.num_tokens == of_row * 10 * len(batch.tokens)
         assert set(np.unique(batch.tokens)) == {0, 4}

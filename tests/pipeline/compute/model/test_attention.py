@@ -14,6 +14,7 @@ import pytest
 from pipeline.compute.model.attention import (
     Bounds,
     FlashAttention,
+    Layout,
     PackedAttention,
     attend_causally,
     attend_where,
@@ -74,15 +75,24 @@ def test_capped_attention_is_averaged_in_float32():
     np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0.02, atol=0.02)
 
 
-# 9 positions: sequences of 4 and 5, then of 2, 6 and a padding position.
-SEGMENTS = jnp.array([[0, 0, 0, 0, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, -1]])
+def separate(*rows: Sequence[int]) -> Layout:
+    """The layout of rows of separate sequences, given each position's segment."""
+    segments = np.array(rows)
+    starts = np.diff(segments, axis=1, prepend=-1) != 0
+    at = np.arange(segments.shape[1])
+    positions = at - np.maximum.accumulate(np.where(starts, at, 0), axis=1)
+    return Layout(jnp.asarray(positions), jnp.asarray(segments))
+
+
+# 9 positions: sequences of 4 and 5, then of 2, 6 and 1.
+SEPARATE = separate([3, 3, 3, 3, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, 2])
 
 
 @pytest.mark.parametrize("softcap", [None, 1.5])
 @pytest.mark.parametrize("window", [None, 1, 3, 4, 5])
 def test_packed_sequences_attend_only_to_themselves(window: int | None, softcap: float | None):
     bounds = Bounds(window, softcap)
-    found, kept = PackedAttention(SEGMENTS)(*draw(), bounds=bounds, cache="kept")
+    found, kept = PackedAttention(SEPARATE)(*draw(), bounds=bounds, cache="kept")
     for row, (begin, end) in ((0, (0, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 8)), (1, (8, 9))):
         alone = [x[:, begin:end] for x in draw()]
         expected, _ = attend_causally(*alone, bounds=bounds, cache=None)
@@ -91,7 +101,7 @@ def test_packed_sequences_attend_only_to_themselves(window: int | None, softcap:
 
 
 def value_and_gradients(attend: PackedAttention, arrays: list[jax.Array], bounds: Bounds) -> Any:
-    real = (attend.segments > 0)[..., None, None]
+    real = (attend.layout.segments > 0)[..., None, None]
 
     def total(*arrays: jax.Array) -> jax.Array:
         return jnp.sum(jnp.sin(attend(*arrays, bounds=bounds, cache=None)[0]) * real)
@@ -110,75 +120,173 @@ def assert_same(found: Any, expected: Any) -> None:
 )
 def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
     seq, bounds = 23, Bounds(window, softcap)
-    segments = jnp.asarray([[1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21])
-    expected = value_and_gradients(PackedAttention(segments), draw(seq=seq), bounds)
+    layout = separate([1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21)
+    expected = value_and_gradients(PackedAttention(layout), draw(seq=seq), bounds)
     # Blocks smaller than the window, equal, larger; and blocks that do not divide the row.
     for block in (4, 8, 23):
-        found = value_and_gradients(PackedAttention(segments, block=block), draw(seq=seq), bounds)
+        found = value_and_gradients(PackedAttention(layout, block=block), draw(seq=seq), bounds)
         assert_same(found, expected)
 
 
-@pytest.mark.parametrize(("block", "keys"), [(16, 16 + 8 - 1), (96, 8 + 8)])
-def test_scores_exist_for_one_block_of_queries_and_its_window(block: int, keys: int):
+@pytest.mark.parametrize(
+    ("block", "share", "scores"),
+    [(16, False, (16, 16 + 8 - 1)), (96, False, (8, 8 + 8)), (16, True, (16, 96))],
+)
+def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: tuple[int, int]):
+    """With a window against its keys only, unless a shared prompt may be far before it."""
     seq, window = 96, 8
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
-    segments = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
+    ints = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
 
-    def total(segments: jax.Array, *arrays: jax.Array) -> jax.Array:
-        attend = PackedAttention(segments, block=block)
+    def total(rows: list[jax.Array], *arrays: jax.Array) -> jax.Array:
+        attend = PackedAttention(Layout(*rows), block=block)
         return jnp.sum(attend(*arrays, bounds=Bounds(window, None), cache=None)[0])
 
-    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(segments, *shapes).as_text()
-    sizes = {int(shape.split("x")[-1]) for shape in re.findall(r"tensor<([\dx]+)xf32>", program)}
-    assert keys in sizes
-    assert seq not in sizes
+    rows = [ints] * (3 if share else 2)
+    program = jax.jit(jax.grad(total, argnums=(1, 2, 3))).lower(rows, *shapes).as_text()
+    found = {
+        tuple(map(int, shape.split("x")[-2:]))
+        for shape in re.findall(r"tensor<([\dx]+)xf32>", program)
+        if "x" in shape
+    }
+    assert scores in found
+    assert all(queries < seq or keys < seq for queries, keys in found)
+    assert share or all(keys != seq for _, keys in found)
+
+
+def test_a_completion_attends_to_its_prompt_and_to_itself_by_hand():
+    # A prompt of three tokens, its last one in each of two completions; a sequence alone; padding.
+    layout = Layout(
+        positions=jnp.array([0, 1, 2, 3, 2, 3, 4, 0, 1, 0]),
+        segments=jnp.array([1, 1, 2, 2, 3, 3, 3, 4, 4, 0]),
+        prefixes=jnp.array([1, 1, 1, 1, 1, 1, 1, 4, 4, 0]),
+    )
+    x = True
+    everything = [
+        [x, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+        [x, x, 0, 0, 0, 0, 0, 0, 0, 0],
+        [x, x, x, 0, 0, 0, 0, 0, 0, 0],
+        [x, x, x, x, 0, 0, 0, 0, 0, 0],
+        [x, x, 0, 0, x, 0, 0, 0, 0, 0],
+        [x, x, 0, 0, x, x, 0, 0, 0, 0],
+        [x, x, 0, 0, x, x, x, 0, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, x, 0, 0],
+        [0, 0, 0, 0, 0, 0, 0, x, x, 0],
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, x],
+    ]
+    np.testing.assert_array_equal(layout.sees(layout, window=None), everything)
+    # Of three positions, the second of a completion sees one of its prompt's two others.
+    everything[2][0] = everything[4][0] = x
+    everything[3][0] = everything[5][0] = everything[6][0] = everything[6][1] = 0
+    np.testing.assert_array_equal(layout.sees(layout, window=3), everything)
+
+
+def shared(
+    *rows: Sequence[tuple[int, Sequence[int]]], total: int
+) -> tuple[Layout, list[tuple[int, np.ndarray, int]]]:
+    """The layout of rows of groups, and where the sequences are.
+
+    Args:
+        rows: groups by row: positions of the prompt without its last token, and of each completion.
+        total: length of a row.
+
+    Returns:
+        The layout, and for each completion its row, the indices of its whole sequence in the row,
+        and the number of those that it does not share with an earlier one.
+    """
+    arrays = np.zeros((3, len(rows), total), np.int32)
+    sequences = []
+    for row, groups in enumerate(rows):
+        end = segment = 0
+        for prompt, news in groups:
+            prefix, begin = segment + 1, end
+            for number, (first, length) in enumerate([(0, prompt), *((prompt, n) for n in news)]):
+                segment, at = segment + 1, np.arange(end, end + length)
+                for array, value in zip(arrays, (first + at - end, segment, prefix), strict=True):
+                    array[row, at] = value
+                if number:
+                    whole = np.concatenate([np.arange(begin, begin + prompt), at])
+                    sequences.append((row, whole, len(whole) if number == 1 else length))
+                end += length
+    positions, segments, prefixes = map(jnp.asarray, arrays)
+    return Layout(positions, segments, prefixes), sequences
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, 1.5), (1, None), (4, 1.5), (5, None), (8, 1.5), (None, None)]
+)
+def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, softcap: float | None):
+    # A prompt of 6 tokens; one of one token, which has no position before its completions; one that
+    # is longer than each window, and a completion that is not.
+    layout, sequences = shared([(5, (4, 1, 3)), (0, (2, 3))], [(9, (6, 2)), (1, (1,))], total=20)
+    bounds, arrays = Bounds(window, softcap), draw(seq=20)
+
+    longest = max(len(at) for _, at, _ in sequences)
+    rows = np.array([row for row, _, _ in sequences])
+    places = np.array([np.pad(at, (0, longest - len(at))) for _, at, _ in sequences])
+    own = np.array(
+        [[len(at) - new <= n < len(at) for n in range(longest)] for _, at, new in sequences]
+    )
+
+    def alone(*arrays: jax.Array) -> jax.Array:
+        """The same sum as `value_and_gradients`, each sequence in its own row."""
+        given = [x[rows[:, None], places] for x in arrays]
+        encoded, _ = attend_causally(*given, bounds=bounds, cache=None)
+        return jnp.sum(jnp.sin(encoded) * own[..., None, None])
+
+    expected = jax.jit(jax.value_and_grad(alone, argnums=(0, 1, 2)))(*arrays)
+    # The whole row at once; blocks shorter than a prompt that do not divide the row.
+    for block in (20, 6):
+        assert_same(
+            value_and_gradients(PackedAttention(layout, block=block), arrays, bounds), expected
+        )
 
 
 @pytest.mark.parametrize(
     ("kv_heads", "mesh", "window", "softcap"),
     [(1, (1, 2), 100, None), (2, (2, 2), None, None), (2, (1, 4), 100, 2.0)],
 )
-def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap):
-    rows, seq, heads, head_dim = 4, 200, 4, 128
+@pytest.mark.parametrize("share", [False, True])
+def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap, share):
+    rows, seq, heads, head_dim = 4, 300 if share else 200, 4, 128
     fsdp, tp = mesh
     rng = np.random.default_rng(0)
     arrays = [
         jnp.asarray(0.3 * rng.standard_normal((rows, seq, n, head_dim)), jnp.float32)
         for n in (heads, kv_heads, kv_heads)
     ]
-    segments = jnp.asarray([[1] * 60 + [2] * 120 + [0] * 20] * rows)
+    if share:
+        # Three blocks of the kernel. At the end of the second completion the window has left the
+        # prompt, so the last queries see no key of the first block.
+        layout, _ = shared(*[[(120, (20, 130)), (0, (1, 9))]] * rows, total=seq)
+    else:
+        layout = separate(*[[1] * 60 + [2] * 120 + [0] * 20] * rows)
     flash = FlashAttention(make_mesh(jax.devices()[:4], fsdp=fsdp, tp=tp), interpret=True)
     bounds = Bounds(window, softcap)
-    found = value_and_gradients(PackedAttention(segments, flash=flash), arrays, bounds)
-    assert_same(found, value_and_gradients(PackedAttention(segments), arrays, bounds))
-
-
-def pack(lengths: Sequence[int], *, total: int) -> tuple[np.ndarray, np.ndarray]:
-    """Segments and positions of one row."""
-    segments = np.repeat(np.arange(len(lengths) + 1), [*lengths, total - sum(lengths)])
-    positions = [np.arange(length) for length in (*lengths, total - sum(lengths))]
-    return segments[None], np.concatenate(positions)[None]
+    found = value_and_gradients(PackedAttention(layout, flash=flash), arrays, bounds)
+    assert_same(found, value_and_gradients(PackedAttention(layout), arrays, bounds))
 
 
 @pytest.mark.parametrize("remat", [None, Remat("full", 1)])
 def test_a_packed_model_equals_separate_rows(remat: Remat | None):
     # Shorter than the window of 8, equal to it, longer; and padding.
     lengths, total = (3, 8, 21, 1), 36
-    segments, positions = pack(lengths, total=total)
+    numbers = np.repeat([1, 2, 3, 4, 0], [*lengths, total - sum(lengths)])
+    layout = separate(numbers.tolist())
     tokens = np.random.default_rng(0).integers(8, tiny.VOCAB, (1, total)).astype(np.int32)
     policy, base, adapter = tiny.policy(), tiny.base(), tiny.probe()
 
     @jax.jit
-    def packed(tokens: jax.Array, positions: jax.Array, segments: jax.Array) -> jax.Array:
-        attend = PackedAttention(segments)
-        return policy.bind(base, adapter)(tokens, positions, attend=attend, remat=remat)[0]
+    def packed(tokens: jax.Array, layout: Layout) -> jax.Array:
+        attend = PackedAttention(layout)
+        return policy.bind(base, adapter)(tokens, layout.positions, attend=attend, remat=remat)[0]
 
     @jax.jit
     def alone(tokens: jax.Array) -> jax.Array:
         positions = jnp.arange(tokens.shape[1])[None]
         return policy.bind(base, adapter)(tokens, positions)[0]
 
-    found = packed(*map(jnp.asarray, (tokens, positions, segments)))
+    found = packed(jnp.asarray(tokens), layout)
     begin = 0
     for length in lengths:
         # Padding at the end of a row changes nothing, so one shape serves all.

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.attention import Layout, PackedAttention
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import by_row, make_mesh
@@ -90,7 +90,8 @@ def value_and_gradient(policy: Policy, remat: Remat | None, tokens: np.ndarray =
     def loss(adapter: Params, base: Params, *rows: jax.Array) -> jax.Array:
         tokens, positions, segments = rows
         model = policy.bind(base, adapter, exact=remat is not None)
-        hidden, _ = model(tokens, positions, attend=PackedAttention(segments), remat=remat)
+        attend = PackedAttention(Layout(positions, segments))
+        hidden, _ = model(tokens, positions, attend=attend, remat=remat)
         return jnp.sum(jnp.sin(hidden.astype(jnp.float32)))
 
     rows = jax.device_put((tokens, positions, segments), by_row(policy.mesh))

@@ -67,6 +67,7 @@ def test_score_and_gradient_use_every_part_of_the_adapter():
         weights=jnp.ones(tokens.shape),
         segments=jnp.ones_like(tokens),
         positions=jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape),
+        prefixes=None,
     )
 
     @jax.jit

@@ -79,7 +79,12 @@ def test_score_and_gradient_equal_those_of_the_dequantized_base(kind: str, devic
     tokens = jax.device_put(TOKENS, by_row(policy.mesh))
     places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     inputs = Inputs(
-        tokens, jnp.roll(tokens, -1, axis=1), jnp.ones(tokens.shape), jnp.ones_like(tokens), places
+        tokens=tokens,
+        targets=jnp.roll(tokens, -1, axis=1),
+        weights=jnp.ones(tokens.shape),
+        segments=jnp.ones_like(tokens),
+        positions=places,
+        prefixes=None,
     )
 
     def run(policy: Policy, base: Params) -> tuple[jax.Array, Params]:

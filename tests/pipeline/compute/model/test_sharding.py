@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipeline.compute.model import lookup, weights
-from pipeline.compute.model.attention import PackedAttention
+from pipeline.compute.model.attention import Layout, PackedAttention
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_score import Scores, score
 from pipeline.compute.model.policy import Params, Policy
@@ -121,7 +121,7 @@ def numbers(policy: Policy, base: Params) -> tuple[Params, jax.Array, Scores]:
         hidden, _ = policy.bind(base, adapter, exact=True)(
             tokens,
             positions,
-            attend=PackedAttention(jnp.where(positions < 12, 1, 2)),
+            attend=PackedAttention(Layout(positions, jnp.where(positions < 12, 1, 2))),
             remat=Remat("full", layer_tokens=tokens.shape[1]),
         )
         embedding = policy.embedding(base)

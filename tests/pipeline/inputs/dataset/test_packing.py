@@ -11,9 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.batches import BatchShape, PackedRow, padding_metrics
+from pipeline.contracts.batches import (
+    BatchShape,
+    CompletionSlice,
+    PackedBatch,
+    PackedRow,
+    padding_metrics,
+)
 from pipeline.contracts.rollouts import Demonstration
-from pipeline.inputs.dataset.packing import first_fit, packed_batches, sequences_for_step
+from pipeline.inputs.dataset.packing import (
+    first_fit,
+    lay_out,
+    packed_batches,
+    sequences_for_step,
+)
 
 LENGTH = 16
 SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=50)
@@ -61,8 +72,8 @@ def test_a_step_is_a_function_of_seed_and_number():
 def test_sequences_are_nearly_full():
     rng = np.random.default_rng(0)
     examples = make_demonstrations([(int(p), int(n)) for p, n in rng.integers(1, 9, (400, 2))])
-    used = [sum(map(len, packed)) for number in range(30) for packed in step(examples, number)]
-    assert np.mean(used) > 0.9 * LENGTH
+    sums = [sum(map(len, packed)) for number in range(30) for packed in step(examples, number)]
+    assert np.mean(sums) > 0.9 * LENGTH
 
 
 def test_a_demonstration_that_does_not_fit_is_refused():
@@ -79,6 +90,7 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
     learned = sum(len(example.completion_tokens) for packed in sequences for example in packed)
     assert sum(batch.num_tokens for batch in batches) == learned
+    assert all(batch.prefixes is None for batch in batches)
     rows = [
         (batch.tokens[row], batch.targets[row], batch.weights[row], batch.segments[row],
          batch.positions[row])
@@ -88,38 +100,174 @@ def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     for packed, (tokens, targets, weights, segments, positions) in zip(
         sequences, rows, strict=True
     ):
-        ends = np.cumsum([0, *map(len, packed)])
+        # The last token of a completion is no input.
+        ends = np.cumsum([0, *(len(example) - 1 for example in packed)])
         for number, (example, (start, end)) in enumerate(
             zip(packed, pairwise(ends), strict=True), start=1
         ):
             whole = np.concatenate([example.prompt_tokens, example.completion_tokens])
-            np.testing.assert_array_equal(tokens[start:end], whole)
-            np.testing.assert_array_equal(positions[start:end], np.arange(len(whole)))
+            np.testing.assert_array_equal(tokens[start:end], whole[:-1])
+            np.testing.assert_array_equal(positions[start:end], np.arange(len(whole) - 1))
             assert set(segments[start:end].tolist()) == {number}
             learned_at = np.flatnonzero(weights[start:end]) + start
             np.testing.assert_array_equal(targets[learned_at], example.completion_tokens)
+            assert learned_at[-1] == end - 1
         assert (tokens[ends[-1] :] == -1).all()
+        assert (targets[weights == 0] == -1).all()
         assert not weights[ends[-1] :].any()
         assert not segments[ends[-1] :].any()
 
 
-def test_first_fit_by_hand():
+def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
+    """A prompt and its completions; tokens are 1000 x group + 100 x completion + position."""
+    places = np.arange(prompt, dtype=np.int32) + 1000 * number
+    return [
+        Demonstration(
+            sample,
+            places,
+            np.arange(prompt, prompt + new, dtype=np.int32) + 1000 * number + 100 * sample,
+        )
+        for sample, new in enumerate(news, start=1)
+    ]
+
+
+def alone(lengths: Sequence[int]) -> list[list[Demonstration]]:
+    """A group of one sequence for each number of positions; some have a prompt beside these."""
+    # The last token of a prompt predicts the first of the completion, so it is no position more.
+    prompts = [1 + number % 3 % length for number, length in enumerate(lengths)]
+    return [
+        make_group(number, prompt=prompt, news=[length - prompt + 1])
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+
+
+def contents(rows: list[list[list[Demonstration]]]) -> list[list[tuple[int, list[int]]]]:
+    """The group and the numbers of the completions of each part of each row."""
+    return [
+        [(part[0].prompt_tokens[0] // 1000, [one.id for one in part]) for part in row]
+        for row in rows
+    ]
+
+
+def used(row: list[list[Demonstration]]) -> int:
+    """Positions of a row: prompts without their last token, and completions."""
+    return sum(
+        len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
+        for part in row
+    )
+
+
+def test_first_fit_of_single_sequences_by_hand():
     # 7 leaves 3, 6 leaves 4; 4 goes into the second row, 3 into the first, and 2 opens a third.
-    assert first_fit([7, 6, 4, 3, 2], capacity=10) == [[0, 3], [1, 2], [4]]
+    rows = first_fit(alone([7, 6, 4, 3, 2]), capacity=10)
+    assert contents(rows) == [[(0, [1]), (3, [1])], [(1, [1]), (2, [1])], [(4, [1])]]
     assert first_fit([], capacity=10) == []
-    with pytest.raises(ValueError, match="a sequence has 11 tokens; a row has 10"):
-        first_fit([11], capacity=10)
+    assert len(first_fit(alone([10]), capacity=10)) == 1
+    with pytest.raises(ValueError, match="a sequence has 11 positions; a row has 10"):
+        first_fit(alone([11]), capacity=10)
 
 
-@given(st.lists(st.integers(1, 20), max_size=60))
-def test_first_fit_decreasing_holds_everything_in_few_rows(lengths: list[int]):
-    descending = sorted(lengths, reverse=True)
-    rows = first_fit(descending, capacity=20)
-    assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
-    sums = [sum(descending[index] for index in row) for row in rows]
-    assert all(0 < total <= 20 for total in sums)
-    # Two rows that are at most half full would fit into one.
-    assert sum(2 * total <= 20 for total in sums) <= 1
+def test_first_fit_of_groups_by_hand():
+    long, short = (
+        make_group(1, prompt=4, news=[5, 4, 2, 1]),
+        make_group(2, prompt=2, news=[3, 2, 1]),
+    )
+    # The prompt takes 3 of 10 positions and the first completion 5. 4 does not fit beside them and
+    # opens a second row with the prompt again; 2 fits into the first row; 1, into the second.
+    # The other prompt takes 1, so its first completion opens a third row, and the rest follows.
+    rows = first_fit([long, short], capacity=10)
+    assert contents(rows) == [[(1, [1, 3])], [(1, [2, 4])], [(2, [1, 2, 3])]]
+    assert list(map(used, rows)) == [10, 8, 7]
+    # Without the completion of 1, the second row also has space for 2 of the other group.
+    rows = first_fit([long[:3], short[1:]], capacity=10)
+    assert contents(rows) == [[(1, [1, 3])], [(1, [2]), (2, [2])], [(2, [3])]]
+    with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
+        first_fit([long], capacity=7)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 10), st.lists(st.integers(1, 11), min_size=1, max_size=8)),
+    max_size=12,
+)
+
+
+@given(GROUPS)
+def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
+    sizes: list[tuple[int, list[int]]],
+):
+    groups = [
+        make_group(number, prompt=prompt, news=news) for number, (prompt, news) in enumerate(sizes)
+    ]
+    rows = first_fit(groups, capacity=20)
+    packed = [
+        (group, sample) for row in contents(rows) for group, samples in row for sample in samples
+    ]
+    assert sorted(packed) == [(n, one.id) for n, group in enumerate(groups) for one in group]
+    assert all(0 < used(row) <= 20 for row in rows)
+    for row in contents(rows):
+        assert len({group for group, _ in row}) == len(row)
+    # The sequence that opened the later of two rows would have fit into the earlier one.
+    assert sum(2 * used(row) <= 20 for row in rows) <= 1
+
+
+@given(st.integers(1, 10), st.integers(1, 11), st.lists(st.integers(1, 8), max_size=6))
+def test_sequences_of_equal_length_take_no_more_rows_if_they_share_prompts(
+    prompt: int, new: int, sizes: list[int]
+):
+    groups = [
+        make_group(number, prompt=prompt, news=[new] * size) for number, size in enumerate(sizes)
+    ]
+    shared = first_fit(groups, capacity=20)
+    apart = first_fit([[one] for group in groups for one in group], capacity=20)
+    # An earlier row has no space for a whole sequence, so it has as many as without sharing.
+    assert len(shared) <= len(apart)
+
+
+def shared_rows() -> tuple[PackedBatch, list[CompletionSlice]]:
+    """Two completions of one prompt; then one of another, and two of a prompt of one token."""
+    first = make_group(1, prompt=3, news=[3, 1])
+    second, third = make_group(2, prompt=2, news=[2]), make_group(3, prompt=1, news=[2, 1])
+    shape = BatchShape(rows=3, tail_rows=3, length=8, pad=-1, share_prefix=True)
+    return lay_out([[first], [second, third]], rows=3, shape=shape, share_prefix=True)
+
+
+def test_the_layout_of_shared_prompts_by_hand():
+    batch, slices = shared_rows()
+    np.testing.assert_array_equal(
+        batch.tokens,
+        [
+            [1000, 1001, 1002, 1103, 1104, 1002, -1, -1],
+            [2000, 2001, 2102, 3000, 3101, 3000, -1, -1],
+            [-1] * 8,
+        ],
+    )
+    np.testing.assert_array_equal(
+        batch.targets,
+        [
+            [-1, -1, 1103, 1104, 1105, 1203, -1, -1],
+            [-1, 2102, 2103, 3101, 3102, 3201, -1, -1],
+            [-1] * 8,
+        ],
+    )
+    # A completion continues the positions of its prompt. A single one has the prompt's segment; a
+    # prompt of one token has a number but no positions before its completions.
+    np.testing.assert_array_equal(
+        batch.positions, [[0, 1, 2, 3, 4, 2, 0, 0], [0, 1, 2, 0, 1, 0, 0, 0], [0] * 8]
+    )
+    np.testing.assert_array_equal(
+        batch.segments, [[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 3, 3, 4, 0, 0], [0] * 8]
+    )
+    np.testing.assert_array_equal(
+        batch.prefixes, [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 2, 2, 2, 0, 0], [0] * 8]
+    )
+    assert slices == [
+        CompletionSlice(0, slice(2, 5)),
+        CompletionSlice(0, slice(5, 6)),
+        CompletionSlice(1, slice(1, 3)),
+        CompletionSlice(1, slice(3, 5)),
+        CompletionSlice(1, slice(5, 6)),
+    ]
+    assert not batch.weights.any()
 
 
 def test_a_small_remainder_goes_into_small_micro_batches():
@@ -145,11 +293,11 @@ def test_padding_is_counted():
     sequences = step(make_demonstrations([(3, 5), (4, 4), (2, 7)]), 0)
     batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
     positions = sum(batch.tokens.size for batch in batches)
-    used = sum(len(example) for packed in sequences for example in packed)
+    tokens = sum(len(example) - 1 for packed in sequences for example in packed)
     found = padding_metrics(batches)
     assert found == {
         "positions": positions,
-        "tokens_padded": positions - used,
-        "padded_share": (positions - used) / positions,
+        "tokens_padded": positions - tokens,
+        "padded_share": (positions - tokens) / positions,
     }
     assert padding_metrics([]) == dict.fromkeys(found, 0.0)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
@@ -18,8 +19,13 @@ from tests.pipeline.plan.presets import preset
 V5E = TOPOLOGIES["v5e-8"].chip
 LONG = (("rollout.max_prompt_tokens", "256"), ("rollout.max_new_tokens", "1056"))
 """The rows of docs/benchmarks.md: 1,312 positions."""
-MEAN = {"seq": 406.4, "learned": 0.576}
-"""Of the preset's packed rows."""
+MEAN = Packing(positions=428.1, tokens=405.4, learned=0.576, sequence=406.4)
+"""Of the preset's packed rows without shared prompts, which the figures are of."""
+
+
+def full(*, sequence: float = 1024.0, learned: float = 1.0) -> Packing:
+    """Rows without padding, of sequences of equal length."""
+    return Packing(positions=sequence, tokens=sequence, learned=learned, sequence=sequence)
 
 
 def pace(model: str = "gemma3_1b", *overrides: tuple[str, str]) -> RooflineModel:
@@ -91,7 +97,7 @@ def test_a_4b_model_is_near_the_compilers_estimate() -> None:
 )
 def test_gemma4_e2b_is_near_the_compiled_programs(program: str, ms: float, within: float) -> None:
     config = preset("gemma4_e2b", ("plan.remat", "none"))
-    found = RooflineModel(config, shape_of(config), V5E).program(program, **MEAN)
+    found = RooflineModel(config, shape_of(config), V5E).program(program, MEAN)
     assert 1e3 * found.expected == pytest.approx(ms, rel=within)
     assert 1e3 * found.low < ms < 1e3 * found.high
 
@@ -104,29 +110,29 @@ def test_a_flush_is_near_the_compiled_program(slots: int, kv_cache: str, ms: flo
 
 
 def test_the_reference_top_k_is_near_the_compiled_program() -> None:
-    found = pace().score(2048, **MEAN)
+    found = pace().score(2048, MEAN)
     assert 1e6 * found.expected / 2048 == pytest.approx(22.6, rel=0.05)
     # One forward pass, with one pass over the vocabulary at learned positions.
     shape, config = pace().shape, pace().config
     body = shape.parameters - shape.embedding_parameters
-    used = body + MEAN["learned"] * shape.embedding_parameters
+    used = body + MEAN.learned * shape.embedding_parameters
     used += shape.adapter_parameters(config.lora)
-    flops = 2048 * (2 * used + pace().attention_flops(MEAN["seq"]))
+    flops = 2048 * (2 * used + pace().attention_flops(MEAN.sequence))
     assert found.low == pytest.approx(flops / 197e12)
 
 
 def test_without_the_top_k_a_forward_pass_remains() -> None:
-    plain = pace("gemma3_1b", ("learner.kl", "k3")).score(2048, **MEAN)
-    top_k = pace().score(2048, **MEAN)
+    plain = pace("gemma3_1b", ("learner.kl", "k3")).score(2048, MEAN)
+    top_k = pace().score(2048, MEAN)
     assert top_k.low == plain.low
-    entries = MEAN["learned"] * 2048 * 262_144
+    entries = MEAN.learned * 2048 * 262_144
     assert top_k.expected - plain.expected == pytest.approx(1.6e-11 * entries)
 
 
 def test_a_gradient_is_near_the_compiled_program() -> None:
     us = 43.1
     found = pace("gemma3_1b", ("learner.kl_top_k", "128"), ("plan.remat", "none")).gradient(
-        2048, **MEAN
+        2048, MEAN
     )
     assert 1e6 * found.expected / 2048 == pytest.approx(us, rel=0.05)
     assert found.regime == "compute"
@@ -134,15 +140,15 @@ def test_a_gradient_is_near_the_compiled_program() -> None:
 
 
 def test_recomputation_costs_a_forward_pass() -> None:
-    full = pace().gradient(2048, seq=1024, learned=1.0)
-    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, seq=1024, learned=1.0)
-    assert pace().score(2048, seq=1024, learned=1.0).expected < none.expected < full.expected
+    whole = pace().gradient(2048, full())
+    none = pace("gemma3_1b", ("plan.remat", "none")).gradient(2048, full())
+    assert pace().score(2048, full()).expected < none.expected < whole.expected
 
 
 def test_only_learned_positions_cost_logits() -> None:
     one = pace()
     half, whole, none = (
-        one.gradient(2048, seq=1024, learned=share).expected for share in (0.5, 1.0, 0.0)
+        one.gradient(2048, full(learned=share)).expected for share in (0.5, 1.0, 0.0)
     )
     assert none < half < whole
     assert half == pytest.approx((none + whole) / 2)
@@ -152,14 +158,11 @@ def test_programs_are_timed_by_their_name() -> None:
     one = pace("gemma3_1b", ("plan.slots", "256"))
     # 8 devices: 32 slots and a row of 2,048 on each; a prefill holds 16 prompts of 256.
     segment = one.decode_step(32) * 32 + one.flush(32)
-    assert one.program("segment 256", seq=700, learned=1.0) == one.segment(32) == segment
-    assert one.program("prefill 256", seq=700, learned=1.0) == one.prefill(4096, seq=256)
-    assert one.program("gradient 8", seq=700, learned=1.0) == one.gradient(
-        2048, seq=700, learned=1.0
-    )
-    assert one.program("reference_top_k 8", seq=700, learned=1.0) == one.score(
-        2048, seq=700, learned=1.0
-    )
+    packing = full(sequence=700.0)
+    assert one.program("segment 256", packing) == one.segment(32) == segment
+    assert one.program("prefill 256", packing) == one.prefill(4096, seq=256)
+    assert one.program("gradient 8", packing) == one.gradient(2048, packing)
+    assert one.program("reference_top_k 8", packing) == one.score(2048, packing)
 
 
 def test_sharded_weights_cost_link_time() -> None:
@@ -177,10 +180,8 @@ def test_time_grows_with_work(small: int, more: int) -> None:
     for run in (one.decode_step, one.flush):
         assert run(small).expected < run(small + more).expected
     assert one.prefill(64 * small, seq=64).low <= one.prefill(64 * (small + more), seq=64).low
-    assert (
-        one.gradient(8 * small, seq=8, learned=1.0).low
-        <= one.gradient(8 * (small + more), seq=8, learned=1.0).low
-    )
+    short = full(sequence=8.0)
+    assert one.gradient(8 * small, short).low <= one.gradient(8 * (small + more), short).low
 
 
 def test_ranges_add_up() -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.inputs.dataset.batching import Packing
 from pipeline.plan.cost_model.step import PHASES, estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, with_plan
 from tests.pipeline.plan.presets import case, preset
 
-LEARNED = (1 - 0.15 * 0.5**1.5) * 246.4 / 406.4
-"""Share of the preset's packed positions that are learned: mean lengths in rows 95% full."""
+POSITIONS = (246.4 + 159 * (1 / 16 + 246.4 / (2048 - 159))) / 0.97
+"""Of a rollout in rows 97% full: its completion, and of its prompt a sixteenth, as that of a group,
+and as much as its completion takes of a row, as that of a group's further rows."""
 
 
 @pytest.fixture
@@ -31,13 +33,14 @@ def test_phases_add_up_to_the_step(one: PlanCase) -> None:
 
 def test_learning_is_the_sum_of_its_micro_batches(one: PlanCase) -> None:
     step, pace = one.step(one.config), one.roofline(one.config)
-    # 14 micro-batches of a row of 2,048 on each chip; see test_workload.
-    gradient = pace.gradient(2048, seq=406.4, learned=LEARNED).expected
-    assert step.seconds["update"].expected == pytest.approx(14 * gradient + pace.apply().expected)
-    assert step.seconds["score"].expected == pytest.approx(
-        14 * pace.score(2048, seq=406.4, learned=LEARNED).expected
-    )
-    assert step.padding == pytest.approx(1 - 512 * 406.4 / (14 * 16_384))
+    # 9 micro-batches of a row of 2,048 on each chip; see test_workload.
+    packing = Packing.expected(one.config, one.lengths)
+    assert packing.positions == pytest.approx(POSITIONS)
+    assert packing.learned == pytest.approx(246.4 / POSITIONS)
+    gradient = pace.gradient(2048, packing).expected
+    assert step.seconds["update"].expected == pytest.approx(9 * gradient + pace.apply().expected)
+    assert step.seconds["score"].expected == pytest.approx(9 * pace.score(2048, packing).expected)
+    assert step.padding == pytest.approx(1 - 512 * 0.97 * POSITIONS / (9 * 16_384))
 
 
 def test_without_a_kl_term_nothing_is_scored() -> None:
@@ -117,5 +120,6 @@ def test_an_sft_step_is_gradients_of_full_rows() -> None:
     found = case(preset("gemma3_1b", *sft, ("sft.sequences_per_step", "16")))
     pace = found.roofline(found.config)
     # 16 rows of 2,048 are two micro-batches of 8.
-    expected = 2 * pace.gradient(2048, seq=1024, learned=1.0).expected + pace.apply().expected
+    full = Packing(positions=1024.0, tokens=1024.0, learned=1.0, sequence=1024.0)
+    expected = 2 * pace.gradient(2048, full).expected + pace.apply().expected
     assert sft_step_s(pace).expected == pytest.approx(expected)

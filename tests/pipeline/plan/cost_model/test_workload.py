@@ -203,8 +203,15 @@ def test_a_cut_off_keeps_slots_in_use_and_prefills_what_it_continues() -> None:
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:
-    config = preset("gemma3_1b")  # rows of 2,048, one on each of 8 chips
-    # 512 x 406.4 tokens, and 5.3% of the positions empty: 107.3 rows, 13 x 8 and 4 more.
-    assert packed_positions(config, Lengths(160, 246.4), sequences=512) == [8 * 2048] * 14
-    double = with_plan(config, {"micro_batch_tokens": 2 * 16_384})
+    apart = preset("gemma3_1b", ("learner.share_prefix", "false"))
+    # Rows of 2,048, one on each of 8 chips: 512 x 405.4 tokens, and 5.3% of the positions empty.
+    # That is 107.03 rows, 13 x 8 and 4 more.
+    assert packed_positions(apart, Lengths(160, 246.4), sequences=512) == [8 * 2048] * 14
+    double = with_plan(apart, {"micro_batch_tokens": 2 * 16_384})
     assert packed_positions(double, Lengths(160, 246.4), sequences=512) == [32_768] * 7
+    # With shared prompts a rollout has 246.4 tokens and of its prompt's 159 a sixteenth and
+    # 246.4 / (2048 - 159): 277.1, and 3% of the positions are empty. 71.4 rows are 9 x 8.
+    shared = preset("gemma3_1b", ("learner.share_prefix", "true"))
+    assert packed_positions(shared, Lengths(160, 246.4), sequences=512) == [8 * 2048] * 9
+    double = with_plan(shared, {"micro_batch_tokens": 2 * 16_384})
+    assert packed_positions(double, Lengths(160, 246.4), sequences=512) == [32_768] * 4 + [16_384]

@@ -71,7 +71,10 @@ def test_every_size_has_a_larger_aligned_one(size: int) -> None:
 def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
     config = preset("gemma3_1b", *FREE)
     assert max_useful_slots(config) == 64  # 512 rollouts on 8 chips
-    assert max_useful_rows(config, case(config).lengths) == 14
+    # See test_workload; prompts are shared by default.
+    assert max_useful_rows(config, case(config).lengths) == 9
+    apart = preset("gemma3_1b", *FREE, ("learner.share_prefix", "false"))
+    assert max_useful_rows(apart, case(apart).lengths) == 14
     odd = with_plan(config, {"placement": "split", "samplers": 7, "learner_devices": 1})
     assert max_useful_slots(odd) == 80  # five samplers with 32 prompts at most, 16 rollouts each
 
