@@ -201,23 +201,34 @@ def test_operations_of_packing_by_hand():
         attention_softcap=None,
         final_softcap=None,
     )
-    # A layer: queries and output 2 x 3 x 8, key and value 2 x 3 x 2, MLP 3 x 15; the head 21.
-    matrices = 6 * (48 + 12 + 45) + 21
+    # A layer: queries and output 2 x 3 x 8, key and value 2 x 3 x 2, MLP 3 x 15.
+    matrices = 6 * (48 + 12 + 45)
     # One layer sees 1,024 keys, five see 512 + 9; 4 x 4 x 2 operations for each.
     attention = 32 * (1 * 1024 + 5 * 521)
     assert packing.operations(1000, shape) == 6 * matrices + 4 * attention
+    # A shared prompt may be anywhere in the row.
+    whole = 32 * 6 * 1024
+    assert packing.operations(1000, shape, shared=True) == 6 * matrices + 4 * whole
     assert packing.seen_keys(300, 10) == packing.seen_keys(300, None) == 300
 
 
 def test_packing_counts_padding():
     # 65 rows of 1,024 in micro-batches of 64 and 8.
     assert packing.computed_positions(65, 1024) == 72 * 1024
-    lengths = np.array([1000, 500, 500, 100])
-    assert packing.used_rows(lengths, row=1024) == {1024: 3}
-    assert packing.used_rows(lengths, buckets=(512, 1024)) == {1024: 1, 512: 3}
-    found = packing.scheme(row=2048)
-    assert found["padding_448"] == pytest.approx(3.9, abs=0.05)
-    assert found["gflop_448"] == pytest.approx(6.77, abs=0.005)
+    prompt = np.zeros(101, np.int32)
+    group = [packing.Lengths(prompt, np.zeros(n, np.int32)) for n in (900, 400, 400, 10)]
+    # The last token of a completion is no input: 1,000, 500, 500 and 110 positions.
+    assert packing.used_rows([group], row=1024) == ({1024: 3}, 2110)
+    # 900 and 10; 400 and 400; each row has the 100 positions of the prompt.
+    assert packing.used_rows([group], row=1024, share=True) == ({1024: 2}, 1910)
+    assert packing.used_rows([group], buckets=(512, 1024)) == ({1024: 1, 512: 3}, 2114)
+
+
+def test_shared_prompts_save_positions():
+    separate, shared = (packing.scheme(row=4096, share=share) for share in (False, True))
+    for mean in packing.COMPLETION_MEANS:
+        assert shared[f"positions_{mean}"] < 0.85 * separate[f"positions_{mean}"]
+    assert shared["positions_296"] < 0.75 * separate["positions_296"]
 
 
 def points(line: Any) -> list[tuple[float, float]]:

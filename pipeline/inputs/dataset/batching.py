@@ -55,9 +55,9 @@ class Packing:
     def expected(config: Config, lengths: Lengths) -> Packing:
         """At these mean lengths, as measured by `launch.bench learner --only "packing*"`.
 
-        Without shared prompts about 85% of the positions hold tokens where a row is as long as the
-        longest sequence, 95% where it is twice as long. With them each row begins with a part of a
-        group that another row has the rest of, and repeats its prompt.
+        Without shared prompts about 85% of a row's positions hold tokens where it is as long as
+        the longest sequence, 95% where it is twice as long. With them about 97% do, and each row
+        begins with the rest of a group that another row has a part of, and repeats its prompt.
         """
         prompt, own, row = lengths.prompt - 1, lengths.completion, config.row_tokens
         if not config.shares_prefix:
