@@ -33,6 +33,7 @@ max_new_tokens = 32
 platform = "cpu"
 placement = "split"
 slots = 32
+row_tokens = 48
 micro_batch_tokens = 384
 
 [budget]

@@ -285,12 +285,37 @@ def test_a_decay_without_a_known_end_follows_the_clock(
     assert load(small, settings).plans_decay is planned
 
 
+@pytest.mark.parametrize(
+    ("settings", "shared", "row"),
+    [
+        # Prompts of 8 tokens and completions of 11.2 on average: groups of 8 save 7 of 19.2 tokens,
+        # and one of them takes 97.6.
+        ("", True, 98),
+        ("learner.share_prefix=false", False, 48),
+        # 7 of 69.6, but not of 71: completions of 0.35 x 176 or 180.
+        ("rollout.max_new_tokens=176", True, 501),
+        ("rollout.max_new_tokens=180", False, 196),
+        ("rollout.max_new_tokens=180; learner.share_prefix=true", True, 512),
+        # A row holds the longest sequence, and is not much longer if that is long.
+        ("rollout.group_size=2", True, 48),
+        ("rollout.max_prompt_tokens=700; .max_new_tokens=1000", True, 2048),
+        ("rollout.max_prompt_tokens=2000; .max_new_tokens=1000", True, 3000),
+    ],
+)
+def test_prompts_are_shared_where_that_saves_a_tenth(
+    small: Path, settings: str, shared: bool, row: int
+) -> None:
+    free = "plan.fixed=false; .row_tokens=none; .micro_batch_tokens=none"
+    config = load(small, f"{free}; {settings}" if settings else free)
+    assert (config.shares_prefix, config.row_tokens) == (shared, row)
+
+
 def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) -> None:
     keep = "rollout.cut_off=0.7; .partial=keep; learner.importance_cap=2"
     config = load(small, f"{keep}; plan.prompt_buckets=[8]")
     assert config.prompt_buckets == (8, 16, 32, 48)
     assert [config.prompt_bucket(size) for size in (3, 16, 17, 47)] == [8, 16, 32, 48]
-    one_token = "rollout.max_new_tokens=1; plan.micro_batch_tokens=374"
+    one_token = "rollout.max_new_tokens=1; plan.row_tokens=17; .micro_batch_tokens=374"
     assert load(small, f"{keep}; {one_token}").prompt_buckets == (16, 17)
     assert load(small, "rollout.cut_off=0.7; .partial=drop").prompt_buckets == (16,)
 

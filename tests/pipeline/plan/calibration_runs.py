@@ -36,7 +36,10 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(folder: Path, **changes: object) -> Config:
-    """The demo on one device, with 64 rollouts per step and sizes to be chosen."""
+    """The demo on one device, with 64 rollouts per step and sizes to be chosen.
+
+    Prompts are not shared, so that the rollouts of a step fill 14 rows.
+    """
     settings = {
         "run.dir": folder,
         "plan.fixed": "false",
@@ -47,6 +50,7 @@ def config(folder: Path, **changes: object) -> Config:
         "plan.slots": "none",
         "plan.micro_batch_tokens": "none",
         "rollout.prompts_per_step": 8,
+        "learner.share_prefix": "false",
         **{key.replace("__", "."): value for key, value in changes.items()},
     }
     return load_config(ROOT / "configs/demo.toml", [(k, str(v)) for k, v in settings.items()])

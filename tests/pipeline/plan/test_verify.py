@@ -142,7 +142,7 @@ def test_slots_are_reduced_if_too_many_do_not_fit(
     silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = case(preset("gemma3_4b", *FREE, ("rollout.prompts_per_step", "64")))
-    compiler = Compiler(given, dict.fromkeys(("decode", "prefill"), 1.6), silent=silent)
+    compiler = Compiler(given, dict.fromkeys(("decode", "prefill"), 2.0), silent=silent)
     plan = choose_placement(given).chosen
     found = verified(compiler, plan, monkeypatch)
     assert found.plan.fits

@@ -298,10 +298,18 @@ def test_parity_by_hand():
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
     ints = np.zeros((2, 3), np.int32)
     # Processed log-probs, which differ with truncation, have no effect.
-    rows = {"tokens": ints, "targets": ints, "weights": weights, "segments": ints}
-    rows |= {"positions": ints, "prefixes": None, "versions": ints, "advantages": weights}
     batch = TokenBatch(
-        **rows, sampled_logprobs=sampled, processed_logprobs=sampled + 1, completions={}
+        tokens=ints,
+        targets=ints,
+        weights=weights,
+        segments=ints,
+        positions=ints,
+        prefixes=None,
+        advantages=weights,
+        sampled_logprobs=sampled,
+        processed_logprobs=sampled + 1,
+        versions=ints,
+        completions={},
     )
     found = parity([batch], [learned], version=0)
     assert found["parity_mean"] == 0.25

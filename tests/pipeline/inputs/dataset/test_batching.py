@@ -330,9 +330,13 @@ def test_the_expected_packing_by_hand(
 
 @pytest.mark.parametrize(("group", "row"), [(16, 2048), (4, 1024)])
 def test_the_expected_packing_is_near_that_of_drawn_lengths(group: int, row: int):
-    settings = {"rollout.group_size": group, "rollout.prompts_per_step": 512 // group}
-    settings |= {"plan.row_tokens": row, "learner.share_prefix": "true"}
-    config = preset("gemma3_1b", *((key, str(value)) for key, value in settings.items()))
+    config = preset(
+        "gemma3_1b",
+        ("rollout.group_size", str(group)),
+        ("rollout.prompts_per_step", str(512 // group)),
+        ("plan.row_tokens", str(row)),
+        ("learner.share_prefix", "true"),
+    )
     lengths = Lengths.expected(config)
     drawn = completion_lengths(512, mean=lengths.completion, cap=config.rollout.max_new_tokens)
     rollouts = [
