@@ -99,7 +99,8 @@ def make_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
     run = {**_CONFIG["run"], "dir": str(folder), **tables.get("run", {})}
     whole: dict[str, Any] = {**_CONFIG, **given, "run": run}
     rollout = whole["rollout"]
-    rows = {"micro_batch_tokens": 2 * (rollout["max_prompt_tokens"] + rollout["max_new_tokens"])}
+    longest = rollout["max_prompt_tokens"] + rollout["max_new_tokens"]
+    rows = {"row_tokens": longest, "micro_batch_tokens": 2 * longest}
     return Config.model_validate(whole | {"plan": {**rows, **whole["plan"]}})
 
 

@@ -185,7 +185,8 @@ def make_config(**tables: dict[str, Any]) -> Config:
     plan, rollout = given["plan"], given["rollout"]
     row = plan.get("row_tokens", rollout["max_prompt_tokens"] + rollout["max_new_tokens"])
     rows = plan.get("learner_devices", 1)
-    return Config.model_validate(given | {"plan": {"micro_batch_tokens": rows * row, **plan}})
+    sizes = {"row_tokens": row, "micro_batch_tokens": rows * row}
+    return Config.model_validate(given | {"plan": {**sizes, **plan}})
 
 
 @functools.cache

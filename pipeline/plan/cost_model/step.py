@@ -185,7 +185,7 @@ def sft_step_s(model: RooflineModel) -> Seconds:
     row, rows = config.row_tokens, config.micro_batch_rows
     number = math.ceil(config.sft.sequences_per_step / rows)
     per_shard = rows * row // config.plan.learner_shards
-    longest = config.rollout.max_tokens
+    longest = float(config.rollout.max_tokens)
     full = Packing(positions=longest, tokens=longest, learned=1.0, sequence=longest)
     return model.gradient(per_shard, full) * number + model.apply()
 
