@@ -67,6 +67,7 @@ def _config(
                 "platform": "cpu",
                 "placement": "colocated",
                 "slots": 8,
+                "row_tokens": max_prompt_tokens + 8,
                 "micro_batch_tokens": 8 * (max_prompt_tokens + 8),
             },
             "budget": {"steps": 1},
