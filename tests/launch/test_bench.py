@@ -101,7 +101,7 @@ def test_the_model_of_schedule_is_that_of_its_rows(capsys, monkeypatch):
     monkeypatch.setattr(bench, "in_child", measure)
     monkeypatch.setattr("pipeline.plan.compiler.require_compiler", lambda: None)
     assert bench.main(["schedule", "--model", "gemma3_4b", "--only", "positions/"]) == 0
-    assert measured == ["gemma3_4b"] * 3
+    assert measured == ["gemma3_4b"] * 5
     assert "| reference top k | 1 |" in capsys.readouterr().out
 
 
