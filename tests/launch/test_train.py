@@ -267,7 +267,7 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
         *("--learner.lrr", "1"),
         *("--model.dtype", "float16"),
         *("--rollout.group_size", "1"),
-        *("--plan.micro_batch_tokens", "137"),
+        *("--plan.row_tokens", "68", "--plan.micro_batch_tokens", "137"),
         *("--plan.platform", "tpu"),
         *("--prompt.template", "{qestion} {anwser}"),
         *("--data.test.path", "tset.jsonl"),

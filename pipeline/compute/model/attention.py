@@ -208,7 +208,8 @@ class Layout:
 
     Attributes:
         positions: of each token in its sequence, from 0, as for RoPE.
-        segments: number of each token's sequence in its row; equal numbers are contiguous.
+        segments: number of each token's sequence in its row; equal numbers are contiguous, 0 is
+            padding.
         prefixes: a further segment of earlier positions that each token attends to, its prompt's;
             None: rows do not share prompts.
     """

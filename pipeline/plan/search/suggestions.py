@@ -204,8 +204,10 @@ def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     yield [_row_settings(config, rollout)] if plan.row_tokens is not None else []
     shorter = [{"max_new_tokens": most} for most in _halves(rollout.max_new_tokens)]
     yield [
-        {"rollout.max_new_tokens": most["max_new_tokens"]}
-        | _row_settings(config, rollout.model_copy(update=most))
+        {
+            "rollout.max_new_tokens": most["max_new_tokens"],
+            **_row_settings(config, rollout.model_copy(update=most)),
+        }
         for most in shorter
     ]
 

@@ -94,9 +94,8 @@ class Packed:
 
     def gradient(self, adapter: Params) -> tuple[Params, dict[str, float], Values]:
         """Gradient and metrics of an update, and log-probs of the completions' tokens."""
-        run, top_k = map(
-            self._policy.jit, (self._programs.gradient, self._programs.reference_top_k)
-        )
+        run = self._policy.jit(self._programs.gradient)
+        top_k = self._policy.jit(self._programs.reference_top_k)
         total, shares, logprobs = jax.tree.map(jnp.zeros_like, adapter), [], Values()
         for batch in self.batches:
             given = self._place(batch)
@@ -184,9 +183,9 @@ def test_shared_prompts_change_no_log_prob_no_gradient_and_no_metric(
     found, others, own = shared.gradient(adapter)
     scored = shared.score(adapter)
     assert own.keys() == scored.keys() == logprobs.keys()
-    for name, value in logprobs.items():
-        np.testing.assert_allclose(own[name], value, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(scored[name], value, rtol=0, atol=1e-5)
+    for rollout, value in logprobs.items():
+        np.testing.assert_allclose(own[rollout], value, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(scored[rollout], value, rtol=0, atol=1e-5)
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
         norm = float(jnp.linalg.norm(grad))

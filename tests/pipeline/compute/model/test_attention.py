@@ -203,7 +203,7 @@ def shared(
             for number, (first, length) in enumerate([(0, prompt), *((prompt, n) for n in news)]):
                 segment, at = segment + 1, np.arange(end, end + length)
                 for array, value in zip(arrays, (first + at - end, segment, prefix), strict=True):
-                    array[row, at] = value
+                    array[row, at] = np.asarray(value)
                 if number:
                     whole = np.concatenate([np.arange(begin, begin + prompt), at])
                     sequences.append((row, whole, len(whole) if number == 1 else length))
