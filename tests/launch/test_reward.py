@@ -253,6 +253,7 @@ def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
         functions("slow", asks),
         "--rows=1",
         "--rollout.group_size=1024",
+        "--learner.share_prefix=false",
         "--rewards.workers=2",
         status=1,
     )
