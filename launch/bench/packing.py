@@ -36,7 +36,7 @@ _QUERY_BLOCK = 512
 
 
 @dataclass(frozen=True)
-class Lengths:
+class DrawnRollout:
     """A rollout as a `PackableSequence` of zeros; those of a group have the same prompt."""
 
     prompt_tokens: np.ndarray
@@ -77,7 +77,7 @@ def scheme(
     return found
 
 
-def _groups(rng: np.random.Generator, mean: int) -> list[list[Lengths]]:
+def _groups(rng: np.random.Generator, mean: int) -> list[list[DrawnRollout]]:
     """Returns the rollouts of a step by group."""
 
     def lognormal(mean: int, spread: float, count: int, most: int) -> np.ndarray:
@@ -88,12 +88,12 @@ def _groups(rng: np.random.Generator, mean: int) -> list[list[Lengths]]:
     for prompt in lognormal(PROMPT_MEAN, 0.3, PROMPTS, LONGEST_PROMPT):
         shared = np.zeros(prompt, np.int32)
         lengths = lognormal(mean, SPREAD, GROUP, LONGEST - LONGEST_PROMPT)
-        groups.append([Lengths(shared, np.zeros(length, np.int32)) for length in lengths])
+        groups.append([DrawnRollout(shared, np.zeros(length, np.int32)) for length in lengths])
     return groups
 
 
 def used_rows(
-    groups: Sequence[Sequence[Lengths]],
+    groups: Sequence[Sequence[DrawnRollout]],
     *,
     buckets: Sequence[int] = (),
     row: int | None = None,

@@ -216,7 +216,7 @@ def test_packing_counts_padding():
     # 65 rows of 1,024 in micro-batches of 64 and 8.
     assert packing.computed_positions(65, 1024) == 72 * 1024
     prompt = np.zeros(101, np.int32)
-    group = [packing.Lengths(prompt, np.zeros(n, np.int32)) for n in (900, 400, 400, 10)]
+    group = [packing.DrawnRollout(prompt, np.zeros(n, np.int32)) for n in (900, 400, 400, 10)]
     # The last token of a completion is no input: 1,000, 500, 500 and 110 positions.
     assert packing.used_rows([group], row=1024) == ({1024: 3}, 2110)
     # 900 and 10; 400 and 400; each row has the 100 positions of the prompt.

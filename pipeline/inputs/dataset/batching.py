@@ -32,7 +32,7 @@ def batch_shape(config: Config, *, pad: int) -> BatchShape:
 
 
 _SHARED_FILL = 0.97
-"""Share of the positions that hold tokens where prompts are shared, as measured."""
+"""Share of a row's positions that hold tokens where prompts are shared."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Packing:
 
     @staticmethod
     def expected(config: Config, lengths: Lengths) -> Packing:
-        """At these mean lengths, as measured by `launch.bench learner --only "packing*"`.
+        """At these mean lengths, fitted to packed rows of lognormal lengths.
 
         Without shared prompts about 85% of a row's positions hold tokens where it is as long as
         the longest sequence, 95% where it is twice as long. With them about 97% do, and each row
