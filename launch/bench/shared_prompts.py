@@ -82,7 +82,8 @@ def _mib(program: jax.stages.Compiled) -> float:
 def _ours(rollouts: list[Rollout], *, prompt: int, cap: int, share: bool) -> tuple[int, Any, Any]:
     """Returns positions, the compiled gradient of all rows, and its arguments."""
     group = len(rollouts) // PROMPTS
-    row = max(prompt + cap, min(2048, prompt + sum(_lengths(rollouts)) // PROMPTS))
+    # Four of the longest sequences, so that separate prompts have little padding.
+    row = 4 * (prompt + cap)
     settings = {
         "rollout__group_size": group,
         "rollout__max_prompt_tokens": prompt,
