@@ -58,7 +58,7 @@ def update(*, prompt: int, mean: int, cap: int, group: int, repeats: int) -> dic
         positions, program, given = _ours(rollouts, prompt=prompt, cap=cap, share=share)
         found |= {f"{name}_positions": positions, f"{name}_mib": _mib(program)}
         programs[f"{name}_s"] = partial(_run, program, given)
-    positions, program, given = _theirs(rollouts, prompt=prompt)
+    positions, program, given = _theirs(rollouts)
     found |= {"tunix_positions": positions, "tunix_mib": _mib(program)}
     programs["tunix_s"] = partial(_run, program, given)
     seconds = medians(programs, repeats=repeats)
@@ -108,9 +108,9 @@ def _ours(rollouts: list[Rollout], *, prompt: int, cap: int, share: bool) -> tup
     return rows * row, policy.jit(programs.gradient).lower(*given).compile(), given
 
 
-def _theirs(rollouts: list[Rollout], *, prompt: int) -> tuple[int, Any, Any]:
+def _theirs(rollouts: list[Rollout]) -> tuple[int, Any, Any]:
     """The same of Tunix: a row for each rollout, padded to the longest."""
-    config = small_config(rollout__max_prompt_tokens=prompt, plan__prefill_tokens=prompt)
+    config = small_config()
     policy, base, adapter = small_policy(config)
     peer = Peer.create(
         policy.architecture.config, config.lora, temperature=config.rollout.temperature
@@ -125,7 +125,7 @@ def _theirs(rollouts: list[Rollout], *, prompt: int) -> tuple[int, Any, Any]:
         jnp.asarray([rollout.advantage for rollout in rollouts], jnp.float32),
     )
     given = (*peer.with_values({**base, **adapter}), example)
-    positions = len(rollouts) * (prompt + longest)
+    positions = example.prompt_ids.size + completions.size
     return positions, jax.jit(peer.gradient).lower(*given).compile(), given
 
 

@@ -214,14 +214,12 @@ class LearnerPrograms:
         top_k: int = 0,
         remat: bool = False,
     ) -> Scores:
-        plan, mesh = self.config.plan, self.policy.mesh
+        plan = self.config.plan
         # With a gradient each layer casts the adapter; without one it is cast once.
         hidden, _ = self.policy.bind(base, adapter, exact=remat)(
             inputs.tokens,
             inputs.positions,
-            attend=PackedAttention(
-                inputs.layout, flash=FlashAttention(mesh) if plan.uses_splash else None
-            ),
+            attend=self._attention(inputs),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )
         return score(
@@ -233,6 +231,18 @@ class LearnerPrograms:
             learned=inputs.learned,
             gather_tokens=further,
             top_k=top_k,
+        )
+
+    def _attention(self, inputs: Inputs) -> PackedAttention:
+        flash = FlashAttention(self.policy.mesh) if self.config.plan.uses_splash else None
+        if inputs.prefixes is None:
+            return PackedAttention(inputs.layout, flash=flash)
+        rollout = self.config.rollout
+        return PackedAttention(
+            inputs.layout,
+            flash=flash,
+            prompt=rollout.max_prompt_tokens,
+            completion=rollout.max_new_tokens,
         )
 
     def _head(self, temperature: float) -> Head:

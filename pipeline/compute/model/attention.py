@@ -7,12 +7,13 @@ XLA, or on TPUs by JAX's Pallas kernel (splash attention).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernel
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, PartitionSpec
@@ -228,7 +229,11 @@ class Layout:
         return near & same
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["layout"], meta_fields=["block", "flash"])
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["layout"],
+    meta_fields=["block", "flash", "prompt", "completion"],
+)
 @dataclass(frozen=True)
 class PackedAttention:
     """`Attend` for rows of packed sequences.
@@ -236,20 +241,25 @@ class PackedAttention:
     A position attends to itself and to earlier positions of its own sequence, at most `window` in
     all, so that a packed sequence is computed as if it had its own row.
 
-    Scores exist for one block of queries at a time, forward and backward; with a window, only
-    against the keys that are visible from the block. If the row is one block, a layer with a window
-    computes bands of queries in parallel, each as long as the window. Where prompts are shared a
-    visible key may be anywhere before the query, so there are scores against the whole row.
+    Queries are computed in bands, whose scores exist for about `block` queries at a time, forward
+    and backward. The keys of a band are those of itself and of the bands before it that a window,
+    or the longest completion, reaches; with shared prompts also those of the one prompt that began
+    before them. Where that is not less than the row, a band has the keys of the whole row.
 
     Attributes:
         layout: the rows' sequences.
         block: queries whose scores exist at a time.
         flash: the kernel to use, which never writes scores; None: plain XLA.
+        prompt: most positions of a shared prompt.
+        completion: most positions of a completion that shares its prompt; None: of any sequence, a
+            row.
     """
 
     layout: Layout
     block: int = 512
     flash: FlashAttention | None = None
+    prompt: int = 0
+    completion: int | None = None
 
     def __call__(
         self, query: Queries, key: Keys, value: Keys, *, bounds: Bounds, cache: LayerCache
@@ -258,74 +268,130 @@ class PackedAttention:
         if self.flash is not None:
             return self.flash(query, key, value, bounds=bounds, layout=self.layout), cache
         window, softcap, seq = bounds.window, bounds.softcap, query.shape[1]
-        reach = window if self.layout.prefixes is None else None
-        if seq <= self.block and reach is not None and 2 * reach < seq:
-            return self._in_bands(query, key, value, window=reach, softcap=softcap), cache
-        if seq <= self.block:
-            visible = self.layout.sees(self.layout, window=window)
-            return attend_where(query, key, value, visible=visible, softcap=softcap), cache
-        count = -(-seq // self.block)
-        span = count * self.block if reach is None else self.block + reach - 1
-        # Padding before the row, in place of the keys before the first block.
-        front = 0 if reach is None else reach - 1
-        behind = count * self.block - seq
 
-        def pad(x: Array, front: int) -> Array:
-            return jnp.pad(x, ((0, 0), (front, behind), *((0, 0) for _ in x.shape[2:])))
-
-        queries, rows = jax.tree.map(partial(pad, front=0), (query, self.layout))
-        keys, values, columns = jax.tree.map(partial(pad, front=front), (key, value, self.layout))
-
-        @jax.checkpoint
-        def one(number: Int[Array, ""]) -> Float[Array, "batch block heads head_dim"]:
-            first = number * self.block
-            start = first if reach is not None else 0
-            mine = partial(
-                jax.lax.dynamic_slice_in_dim, start_index=first, slice_size=self.block, axis=1
-            )
-            theirs = partial(
-                jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=span, axis=1
-            )
-            visible = jax.tree.map(mine, rows).sees(jax.tree.map(theirs, columns), window=window)
-            return attend_where(
-                mine(queries), theirs(keys), theirs(values), visible=visible, softcap=softcap
-            )
-
-        blocks = jax.lax.map(one, jnp.arange(count))
-        encoded = jnp.moveaxis(blocks, 0, 1).reshape(queries.shape)
-        return encoded[:, :seq], cache
-
-    def _in_bands(
-        self, query: Queries, key: Keys, value: Keys, *, window: int, softcap: float | None
-    ) -> Queries:
-        """Bands of `window` queries against their own keys and the `window` keys before.
-
-        Computes 2 x window x seq scores.
-        """
-        batch, seq = query.shape[:2]
-        count = -(-seq // window)
-
-        def bands(x: Array) -> Array:
-            behind = ((0, 0), (0, count * window - seq), *((0, 0) for _ in x.shape[2:]))
-            return jnp.pad(x, behind).reshape(batch, count, window, *x.shape[2:])
-
-        def with_previous(x: Array) -> Array:
-            own = bands(x)
-            before = jnp.pad(own[:, :-1], ((0, 0), (1, 0), *((0, 0) for _ in own.shape[2:])))
-            return jnp.concatenate([before, own], axis=2)
-
-        def one(query: Array, key: Array, value: Array, mine: Layout, theirs: Layout) -> Array:
-            visible = mine.sees(theirs, window=window)
+        def attend(
+            query: Array, rows: Layout, key: Array, value: Array, columns: Layout
+        ) -> Queries:
+            visible = rows.sees(columns, window=window)
             return attend_where(query, key, value, visible=visible, softcap=softcap)
 
-        encoded = jax.vmap(one, in_axes=1, out_axes=1)(
-            bands(query),
-            with_previous(key),
-            with_previous(value),
-            jax.tree.map(bands, self.layout),
-            jax.tree.map(with_previous, self.layout),
+        reach = min(window or seq, self.completion or seq, seq)
+        size = min(self.block, max(reach, _LEAST_BAND))
+        before = -(-(reach - 1) // size)
+        everything = key, value, self.layout
+        if (before + 1) * size + self.prompt < seq:
+            bands = _Bands(self.layout, size, before, self.prompt)
+            columns = bands.keys(everything)
+        else:
+            bands, columns = _Bands(self.layout, min(self.block, seq)), None
+        rows = bands.split((query, self.layout))
+
+        def some(bands: tuple[Any, Any]) -> Array:
+            (query, rows), columns = bands
+            if columns is None:
+                return jax.vmap(attend, in_axes=(0, 0, None, None, None))(query, rows, *everything)
+            return jax.vmap(attend)(query, rows, *columns)
+
+        at_once = max(1, self.block // bands.size)
+        if bands.count <= at_once:
+            return bands.joined(some((rows, columns))), cache
+        behind = -bands.count % at_once
+        blocks = jax.tree.map(
+            lambda x: jnp.pad(x, ((0, behind), *((0, 0) for _ in x.shape[1:]))).reshape(
+                -1, at_once, *x.shape[1:]
+            ),
+            (rows, columns),
         )
-        return encoded.reshape(batch, count * window, *query.shape[2:])[:, :seq]
+        encoded = jax.lax.map(jax.checkpoint(some), blocks)
+        return bands.joined(encoded.reshape(-1, *encoded.shape[2:])), cache
+
+
+_LEAST_BAND = 64
+"""Least queries of a band."""
+
+
+@dataclass(frozen=True)
+class _Bands:
+    """Rows in bands of consecutive positions, the last one padded.
+
+    Attributes:
+        layout: the rows' sequences.
+        size: positions of a band.
+        before: number of earlier bands whose keys a band has.
+        prompt: most positions of a shared prompt.
+    """
+
+    layout: Layout
+    size: int
+    before: int = 0
+    prompt: int = 0
+
+    @property
+    def seq(self) -> int:
+        """Positions of a row."""
+        return self.layout.positions.shape[1]
+
+    @property
+    def count(self) -> int:
+        """Bands of a row."""
+        return -(-self.seq // self.size)
+
+    def split(self, arrays: Any) -> Any:
+        """Arrays `batch seq *rest` as `count batch size *rest`."""
+
+        def one(x: Array) -> Array:
+            behind = self.count * self.size - self.seq
+            padded = jnp.pad(x, ((0, 0), (0, behind), *((0, 0) for _ in x.shape[2:])))
+            bands = padded.reshape(x.shape[0], self.count, self.size, *x.shape[2:])
+            return jnp.moveaxis(bands, 1, 0)
+
+        return jax.tree.map(one, arrays)
+
+    def joined(self, bands: Float[Array, "bands batch size heads head_dim"]) -> Queries:
+        """The inverse of `split`, for an array that may have further bands."""
+        found = jnp.moveaxis(bands, 0, 1)
+        return found.reshape(found.shape[0], -1, *found.shape[3:])[:, : self.seq]
+
+    def keys(self, everything: tuple[Array, Array, Layout]) -> tuple[Array, Array, Layout]:
+        """Keys, values and their layout, `count batch keys *rest`, that each band attends to."""
+
+        def one(x: Array) -> Array:
+            own = self.split(x)
+            earlier = [
+                jnp.pad(own[: -n or None], ((n, 0), *((0, 0) for _ in own.shape[1:])))[: self.count]
+                for n in range(self.before, 0, -1)
+            ]
+            return jnp.concatenate([*earlier, own], axis=2)
+
+        near = jax.tree.map(one, everything)
+        if self.layout.prefixes is None:
+            return near
+        far = self._prompts(everything)
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=2), far, near)
+
+    def _prompts(self, everything: tuple[Array, Array, Layout]) -> tuple[Array, Array, Layout]:
+        """The prompt of each band's first query; no query sees what `near` keys repeat of it."""
+        first = np.arange(self.count) * self.size
+        assert self.layout.prefixes is not None
+        prefix = self.layout.prefixes[:, first]
+        start = jnp.argmax(self.layout.segments[:, None] == prefix[..., None], axis=-1)
+        at = start[..., None] + np.arange(self.prompt)
+        repeated = at >= first[:, None] - self.before * self.size
+        at = jnp.minimum(at, self.seq - 1).reshape(at.shape[0], -1)
+
+        def one(x: Array) -> Array:
+            index = at.reshape(*at.shape, *(1 for _ in x.shape[2:]))
+            found = jnp.take_along_axis(x, index, axis=1)
+            bands = found.reshape(len(x), self.count, self.prompt, *x.shape[2:])
+            return jnp.moveaxis(bands, 1, 0)
+
+        key, value, layout = jax.tree.map(one, everything)
+        segments = jnp.where(jnp.moveaxis(repeated, 1, 0), _NO_SEGMENT, layout.segments)
+        return key, value, replace(layout, segments=segments)
+
+
+_NO_SEGMENT = -1
+"""Segment of keys that no query sees."""
 
 
 def _causal(seq: int, *, window: int | None) -> Bool[Array, "seq seq"]:

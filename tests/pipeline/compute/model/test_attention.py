@@ -130,16 +130,16 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
 
 @pytest.mark.parametrize(
     ("block", "share", "scores"),
-    [(16, False, (16, 16 + 8 - 1)), (96, False, (8, 8 + 8)), (16, True, (16, 96))],
+    [(16, False, (16, 2 * 16)), (192, False, (64, 2 * 64)), (16, True, (16, 2 * 16 + 12))],
 )
 def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: tuple[int, int]):
-    """With a window against its keys only, unless a shared prompt may be far before it."""
-    seq, window = 96, 8
+    """Against the keys that a window reaches, and a shared prompt's."""
+    seq, window = 192, 8
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
     ints = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
 
     def total(rows: list[jax.Array], *arrays: jax.Array) -> jax.Array:
-        attend = PackedAttention(Layout(*rows), block=block)
+        attend = PackedAttention(Layout(*rows), block=block, prompt=12 if share else 0)
         return jnp.sum(attend(*arrays, bounds=Bounds(window, None), cache=None)[0])
 
     rows = [ints] * (3 if share else 2)
@@ -150,8 +150,7 @@ def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: 
         if "x" in shape
     }
     assert scores in found
-    assert all(queries < seq or keys < seq for queries, keys in found)
-    assert share or all(keys != seq for _, keys in found)
+    assert all(keys != seq for _, keys in found)
 
 
 def test_a_completion_attends_to_its_prompt_and_to_itself_by_hand():
@@ -218,8 +217,12 @@ def shared(
 def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, softcap: float | None):
     # A prompt of 6 tokens; one of one token, which has no position before its completions; one that
     # is longer than each window, and a completion that is not.
-    layout, sequences = shared([(5, (4, 1, 3)), (0, (2, 3))], [(9, (6, 2)), (1, (1,))], total=20)
-    bounds, arrays = Bounds(window, softcap), draw(seq=20)
+    layout, sequences = shared(
+        [(5, (4, 1, 3)), (0, (2, 3)), (6, (2, 5, 1))],
+        [(9, (6, 2)), (1, (1,)), (3, (4, 6))],
+        total=36,
+    )
+    bounds, arrays = Bounds(window, softcap), draw(seq=36)
 
     longest = max(len(at) for _, at, _ in sequences)
     rows = np.array([row for row, _, _ in sequences])
@@ -235,11 +238,11 @@ def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, soft
         return jnp.sum(jnp.sin(encoded) * own[..., None, None])
 
     expected = jax.jit(jax.value_and_grad(alone, argnums=(0, 1, 2)))(*arrays)
-    # The whole row at once; blocks shorter than a prompt that do not divide the row.
-    for block in (20, 6):
-        assert_same(
-            value_and_gradients(PackedAttention(layout, block=block), arrays, bounds), expected
-        )
+    # The whole row at once; blocks shorter than a prompt and a completion, some of which do not
+    # divide the row.
+    for block in (36, 6, 5, 3):
+        attend = PackedAttention(layout, block=block, prompt=9, completion=6)
+        assert_same(value_and_gradients(attend, arrays, bounds), expected)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +267,8 @@ def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap, 
     flash = FlashAttention(make_mesh(jax.devices()[:4], fsdp=fsdp, tp=tp), interpret=True)
     bounds = Bounds(window, softcap)
     found = value_and_gradients(PackedAttention(layout, flash=flash), arrays, bounds)
-    assert_same(found, value_and_gradients(PackedAttention(layout), arrays, bounds))
+    plain = PackedAttention(layout, prompt=120, completion=130)
+    assert_same(found, value_and_gradients(plain, arrays, bounds))
 
 
 @pytest.mark.parametrize("remat", [None, Remat("full", 1)])
