@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from launch.bench.harness import Row, Section
+from pipeline.compute.model.attention import band_sizes
 from pipeline.contracts.batches import BatchShape
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.dataset.packing import first_fit
@@ -31,8 +32,6 @@ SPREAD = 0.6
 GROUP, PROMPTS, STEPS, DEVICES = 16, 32, 20, 8
 MICRO_BATCH = 65_536
 """Positions of a full micro-batch, over all devices."""
-
-_QUERY_BLOCK = 512
 
 
 @dataclass(frozen=True)
@@ -123,22 +122,20 @@ def operations(row: int, shape: ModelShape, *, shared: bool = False) -> float:
 
     Forward, recomputation, and gradient of the activations.
     """
-    window = None if shared else shape.window
-    keys = shape.local_layers * seen_keys(row, window) * shape.head_dim
+    keys = shape.local_layers * seen_keys(row, shape.window, shared=shared) * shape.head_dim
     wide = shape.global_head_dim or shape.head_dim
-    keys += shape.global_layers * seen_keys(row, None) * wide
+    keys += shape.global_layers * seen_keys(row, None, shared=shared) * wide
     # Scores and weighted values; their gradients are twice as many.
     scores = 4 * shape.heads * keys
     layers = sum(map(shape.layer_parameters, range(shape.layers)))
     return 3 * 2 * layers + 4 * scores
 
 
-def seen_keys(row: int, window: int | None) -> int:
+def seen_keys(row: int, window: int | None, *, shared: bool = False) -> int:
     """Returns the number of keys that a query is multiplied with."""
-    if row <= _QUERY_BLOCK:
-        return row
-    whole = -(-row // _QUERY_BLOCK) * _QUERY_BLOCK
-    return whole if window is None else _QUERY_BLOCK + window - 1
+    prompt, completion = (LONGEST_PROMPT, LONGEST - LONGEST_PROMPT) if shared else (0, None)
+    size, before = band_sizes(row, window, prompt=prompt, completion=completion)
+    return row if before is None else (before + 1) * size + prompt
 
 
 PACKING = Section(

@@ -203,13 +203,14 @@ def test_operations_of_packing_by_hand():
     )
     # A layer: queries and output 2 x 3 x 8, key and value 2 x 3 x 2, MLP 3 x 15.
     matrices = 6 * (48 + 12 + 45)
-    # One layer sees 1,024 keys, five see 512 + 9; 4 x 4 x 2 operations for each.
-    attention = 32 * (1 * 1024 + 5 * 521)
+    # One layer sees the row, five two bands of 64 keys; 4 x 4 x 2 operations for each.
+    attention = 32 * (1 * 1000 + 5 * 2 * 64)
     assert packing.operations(1000, shape) == 6 * matrices + 4 * attention
-    # A shared prompt may be anywhere in the row.
-    whole = 32 * 6 * 1024
-    assert packing.operations(1000, shape, shared=True) == 6 * matrices + 4 * whole
-    assert packing.seen_keys(300, 10) == packing.seen_keys(300, None) == 300
+    # Besides these, five layers see a shared prompt of at most 320.
+    shared = attention + 32 * 5 * 320
+    assert packing.operations(1000, shape, shared=True) == 6 * matrices + 4 * shared
+    assert packing.seen_keys(300, 10) == 2 * 64
+    assert packing.seen_keys(100, 10) == 100
 
 
 def test_packing_counts_padding():

@@ -275,15 +275,12 @@ class PackedAttention:
             visible = rows.sees(columns, window=window)
             return attend_where(query, key, value, visible=visible, softcap=softcap)
 
-        reach = min(window or seq, self.completion or seq, seq)
-        size = min(self.block, max(reach, _LEAST_BAND))
-        before = -(-(reach - 1) // size)
         everything = key, value, self.layout
-        if (before + 1) * size + self.prompt < seq:
-            bands = _Bands(self.layout, size, before, self.prompt)
-            columns = bands.keys(everything)
-        else:
-            bands, columns = _Bands(self.layout, min(self.block, seq)), None
+        size, before = band_sizes(
+            seq, window, block=self.block, prompt=self.prompt, completion=self.completion
+        )
+        bands = _Bands(self.layout, size, before or 0, self.prompt)
+        columns = None if before is None else bands.keys(everything)
         rows = bands.split((query, self.layout))
 
         def some(bands: tuple[Any, Any]) -> Array:
@@ -306,8 +303,26 @@ class PackedAttention:
         return bands.joined(encoded.reshape(-1, *encoded.shape[2:])), cache
 
 
+def band_sizes(
+    seq: int,
+    window: int | None,
+    *,
+    block: int = 512,
+    prompt: int = 0,
+    completion: int | None = None,
+) -> tuple[int, int | None]:
+    """Queries of a band of `PackedAttention`, and the earlier bands whose keys it has.
+
+    The latter is None if a band has the keys of the whole row.
+    """
+    reach = min(window or seq, completion or seq, seq)
+    size = min(block, max(reach, _LEAST_BAND))
+    before = -(-(reach - 1) // size)
+    return (size, before) if (before + 1) * size + prompt < seq else (min(block, seq), None)
+
+
 _LEAST_BAND = 64
-"""Least queries of a band."""
+"""Queries of a band, unless blocks are smaller."""
 
 
 @dataclass(frozen=True)
@@ -323,8 +338,8 @@ class _Bands:
 
     layout: Layout
     size: int
-    before: int = 0
-    prompt: int = 0
+    before: int
+    prompt: int
 
     @property
     def seq(self) -> int:
