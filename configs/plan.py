@@ -30,12 +30,18 @@ class Plan(Table):
     platform: Literal["cpu", "tpu", "gpu"] = Field(
         description="device type; never replaced by another one"
     )
-    placement: Literal["split", "colocated"] = Field(
+    placement: Literal["auto", "split", "colocated"] = Field(
+        "auto",
         description="split: samplers and learner are processes with their own devices; colocated: "
-        "one process owns all devices"
+        "one process owns all devices; auto: on TPUs with plan.fixed = false, what launch.plan "
+        "chooses for learner_devices chips, with segment_steps, prefill_tokens, remat and "
+        "per_layer_embeddings where these have their defaults; else colocated",
     )
     learner_devices: int = Field(
-        1, ge=1, description="number of devices of the learner (colocated: of the one process)"
+        1,
+        ge=1,
+        description="number of devices of the learner (colocated: of the one process; auto: of the "
+        "run)",
     )
     samplers: int | None = Field(
         None, ge=1, description="split only: number of sampler processes; default: 1"
@@ -175,10 +181,7 @@ class Plan(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
-        if self.placement == "colocated":
-            keys = ("samplers", "sampler_devices", "sampler_tp")
-            yield from self.unused(*keys, why="in colocated placement")
-        yield from self._mesh_problems()
+        yield from self._placement_problems()
         if self.fixed:
             for key in ("slots", "micro_batch_tokens"):
                 if getattr(self, key) is None:
@@ -199,6 +202,15 @@ class Plan(Table):
         if self.embeddings_in_host and self.platform == "gpu":
             what = '"host" is not supported on gpu; nearest valid: "chips"'
             yield "per_layer_embeddings", what
+
+    def _placement_problems(self) -> Iterator[Problem]:
+        of_samplers = ("samplers", "sampler_devices", "sampler_tp")
+        if self.placement == "colocated":
+            yield from self.unused(*of_samplers, why="in colocated placement")
+        if self.placement == "auto":
+            why = 'with plan.placement = "auto"'
+            yield from self.unused(*of_samplers, "fsdp", "tp", why=why)
+        yield from self._mesh_problems()
 
     def _slot_problems(self, slots: int) -> Iterator[Problem]:
         shards, tp, buckets = self.sampler_shards, self.tp_of_sampler, self.slot_buckets or ()
@@ -240,6 +252,11 @@ class Plan(Table):
         return f"{above}" if below is None else f"{below} or {above}"
 
     @property
+    def searches_placement(self) -> bool:
+        """Whether the planner chooses the placement; else "auto" is colocated."""
+        return self.placement == "auto" and self.platform == "tpu" and not self.fixed
+
+    @property
     def embeddings_in_host(self) -> bool:
         """Whether the per-layer embeddings are in host memory."""
         return self.per_layer_embeddings == "host"
@@ -270,19 +287,19 @@ class Plan(Table):
     @property
     def devices_per_sampler(self) -> int:
         """Number of devices of one sampler."""
-        if self.placement == "colocated":
+        if self.placement != "split":
             return self.learner_devices
         return self.sampler_devices or 1
 
     @property
     def fsdp_of_sampler(self) -> int:
         """FSDP size of a sampler: above 1 only in the colocated process."""
-        return self.fsdp if self.placement == "colocated" else 1
+        return self.fsdp if self.placement != "split" else 1
 
     @property
     def tp_of_sampler(self) -> int:
         """Tensor-parallel size of a sampler."""
-        return self.tp if self.placement == "colocated" else self.sampler_tp or 1
+        return self.tp if self.placement != "split" else self.sampler_tp or 1
 
     @property
     def sampler_shards(self) -> int:

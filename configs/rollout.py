@@ -212,7 +212,7 @@ def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[P
     """Requirements of `rollout.ahead` on other tables."""
     if rollout.ahead == "off":
         return
-    if plan.placement == "colocated":
+    if plan.placement != "split" and not plan.searches_placement:
         what = (
             'needs plan.placement = "split": a process that owns all devices cannot sample and '
             'learn at the same time; nearest valid: "off"'

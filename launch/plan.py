@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, steps and
-cost of the budget. With plan.fixed = true the configured sizes are used and compared with others.
+cost of the budget. A run takes what is printed as chosen: the configured placement, or with
+plan.placement = "auto" the fastest; others are compared with it.
 CONFIG.toml may also be a run folder.
 Exit status: 0 it fits, 1 it does not, or no step fits the budget, 2 a mistake in the request, 130
 after Ctrl-C."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
+from configs.load import config_to_json
 from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Rollout
 from launch.exits import say
@@ -32,6 +34,7 @@ from pipeline.inputs.text.special_tokens import check_tokenizer
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
+from pipeline.plan.search.fitting import with_chosen_placement
 from pipeline.run import tracking
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import check_mirror
@@ -103,6 +106,26 @@ def in_force(config: Config) -> Config:
     if found is not config:
         changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
         say(f"as launch.control has set:\n{change_lines(changes)}")
+    return found
+
+
+def placed(config: Config) -> Config:
+    """Returns the configuration with the placement of the run; prints what the planner chooses.
+
+    Raises:
+        ValueError: if no placement suits the other settings.
+    """
+    folder, saved = RunFolder.of(config), None
+    with suppress(ValueError):  # a damaged one is reported by `finished`
+        saved = Config.model_validate(folder.saved_config) if folder.holds_run else None
+    try:
+        found = with_chosen_placement(config, saved)
+    except FileNotFoundError:
+        return config  # a missing model is reported by `prepare`
+    if config.plan.searches_placement:
+        old, new = (json.loads(config_to_json(one)) for one in (config, found))
+        changes = change_lines(diff_configs(old, new))
+        say(f"plan.placement: as launch.plan chooses, or as before:\n{changes}")
     return found
 
 

@@ -85,8 +85,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         shape_of(config)  # a missing model has its own finding; one on the hub may be unknown
         state = "note" if config.plan.platform == "gpu" else "fault"
         case = PlanCase.of(config)
-        choice = choose_placement(case)
-        chosen = next((one for one in choice.compared if one.configured), choice.chosen)
+        chosen = choose_placement(case).chosen
         planned = forecast(case, chosen)
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
@@ -98,6 +97,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     else:
         remedy = "see what would make it fit: python -m launch.plan"
         yield Finding("plan", "fault", f"does not fit: {shortage(case, chosen)}", remedy)
+    config = chosen.config
     processes = config.plan.num_samplers + int(config.plan.placement == "split")
     needed = processes * _PROCESS_GIB + _OTHERS_GIB
     if config.plan.platform == "cpu":  # its devices have the host's memory

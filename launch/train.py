@@ -135,9 +135,10 @@ def _rehearse(command: CommandLine) -> int:
     found.raise_if_any()
     config = read.config
     assert config is not None
+    from launch.preparation import placed
     from launch.rehearsal import rehearse
 
-    return rehearse(config, random_weights=flags.random_weights, json_file=json_file(flags))
+    return rehearse(placed(config), random_weights=flags.random_weights, json_file=json_file(flags))
 
 
 def _run(command: CommandLine, argv: Sequence[str]) -> int:
@@ -151,7 +152,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     assert config is not None
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
-    from launch.preparation import finished, in_force, prepare
+    from launch.preparation import finished, in_force, placed, prepare
     from launch.submission import waited_s
     from pipeline.run.mirror import Mirror
 
@@ -160,6 +161,8 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         config = found.attempt(forked, config) or config
     if found.intact("run.dir", "run.name"):
         config = found.attempt(in_force, config) or config
+    if found.is_empty:
+        config = found.attempt(placed, config) or config
     if found.intact("run.dir", "run.name", "budget"):
         message = found.attempt(finished, config, extend=extend, accept=accept)
         if message:

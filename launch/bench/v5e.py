@@ -38,6 +38,7 @@ def v5e_config(model: str, *, length: int, devices: int = 1, **changes: Any) -> 
         "lora__rank": 32,
         "lora__alpha": 64.0,
         "plan__fixed": "true",
+        "plan__placement": "colocated",
         "plan__remat": "full",
         "plan__learner_devices": devices,
         "plan__row_tokens": length,

@@ -88,8 +88,10 @@ def _chosen(report: Figures) -> Iterator[str]:
         size = f"{plan['host_gib_per_chip']:.2f} GiB for each chip"
         more = f"{LOADING_COPIES} times as much again while they are loaded"
         yield f"  per-layer embeddings in host memory: {size}, and {more}"
-    if plan["set"]:
-        yield f"  settings for it in [plan]: {settings_text(plan['set'])}"
+    if plan["auto"] and plan["fits"]:
+        yield f'  a run with plan.placement = "auto" has: {settings_text(plan["set"])}'
+    elif plan["set"]:
+        yield f"  settings for it: {settings_text(plan['set'])}"
 
 
 def _memory(report: Figures) -> Iterator[str]:
@@ -165,7 +167,7 @@ def _compared(report: Figures) -> Iterator[str]:
     )
     best = compared[0]
     if best["fits"] and not best["chosen"] and best["set"]:
-        yield f"settings for the fastest in [plan]: {settings_text(best['set'])}"
+        yield f"settings for the fastest: {settings_text(best['set'])}"
 
 
 def _verdict(one: Figures, plan: Figures) -> str:

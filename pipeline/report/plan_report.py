@@ -15,7 +15,7 @@ from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
-from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
+from pipeline.plan.search.placements import PLACEMENT_KEYS, placed_as
 from pipeline.plan.search.suggestions import Change
 from pipeline.plan.verify import Verified
 
@@ -148,6 +148,7 @@ def _plan(found: PlanReport) -> Figures:
         "limit_gib": case.limit_bytes / GIB,
         **_sizes(plan),
         "host_gib_per_chip": _host_gib(case, plan),
+        "auto": case.config.plan.searches_placement,
         "set": _settings_to_set(case, plan) if plan.fits else {},
     }
 
@@ -174,15 +175,21 @@ def _host_gib(case: PlanCase, plan: SizedPlan) -> float:
 
 
 def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
-    """Settings of [plan] that turn the configuration into this plan.
+    """Settings by dotted key that turn the configuration into this plan.
 
     Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
     """
-    given, values = case.config.plan, _settings(plan)
-    if not given.fixed:
-        bounds = with_placement(case.config, {key: values[key] for key in PLACEMENT_KEYS}).plan
-        values |= {key: getattr(bounds, key) for key in ("slots", "micro_batch_tokens")}
-    return {key: value for key, value in values.items() if value != getattr(given, key)}
+    given, values = case.config, _settings(plan)
+    placed = placed_as(given, plan.config)
+    if not given.plan.fixed:
+        values |= {key: getattr(placed.plan, key) for key in ("slots", "micro_batch_tokens")}
+    changed = {
+        f"plan.{key}": value for key, value in values.items() if value != getattr(given.plan, key)
+    }
+    if placed.rollout.ahead != given.rollout.ahead:
+        changed["rollout.ahead"] = placed.rollout.ahead
+        changed["learner.importance_cap"] = placed.learner.importance_cap
+    return changed
 
 
 def _short(found: PlanReport) -> str:

@@ -164,7 +164,7 @@ def test_a_missing_table_names_its_keys(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
     has = "budget.steps, budget.time, budget.until, budget.from_submission"
     assert mistakes(path) == (
-        f"{path}: plan: missing; this table needs plan.platform, plan.placement",
+        f"{path}: plan: missing; this table needs plan.platform",
         f"{path}: budget: missing; this table has {has}",
         f"{path}: rollouts: unknown; did you mean rollout?",
     )

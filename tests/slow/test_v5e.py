@@ -26,9 +26,11 @@ from pipeline.compute.aot.compile import compile_for, trace
 from pipeline.compute.aot.hlo import parse
 from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.plan.cost_model.programs import programs_of
+from pipeline.plan.search.fitting import PlanCase, choose_placement
 
 model = sys.argv[1]
-config = load_config(f"configs/{model}_gsm8k_v5e8.toml")
+case = PlanCase.of(load_config(f"configs/{model}_gsm8k_v5e8.toml"))
+config = choose_placement(case).chosen.config
 shape = read_model_shape(json.loads(Path(f"tests/slow/configs/{model}.json").read_text()))
 vocab = shape.vocab // (config.plan.fsdp * config.plan.tp)
 for name in programs_of(config):

@@ -155,7 +155,7 @@ def cpu(devices: int, *, at_once: int) -> Topology:
 def device_count(config: Config) -> int:
     """Number of devices of all processes of the run."""
     plan = config.plan
-    if plan.placement == "colocated":
+    if plan.placement != "split":
         return plan.learner_devices
     return plan.learner_devices + plan.num_samplers * plan.devices_per_sampler
 
@@ -202,6 +202,14 @@ def topology_of(config: Config, name: str | None) -> Topology:
     return replace(found, chip=chip)
 
 
+def has_own_topology(config: Config, topology: Topology) -> bool:
+    """Whether the topology has as many chips as the one that the configuration determines."""
+    if config.plan.platform == "cpu":
+        return True
+    own = TOPOLOGIES[_nearest(config.plan.platform, device_count(config))]
+    return own.chips == topology.chips
+
+
 def chip_speeds(config: Config) -> dict[str, float | str | None] | None:
     """The speeds of a TPU chip that plans of the run use; None: it has other devices."""
     return topology_of(config, None).chip.speeds if config.plan.platform == "tpu" else None
@@ -214,7 +222,7 @@ def refuse_plan_only(config: Config) -> None:
         ValueError: if a process needs more chips than one host has.
     """
     plan = config.plan
-    if plan.platform != "tpu":
+    if plan.platform != "tpu" or plan.searches_placement:
         return
     topology = topology_of(config, None)
     why = topology.why_not_trained(plan)

@@ -1,6 +1,6 @@
 """Fits a run to its chips: for each placement the fastest sizes that fit, and the best placement.
 
-Plans are compared by trained tokens per second. Among plans within a percent of the best, the
+Plans are compared by trained tokens per second. Among sizes within a percent of the best, the
 configuration's own settings and the smallest sizes win: larger ones would only use more memory.
 """
 
@@ -18,23 +18,27 @@ from pipeline.contracts.sizes import Sizes, with_plan_settings
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
 from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.plan.cost_model.hardware import Topology, device_count, topology_of
+from pipeline.plan.cost_model.hardware import (
+    Topology,
+    device_count,
+    has_own_topology,
+    topology_of,
+)
 from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
-from pipeline.plan.search.placements import PLACEMENT_KEYS, placement_candidates, with_placement
+from pipeline.plan.search.placements import placed_as, placement_candidates
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
 
 RESERVE = 0.05
 """Share of the memory left free for the error of the estimates."""
 COMPILED_RESERVE = 0.01
 """Share of the memory left free where the compiler reports sizes, for fragmentation."""
-MIN_GAIN = 0.02
-"""Least relative gain of tokens per second that justifies other settings."""
 _TIE = 0.01
 """Options whose seconds differ by at most this share count as equally fast."""
 _CHOSEN_WITH_SIZES = ("segment_steps", "prefill_tokens", "remat")
-"""Settings chosen together with the sizes of a placement that is not the configuration's."""
+_CHOSEN_WITH_PLACEMENT = (*_CHOSEN_WITH_SIZES, "per_layer_embeddings")
+"""Settings chosen together with a placement that is not the configuration's."""
 
 
 @dataclass(frozen=True)
@@ -155,8 +159,9 @@ class PlacementChoice:
 def choose_placement(case: PlanCase) -> PlacementChoice:
     """Plans every placement and chooses one.
 
-    The configuration's own placement is chosen if its sizes are fixed, or if no other is faster by
-    `MIN_GAIN`; otherwise the fastest that fits. If none fits, the closest to fitting is chosen.
+    On as many chips as the configuration's own, its placement is chosen if it has one, as is one
+    with fixed sizes: a run keeps it. Otherwise the fastest that fits; if none fits, the closest to
+    fitting.
 
     Raises:
         ValueError: if no placement on the topology suits the configuration's other settings.
@@ -186,12 +191,36 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     )
     others = [one for one in plans if not one.fits]
     ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
-    chosen = ranked[0]
-    if configured is not None:
-        least = chosen.step.tokens_per_s / (1 + MIN_GAIN)
-        is_good = configured.fits and configured.step.tokens_per_s >= least
-        chosen = configured if is_good or case.config.plan.fixed else chosen
+    keeps = case.config.plan.fixed or has_own_topology(case.config, case.topology)
+    chosen = configured if keeps and configured is not None else ranked[0]
     return PlacementChoice(chosen, tuple(ranked))
+
+
+def with_chosen_placement(config: Config, saved: Config | None) -> Config:
+    """The configuration of a run: `plan.placement = "auto"` becomes what the planner chooses.
+
+    Args:
+        config: as given.
+        saved: the configuration of the run to resume, whose placement is kept on as many devices of
+            the same kind; None: the run is new.
+
+    Raises:
+        FileNotFoundError: if the model's folder is missing.
+        ValueError: if no placement suits the configuration's other settings.
+    """
+    if config.plan.placement != "auto":
+        return config
+    chosen = with_plan(config, {"placement": "colocated"})
+    if saved is not None and _devices(saved) == _devices(config):
+        chosen = saved
+    elif config.plan.searches_placement:
+        chosen = choose_placement(PlanCase.of(config)).chosen.config
+    own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT}
+    return validated(with_plan(placed_as(config, chosen), own))
+
+
+def _devices(config: Config) -> tuple[str, int]:
+    return config.plan.platform, device_count(config)
 
 
 def planned_sizes(case: PlanCase) -> Sizes:
@@ -250,8 +279,7 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
     """
     if plan.configured:
         return _as_configured(case, plan.name)
-    placement = {key: getattr(plan.config.plan, key) for key in PLACEMENT_KEYS}
-    config = with_placement(case.config, placement)
+    config = placed_as(case.config, plan.config)
     own = {key: getattr(plan.config.plan, key) for key in _CHOSEN_WITH_SIZES}
     return estimate_plan(case, plan.name, _with_free_settings(case, with_plan(config, own)))
 
@@ -302,7 +330,7 @@ def estimate_plan(
 def _as_configured(case: PlanCase, name: str) -> SizedPlan:
     """The configured placement, with planned sizes unless they are fixed."""
     fixed = case.config.plan.fixed
-    config = case.config if fixed else _with_sizes(case, case.config, free=False)
+    config = case.config if fixed else _with_sizes(case, case.config, free=())
     return estimate_plan(case, name, config, configured=True)
 
 
@@ -322,13 +350,17 @@ def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
 def _with_free_settings(case: PlanCase, config: Config) -> Config:
     """The configuration with the best sizes, segment, prefill and remat settings.
 
-    Per-layer embeddings are on the chips if that fits, unless host memory makes it faster.
+    Per-layer embeddings are on the chips if that fits, unless host memory makes it faster. With
+    `plan.placement = "auto"` settings that the configuration changes from their defaults are kept.
     """
-    if not case.may_use_host:
-        return _with_sizes(case, config, free=True)
+    is_auto = case.config.plan.placement == "auto"
+    kept = case.config.plan.changed(*_CHOSEN_WITH_PLACEMENT) if is_auto else ()
+    free = [key for key in _CHOSEN_WITH_PLACEMENT if key not in kept]
+    if not case.may_use_host or "per_layer_embeddings" in kept:
+        return _with_sizes(case, config, free=free)
     plans = []
     for place in ("chips", "host"):
-        found = _with_sizes(case, with_plan(config, {"per_layer_embeddings": place}), free=True)
+        found = _with_sizes(case, with_plan(config, {"per_layer_embeddings": place}), free=free)
         plans.append(estimate_plan(case, place, found))
 
     def rank(plan: SizedPlan) -> tuple[bool, float]:
@@ -338,7 +370,7 @@ def _with_free_settings(case: PlanCase, config: Config) -> Config:
     return max(plans, key=rank).config
 
 
-def _with_sizes(case: PlanCase, config: Config, *, free: bool) -> Config:
+def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Config:
     """The configuration with the best sizes within its bounds; if none fit, the closest to fitting.
 
     Memory of the sampler's phases does not depend on micro-batches, nor that of the learner's on
@@ -347,7 +379,7 @@ def _with_sizes(case: PlanCase, config: Config, *, free: bool) -> Config:
     Args:
         case: the planner's input.
         config: the placement; its sizes are bounds, unless the plan is fixed.
-        free: whether to choose segment, prefill and remat settings, too.
+        free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
     """
     plan, bounded = config.plan, not case.config.plan.fixed
     max_slots = plan.slots if bounded else None

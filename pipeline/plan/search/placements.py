@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from configs.plan import TPU_LEASES
@@ -21,6 +22,8 @@ PLACEMENT_KEYS = (
     "sampler_tp",
 )
 """Settings of [plan] that define a placement."""
+IMPORTANCE_CAP = 2.0
+"""`learner.importance_cap` where other settings need importance weights."""
 _SAMPLER_CHIPS = 4
 """Chips of each sampler on hosts beside that of the learner."""
 
@@ -45,13 +48,15 @@ def placement_candidates(
 ) -> list[PlacementCandidate]:
     """The configuration's own placement first, if it fits the topology, then all others.
 
-    With `rollout.ahead` all others are split.
+    With `rollout.ahead` all others are split; on several hosts each split one is tried with it.
     """
     others = [with_placement(config, placement) for placement in _placements(shape, topology)]
     if config.rollout.ahead != "off":
         others = [one for one in others if one.plan.placement == "split"]
+    elif topology.hosts > 1:
+        others += [step_ahead(one) for one in others if one.plan.placement == "split"]
     first = []
-    if _holds(topology, config):
+    if not config.plan.searches_placement and _holds(topology, config):
         first = [PlacementCandidate(_name(config, topology), config, configured=True)]
         others = [one for one in others if _identity(one) != _identity(config)]
     return [*first, *(PlacementCandidate(_name(one, topology), one) for one in others)]
@@ -82,6 +87,20 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
 
 
+def placed_as(config: Config, other: Config) -> Config:
+    """The configuration in the placement of `other`, and a step ahead if that is."""
+    found = with_placement(config, {key: getattr(other.plan, key) for key in PLACEMENT_KEYS})
+    return step_ahead(found) if other.rollout.ahead == "one" else found
+
+
+def step_ahead(config: Config) -> Config:
+    """The configuration with `rollout.ahead`, and with the importance weights that it needs."""
+    rollout = config.rollout.model_copy(update={"ahead": "one"})
+    cap = config.learner.importance_cap or IMPORTANCE_CAP
+    learner = config.learner.model_copy(update={"importance_cap": cap})
+    return config.model_copy(update={"rollout": rollout, "learner": learner})
+
+
 def _multiple(size: int, unit: int) -> int:
     """The largest multiple of `unit` up to `size`; at least `unit`."""
     return max(1, size // unit) * unit
@@ -90,7 +109,7 @@ def _multiple(size: int, unit: int) -> int:
 def _identity(config: Config) -> tuple[object, ...]:
     """Resolved values that are equal for equal placements."""
     plan = config.plan
-    learner = plan.placement, plan.learner_devices, plan.fsdp, plan.tp
+    learner = plan.placement == "split", plan.learner_devices, plan.fsdp, plan.tp
     return *learner, plan.num_samplers, plan.devices_per_sampler, plan.tp_of_sampler
 
 
@@ -102,30 +121,33 @@ def _holds(topology: Topology, config: Config) -> bool:
 
 
 def _placements(shape: ModelShape, topology: Topology) -> Iterator[Mapping[str, Any]]:
-    chips, platform = topology.chips, topology.chip.platform
+    chips, host, platform = topology.chips, topology.chips_per_host, topology.chip.platform
     if platform == "cpu":
         return  # virtual devices share the same cores in every placement
-    for fsdp, tp in _meshes(shape, topology):
-        yield {"placement": "colocated", "learner_devices": chips, "fsdp": fsdp, "tp": tp}
+    for devices in dict.fromkeys((chips, host)):
+        for fsdp, tp in _meshes(shape, topology):
+            yield {"placement": "colocated", "learner_devices": devices, "fsdp": fsdp, "tp": tp}
     if platform == "tpu" and topology.hosts == 1:
         for learner in TPU_LEASES:
             if chips > learner:
                 yield _split(topology, learner=learner, each=1)
     if platform == "tpu" and topology.hosts > 1:
-        host = topology.chips_per_host  # the learner's; samplers share the others
-        for fsdp in (1, host):
-            if shape.vocab % fsdp == 0:
-                yield _split(topology, learner=host, each=_SAMPLER_CHIPS, fsdp=fsdp)
+        # One host is the learner's; samplers share the others.
+        for fsdp, tp, sampler_tp in product((1, host), (1, 4), (1, _SAMPLER_CHIPS)):
+            parts = fsdp * tp
+            if host % parts == 0 and shape.vocab % parts == 0 and shape.heads % tp == 0:
+                mesh = {"fsdp": fsdp, "tp": tp, "sampler_tp": sampler_tp}
+                yield _split(topology, learner=host, each=_SAMPLER_CHIPS) | mesh
 
 
-def _split(topology: Topology, *, learner: int, each: int, fsdp: int = 1) -> Mapping[str, Any]:
+def _split(topology: Topology, *, learner: int, each: int) -> dict[str, Any]:
     """A learner, and samplers of `each` chips on all chips that are left."""
     return {
         "placement": "split",
         "learner_devices": learner,
         "samplers": (topology.chips - learner) // each,
         "sampler_devices": each,
-        "fsdp": fsdp,
+        "fsdp": 1,
         "tp": 1,
     }
 
@@ -146,7 +168,7 @@ def _name(config: Config, topology: Topology) -> str:
     hosts = -(-largest_process(plan) // topology.chips_per_host)
     over = f" over {hosts} hosts (plan only)" if hosts > 1 else ""
     mesh = [f"{key} {parts}" for key, parts in (("fsdp", plan.fsdp), ("tp", plan.tp)) if parts > 1]
-    if plan.placement == "colocated":
+    if plan.placement != "split":
         devices = plan.learner_devices
         if devices == 1:
             return "colocated, one device"

@@ -6,7 +6,7 @@ Slots beyond the rollouts of a step, and rows beyond those that a step fills, ar
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,7 +44,12 @@ class SizeOption:
 
 
 def slot_options(
-    config: Config, model: RooflineModel, lengths: Lengths, *, max_slots: int | None, free: bool
+    config: Config,
+    model: RooflineModel,
+    lengths: Lengths,
+    *,
+    max_slots: int | None,
+    free: Collection[str],
 ) -> list[SizeOption]:
     """Options for generating rollouts, the smallest last.
 
@@ -53,7 +58,7 @@ def slot_options(
         model: times of the programs.
         lengths: expected lengths.
         max_slots: most slots of a sampler, at least one per shard; None: no bound.
-        free: whether to try other segment and prefill sizes than the configuration's.
+        free: settings of which other values than the configuration's are tried.
     """
     plan, useful = config.plan, max_useful_slots(config)
     bound = useful if max_slots is None else min(useful, max_slots // plan.sampler_shards)
@@ -94,10 +99,10 @@ def max_useful_rows(config: Config, lengths: Lengths) -> int:
     return len(packed_positions(smallest, lengths, sequences=config.rollout.size))
 
 
-def _segments_and_prefills(config: Config, *, free: bool) -> Iterator[tuple[int, int]]:
+def _segments_and_prefills(config: Config, *, free: Collection[str]) -> Iterator[tuple[int, int]]:
     plan = config.plan
-    segments = {plan.segment_steps, *(_SEGMENTS if free else ())}
-    prefills = {plan.prefill_tokens, *(_PREFILLS if free else ())}
+    segments = {plan.segment_steps, *(_SEGMENTS if "segment_steps" in free else ())}
+    prefills = {plan.prefill_tokens, *(_PREFILLS if "prefill_tokens" in free else ())}
     longest = config.rollout.max_new_tokens
     for segment in sorted(segments):
         if segment <= longest or segment == plan.segment_steps:
@@ -106,7 +111,12 @@ def _segments_and_prefills(config: Config, *, free: bool) -> Iterator[tuple[int,
 
 
 def row_options(
-    config: Config, model: RooflineModel, lengths: Lengths, *, max_tokens: int | None, free: bool
+    config: Config,
+    model: RooflineModel,
+    lengths: Lengths,
+    *,
+    max_tokens: int | None,
+    free: Collection[str],
 ) -> list[SizeOption]:
     """Options for learning, the smallest last.
 
@@ -115,12 +125,12 @@ def row_options(
         model: times of the programs.
         lengths: expected lengths.
         max_tokens: most positions of a micro-batch, at least a row per shard; None: no bound.
-        free: whether to try other remat settings than the configuration's.
+        free: see `slot_options`.
     """
     plan, useful = config.plan, max_useful_rows(config, lengths)
     unit = config.row_tokens * plan.learner_shards
     bound = useful if max_tokens is None else min(useful, max_tokens // unit)
-    remats = {plan.remat, *(_REMATS if free else ())}
+    remats = {plan.remat, *(_REMATS if "remat" in free else ())}
     if plan.platform == "cpu":
         remats -= {"offload"} - {plan.remat}
     found = []

@@ -28,6 +28,7 @@ from pipeline.plan.search.fitting import (
     plan_again,
     with_plan,
 )
+from pipeline.plan.search.placements import IMPORTANCE_CAP
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
@@ -46,7 +47,7 @@ _FREE_SIZES = {
     "plan.slot_buckets": None,
 }
 """Settings with which a run plans its sizes itself."""
-_CAPPED = {"learner.importance_cap": 2}
+_CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
 _NO_TOP_K = {"learner.kl_top_k": 64, "learner.top_k_dtype": "float32"}
 _CUT_OFFS = (0.9, 0.75)
 """Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""

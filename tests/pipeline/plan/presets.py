@@ -18,14 +18,29 @@ FREE = (
     ("plan.micro_batch_tokens", "none"),
 )
 """Settings that leave the sizes to the planner."""
+_COLOCATED = {
+    "plan.fixed": "true",
+    "plan.placement": "colocated",
+    "plan.remat": "full",
+    "plan.micro_batch_tokens": "16384",
+}
+_SLOTS = {
+    "gemma3_270m": "1024",
+    "gemma3_1b": "512",
+    "gemma3_4b": "128",
+    "gemma2_2b": "256",
+    "gemma4_e2b": "512",
+    "gemma4_e4b": "128",
+}
 
 
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
     """The preset of `model`, such as gemma3_1b, with overrides.
 
-    By default sizes are fixed and `plan.remat` is "full".
+    By default it is colocated with fixed sizes, a copy of the base on each chip and `plan.remat`
+    "full".
     """
-    settings = {"plan.fixed": "true", "plan.remat": "full"} | dict(overrides)
+    settings = _COLOCATED | {"plan.slots": _SLOTS[model]} | dict(overrides)
     return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 
 

@@ -242,13 +242,14 @@ def test_the_report_fits_two_screens(found: PlanReport) -> None:
 def test_the_suggested_settings_make_the_plan(found: PlanReport) -> None:
     figures = plan_figures(found)
     settings = [
-        (f"plan.{key}", "none" if value is None else str(value))
-        for key, value in figures["plan"]["set"].items()
+        (key, "none" if value is None else str(value))
+        for key, value in figures["compared"][0]["set"].items()
     ]
-    assert settings, "the 4b preset is not the best for itself"
+    assert settings, "the colocated base is not the best for itself"
     again = choose_placement(case(preset("gemma3_4b", *FREE, *settings))).chosen
     assert again.configured
-    assert again.config.plan == replace_unsized(found.plan.config.plan, again.config.plan)
+    best = found.choice.compared[0]
+    assert again.config.plan == replace_unsized(best.config.plan, again.config.plan)
 
 
 def replace_unsized(plan: Any, like: Any) -> Any:
@@ -273,7 +274,7 @@ def test_fixed_sizes_are_compared_with_better_ones() -> None:
         "chosen: as configured (colocated, base on every device); sizes fixed by the configuration"
         in text
     )
-    settings = line(text, "settings for the fastest in [plan]: ")
+    settings = line(text, "settings for the fastest: ")
     assert settings.count(" = ") == len(figures["compared"][0]["set"])
 
 

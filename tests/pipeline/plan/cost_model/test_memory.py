@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.load import load_config
 from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
 from pipeline.inputs.hub.hf_config import read_model_shape
@@ -18,8 +15,8 @@ from pipeline.plan.cost_model.memory import PARTS, estimate_memory, memory_besid
 from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
 from pipeline.plan.cost_model.programs import programs_of
 from tests import tiny
+from tests.pipeline.plan import presets
 
-PRESETS = Path(__file__).parents[4] / "configs"
 NAMES = ("gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b")
 GIB = 2**30
 
@@ -30,9 +27,8 @@ def _no_hub(monkeypatch, tmp_path):
 
 
 def preset(name="gemma3_1b", **settings):
-    settings = {"plan__remat": "full"} | settings
     overrides = [(key.replace("__", "."), str(value)) for key, value in settings.items()]
-    return load_config(PRESETS / f"{name}_gsm8k_v5e8.toml", overrides)
+    return presets.preset(name, *overrides)
 
 
 SHAPE = read_model_shape(

@@ -181,7 +181,7 @@ def test_a_run_accepts_every_suggestion(overrides: tuple[tuple[str, str], ...]) 
 
 def test_a_split_placement_may_sample_a_step_ahead() -> None:
     split = (("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4"))
-    ahead = 'rollout.ahead = "one", learner.importance_cap = 2'
+    ahead = 'rollout.ahead = "one", learner.importance_cap = 2.0'
     for overrides in (split, ()):
         given = case(preset("gemma3_1b", *FREE, *overrides))
         plan = next(one for one in choose_placement(given).compared if one.configured)
