@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
-from scipy.stats import norm, t
+from scipy.special import ndtr, ndtri, stdtrit
 
 from pipeline.evaluate.significance import LEVEL
 
@@ -132,17 +132,17 @@ def mean_interval(values: np.ndarray) -> np.ndarray:
     resampled = np.sort(_resampled_means(errors), axis=1)
     # Ties count half: means of equal resamples differ in their last bits.
     below, upto = ((resampled <= bound).mean(axis=1) for bound in (-_EQUAL, _EQUAL))
-    bias = norm.ppf(np.clip((below + upto) / 2, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES))[:, None]
+    bias = ndtri(np.clip((below + upto) / 2, 0.5 / RESAMPLES, 1 - 0.5 / RESAMPLES))[:, None]
     skew = (errors**3).sum(axis=1, keepdims=True)
     acceleration = skew / (6 * (errors**2).sum(axis=1, keepdims=True) ** 1.5)
-    reach = sqrt(n / (n - 1)) * t.ppf((1 + LEVEL) / 2, n - 1)
+    reach = sqrt(n / (n - 1)) * stdtrit(n - 1, (1 + LEVEL) / 2)
     shifted = bias + np.array([[-reach, reach]])
     # Beyond 1 / acceleration the correction changes its sign: the outermost quantile is meant.
     left = 1 - acceleration * shifted
     score = np.where(
         left > 0, bias + shifted / np.where(left > 0, left, 1), np.copysign(np.inf, shifted)
     )
-    ranks = np.clip(norm.cdf(score) * (RESAMPLES + 1) - 1, 0, RESAMPLES - 1)
+    ranks = np.clip(ndtr(score) * (RESAMPLES + 1) - 1, 0, RESAMPLES - 1)
     low = np.floor(ranks).astype(int)
     high = np.minimum(low + 1, RESAMPLES - 1)
     take = np.take_along_axis

@@ -12,7 +12,7 @@ from math import comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
-from scipy.stats import binomtest
+from scipy.special import bdtr
 
 LEVEL = 0.95
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -102,7 +102,7 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     risen = np.rint((after_means - before_means) * samples).astype(np.int64)
     gained, lost = int((risen > 0).sum()), int((risen < 0).sum())
     if samples == 1:
-        test, p = "McNemar, exact", binomtest(gained, gained + lost).pvalue if gained + lost else 1
+        test, p = "McNemar, exact", min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
         correlation = _phi(before_means > 0, after_means > 0)
     else:
         test, p = "paired randomization, exact", _flips(risen)

@@ -244,7 +244,7 @@ class PackedAttention:
     Queries are computed in bands, whose scores exist for about `block` queries at a time, forward
     and backward. The keys of a band are those of itself and of the bands before it that a window,
     or the longest completion, reaches; with shared prompts also those of the one prompt that began
-    before them. Where that is not less than the row, a band has the keys of the whole row.
+    before them. Where these are more than half of the row, a band has the keys of the whole row.
 
     Attributes:
         layout: the rows' sequences.
@@ -313,12 +313,14 @@ def band_sizes(
 ) -> tuple[int, int | None]:
     """Queries of a band of `PackedAttention`, and the earlier bands whose keys it has.
 
-    The latter is None if a band has the keys of the whole row.
+    The latter is None if a band has the keys of the whole row, which is faster unless bands have at
+    most half as many.
     """
     reach = min(window or seq, completion or seq, seq)
     size = min(block, max(reach, _LEAST_BAND))
     before = -(-(reach - 1) // size)
-    return (size, before) if (before + 1) * size + prompt < seq else (min(block, seq), None)
+    few = 2 * ((before + 1) * size + prompt) <= seq
+    return (size, before) if few else (min(block, seq), None)
 
 
 _LEAST_BAND = 64

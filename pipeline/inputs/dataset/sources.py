@@ -222,9 +222,11 @@ def _through_datasets(rows: Sequence[Row]) -> list[Row]:
 
     Missing columns become None. A column whose values have no common Arrow type becomes JSON text.
     """
+    names = dict.fromkeys(name for row in rows for name in row.values)
+    columns = {name: [row.values.get(name) for row in rows] for name in names}
+    if all(map(_is_plain, columns.values())):  # importing `datasets` takes seconds
+        return [replace(row, values={name: row.values.get(name) for name in names}) for row in rows]
     with _quiet_datasets() as datasets:
-        names = dict.fromkeys(name for row in rows for name in row.values)
-        columns = {name: [row.values.get(name) for row in rows] for name in names}
         for name, values in columns.items():
             try:
                 datasets.Dataset.from_dict({name: values})
@@ -232,6 +234,25 @@ def _through_datasets(rows: Sequence[Row]) -> list[Row]:
                 columns[name] = [None if v is None else json.dumps(v) for v in values]
         dataset = datasets.Dataset.from_dict(columns)
         return [replace(row, values=v) for row, v in zip(rows, dataset, strict=True)]
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether Arrow keeps the values of a column as they are."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {str}:
+        return all(value is None or value.isascii() or _is_unicode(value) for value in values)
+    if kinds == {int}:
+        return all(value is None or -(2**63) <= value < 2**63 for value in values)
+    return kinds in ({bool}, {float})
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _chat_hint(row: Row) -> str:

@@ -130,11 +130,11 @@ def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | N
 
 @pytest.mark.parametrize(
     ("block", "share", "scores"),
-    [(16, False, (16, 2 * 16)), (192, False, (64, 2 * 64)), (16, True, (16, 2 * 16 + 12))],
+    [(16, False, (16, 2 * 16)), (256, False, (64, 2 * 64)), (16, True, (16, 2 * 16 + 12))],
 )
 def test_scores_exist_for_one_block_of_queries(block: int, share: bool, scores: tuple[int, int]):
     """Against the keys that a window reaches, and a shared prompt's."""
-    seq, window = 192, 8
+    seq, window = 256, 8
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in draw(seq=seq)]
     ints = jax.ShapeDtypeStruct((BATCH, seq), jnp.int32)
 
@@ -218,11 +218,11 @@ def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, soft
     # A prompt of 6 tokens; one of one token, which has no position before its completions; one that
     # is longer than each window, and a completion that is not.
     layout, sequences = shared(
-        [(5, (4, 1, 3)), (0, (2, 3)), (6, (2, 5, 1))],
-        [(9, (6, 2)), (1, (1,)), (3, (4, 6))],
-        total=36,
+        [(5, (4, 1, 3)), (0, (2, 3)), (6, (2, 5, 1)), (4, (6, 6))],
+        [(9, (6, 2)), (1, (1,)), (3, (4, 6)), (7, (5, 2, 1))],
+        total=50,
     )
-    bounds, arrays = Bounds(window, softcap), draw(seq=36)
+    bounds, arrays = Bounds(window, softcap), draw(seq=50)
 
     longest = max(len(at) for _, at, _ in sequences)
     rows = np.array([row for row, _, _ in sequences])
@@ -240,7 +240,7 @@ def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, soft
     expected = jax.jit(jax.value_and_grad(alone, argnums=(0, 1, 2)))(*arrays)
     # The whole row at once; blocks shorter than a prompt and a completion, some of which do not
     # divide the row.
-    for block in (36, 6, 5, 3):
+    for block in (50, 6, 5, 3):
         attend = PackedAttention(layout, block=block, prompt=9, completion=6)
         assert_same(value_and_gradients(attend, arrays, bounds), expected)
 
