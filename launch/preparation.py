@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -13,7 +12,6 @@ from pathlib import Path
 
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
-from configs.load import config_to_json
 from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Rollout
 from launch.exits import say
@@ -35,6 +33,7 @@ from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.plan.search.fitting import with_chosen_placement
+from pipeline.plan.search.suggestions import settings_text
 from pipeline.run import tracking
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import check_mirror
@@ -123,9 +122,9 @@ def placed(config: Config) -> Config:
     except FileNotFoundError:
         return config  # a missing model is reported by `prepare`
     if config.plan.searches_placement:
-        old, new = (json.loads(config_to_json(one)) for one in (config, found))
-        changes = change_lines(diff_configs(old, new))
-        say(f"plan.placement: as launch.plan chooses, or as before:\n{changes}")
+        changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
+        chosen = settings_text({key: value for key, _, value in changes})
+        say(f'with plan.placement = "auto" this run has {chosen}')
     return found
 
 

@@ -10,7 +10,7 @@ import pytest
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation
-from launch.preparation import Prepared, check_devices, finished, prepare
+from launch.preparation import Prepared, check_devices, finished, placed, prepare
 from launch.submission import VARIABLE
 from pipeline.control.budget import Budget
 from pipeline.run.run_folder import RunFolder
@@ -272,6 +272,22 @@ def test_visible_chips_bound_those_that_are_given(
     monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
     with pytest.raises(ValueError, match=r"run\.tpu_chips gives 2; "):
         check_devices(tpu_config)
+
+
+def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(
+    request_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    eight = {"plan.platform": "tpu", "plan.learner_devices": "8", "plan.fixed": "false"}
+    unset = dict.fromkeys(("plan.slots", "plan.micro_batch_tokens", "plan.slot_buckets"), "none")
+    auto = load_config(request_path, [*eight.items(), *unset.items(), ("plan.placement", "auto")])
+    found = placed(auto)
+    assert found.plan.placement in {"colocated", "split"}
+    assert 'with plan.placement = "auto" this run has plan.placement = ' in capsys.readouterr().out
+    other = load_config(request_path, [*eight.items(), *unset.items(), ("plan.fsdp", "2")])
+    folder = RunFolder.of(other)
+    folder.create(other)
+    folder.close()
+    assert placed(auto) == other != found
 
 
 @pytest.mark.parametrize("name", ["RAY_ADDRESS", VARIABLE])

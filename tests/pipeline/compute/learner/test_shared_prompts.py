@@ -144,6 +144,8 @@ FOUR = {"learner_devices": 4, "slots": 4, "row_tokens": ROW, "micro_batch_tokens
 MESH = {"fsdp": 2, "tp": 2}
 GSPO = {"loss": "gspo", "clip_epsilon": 0.2, "clip_epsilon_high": 0.3, "importance_cap": 1.1}
 CISPO = {"loss": "cispo", "kl_top_k": 4}
+NF4 = GEMMA3 | {"quantization": "nf4"}
+DAPO = {"loss": "dapo", "importance_cap": 1.1}
 TWICE = {"kl_coef": 0.5, "updates_per_batch": 2}
 
 
@@ -155,8 +157,9 @@ TWICE = {"kl_coef": 0.5, "updates_per_batch": 2}
         # This model multiplies rounding errors: a change of 1e-7 in its weights changes gradients
         # by 6e-5, rows of 80 positions without shared prompts change them by 1e-5.
         (tiny.GEMMA4, {}, ONE, 1e-4),
+        pytest.param(NF4, DAPO, ONE | {"remat": "none"}, 1e-5, marks=pytest.mark.slow),
     ],
-    ids=["gemma3 on four devices, gspo", "gemma2 in int8, cispo", "gemma4, grpo"],
+    ids=["gemma3 on four devices, gspo", "gemma2 in int8, cispo", "gemma4, grpo", "nf4, dapo"],
 )
 def test_shared_prompts_change_no_log_prob_no_gradient_and_no_metric(
     model: dict[str, Any], learner: dict[str, Any], plan: dict[str, Any], bound: float
