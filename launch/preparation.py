@@ -12,6 +12,7 @@ from pathlib import Path
 
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
+from configs.load import load_config
 from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
 from configs.schema import Config, Rollout
 from launch.exits import say
@@ -116,7 +117,7 @@ def placed(config: Config) -> Config:
     """
     folder, saved = RunFolder.of(config), None
     with suppress(ValueError):  # a damaged one is reported by `finished`
-        saved = Config.model_validate(folder.saved_config) if folder.holds_run else None
+        saved = load_config(folder.path) if folder.holds_run else None
     try:
         found = with_chosen_placement(config, saved)
     except FileNotFoundError:

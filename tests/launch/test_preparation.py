@@ -283,7 +283,8 @@ def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(
     found = placed(auto)
     assert found.plan.placement in {"colocated", "split"}
     assert 'with plan.placement = "auto" this run has plan.placement = ' in capsys.readouterr().out
-    other = load_config(request_path, [*eight.items(), *unset.items(), ("plan.fsdp", "2")])
+    colocated = [("plan.placement", "colocated"), ("plan.fsdp", "2")]
+    other = load_config(request_path, [*eight.items(), *unset.items(), *colocated])
     folder = RunFolder.of(other)
     folder.create(other)
     folder.close()
