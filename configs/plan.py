@@ -208,8 +208,18 @@ class Plan(Table):
         if self.placement == "colocated":
             yield from self.unused(*of_samplers, why="in colocated placement")
         if self.placement == "auto":
+            for key in self.changed(*of_samplers, "fsdp", "tp"):
+                if key in of_samplers or self.searches_placement:
+                    what = 'needs a plan.placement that is set, and it is "auto"; set it, or remove'
+                    yield key, f"{what} this key"
+        if self.searches_placement:
             why = 'with plan.placement = "auto"'
-            yield from self.unused(*of_samplers, "fsdp", "tp", why=why)
+            yield from self.unused("slot_buckets", why=why)
+            chips = self.learner_devices
+            nearest = 1 << (chips.bit_length() - 1)
+            if chips > _HOST and chips != nearest:
+                yield "learner_devices", f"{why} must be a power of two; nearest valid: {nearest}"
+                return
         yield from self._mesh_problems()
 
     def _slot_problems(self, slots: int) -> Iterator[Problem]:

@@ -73,8 +73,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
     prog = "python -m launch.evaluate"
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
+    # Imported late: `--help` does not need it.
+    from launch.preparation import placed
+
     return prepare(
-        load_config(command.path, (*AS_TRAINED, *command.overrides)),
+        placed(load_config(command.path, (*AS_TRAINED, *command.overrides))),
         checkpoint=command.flags.checkpoint,
         base_only=command.flags.base_only,
         result=json_file(command.flags),

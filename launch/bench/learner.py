@@ -29,7 +29,6 @@ from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.losses import weighted_sum
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.attention import PackedAttention
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
@@ -138,7 +137,7 @@ class Case:
             hidden, _ = policy.bind(self.base, adapter, exact=True)(
                 inputs.tokens,
                 inputs.positions,
-                attend=PackedAttention(inputs.layout),
+                attend=self.programs.attention(inputs),
                 remat=Remat(plan.remat, plan.layer_tokens),
             )
             embedding = policy.embedding(self.base)

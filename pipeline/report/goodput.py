@@ -108,7 +108,7 @@ def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
     phases = estimate_memory(sized(case.config, sizes), case.shape)
     sampling = max(phases[phase].total for phase in ("prefill", "decode"))
     learning = max(phases[phase].total for phase in ("score", "update"))
-    if case.config.plan.placement == "colocated":
+    if case.config.plan.placement != "split":
         return {LEARNER: max(sampling, learning)}
     return {LEARNER: learning, SAMPLERS: sampling}
 

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
+from pipeline.plan.cost_model.hardware import has_own_topology, topology_of
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
@@ -148,9 +150,21 @@ def _plan(found: PlanReport) -> Figures:
         "limit_gib": case.limit_bytes / GIB,
         **_sizes(plan),
         "host_gib_per_chip": _host_gib(case, plan),
-        "auto": case.config.plan.searches_placement,
+        "auto": _is_of_the_run(found),
         "set": _settings_to_set(case, plan) if plan.fits else {},
     }
+
+
+def _is_of_the_run(found: PlanReport) -> bool:
+    """Whether a run takes this plan by itself: its own chips and lengths, and no compiler."""
+    case, config = found.case, found.case.config
+    return (
+        config.plan.searches_placement
+        and has_own_topology(config, case.topology)
+        and case.topology.chip.name == topology_of(config, None).chip.name
+        and case.lengths == Lengths.expected(config)
+        and found.plan.config.plan == found.estimated.config.plan
+    )
 
 
 def _settings(plan: SizedPlan) -> Figures:

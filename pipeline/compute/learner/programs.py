@@ -219,7 +219,7 @@ class LearnerPrograms:
         hidden, _ = self.policy.bind(base, adapter, exact=remat)(
             inputs.tokens,
             inputs.positions,
-            attend=self._attention(inputs),
+            attend=self.attention(inputs),
             remat=Remat(plan.remat, plan.layer_tokens) if remat else None,
         )
         return score(
@@ -233,7 +233,8 @@ class LearnerPrograms:
             top_k=top_k,
         )
 
-    def _attention(self, inputs: Inputs) -> PackedAttention:
+    def attention(self, inputs: Inputs) -> PackedAttention:
+        """The attention of these rows."""
         flash = FlashAttention(self.policy.mesh) if self.config.plan.uses_splash else None
         if inputs.prefixes is None:
             return PackedAttention(inputs.layout, flash=flash)

@@ -267,6 +267,7 @@ class PackedAttention:
         """See `Attend`; returns `cache` unchanged."""
         if self.flash is not None:
             return self.flash(query, key, value, bounds=bounds, layout=self.layout), cache
+        assert self.layout.prefixes is None or self.prompt, "the longest shared prompt is unknown"
         window, softcap, seq = bounds.window, bounds.softcap, query.shape[1]
 
         def attend(

@@ -83,7 +83,7 @@ def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryPart
     use on the chip.
     """
     arrays = ProcessArrays.of(config, shape, program)
-    kind, colocated = split_name(program)[0], config.plan.placement == "colocated"
+    kind, colocated = split_name(program)[0], config.plan.placement != "split"
     on_sampler = kind in SAMPLER
     parts = MemoryParts()
     if colocated or not on_sampler:

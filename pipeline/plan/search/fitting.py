@@ -27,7 +27,7 @@ from pipeline.plan.cost_model.hardware import (
 from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
-from pipeline.plan.search.placements import placed_as, placement_candidates
+from pipeline.plan.search.placements import placed_as, placement_candidates, step_ahead
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
 
 RESERVE = 0.05
@@ -202,7 +202,7 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     Args:
         config: as given.
         saved: the configuration of the run to resume, whose placement is kept on as many devices of
-            the same kind; None: the run is new.
+            the same kind, and whether it samples a step ahead; None: the run is new.
 
     Raises:
         FileNotFoundError: if the model's folder is missing.
@@ -210,12 +210,22 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     """
     if config.plan.placement != "auto":
         return config
-    chosen = with_plan(config, {"placement": "colocated"})
+    if not config.plan.searches_placement:
+        return validated(with_plan(config, {"placement": "colocated"}))
+    if saved is not None and saved.rollout.ahead == "one":
+        config = step_ahead(config)
     if saved is not None and _devices(saved) == _devices(config):
         chosen = saved
-    elif config.plan.searches_placement:
-        chosen = choose_placement(PlanCase.of(config)).chosen.config
-    own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT}
+    else:
+        choice = choose_placement(PlanCase.of(config))
+        same = (
+            one.config
+            for one in (choice.chosen, *choice.compared)
+            if saved is None or one.config.rollout.ahead == saved.rollout.ahead
+        )
+        chosen = next(same, choice.chosen.config)
+    given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
+    own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
     return validated(with_plan(placed_as(config, chosen), own))
 
 
@@ -339,6 +349,11 @@ def _no_placement(case: PlanCase, refused: Sequence[ConfigError]) -> str:
     topology, ahead = case.topology, case.config.rollout.ahead
     if refused:
         return f"{topology.name}: no placement on it suits the configuration: {refused[0]}"
+    if case.config.plan.searches_placement:
+        return (
+            f'{topology.name}: rollout.ahead = "{ahead}" needs samplers with chips of their own, '
+            f'and it has {topology.chips}; nearest valid: rollout.ahead = "off"'
+        )
     return (
         f'{topology.name}: rollout.ahead = "{ahead}" needs plan.placement = "split", and '
         f"{topology.chips} chip(s) of {topology.hosts} host(s) allow none but the "

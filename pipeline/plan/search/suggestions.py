@@ -93,7 +93,10 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     smallest sufficient topology of each kind.
     """
     if plan.fits:
-        found = [*_more_hardware(case, plan), *_tried(case, plan, _speed_settings(case.config))]
+        found = [
+            *_more_hardware(case, plan),
+            *_tried(case, plan, _speed_settings(case.config, plan)),
+        ]
         found = [one for one in found if one.plan.fits and one.gain(plan) >= _MIN_GAIN]
         return sorted(found, key=lambda one: -one.gain(plan))
     series = list(_memory_settings(case))
@@ -160,7 +163,7 @@ def _with_chip(case: PlanCase, changes: Mapping[str, float]) -> PlanCase:
     return replace(case, topology=replace(case.topology, chip=chip))
 
 
-def _speed_settings(config: Config) -> Iterator[Settings]:
+def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
     """Each change with all settings that it requires."""
     plan, learner, rollout = config.plan, config.learner, config.rollout
     if plan.platform != "gpu":  # on a GPU a run requires sizes
@@ -171,7 +174,8 @@ def _speed_settings(config: Config) -> Iterator[Settings]:
         yield {"plan.rollout_weights": "merged"} | (_CAPPED if rounds else {})
     yield {"learner.share_prefix": not config.shares_prefix}
     older = {} if learner.importance_cap else _CAPPED
-    if rollout.ahead == "off":  # validated: split placements only
+    placed = chosen.config
+    if placed.plan.placement == "split" and placed.rollout.ahead == "off":
         yield {"rollout.ahead": "one"} | older
     top_k = {} if learner.teacher is not None else _NO_TOP_K
     yield {"learner.kl_coef": 0, "learner.kl": "k3", **top_k}

@@ -378,6 +378,31 @@ def test_a_resume_keeps_the_placement_on_as_many_devices() -> None:
     assert with_chosen_placement(config, other) == other
     four = load_config(FOUR_B, [("plan.learner_devices", "4")])
     assert with_chosen_placement(four, other).plan.learner_devices == 4
+    full = load_config(FOUR_B, [("plan.remat", "dots")])
+    assert with_chosen_placement(full, other).plan.remat == "dots"
+
+
+def test_a_resume_on_other_chips_still_samples_ahead_or_does_not() -> None:
+    one, two = (load_config(FOUR_B, [("plan.learner_devices", n)]) for n in ("8", "16"))
+    on_one, on_two = (with_chosen_placement(config, None) for config in (one, two))
+    for config, saved in ((one, on_two), (two, on_one)):
+        found = with_chosen_placement(config, saved)
+        assert found.rollout == saved.rollout
+        assert found.learner == saved.learner
+        assert with_chosen_placement(config, found).rollout == saved.rollout
+
+
+def test_auto_on_tpu_has_no_settings_of_a_placement() -> None:
+    for key, value in (("tp", "2"), ("samplers", "1")):
+        with pytest.raises(ConfigError, match=f"{key} = {value}: needs a plan.placement that is"):
+            load_config(FOUR_B, [(f"plan.{key}", value)])
+    with pytest.raises(ConfigError, match="must be a power of two; nearest valid: 16"):
+        load_config(FOUR_B, [("plan.learner_devices", "24")])
+    fixed = [("plan.fixed", "true"), ("plan.slots", "128"), ("plan.slot_buckets", "[64]")]
+    sized_ = load_config(FOUR_B, [*fixed, ("plan.micro_batch_tokens", "16384")])
+    run = with_chosen_placement(sized_, None)
+    assert run.plan.placement == "colocated"
+    assert run.plan.slot_buckets == (64,)
 
 
 def test_with_auto_settings_that_are_given_are_kept() -> None:
