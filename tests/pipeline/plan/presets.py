@@ -18,6 +18,8 @@ FREE = (
     ("plan.micro_batch_tokens", "none"),
 )
 """Settings that leave the sizes to the planner."""
+AUTO = (*FREE, ("plan.placement", "auto"))
+"""The same for the placement."""
 _COLOCATED = {
     "plan.fixed": "true",
     "plan.placement": "colocated",

@@ -25,7 +25,7 @@ from pipeline.plan.search.fitting import (
     with_plan,
 )
 from pipeline.plan.verify import MAX_COMPILATIONS, Verified, largest_programs, verify
-from tests.pipeline.plan.presets import FREE, case, preset
+from tests.pipeline.plan.presets import AUTO, FREE, case, preset
 
 PHASES = ("prefill", "decode", "score", "update")
 
@@ -125,7 +125,7 @@ def test_compiled_times_replace_estimates_in_the_step(monkeypatch: pytest.Monkey
 
 
 def test_sizes_shrink_until_the_plan_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(case(preset("gemma3_4b", *FREE)), {"update": 3.0})
+    compiler = Compiler(case(preset("gemma3_4b", *AUTO)), {"update": 3.0})
     plan = choose_placement(compiler.case).chosen
     found = verified(compiler, plan, monkeypatch)
     assert found.plan.fits
@@ -141,7 +141,7 @@ def test_sizes_shrink_until_the_plan_fits(monkeypatch: pytest.MonkeyPatch) -> No
 def test_slots_are_reduced_if_too_many_do_not_fit(
     silent: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = case(preset("gemma3_4b", *FREE, ("rollout.prompts_per_step", "64")))
+    given = case(preset("gemma3_4b", *AUTO, ("rollout.prompts_per_step", "64")))
     compiler = Compiler(given, dict.fromkeys(("decode", "prefill"), 2.0), silent=silent)
     plan = choose_placement(given).chosen
     found = verified(compiler, plan, monkeypatch)
@@ -159,7 +159,7 @@ def test_a_search_without_a_fit_is_reported(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_another_placement_replaces_one_that_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(case(preset("gemma3_4b", *FREE)), tp_ratio=9.0)
+    compiler = Compiler(case(preset("gemma3_4b", *AUTO)), tp_ratio=9.0)
     choice = choose_placement(compiler.case)
     assert choice.chosen.config.plan.tp > 1
     whole = [one for one in choice.others if one.config.plan.tp == 1]
