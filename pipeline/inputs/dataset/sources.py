@@ -28,6 +28,7 @@ from pipeline.inputs.dataset.rows import (
     TooLong,
     clean_row,
     is_chat,
+    is_unicode,
     refuse_malformed,
 )
 from pipeline.inputs.dataset.text_files import PARSERS, Parsed
@@ -240,19 +241,10 @@ def _is_plain(values: Sequence[Any]) -> bool:
     """Whether Arrow keeps the values of a column as they are."""
     kinds = {type(value) for value in values if value is not None}
     if kinds == {str}:
-        return all(value is None or value.isascii() or _is_unicode(value) for value in values)
+        return all(value is None or is_unicode(value) for value in values)
     if kinds == {int}:
         return all(value is None or -(2**63) <= value < 2**63 for value in values)
     return kinds in ({bool}, {float})
-
-
-def _is_unicode(text: str) -> bool:
-    """Whether the text has no surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _chat_hint(row: Row) -> str:
