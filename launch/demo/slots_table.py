@@ -1,6 +1,6 @@
 """Compares ways to keep slots in use on the demo's task, with the same time budget.
 
-    python -m launch.demo.slots_table [--seeds 0 1 2] [--time 3m] [--dir runs]
+    python -m launch.demo.slots_table [--seeds 0 1 2] [--time 3m] [--ways NAME ...]
 
 Makes the comparison in docs/benchmarks.md: all rollouts of a step in slots of their own, fewer
 slots that are filled again, partial rollouts, twice the prompts, and rollouts one step ahead.
@@ -58,17 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add_seeds(parser)
     parser.add_argument("--time", default="3m", help="time budget of each run (default: 3m)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="default: all")
     add_runs_dir(parser)
     options = parser.parse_args(argv)
     stamp = time.strftime("%Y%m%d-%H%M%S")
     budget = ("--budget.steps", "none", "--budget.time", options.time)
     rows = []
     for seed in options.seeds:
-        for name, settings in WAYS.items():
+        for name in options.ways:
             run = train(
                 f"slots-{name.replace(' ', '-')}-seed{seed}-{stamp}",
                 folder=options.dir,
-                settings=[*budget, "--run.seed", str(seed), *settings],
+                settings=[*budget, "--run.seed", str(seed), *WAYS[name]],
             )
             rows.append(row(name, seed, run))
     print("\n".join([HEADER, *rows]))
