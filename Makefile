@@ -14,7 +14,7 @@ PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo demo-table deadline-table test test-slow test-latest lint style format wheelhouse lock clean FORCE
+.PHONY: help demo gemma gemma-table demo-table deadline-table test test-slow test-latest lint style format wheelhouse lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -23,6 +23,15 @@ help: ## show this
 demo: .venv/.runtime ## the main job on a tiny Gemma, a fresh run each time [SEED=n] [ARGS="--table.key VALUE"]
 	$(PY) -m launch.train configs/demo.toml --run.seed $(SEED) \
 	    --run.name demo-seed$(SEED)-$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+gemma: .venv/.gemma ## a real Gemma 3 270m learns a task on two cores; downloads 255 MB [SEED=n] [ARGS]
+	$(PY) -m launch.demo.gemma
+	$(PY) -m launch.train configs/gemma3_270m_cpu.toml --run.seed $(SEED) \
+	    --run.name gemma3-270m-seed$(SEED)-$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+gemma-table: .venv/.gemma ## the same with seeds 0, 1, 2 and its control, as a table
+	$(PY) -m launch.demo.gemma
+	$(PY) -m launch.demo.table --config configs/gemma3_270m_cpu.toml $(ARGS)
 
 demo-table: .venv/.runtime ## the demo with seeds 0, 1, 2 and its control, as a table
 	$(PY) -m launch.demo.table $(ARGS)
@@ -57,7 +66,7 @@ format: .venv/.dev ## fix and format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-install-%: .venv/.% ## an environment for tpu, cuda13, rewards or dev
+install-%: .venv/.% ## an environment for tpu, cuda13, gemma, rewards or dev
 	@:
 
 wheelhouse: ## an environment's wheels, for hosts without network; wheelhouse-tpu for a TPU's [PYTHON]
@@ -71,6 +80,7 @@ lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upg
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra rewards -o requirements-rewards.txt
+	$(LOCK) -c requirements-dev.txt --extra gemma -o requirements-gemma.txt
 	$(LOCK) -c requirements-dev.txt --extra mirror -o requirements-mirror.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt

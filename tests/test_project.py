@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 LOCKS = [
     "requirements.txt",
+    "requirements-gemma.txt",
     "requirements-mirror.txt",
     "requirements-rewards.txt",
     "requirements-tpu.txt",

@@ -1,6 +1,6 @@
 """Runs the demo with several seeds and its control; makes the table in docs/benchmarks.md.
 
-    python -m launch.demo.table [--seeds 0 1 2] [--steps N] [--dir runs]
+    python -m launch.demo.table [--config CONFIG.toml] [--seeds 0 1 2] [--steps N] [--dir runs]
 
 The control is the same run with rewards shuffled within each step: equally many and equally large
 updates without information on the rollouts. If its accuracy rose, too, the gain would not come from
@@ -65,9 +65,9 @@ class DemoRun:
         return self.folder.summary
 
 
-def train(name: str, *, folder: Path, settings: Sequence[str]) -> DemoRun:
+def train(name: str, *, folder: Path, settings: Sequence[str], config: str = CONFIG) -> DemoRun:
     """Runs the demo once in a separate process with further settings, and measures it."""
-    command = [sys.executable, "-m", "launch.train", CONFIG, "--run.name", name]
+    command = [sys.executable, "-m", "launch.train", config, "--run.name", name]
     started, peak = time.monotonic(), 0
     process = subprocess.Popen([*command, "--run.dir", str(folder), *settings])
     while True:
@@ -121,19 +121,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m launch.demo.table",
         description="Run the demo with several seeds and its control, and print a table.",
     )
+    parser.add_argument("--config", default=CONFIG, help=f"default: {CONFIG}")
     add_seeds(parser)
     parser.add_argument("--steps", type=int, help="steps of each run (default: the preset's)")
     add_runs_dir(parser)
     options = parser.parse_args(argv)
-    stamp = time.strftime("%Y%m%d-%H%M%S")
+    stamp, base = time.strftime("%Y%m%d-%H%M%S"), Path(options.config).stem
     settings = [] if options.steps is None else ["--budget.steps", str(options.steps)]
     shuffled = ("--rewards.shuffle", "true")
     plans: list[tuple[str, int, tuple[str, ...]]] = [
-        *((f"demo-seed{seed}-{stamp}", seed, ()) for seed in options.seeds),
-        (f"demo-control-{stamp}", options.seeds[0], shuffled),
+        *((f"{base}-seed{seed}-{stamp}", seed, ()) for seed in options.seeds),
+        (f"{base}-control-{stamp}", options.seeds[0], shuffled),
     ]
     rows = [
-        row(train(name, folder=options.dir, settings=["--run.seed", str(seed), *settings, *more]))
+        row(
+            train(
+                name,
+                folder=options.dir,
+                settings=["--run.seed", str(seed), *settings, *more],
+                config=options.config,
+            )
+        )
         for name, seed, more in plans
     ]
     print("\n".join([HEADER, *rows]))
