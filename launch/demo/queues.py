@@ -32,7 +32,7 @@ NAMES = {
     "Peter Ruth Simon Susan Walter",
 }
 """Who stands in the queues of each split."""
-SIZES = {"train": 2000, "validation": 100, "test": 400}
+SIZES = {"train": 2000, "validation": 100, "test": 300}
 _ANSWERS = {"before": "test_before.jsonl", "after": "test_after.jsonl"}
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -111,6 +112,11 @@ def held_positions(lengths: Int[Array, " batch"], slots: int) -> Int[Array, "bat
     return last - (last - jnp.arange(slots)[None, :]) % slots
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["lengths"],
+    meta_fields=["max_tokens", "eight_bits"],
+)
 @dataclass(frozen=True)
 class PromptAttention:
     """`Attend` for prefill: causal attention; returns the filled ring.
@@ -141,6 +147,7 @@ class PromptAttention:
         return encoded, _stored(ring(key), ring(value), eight_bits=self.eight_bits)
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TokenAttention:
     """`Attend` for decoding: one new position per row, attending to a ring and a recent ring.

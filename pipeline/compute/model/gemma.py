@@ -33,6 +33,7 @@ from pipeline.compute.model.layer import (
 from pipeline.compute.model.lookup import look_up, look_up_in_host
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import ALL_AXES, gathered_sharding, mesh_of
+from pipeline.contracts.model_shape import ModelShape
 
 
 class Gemma(nnx.Module):
@@ -42,6 +43,9 @@ class Gemma(nnx.Module):
         architecture: its architecture.
         activations: sharding of hidden states; None leaves it to the compiler.
         rngs: initialises parameters.
+
+    Attributes:
+        attaching: qwix is adding an adapter to the modules that it sees; see `lora.attach`.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class Gemma(nnx.Module):
         dtype = config.param_dtype
         self.architecture = architecture
         self.activations = activations
+        self.attaching = False
         self.embedder = gemma3.Embedder(
             config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
         )
@@ -69,7 +74,7 @@ class Gemma(nnx.Module):
         tokens: Int[Array, "batch seq"],
         positions: Int[Array, "batch seq"],
         *,
-        attend: Attend = attend_causally,
+        attend: Attend = jax.tree_util.Partial(attend_causally),  # noqa: B008  # a constant
         caches: Sequence[LayerCache] | None = None,
         remat: Remat | None = None,
     ) -> tuple[Float[Array, "batch seq embed"], tuple[LayerCache, ...]]:
@@ -78,7 +83,7 @@ class Gemma(nnx.Module):
         Args:
             tokens: token ids.
             positions: position of each token in its sequence, for RoPE.
-            attend: attention over the caches.
+            attend: attention over the caches; a pytree.
             caches: cache of each layer that has keys and values, for `attend`; None: no caches.
             remat: rematerialization for a backward pass; None: no backward pass. With it `attend`
                 must be a pytree of arrays with a leading axis of rows, and there are no caches.
@@ -88,7 +93,7 @@ class Gemma(nnx.Module):
         x, per_layer = self._embed(tokens)
         new_caches: list[LayerCache] = []
         held: list[KeyValue] = []
-        shape = self.architecture.shape
+        shape, kinds = self.architecture.shape, _LayerKinds(self.architecture.shape)
         for number, layer in enumerate(self.layers):
             inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
             source = shape.kv_source(number)
@@ -96,9 +101,13 @@ class Gemma(nnx.Module):
             shared = None
             if source != number:
                 shared, cache = held[source], (cache, new_caches[source])
-            x, key_value, cache = run_layer(
-                layer, x, shared, inputs, architecture=self.architecture, cache=cache
-            )
+            run = partial(run_layer, architecture=self.architecture)
+            if self.attaching:
+                x, key_value, cache = run(layer, x, shared, inputs, cache=cache)
+            else:
+                graphdef, state = nnx.split(layer)
+                pure = kinds.function(number, partial(_merged, graphdef, run), state)
+                x, key_value, cache = pure(state, x, shared, inputs, cache=cache)
             x = self._constrain(x)
             if shared is None:
                 held.append(key_value)
@@ -119,14 +128,15 @@ class Gemma(nnx.Module):
         positions, attend = jax.tree.map(parts.split, (positions, attend))
         x, per_layer = jax.tree.map(parts.split, self._embed(tokens))
         held: dict[int, KeyValue] = {}
+        kinds = _LayerKinds(shape)
         for number, layer in enumerate(self.layers):
             source = shape.kv_source(number)
             keeps = source == number and number in shape.shared_sources
             adapter, base, run = _pure(layer, self.architecture, keeps=keeps)
             inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
-            x, key_value = remat.layer_on_parts(parts, run, gather=gather)(
-                adapter, base, x, held.get(source), inputs
-            )
+            on_parts = remat.layer_on_parts(parts, run, gather=gather)
+            pure = kinds.function(number, on_parts, adapter, base, keeps)
+            x, key_value = pure(adapter, base, x, held.get(source), inputs)
             if keeps:
                 held[number] = key_value
         whole = remat.wrap(partial(normalize, self.final_norm))
@@ -183,6 +193,45 @@ def _gathered(mesh: Mesh, path: tuple[Any, ...], variable: nnx.Variable[Any]) ->
     """A frozen parameter of a layer, all-gathered along fsdp."""
     place = gathered_sharding(".".join(map(str, path)), variable.shape, mesh)
     return variable.replace(jax.lax.with_sharding_constraint(variable[...], place))
+
+
+def _merged(
+    graphdef: nnx.GraphDef[gemma3.DecoderLayer],
+    run: Callable[..., Any],
+    state: nnx.State,
+    *arrays: Any,
+    cache: LayerCache,
+) -> Any:
+    """`run` of the layer with a state."""
+    return run(nnx.merge(graphdef, state), *arrays, cache=cache)
+
+
+class _LayerKinds:
+    """Functions of layers as compiled functions inside a program, one for all layers of a kind.
+
+    JAX then traces, differentiates and lowers each kind once and not each layer, and XLA inlines
+    the functions. Layers are of a kind if they have the same modules and shapes.
+
+    Args:
+        shape: of the model.
+    """
+
+    def __init__(self, shape: ModelShape) -> None:
+        self._shape = shape
+        self._functions: dict[object, Callable[..., Any]] = {}
+
+    def function(self, number: int, of_layer: Callable[..., Any], *state: Any) -> Any:
+        """The function of the kind of layer `number`: the first one that was given for it.
+
+        Args:
+            number: of the layer.
+            of_layer: a pure function of the layer's state and of arrays.
+            state: the layer's state, and whatever else the function depends on.
+        """
+        leaves, structure = jax.tree.flatten(state)
+        avals = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
+        kind = self._shape.local[number], self._shape.has_kv(number), structure, avals
+        return self._functions.setdefault(kind, jax.jit(of_layer))
 
 
 def _pure(

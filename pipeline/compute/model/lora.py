@@ -91,7 +91,9 @@ def attach(
     # One row per batch shard.
     rows = 1 if mesh is None else batch_shards(mesh)
     tokens = jnp.zeros((rows, 1), jnp.int32)
+    model.attaching = True
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
+    model.attaching = wrapped.attaching = False
     found = {
         "/".join(map(str, path))
         for path, module in nnx.iter_modules(wrapped)
