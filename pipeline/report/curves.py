@@ -281,8 +281,8 @@ def _finish(axes: Axes, x: str, *, whole: bool = True) -> None:
 
 
 def _rounded(tag: re.Match[str]) -> str:
-    """A tag with two decimals in its numbers; labels, which are between tags, are kept."""
-    return re.sub(r"-?\d+\.\d{3,}", lambda found: f"{float(found[0]):.2f}", tag[0])
+    """A tag with one decimal in its numbers; labels, which are between tags, are kept."""
+    return re.sub(r"-?\d+\.\d{2,}", lambda found: f"{float(found[0]):.1f}", tag[0])
 
 
 def _svg(figure: Figure, name: str, title: str) -> str:
@@ -304,4 +304,24 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r"<[^>]*>", _rounded, text)
     for placeholder, variable in _VARIABLES.items():
         text = text.replace(placeholder, variable)
-    return re.sub(r"\s*\n\s*", " ", text)
+    text = re.sub(r"<g/>|<defs>\s*</defs>| transform=\"rotate\(-?0 [^)]*\)\"", "", text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    # The lines of a path need no command after the first.
+    return re.sub(r'd="[MLz\d. -]*"', lambda path: path[0].replace(" L ", " "), text)
+
+
+def share_styles(page: str) -> str:
+    """A page whose charts have a class for each style, instead of styles everywhere."""
+    classes: dict[str, str] = {}
+
+    def named(found: re.Match[str]) -> str:
+        return f' class="{classes.setdefault(found[1], f"c{len(classes)}")}"'
+
+    page = re.sub(
+        r"<svg.*?</svg>",
+        lambda chart: re.sub(r' style="([^"]*)"', named, chart[0]),
+        page,
+        flags=re.DOTALL,
+    )
+    rules = "\n".join(f".{name} {{ {style} }}" for style, name in classes.items())
+    return page.replace("</style>", f"{rules}\n</style>", 1)

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from pipeline.report import facts
-from pipeline.report.curves import Panel, Span, chart, time_chart
+from pipeline.report.curves import Panel, Span, chart, share_styles, time_chart
 from pipeline.report.panels import panels
 from pipeline.report.run_records import RunRecords
 from pipeline.report.samples import Table, answer_table, rollout_table
@@ -98,9 +98,10 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return _CONTROL.sub(
+    page = _CONTROL.sub(
         "\N{REPLACEMENT CHARACTER}", environment.get_template(template).render(values)
     )
+    return share_styles(page)
 
 
 def drawn(found: Sequence[Panel], *, name: str) -> list[dict[str, Any]]:

@@ -130,7 +130,17 @@ def test_accelerator_dependencies_are_installed_by_name(project: Path) -> None:
 def test_make_alone_names_the_commands(project: Path) -> None:
     status, shown = run(project)
     assert status == 0
-    for command in ("demo", "demo-table", "test", "lint", "format", "lock", "clean", "help"):
+    for command in (
+        "demo",
+        "demo-table",
+        "gemma",
+        "test",
+        "lint",
+        "format",
+        "lock",
+        "clean",
+        "help",
+    ):
         assert f"\n  make {command} " in f"\n{shown}"
 
 

@@ -12,7 +12,9 @@ import pytest
 from flax import nnx
 from tunix.models.gemma3 import model as gemma3
 
+from pipeline.compute.model import gemma
 from pipeline.compute.model.attention import Layout, PackedAttention
+from pipeline.compute.model.layer import run_layer
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import by_row, make_mesh
@@ -77,6 +79,22 @@ def test_only_later_tokens_attend_to_a_token(run: Any):
     assert not changed[:4].any()
     # Also beyond the windows of the local layers: the global layer is in the middle.
     assert changed[4:].all()
+
+
+@pytest.mark.parametrize("remat", [None, Remat("full", SEQ)])
+def test_a_kind_of_layer_is_traced_once(monkeypatch: pytest.MonkeyPatch, remat: Remat | None):
+    traced = []
+
+    def count(*given: Any, **named: Any) -> Any:
+        traced.append(given[0].attn.attn_type)
+        return run_layer(*given, **named)
+
+    monkeypatch.setattr(gemma, "run_layer", count)
+    policy = tiny.make_policy()
+    assert len(policy.architecture.shape.local) == 7
+    traced.clear()
+    value_and_gradient(policy, remat)
+    assert len(traced) == len(set(traced)) == 2  # local and global
 
 
 FOUR = np.concatenate([TOKENS, TOKENS[::-1] + 1])

@@ -1,0 +1,69 @@
+"""The task of `make gemma`: disjoint names, right answers, and what the repository holds of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.load import load_config
+from launch.demo.queues import NAMES, kind_of, kinds_of_answers, main, template, write_splits
+from tests.launch.cluster_fixtures import PROJECT
+
+FOLDER = PROJECT / "launch" / "demo" / "queues"
+
+
+def rows(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_splits_are_those_of_the_repository(tmp_path: Path) -> None:
+    for file in write_splits(tmp_path, seed=0):
+        assert file.read_bytes() == (FOLDER / file.name).read_bytes()
+
+
+def test_splits_share_no_name_and_answers_are_right() -> None:
+    seen: set[str] = set()
+    for split, names in NAMES.items():
+        own = set(names.split())
+        assert not own & seen
+        seen |= own
+        questions = set()
+        for row in rows(FOLDER / f"{split}.jsonl"):
+            queue = row["queue"].split(", ")
+            assert set(queue) <= own
+            assert queue[queue.index(row["name"]) + 1] == row["answer"]
+            questions.add((row["queue"], row["name"]))
+        assert len(questions) == len(rows(FOLDER / f"{split}.jsonl"))
+
+
+def test_the_preset_has_the_template_of_three_examples() -> None:
+    config = load_config(PROJECT / "configs" / "gemma3_270m_cpu.toml")
+    assert config.prompt.template == template(3)
+
+
+def test_kinds_of_answers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"queue": "Eva, Jim, Ruth, Mark", "name": "Jim", "answer": "Ruth"}
+    kinds = {
+        "Ruth": "right",
+        "Eva": "another of the queue",
+        "Kate": "another name",
+        "Caylan": "no name",
+    }
+    assert {answer: kind_of(answer, row) for answer in kinds} == kinds
+    test = tmp_path / "test.jsonl"
+    test.write_text(f"{json.dumps(row)}\n" * 4, encoding="utf-8")
+    config = {"data": {"test": {"path": str(test)}}}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    (tmp_path / "rollouts").mkdir()
+    for when, answers in {"before": [*kinds], "after": ["Ruth", "Ruth", "Ruth", None]}.items():
+        lines = [{"prompt_id": n, "found": found} for n, found in enumerate(answers, start=1)]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        (tmp_path / "rollouts" / f"test_{when}.jsonl").write_text(text, encoding="utf-8")
+    counted = kinds_of_answers(tmp_path)
+    assert counted["before"] == dict.fromkeys(kinds.values(), 1)
+    assert counted["after"] == {"right": 3, "no name": 1}
+    assert main(["--answers", str(tmp_path)]) == 0
+    assert "after: right 75.0%, no name 25.0% of 4" in capsys.readouterr().out
