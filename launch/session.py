@@ -155,6 +155,7 @@ async def _run_and_upload(session: _Session) -> int:
             if folder.holds_run:
                 folder.journal("failed", error=str(failure))
             meter.close()
+            await session.tracker.finish(exit_status=EXIT_FAILED)
             await mirror.finish()
             raise
     # The devices are free, and the budget's clock has stopped.
@@ -497,4 +498,4 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
         elapsed_s=clock.elapsed_s,
     )
     rows = records.logged(until=step)
-    await tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)
+    tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)

@@ -589,7 +589,7 @@ class FakeTracker(Tracker):
         self.summary: dict[str, Any] = {}
         self.exit_status: int | None = None
 
-    async def start(self, *_: Any, rows: Sequence[Mapping[str, Any]], **__: Any) -> None:
+    def start(self, *_: Any, rows: Sequence[Mapping[str, Any]], **__: Any) -> None:
         self.before = list(rows)
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:  # noqa: ARG002

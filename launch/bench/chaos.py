@@ -85,12 +85,6 @@ ROLES: Mapping[str, Role] = {
     "rewards' host": Role(r"^ray::.*RewardActor", ("compiling",)),
     "reward process": Role(r"rewards\.processes", ("compiling",)),
     "supervisor": Role(r"launch\.train .*--supervise", is_essential=True),
-    "W&B": Role(
-        r"pipeline\.run\.wandb_process",
-        (),
-        is_restarted=False,
-        settings={"wandb.mode": "offline"},
-    ),
     "mirror": Role(
         r"pipeline\.run\.mirror_process",
         (),

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import netrc
 import os
-import shutil
 import sys
-import tempfile
+import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
+import psutil
+
 from configs.schema import Config
-from pipeline.run.child_process import ChildProcess
+
+if TYPE_CHECKING:
+    from pipeline.run.wandb_run import WandbRun
 
 Mode = Literal["online", "offline", "disabled"]
 LogEvent = Callable[..., None]
 """Takes the kind of an event, a message for the console, and facts for the journal."""
 
 Message = Mapping[str, Any]
-"""See `wandb_process`."""
+"""A row: see `step_message`, `evaluation_message`, `mark_message`."""
+
+Call = tuple[str, tuple[Any, ...]]
+"""A method of `WandbRun` and its arguments."""
 
 START_S = 20.0
 """Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
@@ -109,10 +118,11 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-class Tracker(ChildProcess):
-    """A W&B run in a separate process, `pipeline.run.wandb_process`; logging never blocks.
+class Tracker:
+    """A W&B run in this process; its calls return at once, and a thread makes them.
 
-    Its process ends by itself within `FINISH_S` after the run is killed.
+    An error of W&B turns it off with one message. Of a killed run W&B may lack the last rows; if it
+    is online, the next start sends them.
 
     Args:
         mode: see `choose_mode`.
@@ -120,23 +130,18 @@ class Tracker(ChildProcess):
     """
 
     def __init__(self, mode: Mode, *, run_id: str | None) -> None:
-        super().__init__()
-        new = mode != "disabled" and run_id is None
-        self.run_id = uuid.uuid4().hex[:8] if new else run_id
+        self._resumed = run_id is not None
+        self.run_id = uuid.uuid4().hex[:8] if run_id is None and mode != "disabled" else run_id
         self._mode = mode
-        self._resumed = not new
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._ended = threading.Event()
+        self._run: WandbRun | None = None
+        self._uploaded = self._closed = False
         self._log_event: LogEvent
-        self._sync: str | None = None
-        self._temporary: str | None = None
-        self._finished = self._uploaded = False
+        self._is_started = False
 
-    async def start(
-        self,
-        config: Config,
-        *,
-        folder: Path,
-        rows: Sequence[Message],
-        log_event: LogEvent,
+    def start(
+        self, config: Config, *, folder: Path, rows: Sequence[Message], log_event: LogEvent
     ) -> None:
         """Starts W&B in the background; `log_event` receives its success or failure.
 
@@ -145,128 +150,146 @@ class Tracker(ChildProcess):
             folder: the run folder.
             rows: steps, evaluations and marks of the run's earlier processes, as `step_message`,
                 `evaluation_message` and `mark_message` make them; W&B may lack some of them.
-            log_event: writes an event to journal and console.
+            log_event: writes an event to journal and console; called in the thread of the caller's
+                event loop.
         """
         if self._mode == "disabled":
             return
+        loop = asyncio.get_running_loop()
 
         def log_if_possible(event: str, text: str, **facts: Any) -> None:
             with suppress(OSError):  # a full disk, which the run's own records report
                 log_event(event, text, **facts)
 
-        self._log_event = log_if_possible
-        try:
-            # Not in the run folder, whose path can be too long for W&B's socket.
-            self._temporary = tempfile.mkdtemp(prefix="gemma-grpo-wandb-")
-            # W&B shows the arguments of its process as those of the run.
-            await self.spawn(
-                "pipeline.run.wandb_process",
-                *sys.argv[1:],
-                environment={"TMPDIR": self._temporary},
-            )
-        except OSError as error:
-            self._log_event("wandb", f"W&B: cannot start ({error})", failed=str(error))
-            return
-        self.send(
-            mode=self._mode,
-            resumed=self._resumed,
-            rows=rows,
-            table_steps=(config.wandb.table_every, config.sft_steps + 1),
-            start_s=START_S,
-            finish_s=FINISH_S,
-            temporary=self._temporary,
-            init={
-                "project": config.wandb.project,
-                "entity": config.wandb.entity,
-                "group": config.wandb.group,
-                "tags": config.wandb.tags,
-                "job_type": config.wandb.job_type,
-                "notes": config.wandb.notes,
-                "name": config.run.name,
-                "id": self.run_id,
-                "dir": str(folder),
-                "config": config.model_dump(mode="json"),
-            },
-        )
+        def from_thread(event: str, text: str, **facts: Any) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(partial(log_if_possible, event, text, **facts))
+
+        self._log_event = from_thread
+        self._is_started = True
+        given = {
+            "project": config.wandb.project,
+            "entity": config.wandb.entity,
+            "group": config.wandb.group,
+            "tags": config.wandb.tags,
+            "job_type": config.wandb.job_type,
+            "notes": config.wandb.notes,
+            "name": config.run.name,
+            "id": self.run_id,
+            "dir": str(folder),
+            "config": config.model_dump(mode="json"),
+        }
+        tables = config.wandb.table_every, config.sft_steps + 1
+        missing = list(rows)
+        threading.Thread(
+            target=self._serve, args=(given, folder, tables, missing), name="W&B", daemon=True
+        ).start()
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
-        """Sends the metrics of a step, and the name of its file of rollouts, if it has one."""
-        self.send(**step_message(metrics, step=step, rollouts=rollouts))
+        """Logs the metrics of a step; `rollouts` is the name of its file of rollouts, if any."""
+        self._call("log_row", step_message(metrics, step=step, rollouts=rollouts))
 
     def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:
-        """Sends the metrics of an evaluation; see `evaluation_message`.
+        """Logs the metrics of an evaluation; see `evaluation_message`.
 
         They become part of the summary, too, except for validations: there `summarize` gives the
         values of the best version.
         """
-        self.send(**evaluation_message(name, metrics, **at))
+        self._call("log_row", evaluation_message(name, metrics, **at))
 
     def mark(self, metric: str, *, step: int) -> None:
-        """Sends a metric that is 1 at a step, and has no value at others."""
-        self.send(**mark_message(metric, step=step))
+        """Logs a metric that is 1 at a step, and has no value at others."""
+        self._call("log_row", mark_message(metric, step=step))
 
     def log_artifact(self, kind: str, path: Path, *, metadata: Mapping[str, Any]) -> None:
-        """Sends the path of a file or a folder to upload as the artifact `KIND-ID`.
+        """Uploads a file or a folder as the artifact `KIND-ID`.
 
         Large files are referenced instead, except for the adapter of an export.
         """
-        self.send(artifact=f"{kind}-{self.run_id}", type=kind, path=str(path), metadata=metadata)
+        self._call("log_artifact", kind, path, metadata)
 
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
-        """Sends an alert, which W&B shows and mails to those who subscribe to alerts."""
-        self.send(alert={"title": title, "text": text, "level": level})
+        """Makes an alert, which W&B shows and mails to those who subscribe to alerts."""
+        self._call("alert", title, text, level)
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
-        """Sends values of the summary; those of nested tables get names like metrics, `eval/n`."""
-        self.send(summary=flat(summary))
+        """Sets values of the summary; those of nested tables get names like metrics, `eval/n`."""
+        self._call("summarize", flat(summary))
 
     async def finish(self, *, exit_status: int) -> None:
         """Waits up to `FINISH_S` for the upload; logs how to upload later what is not uploaded.
 
         W&B shows the run as failed if the status is not 0.
         """
-        if not self.is_connected:
+        if not self._is_started:
             return
-        self.send(exit_status=exit_status)
-        after = "" if await self.ends_within(FINISH_S) else f" after {FINISH_S:g} s"
-        await self.kill()
+        self._call("finish", exit_status)
+        self._calls.put(None)
+        ended = await asyncio.to_thread(self._ended.wait, FINISH_S)
+        await asyncio.sleep(0)  # messages of the thread come first
+        self.close()
         if self._uploaded:
             return
-        text = f"the upload of this run is incomplete{after}; "
-        text += f"to upload it: {self._sync}" if self._sync else "metrics.jsonl is complete"
-        if self._mode == "offline" and self._finished:
-            text = f"to upload this run: {self._sync}"
-        self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._sync)
+        if self._run is None:
+            if not ended:
+                self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
+            return
+        text = f"to upload this run: {self._run.sync}"
+        if self._run.is_online:
+            after = "" if ended else f" after {FINISH_S:g} s"
+            text = f"the upload of this run is incomplete{after}; to upload it: {self._run.sync}"
+        self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._run.sync)
 
     def close(self) -> None:
-        """Ends the process and removes its temporary files."""
-        super().close()
-        if self._temporary is not None:
-            shutil.rmtree(self._temporary, ignore_errors=True)
-            self._temporary = None
+        """Ends W&B's service, unless it has ended: nothing waits for it when this process exits."""
+        self._closed = True
+        if self._is_started and not self._ended.is_set():
+            end_service()
 
-    def lost(self) -> None:
-        """See `ChildProcess`."""
-        ended = "its process has ended"
-        self._log_event("wandb", f"W&B: {ended}", failed=ended)
+    def _call(self, method: str, *arguments: Any) -> None:
+        if self._is_started and not self._ended.is_set():
+            self._calls.put((method, arguments))
 
-    def receive(self, message: Message) -> None:
-        """See `ChildProcess`."""
-        if "address" in message:
-            self._sync = message["sync"]
-            self._log_event("wandb", f"W&B: {message['address']}", **message)
-        elif "artifact" in message:
-            self._log_event("wandb", f"W&B: {_artifact_line(message)}", **message)
-        elif "failed" in message:
-            self._log_event("wandb", f"W&B: {message['failed']}", **message)
-        else:
-            self._finished, self._uploaded = True, message["uploaded"]
+    def _serve(
+        self, given: Mapping[str, Any], folder: Path, tables: tuple[int, int], rows: list[Message]
+    ) -> None:
+        """Makes the calls, until `finish` or an error; the function of the thread."""
+        try:
+            from pipeline.run import wandb_run  # late: wandb's import takes seconds
+
+            self._run = run = wandb_run.start(
+                self._mode, given, folder=folder, tables=tables, log_event=self._log_event
+            )
+            facts = {"address": run.address, "sync": run.sync}
+            self._log_event("wandb", f"W&B: {run.address}", **facts)
+            if (
+                run.is_online or not self._resumed
+            ):  # offline, the earlier processes' files have them
+                for row in rows:
+                    run.log_row(row)
+            while (call := self._calls.get()) is not None:
+                method, arguments = call
+                getattr(run, method)(*arguments)
+            self._uploaded = run.is_online
+        except (Exception, SystemExit) as error:  # noqa: BLE001  # wandb's errors have no common base
+            if self._closed:
+                return
+            end_service()
+            message = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
+            text = f"W&B: turned off ({message}); metrics.jsonl is complete"
+            self._log_event("wandb", text, failed=message)
+        finally:
+            self._ended.set()
 
 
-def _artifact_line(message: Message) -> str:
-    """What becomes of the files of an artifact."""
-    mib = message["bytes"] / 2**20
-    line = f"artifact {message['artifact']}: {message['files']} files, {mib:.1f} MiB"
-    if message["referenced"]:
-        line += f"; not uploaded, only referenced: {', '.join(message['referenced'])}"
-    return line
+def end_service() -> None:
+    """Kills the service that wandb has started for this process, and forgets it."""
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):
+            if "wandb-core" in child.name():
+                child.kill()
+                child.wait(5)
+    wandb = sys.modules.get("wandb")
+    if wandb is not None:
+        with suppress(Exception, SystemExit):  # else it reports the death when this process exits
+            wandb.teardown()

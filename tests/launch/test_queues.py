@@ -58,7 +58,11 @@ def test_kinds_of_answers_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture
     config = {"data": {"test": {"path": str(test)}}}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (tmp_path / "rollouts").mkdir()
-    for when, answers in {"before": [*kinds], "after": ["Ruth", "Ruth", "Ruth", None]}.items():
+    given: dict[str, list[str | None]] = {
+        "before": [*kinds],
+        "after": ["Ruth", "Ruth", "Ruth", None],
+    }
+    for when, answers in given.items():
         lines = [{"prompt_id": n, "found": found} for n, found in enumerate(answers, start=1)]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (tmp_path / "rollouts" / f"test_{when}.jsonl").write_text(text, encoding="utf-8")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.wandb_files import read_records, run_files
+from tests.pipeline.run.wandb_files import read_records, run_files
 
 
 class WandbFiles:

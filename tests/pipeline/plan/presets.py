@@ -35,14 +35,24 @@ _SLOTS = {
     "gemma4_e4b": "128",
 }
 
+_PROMPTS = {
+    "gemma3_270m": "64",
+    "gemma3_1b": "32",
+    "gemma3_4b": "16",
+    "gemma2_2b": "16",
+    "gemma4_e2b": "32",
+    "gemma4_e4b": "16",
+}
+
 
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
     """The preset of `model`, such as gemma3_1b, with overrides.
 
-    By default it is colocated with fixed sizes, a copy of the base on each chip and `plan.remat`
-    "full".
+    By default it is colocated with fixed sizes, a copy of the base on each chip, remat "full",
+    and prompts that fill the slots of a v5e-8 once.
     """
-    settings = _COLOCATED | {"plan.slots": _SLOTS[model]} | dict(overrides)
+    own = {"plan.slots": _SLOTS[model], "rollout.prompts_per_step": _PROMPTS[model]}
+    settings = _COLOCATED | own | dict(overrides)
     return load_config(PROJECT / "configs" / f"{model}_gsm8k_v5e8.toml", tuple(settings.items()))
 
 

@@ -227,9 +227,9 @@ def test_the_first_step_is_reported_with_cold_and_warm_caches(found: PlanReport)
 def test_the_assumption_on_dynamic_sampling_is_reported() -> None:
     more = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96")]
     figures = plan_figures(planned(*FREE, *more, model="gemma3_1b"))
-    assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (64, 96)
+    assert (figures["step"]["prompts"], figures["step"]["most_prompts"]) == (32, 96)
     said = line(text_lines(figures), 'dynamic sampling ("capped"): ')
-    assert "the expected time assumes 64 prompts per step, the high end 96, the maximum" in said
+    assert "the expected time assumes 32 prompts per step, the high end 96, the maximum" in said
     assert not [
         one for one in text_lines(plan_figures(planned())) if one.startswith("dynamic sampling")
     ]
