@@ -100,7 +100,6 @@ async def run_session(
     prepared: Prepared,
     *,
     started: float,
-    mirror: Mirror | None = None,
     rehearse: Callable[[RunActors], RunActors] | None = None,
 ) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
@@ -108,7 +107,6 @@ async def run_session(
     Args:
         prepared: the run.
         started: start of this process by `time.monotonic`.
-        mirror: of the run; None: it has none.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
 
     Raises:
@@ -134,13 +132,11 @@ async def run_session(
         with (
             _console(prepared, clock, meter) as console,
             closing(_tracker(prepared)) as tracker,
-            closing(mirror or Mirror(None)) as copying,
         ):
             restarts = _restarts(prepared, meter, console)
+            mirror = Mirror.of(prepared.config)
             return await _run_and_upload(
-                _Session(
-                    prepared, stop, clock, meter, tracker, copying, console, restarts, rehearse
-                )
+                _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts, rehearse)
             )
 
 
@@ -389,7 +385,7 @@ async def _coordinate(
     )
     if not session.is_recorded:
         await _track(prepared, clock, records, step=progress.step)
-        await session.mirror.start(config, folder=folder.path, log=records)
+        session.mirror.start(folder.path, log_event=records.event)
         records.rewards_changed(progress.step, changes)
         session.meter.ledger.phases.watch_for_stalls()
         session.is_recorded = True

@@ -18,7 +18,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
@@ -154,7 +154,6 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     from launch.fork import forked
     from launch.preparation import finished, in_force, placed, prepare
     from launch.submission import waited_s
-    from pipeline.run.mirror import Mirror
 
     _fetch(config, command.flags, found)
     if found.intact("run", "lora.start"):
@@ -185,14 +184,12 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         return dry_run(prepared)
     from launch.session import run_session
 
-    with closing(Mirror.of(config)) as mirror:
-        mirror.acquire(prepared.folder.path, say)
-        return asyncio.run(run_session(prepared, started=STARTED, mirror=mirror))
+    return asyncio.run(run_session(prepared, started=STARTED))
 
 
 def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:
     """Fetches the run if this host has none; with --dry-run only `--adopt` is checked."""
-    from pipeline.run.mirror_fetch import adopted, check_adopt, fetch_run
+    from pipeline.run.mirror import adopted, check_adopt, fetch_run
 
     if not flags.dry_run and found.is_empty:
         adopt = adopted(flags.adopt)

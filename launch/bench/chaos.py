@@ -33,7 +33,7 @@ from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.phase_reports import VARIABLE as REPORTS
 from pipeline.run.run_folder import RunFolder
 
-SEED = 1
+SEED = 2
 SIGNALS = ("SIGKILL", "SIGSTOP", "SIGTERM")
 PHASES: Mapping[str, frozenset[str]] = {
     "waiting": frozenset({"ray_start", "device_wait"}),
@@ -50,7 +50,7 @@ PHASES: Mapping[str, frozenset[str]] = {
 """Names in `pipeline.contracts.phases`, in the order of a run."""
 STARTING = ("waiting", "compiling")
 """Phases that do not come again with each step: the first fault of a run."""
-LEAST = 100
+LEAST = 90
 """Faults that must be sent in all."""
 
 
@@ -62,7 +62,6 @@ class Role:
         pattern: of its command line; of several, the one that was started first gets the signals.
         starting: those of `STARTING` in which it runs.
         is_essential: whether its death ends the run's process, or the command.
-        is_restarted: by the run; else a fault after its end needs the command again.
         pause_s: seconds by which each reward takes longer.
         settings: that it needs.
     """
@@ -70,7 +69,6 @@ class Role:
     pattern: str
     starting: tuple[str, ...] = STARTING
     is_essential: bool = False
-    is_restarted: bool = True
     pause_s: float = 0.02
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -85,12 +83,6 @@ ROLES: Mapping[str, Role] = {
     "rewards' host": Role(r"^ray::.*RewardActor", ("compiling",)),
     "reward process": Role(r"rewards\.processes", ("compiling",)),
     "supervisor": Role(r"launch\.train .*--supervise", is_essential=True),
-    "mirror": Role(
-        r"pipeline\.run\.mirror_process",
-        (),
-        is_restarted=False,
-        settings={"run.mirror": "{scratch}/mirror"},
-    ),
     "raylet": Role(r"/raylet ", is_essential=True),
     # A run that ends sooner than 20 s after the GCS is stopped does not notice it.
     "GCS": Role(r"/gcs_server ", is_essential=True, pause_s=0.2),
@@ -222,10 +214,9 @@ class _Run:
 
     def __init__(self, scratch: Path, role: Role, number: signal.Signals) -> None:
         self._role, self._number = role, number
-        self._log, self._mirror = scratch / "log", scratch / "mirror"
+        self._log = scratch / "log"
         self._temporary = scratch / "t"
         self._temporary.mkdir()
-        self._mirror.mkdir()
         (scratch / "planted_rewards.py").write_text(_REWARDS)
         (scratch / "sitecustomize.py").write_text("import launch.bench.phase_reports\n")
         self._reports = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -255,10 +246,6 @@ class _Run:
     def run(self, faults: list[Fault]) -> Iterator[tuple[str, str, float]]:
         """Runs until the end; yields phase, outcome and seconds to the next step of each fault."""
         for fault in faults:
-            if not self._role.is_restarted and self._victim and not self._working():
-                self._process.terminate()
-                if self._process.wait() in _ENDED:
-                    self._process = self._start()
             before = self._starts, self._restarts
             sent_s = self._inject(fault)
             if sent_s is None:
@@ -284,7 +271,7 @@ class _Run:
         return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
     def left(self) -> Iterator[str]:
-        """Temporary files and leases that are left."""
+        """Processes and temporary files that are left."""
         yield from self._left
         yield from (path.name for path in self._temporary.iterdir())
         yield from (
@@ -292,7 +279,6 @@ class _Run:
             for path in self._folder.path.rglob("*tmp*")
             if "wandb" not in path.parts  # whose files wait for their upload
         )
-        yield from (str(path) for path in self._mirror.rglob("lease*"))
 
     def end(self) -> None:
         """Kills the processes that are left."""

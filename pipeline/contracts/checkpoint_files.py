@@ -13,7 +13,7 @@ from pipeline.contracts.record_files import read_json, write_json
 
 BEST, BEST_FILE = "best", "adapter.safetensors"
 """Folder and file of the best adapter by validation in `checkpoints/`."""
-_HASHES = "files.json"
+HASHES = "files.json"
 """The hash of each other file of a checkpoint."""
 _REQUIRED = ("_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt")
 """Files without which Orbax cannot read a checkpoint."""
@@ -77,7 +77,7 @@ def _read(path: Path) -> CheckpointFiles:
 
 def write_hashes(checkpoint: Path) -> None:
     """Writes the hashes of the files of a checkpoint, which are complete."""
-    write_json(checkpoint / _HASHES, {"files": _file_hashes(checkpoint)})
+    write_json(checkpoint / HASHES, {"files": _file_hashes(checkpoint)})
 
 
 def check_files(checkpoint: Path) -> None:
@@ -90,7 +90,7 @@ def check_files(checkpoint: Path) -> None:
         ValueError: if a file has changed, or is missing.
         OSError: if a file cannot be read now.
     """
-    known = read_json(checkpoint / _HASHES)
+    known = read_json(checkpoint / HASHES)
     if known is None:
         return
     found = _file_hashes(checkpoint)
@@ -105,7 +105,7 @@ def _file_hashes(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in paths
-        if path.name != _HASHES
+        if path.name != HASHES
     }
 
 

@@ -91,8 +91,7 @@ class Checkpoints:
         if saving["step"] != self._saved:
             self._measure(CHECKPOINT, seconds)
         self._saved = saving["step"]
-        facts = {**saving, "seconds": seconds, **self._ledger.facts}
-        self._records.journal("checkpoint", **facts)
+        self._records.checkpoint({**saving, "seconds": seconds, **self._ledger.facts})
 
     async def save_at_stop(self, progress: Progress, config: Config) -> None:
         """Writes a checkpoint; if that takes too long, the last complete one stands."""

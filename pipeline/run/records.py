@@ -349,9 +349,15 @@ class Records:
         for one in unrecorded_weights(self.folder.entries(), step=step):
             self.change_rewards(step, [(one.key, one.old, one.new)], request=one.request)
 
+    def checkpoint(self, facts: Mapping[str, Any]) -> None:
+        """Records a complete checkpoint: its step, seconds, and the state of the ledger."""
+        self.journal("checkpoint", **facts)
+        self._mirror.request()
+
     def exported(self, facts: Mapping[str, Any]) -> None:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
         self.event("exported", _export_line(facts), **facts)
+        self._mirror.request()
         if facts["reason"] != "rehearsal":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}

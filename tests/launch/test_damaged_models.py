@@ -19,7 +19,6 @@ from launch.preparation import Prepared
 from pipeline.compute.model import weights
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
-from pipeline.run.mirror import Mirror
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.compute.model import formats
@@ -50,7 +49,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A request for this model; the driver loads it itself instead of starting actors."""
 
-    async def run_session(prepared: Prepared, *, started: float, mirror: Mirror) -> int:
+    async def run_session(prepared: Prepared, *, started: float) -> int:
         load(Path(prepared.config.model.path))
         return 0
 

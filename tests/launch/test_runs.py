@@ -214,7 +214,7 @@ def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
         time.sleep(0.1)
     kill("launch.train")
     wait_for_lines(run / "metrics.jsonl", 1, process)
-    kill("SamplerActor", "RewardActor", "rewards.processes", "mirror_process")
+    kill("SamplerActor", "RewardActor", "rewards.processes")
     wait_for_lines(run / "metrics.jsonl", 2, process)
     kill("LearnerActor")
     assert finish(undisturbed)[0] == 0
@@ -228,7 +228,8 @@ def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
     for path in sorted((expected / "rollouts").iterdir()):
         assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
-    assert not list((tmp_path / "mirror").rglob("lease*"))
+    copied = (tmp_path / "mirror" / "faulty" / "summary.json").read_bytes()
+    assert copied == (run / "summary.json").read_bytes()
     check_ledger(run)
 
 

@@ -17,11 +17,9 @@ import pytest
 from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
-from pipeline.run.mirror import Mirror
-from pipeline.run.mirror_store import Store
+from pipeline.run.mirror import Copier
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
-from tests.pipeline.run.mirror_parts import make_copier
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,7 +39,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
 
     runs: list[Prepared] = []
 
-    async def run_session(prepared: Prepared, *, started: float, mirror: Mirror) -> int:
+    async def run_session(prepared: Prepared, *, started: float) -> int:
         runs.append(prepared)
         return 0
 
@@ -93,7 +91,7 @@ def test_a_finished_run_is_known_on_an_empty_host(
 ):
     folder, mirror = ended(), request_path.parent / "mirror"
     mirror.mkdir()
-    make_copier(folder, Store(f"{mirror}/small")).copy()
+    Copier(folder.path, f"{mirror}/small").copy()
     folder.path.rename(request_path.parent / "lost")
     command = [str(request_path), "--run.mirror", str(mirror)]
     before = everything_below(request_path.parent)
@@ -664,7 +662,7 @@ def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
 ):
     from launch import session
 
-    async def run_session(prepared: Prepared, *, started: float, mirror: Mirror) -> int:
+    async def run_session(prepared: Prepared, *, started: float) -> int:
         raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
 
     monkeypatch.setattr(session, "run_session", run_session)

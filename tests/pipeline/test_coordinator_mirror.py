@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,10 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.run.mirror_fetch import fetch_run
-from pipeline.run.mirror_store import Store
+from pipeline.contracts.checkpoint_files import HASHES
+from pipeline.run.mirror import Copier, fetch_run
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
-from tests.pipeline.run.mirror_parts import make_copier
 
 pytestmark = pytest.mark.slow
 
@@ -41,6 +39,7 @@ def write_disk(disk: Disk, folder: RunFolder) -> None:
         path = folder.checkpoints / str(version)
         path.mkdir(parents=True, exist_ok=True)
         (path / "state").write_text(json.dumps([state, disk.previous[version]]), encoding="utf-8")
+        (path / HASHES).touch()
     if disk.best is not None:
         folder.checkpoints.mkdir(exist_ok=True)
         (folder.checkpoints / "best").write_text(json.dumps(disk.best), encoding="utf-8")
@@ -64,11 +63,12 @@ def killed_after_copy(config: Config, call: int) -> bool:
 
     A run folder is lost with its host: the state after the copy is nowhere.
     """
-    process, store = Process(config, disk=Disk(), data=DATA), Store(f"{config.run.mirror}/run")
+    process = Process(config, disk=Disk(), data=DATA)
+    copier = Copier(process.folder.path, f"{config.run.mirror}/run")
 
     def die() -> None:
         write_disk(process.disk, process.folder)
-        make_copier(process.folder, store).copy()
+        copier.copy()
         raise Killed
 
     process.script.on[call] = die
@@ -103,21 +103,3 @@ def test_invariant_7_another_host_ends_with_the_same_adapter(
         assert second.disk.best == whole.disk.best
         assert left_behind(second.folder) == left_behind(whole.folder)
     assert call > 30
-
-
-def test_the_first_host_does_not_go_on_where_the_second_one_has(tmp_path: Path):
-    config = host(tmp_path / "a", tmp_path)
-    assert killed_after_copy(config, 12)
-    other = host(tmp_path / "b", tmp_path)
-    fetch = partial(fetch_run, adopt=None, say=print)
-    fetch(config)  # its folder continues the mirror
-    fetch(other)
-    folder = RunFolder.of(other)
-    second = Process(other, disk=read_disk(folder), data=DATA)
-    second.run()
-    make_copier(folder, Store(f"{tmp_path}/run")).copy()
-    with pytest.raises(ValueError, match=r"does not continue: .* move .*/a/run away"):
-        fetch(config)
-    RunFolder.of(config).path.rename(tmp_path / "away")
-    fetch(config)
-    assert left_behind(RunFolder.of(config)) == left_behind(folder)

@@ -1,270 +1,539 @@
-"""The run's end of its mirror."""
+"""The copy of a run folder, and the host that fetches it."""
 
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-from collections.abc import Iterator
-from contextlib import closing
+import shutil
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
+import fsspec
 import pytest
 
+from configs.load import config_to_json
 from configs.schema import Config
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.checkpoint_files import HASHES
 from pipeline.run import mirror as mirror_module
 from pipeline.run.console import Console
-from pipeline.run.mirror import Mirror
-from pipeline.run.mirror_fetch import fetch_run
-from pipeline.run.mirror_lease import Holder, Lease
-from pipeline.run.mirror_store import Store
+from pipeline.run.mirror import Copier, Mirror, Store, adopted, fetch_run, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import FakeClock, FakeTracker, make_config
-from tests.pipeline.run.mirror_parts import content, fetched, make_copier, make_run, train
-from tests.pipeline.run.s3_server import BUCKET, S3Server, s3_server
 
-ROOT = Path(__file__).parents[3]
-URL = f"s3://{BUCKET}/runs/run"
+NAME = "run"
+MEMORY = f"memory://mirror/{NAME}"
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The child process imports this project; leases settle at once."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setattr("pipeline.run.mirror_lease._SETTLE_S", 0.0)
+def memory() -> Iterator[None]:
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+def train(folder: RunFolder, step: int) -> None:
+    """A step: its rollouts and metrics, a checkpoint in place of the one before the last."""
+    checkpoint = folder.checkpoints / str(step)
+    write(folder.path, {f"rollouts/step_{step:06d}.jsonl": f"rollouts {step}\n"})
+    write(checkpoint, {"state/data": f"state {step}", HASHES: f"hashes {step}"})
+    write(folder.checkpoints, {"best/adapter.safetensors": f"best {step}"})
+    old = folder.checkpoints / str(step - 2)
+    for path in ("state/data", HASHES):
+        (old / path).unlink(missing_ok=True)
+    folder.write_metrics({"step": step})
+    folder.journal("checkpoint", step=step)
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    with s3_server(monkeypatch) as running:
-        yield running
-
-
-@pytest.fixture
-def config(tmp_path: Path, server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Config:
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))  # not up to 1 GiB of programs
-    return make_config(tmp_path, run={"mirror": f"s3://{BUCKET}/runs"})
+def config(tmp_path: Path) -> Config:
+    (tmp_path / "mirror").mkdir()
+    run = {"dir": str(tmp_path / "here"), "mirror": str(tmp_path / "mirror")}
+    return make_config(tmp_path, run=run)
 
 
 @pytest.fixture
 def folder(config: Config) -> RunFolder:
-    return make_run(RunFolder.of(config).path)
+    """A run after two steps."""
+    folder = RunFolder.of(config)
+    write(folder.path, {"config.json": config_to_json(config), ".lock": ""})
+    for step in (1, 2):
+        train(folder, step)
+    return folder
 
 
-def records(folder: RunFolder, mirror: Mirror | None = None) -> Records:
-    return Records(folder, FakeTracker(), Console(write=lambda _: None), mirror)
+def content(folder: Path) -> dict[str, str]:
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
-def told(folder: RunFolder) -> list[dict[str, Any]]:
+def copied(url: str = MEMORY) -> dict[str, str]:
+    fs, root = fsspec.url_to_fs(url)
+    names = fs.find(root)
+    return {name.removeprefix(f"{root}/"): fs.cat_file(name).decode() for name in names}
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is written to and deleted from stores, in this order."""
+    found, write, delete = list[str](), Store.write, Store.delete
+
+    def written(store: Store, path: str, what: bytes | Path) -> None:
+        found.append(f"+{path}")
+        write(store, path, what)
+
+    def deleted(store: Store, paths: list[str]) -> None:
+        found.extend(f"-{path}" for path in paths)
+        delete(store, paths)
+
+    monkeypatch.setattr(Store, "write", written)
+    monkeypatch.setattr(Store, "delete", deleted)
+    return found
+
+
+# --- copying
+
+
+@pytest.mark.parametrize("protocol", ["memory", "file"])
+def test_a_run_folder_is_copied_without_what_is_temporary_or_left_out(
+    folder: RunFolder, tmp_path: Path, protocol: str
+):
+    whole = content(folder.path)
+    write(
+        folder.path,
+        {"status.json": "", "wandb/x": "", "superseded/0001/x": "", "plan.json.tmp": ""},
+    )
+    write(folder.checkpoints, {"3.orbax-checkpoint-tmp-7/state/data": "", "best/a.tmp": ""})
+    write(folder.checkpoints, {"3/state/data": "its hashes are not written yet"})
+    url = MEMORY if protocol == "memory" else f"file://{tmp_path}/mirror/{NAME}"
+    Copier(folder.path, url).copy()
+    assert copied(url) == whole
+
+
+def test_what_refers_to_other_files_is_copied_after_them(folder: RunFolder, done: list[str]):
+    copier = Copier(folder.path, MEMORY)
+    write(folder.path, {"summary.json": "old"})
+    copier.copy()
+    done.clear()
+    train(folder, 3)
+    (folder.path / "summary.json").unlink()
+    copier.copy()
+    assert done == [
+        "-summary.json",
+        "+checkpoints/best/adapter.safetensors",
+        "+rollouts/step_000003.jsonl",
+        "+metrics.jsonl",
+        "+journal.jsonl",
+        "+checkpoints/3/state/data",
+        "+checkpoints/3/files.json",
+        "-checkpoints/1/files.json",
+        "-checkpoints/1/state/data",
+    ]
+    assert copied() == content(folder.path)
+
+
+def test_only_what_has_changed_is_copied_also_by_the_next_process(
+    folder: RunFolder, done: list[str]
+):
+    copier = Copier(folder.path, MEMORY)
+    copier.copy()
+    done.clear()
+    for again in (copier, Copier(folder.path, MEMORY)):
+        again.copy()
+    assert done == []
+    # Of equal size: the time tells.
+    changed = folder.checkpoints / "best" / "adapter.safetensors"
+    changed.write_text("best 9")
+    later_s = changed.stat().st_mtime + 60
+    os.utime(changed, (later_s, later_s))
+    copier.copy()
+    Copier(folder.path, MEMORY).copy()  # by the clock of the store it is newer still
+    assert done == ["+checkpoints/best/adapter.safetensors"] * 2
+    assert copied() == content(folder.path)
+
+
+def test_the_last_checkpoint_of_the_mirror_stays_while_no_other_is_complete(folder: RunFolder):
+    copier = Copier(folder.path, MEMORY)
+    copier.copy()
+    before = copied()
+    for step in (1, 2):
+        for path in ("state/data", HASHES):
+            (folder.checkpoints / str(step) / path).unlink(missing_ok=True)
+    write(folder.checkpoints, {"3/state/data": "not complete"})
+    copier.copy()
+    assert copied() == before
+
+
+def test_a_file_that_is_deleted_meanwhile_makes_the_copy_begin_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    write, copier = Store.write, Copier(folder.path, MEMORY)
+
+    def train_first(store: Store, path: str, what: bytes | Path) -> None:
+        if path == f"checkpoints/1/{HASHES}":
+            train(folder, 3)
+        write(store, path, what)
+
+    monkeypatch.setattr(Store, "write", train_first)
+    copier.copy()
+    assert copied() == content(folder.path)
+
+
+def test_a_copy_that_is_cut_anywhere_leaves_whole_checkpoints_with_their_records(
+    folder: RunFolder, tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
+):
+    left, url = 10**9, mirror_url(config)
+    assert url is not None
+    write, delete = Store.write, Store.delete
+
+    class CutError(Exception):
+        pass
+
+    def cut(operation: Callable[..., None]) -> Callable[..., None]:
+        def maybe(*arguments: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise CutError
+            operation(*arguments)
+
+        return maybe
+
+    Copier(folder.path, url).copy()
+    monkeypatch.setattr(Store, "write", cut(write))
+    monkeypatch.setattr(Store, "delete", cut(delete))
+    train(folder, 3)
+    shutil.copytree(url, tmp_path / "before")
+    for place in range(20):
+        left = place
+        shutil.rmtree(url)
+        shutil.copytree(tmp_path / "before", url)
+        try:
+            Copier(folder.path, url).copy()
+        except CutError:
+            there = make_config(
+                tmp_path, run={"dir": f"{tmp_path}/{place}", "mirror": config.run.mirror}
+            )
+            fetch_run(there, adopt=None, say=lambda _: None)
+            found = RunFolder.of(there)
+            steps = {int(path.parent.name) for path in found.checkpoints.glob(f"*/{HASHES}")}
+            assert steps
+            assert steps <= {entry["step"] for entry in found.events("checkpoint")}
+            for step in steps:
+                assert (found.checkpoints / f"{step}/state/data").read_text() == f"state {step}"
+        else:
+            break
+    assert place == 8  # writes and deletions
+    assert copied(url) == content(folder.path)
+
+
+# --- the thread
+
+
+def records(
+    folder: RunFolder, mirror: Mirror | None = None, said: list[str] | None = None
+) -> Records:
+    shown = [] if said is None else said
+    return Records(folder, FakeTracker(), Console(write=shown.append), mirror)
+
+
+def events(folder: RunFolder) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in entry.items() if key not in {"time", "event"}}
         for entry in folder.events("mirror")
     ]
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  # of a thread
+            await asyncio.sleep(0.005)
+
+
 def test_without_a_mirror_nothing_happens(tmp_path: Path):
-    config = make_config(tmp_path)
-    with closing(Mirror.of(config)) as mirror:
-        mirror.acquire(tmp_path, print)
-        asyncio.run(mirror.start(config, folder=tmp_path, log=records(RunFolder(tmp_path))))
-        asyncio.run(mirror.finish())
+    mirror = Mirror.of(make_config(tmp_path))
+
+    async def run() -> None:
+        mirror.start(tmp_path, log_event=print)
+        mirror.request()
+        await mirror.finish()
+
+    asyncio.run(run())
     assert mirror.metrics() == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_is_copied_until_its_end(config: Config, folder: RunFolder, tmp_path: Path):
-    clock, said = FakeClock(), list[str]()
+def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folder: RunFolder):
+    mirror = Mirror(MEMORY)
+    kept = records(folder, mirror)
 
     async def run() -> None:
-        with closing(Mirror(URL, now=clock)) as mirror:
-            mirror.acquire(folder.path, said.append)
-            await mirror.start(config, folder=folder.path, log=records(folder))
-            clock.seconds = 7.0
-            assert mirror.metrics() == {"mirror/behind_s": 7.0}
-            train(folder, 2)
-            await mirror.finish()
-            assert mirror.metrics()["mirror/behind_s"] < 7
+        mirror.start(folder.path, log_event=kept.event)
+        await until(lambda: copied() == content(folder.path))
+        train(folder, 3)
+        kept.checkpoint({"step": 3})
+        await until(lambda: copied() == content(folder.path))
+        write(folder.path, {"export/model": "exported"})
+        kept.exported({"folder": "export", "version": 3, "mean_difference": None,
+                       "reason": "rehearsal"})  # fmt: skip
+        await until(lambda: copied() == content(folder.path))
+        write(folder.path, {"summary.json": "{}"})
+        await mirror.finish()
 
     asyncio.run(run())
-    assert (said, told(folder)) == ([], [])
-    store = Store(URL)
-    assert fetched(store, tmp_path / "there") == content(folder.path)
-    assert store.read_lease() is None
+    assert copied() == content(folder.path)
+    assert events(folder) == []
 
 
-def test_the_metric_is_recorded_with_each_step(config: Config, folder: RunFolder):
-    mirror = Mirror(URL)
-    mirror._copied_s = mirror._now()
-    metrics = {"sft/loss": 1.0, "sft/tokens_trained": 1.0}
-    records(folder, mirror).sft_step(2, metrics)
-    assert folder.metrics[-1].keys() == {"step", *metrics, "mirror/behind_s"}
+def test_requests_during_a_copy_become_one(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
+    going, count, mirror = threading.Semaphore(0), 0, Mirror(MEMORY)
 
+    def copy(_: Copier) -> None:
+        nonlocal count
+        count += 1
+        going.acquire()
 
-def test_a_mirror_that_has_all_is_not_behind():
-    clock = FakeClock()
-    mirror = Mirror(URL, now=clock)
-    mirror.receive({"copied": {"seconds": 3.0}})
-    assert mirror.metrics() == {"mirror/behind_s": 3.0}
-    clock.seconds += 100.0
-    mirror.receive({"current": True})
-    clock.seconds += 4.0
-    assert mirror.metrics() == {"mirror/behind_s": 4.0}
-
-
-def test_a_failure_that_cannot_be_journaled_does_not_end_the_run(
-    config: Config, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
-):
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(RunFolder, "journal", full)
-    mirror = Mirror(URL)
-    monkeypatch.setattr(mirror, "spawn", full)
-    mirror.acquire(folder.path, print)
+    monkeypatch.setattr(Copier, "copy", copy)
 
     async def run() -> None:
-        await mirror.start(config, folder=folder.path, log=records(folder))
-        mirror.receive({"failed": "cannot be written"})
+        mirror.start(folder.path, log_event=print)
+        await until(lambda: count == 1)
+        for _ in range(5):
+            mirror.request()
+        going.release()
+        await until(lambda: count == 2)
+        going.release(9)
+        await mirror.finish()
 
-    with closing(mirror):
-        asyncio.run(run())
+    asyncio.run(run())
+    assert count == 3
 
 
-def test_what_is_not_copied_at_the_end_is_said(
-    config: Config, folder: RunFolder, server: S3Server, monkeypatch: pytest.MonkeyPatch
+def test_a_failure_is_reported_once_and_the_next_checkpoint_tries_again(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
+    mirror, said, write, is_full, tries = Mirror(MEMORY), list[str](), Store.write, True, 0
+    kept = records(folder, mirror, said)
+
+    def write_if_possible(store: Store, path: str, what: bytes | Path) -> None:
+        nonlocal tries
+        if is_full:
+            tries += 1
+            raise OSError("no space\nat all")
+        write(store, path, what)
+
+    monkeypatch.setattr(Store, "write", write_if_possible)
+
+    async def run() -> None:
+        nonlocal is_full
+        mirror.start(folder.path, log_event=kept.event)
+        await until(lambda: len(said) == 1)
+        kept.checkpoint({"step": 2})
+        await until(lambda: tries == 2)
+        is_full = False
+        kept.checkpoint({"step": 2})
+        await until(lambda: len(said) == 2)
+        await mirror.finish()
+
+    asyncio.run(run())
+    assert said == [
+        f"mirror {MEMORY}: cannot be written (no space); the next checkpoint tries again",
+        f"mirror {MEMORY}: works again, and has the run",
+    ]
+    assert events(folder) == [{"failed": "no space"}, {"works": True}]
+    assert copied() == content(folder.path)
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_an_incomplete_end_is_said(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *, hangs: bool
+):
+    clock, said, ends = FakeClock(), list[str](), threading.Event()
+    mirror = Mirror(MEMORY, now=clock)
+    kept = records(folder, mirror, said)
     monkeypatch.setattr(mirror_module, "FINISH_S", 0.1)
 
-    async def run() -> int:
-        with closing(Mirror(URL)) as mirror:
-            mirror.acquire(folder.path, print)
-            server.writable = False
-            await mirror.start(config, folder=folder.path, log=records(folder))
-            (child,) = psutil.Process().children()
-            await mirror.finish()
-            return child.pid
-
-    child = asyncio.run(run())
-    entry = told(folder)[-1]
-    assert {"left_files", "left_bytes"} <= entry.keys()
-    assert not psutil.pid_exists(child)
-
-
-def test_the_death_of_the_process_is_reported_and_its_lease_is_given_back(
-    config: Config, folder: RunFolder
-):
     async def run() -> None:
-        with closing(Mirror(URL)) as mirror:
-            mirror.acquire(folder.path, print)
-            await mirror.start(config, folder=folder.path, log=records(folder))
-            (child,) = psutil.Process().children()
-            child.kill()
-            await mirror._ended.wait()
-            await mirror.finish()
+        mirror.start(folder.path, log_event=kept.event)
+        await until(lambda: copied() == content(folder.path))
+
+        def fail(*_: object) -> None:
+            if hangs:
+                ends.wait()
+            raise OSError("gone")
+
+        monkeypatch.setattr(Store, "write", fail)
+        write(folder.path, {"summary.json": "{}"})
+        clock.seconds = 7.0
+        await mirror.finish()
 
     asyncio.run(run())
-    assert "its process has ended" in told(folder)[0]["failed"]
-    assert Store(URL).read_lease() is None
+    ends.set()
+    within = " within 0.1 s" if hangs else ""
+    assert said[-1] == (
+        f"mirror {MEMORY}: the end of the run could not be copied{within}; the mirror is of 7 s "
+        "ago; the same command continues the copy from this host"
+    )
+    assert events(folder)[-1] == {"behind_s": 7.0}
 
 
-def test_a_run_that_was_overtaken_goes_on_without_its_mirror(config: Config, folder: RunFolder):
+def test_the_metric_says_how_old_the_copy_is_with_each_step(folder: RunFolder):
+    clock = FakeClock()
+    mirror = Mirror(MEMORY, now=clock)
+    kept = records(folder, mirror)
+
     async def run() -> None:
-        with closing(Mirror(URL)) as mirror:
-            mirror.acquire(folder.path, print)
-            Store(URL).write_lease(
-                {**vars(Holder("theirs", "far", "", 7, 0.0)), "since": "", "renewed_s": 1e12}
-            )
-            await mirror.start(config, folder=folder.path, log=records(folder))
-            await mirror._ended.wait()
-            await mirror.finish()
-            assert mirror.metrics() == {}
+        mirror.start(folder.path, log_event=kept.event)
+        clock.seconds = 7.0
+        kept.sft_step(3, {"sft/loss": 1.0, "sft/tokens_trained": 1.0})
+        await mirror.finish()
 
     asyncio.run(run())
-    (entry,) = told(folder)
-    assert "is written by process 7 on host far" in entry["lost"]
+    assert folder.metrics[-1]["mirror/behind_s"] in {0.0, 7.0}  # the thread may have begun later
+    clock.seconds = 10.0
+    assert mirror.metrics() == {"mirror/behind_s": 3.0}
 
 
-# --- at the start
+# --- the other host
 
 
-def test_a_lease_is_given_back_if_the_run_does_not_start(config: Config, folder: RunFolder):
-    with closing(Mirror.of(config)) as mirror:
-        mirror.acquire(folder.path, print)
-        assert Store(URL).read_lease() is not None
-    assert Store(URL).read_lease() is None
+@pytest.fixture
+def there(config: Config, tmp_path: Path) -> Config:
+    """The request on another host."""
+    return make_config(tmp_path, run={"dir": f"{tmp_path}/there", "mirror": config.run.mirror})
 
 
-def test_a_mirror_that_went_on_elsewhere_is_refused(config: Config, tmp_path: Path):
-    other = make_run(tmp_path / "other", steps=2)
-    other.journal("elsewhere")
-    make_copier(other, Store(URL)).copy()
-    folder = make_run(RunFolder.of(config).path)
-    with pytest.raises(ValueError, match=r"^run\.mirror: s3://.* does not continue"):
-        Mirror.of(config).acquire(folder.path, print)
-    assert Store(URL).read_lease() is None
+def copy(folder: RunFolder, config: Config) -> str:
+    url = mirror_url(config)
+    assert url is not None
+    Copier(folder.path, url).copy()
+    return url
 
 
-def test_a_store_that_is_gone_stops_only_a_new_run(
-    config: Config, folder: RunFolder, tmp_path: Path, server: S3Server
+def test_the_run_of_another_host_is_fetched(folder: RunFolder, there: Config, done: list[str]):
+    url, said = copy(folder, there), list[str]()
+    write(Path(url), {"checkpoints/9/state/data": "its hashes were not copied"})
+    fetch_run(there, adopt=None, say=said.append)
+    before, fetched = content(folder.path), RunFolder.of(there)
+    after = content(fetched.path)
+    assert after.pop("journal.jsonl").startswith(before.pop("journal.jsonl"))
+    assert after == before
+    (entry,) = fetched.events("fetched")
+    assert (entry["source"], entry["checkpoint"]) == (url, 2)
+    assert said == [f"fetching 11 files, 0.0 MiB, from {url} (checkpoint 2)"]
+    # A file that was fetched is not copied again.
+    done.clear()
+    copy(fetched, there)
+    assert done == ["+journal.jsonl", "-checkpoints/9/state/data"]
+    # The run is on this host now.
+    fetch_run(there, adopt=None, say=said.append)
+    assert len(said) == 1
+
+
+def test_without_a_run_in_the_mirror_a_new_one_begins(there: Config):
+    fetch_run(there, adopt=None, say=print)
+    assert not RunFolder.of(there).path.exists()
+    assert copied(str(mirror_url(there))) == {}
+
+
+def test_a_fetch_that_fails_stops_the_start_and_leaves_nothing(
+    folder: RunFolder, there: Config, monkeypatch: pytest.MonkeyPatch
 ):
-    server.stop()
-    said: list[str] = []
-    Mirror.of(config).acquire(folder.path, said.append)
-    (line,) = said
-    assert line.endswith("; the run starts, and is copied when the mirror answers")
-    with pytest.raises(ValueError, match=r"^run\.mirror: s3://bucket/runs/run cannot be "):
-        Mirror.of(config).acquire(tmp_path / "new", print)
-    server.start()
+    url = copy(folder, there)
+
+    read = Store.read
+
+    def fail(store: Store, path: str, file: Path) -> None:
+        if path == "metrics.jsonl":
+            raise OSError("connection lost")
+        read(store, path, file)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Store, "read", fail)
+        with pytest.raises(ValueError, match=f"{url} cannot be used: connection lost; nothing"):
+            fetch_run(there, adopt=None, say=print)
+    assert list(Path(there.run.dir).iterdir()) == []
+    fetch_run(there, adopt=None, say=print)
+    assert RunFolder.of(there).holds_run
 
 
-def test_a_damaged_mirror_does_not_stop_a_run_of_this_host(tmp_path: Path):
-    config = make_config(tmp_path, run={"mirror": str(tmp_path / "mirror")})
-    (tmp_path / "mirror").mkdir()
-    folder = make_run(RunFolder.of(config).path)
-    make_copier(folder, Store(f"{tmp_path}/mirror/run")).copy()
-    (manifest,) = (tmp_path / "mirror/run/manifests").iterdir()
-    manifest.write_bytes(manifest.read_bytes()[:100])
-    said: list[str] = []
-    fetch_run(config, adopt=None, say=said.append)
-    Mirror.of(config).acquire(folder.path, said.append)
-    (line,) = said
-    assert "to begin a new mirror; the run starts" in line
-    folder.path.rename(tmp_path / "away")
-    with pytest.raises(ValueError, match=r"is damaged: .*; restore it from a copy, or delete"):
-        fetch_run(config, adopt=None, say=print)
+def test_a_mirror_that_cannot_be_written_is_refused(there: Config, monkeypatch: pytest.MonkeyPatch):
+    def fail(*_: object) -> None:
+        raise FileNotFoundError("The specified bucket does not exist")
+
+    monkeypatch.setattr(Store, "write", fail)
+    with pytest.raises(ValueError, match=r"bucket does not exist: .* or the keys"):
+        fetch_run(there, adopt=None, say=print)
 
 
-def test_a_store_that_cannot_be_written_stops_a_new_run(
-    config: Config, tmp_path: Path, server: S3Server
+def test_an_unmounted_disk_is_no_empty_mirror(folder: RunFolder, there: Config, tmp_path: Path):
+    (tmp_path / "mirror").rmdir()
+    what = r"there is no folder .*/mirror; create or mount it"
+    with pytest.raises(ValueError, match=what):
+        fetch_run(there, adopt=None, say=print)
+    with pytest.raises(ValueError, match=what):
+        copy(folder, there)
+    assert not (tmp_path / "mirror").exists()
+
+
+def test_a_run_with_other_settings_is_not_fetched(folder: RunFolder, config: Config):
+    copy(folder, config)
+    folder.path.rename(folder.path.with_name("lost"))
+    other = config.model_copy(update={"run": config.run.model_copy(update={"seed": 99})})
+    with pytest.raises(ValueError, match=r"contains a run with other settings.*\n.*run\.seed"):
+        fetch_run(other, adopt=None, say=print)
+    assert not folder.path.exists()
+
+
+def test_a_path_outside_of_the_run_folder_is_refused(there: Config, monkeypatch):
+    entry = {"size": 1, "type": "file"}
+    root = mirror_url(there)
+    files = {f"{root}/config.json": entry, f"{root}/a/../../../x": entry}
+    monkeypatch.setattr(Store(str(root))._fs.__class__, "find", lambda *_, **__: files)
+    with pytest.raises(ValueError, match=r"contains 'a/../../../x', which is outside"):
+        fetch_run(there, adopt=None, say=print)
+
+
+def test_a_run_is_adopted_from_a_copy_of_its_folder(folder: RunFolder, there: Config):
+    for _ in range(2):
+        fetch_run(there, adopt=adopted(str(folder.path)), say=print)
+    assert content(RunFolder.of(there).path).keys() == content(folder.path).keys()
+
+
+# --- a store that is no folder
+
+
+@pytest.mark.slow
+def test_a_run_survives_in_a_bucket(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    server.writable = False
-    with pytest.raises(ValueError, match=r"^run\.mirror: .* cannot be written: .*Insufficient"):
-        Mirror.of(config).acquire(tmp_path / "new", print)
+    from tests.pipeline.run.s3_server import BUCKET, s3_server
 
-
-def test_a_store_that_never_answers_does_not_block_the_start():
-    with pytest.raises(ValueError, match=r"^url does not answer within 0 s$"):
-        mirror_module.answer("url", lambda: asyncio.run(asyncio.Event().wait()), limit_s=0.0)
-
-
-def test_the_lease_of_a_killed_driver_is_free(config: Config, folder: RunFolder):
-    dead = Holder("dead", Holder.here().host, Holder.here().machine, os.getpid(), 1.0)
-    Lease(Store(URL), dead).renew()
-    with closing(Mirror.of(config)) as mirror:
-        mirror.acquire(folder.path, print)
-    assert Store(URL).read_lease() is None
-
-
-@pytest.mark.parametrize("mirror", [".", "run/copies", "run/../run/copies"])
-def test_a_copy_does_not_contain_itself(tmp_path: Path, mirror: str):
-    run = tmp_path / "run"
-    (run / "copies").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"the copy .* and the run folder .* would contain each"):
-        mirror_module.check_mirror(str(tmp_path / mirror), run)
-    with pytest.raises(ValueError, match="would contain each other"):
-        Mirror(f"{tmp_path / mirror}/run").acquire(run, print)
-    assert [path.name for path in run.rglob("*")] == ["copies"]
+    with s3_server(monkeypatch) as server:
+        there = make_config(
+            tmp_path, run={"dir": f"{tmp_path}/there", "mirror": f"s3://{BUCKET}/runs"}
+        )
+        fetch_run(there, adopt=None, say=print)
+        url = copy(folder, there)
+        train(folder, 3)
+        server.stop()
+        with pytest.raises(Exception, match="Could not connect"):
+            copy(folder, there)
+        with pytest.raises(ValueError, match=f"{url} cannot be used: Could not connect"):
+            fetch_run(there, adopt=None, say=print)
+        server.start()
+        copy(folder, there)
+        assert copied(url) == content(folder.path)
+        fetch_run(there, adopt=None, say=print)
+        assert content(RunFolder.of(there).path).keys() == content(folder.path).keys()
+        other = make_config(tmp_path, run={"dir": f"{tmp_path}/x", "mirror": "s3://no-such/runs"})
+        with pytest.raises(ValueError, match=r"s3://no-such/runs/run cannot be used: .*not exist"):
+            fetch_run(other, adopt=None, say=print)
