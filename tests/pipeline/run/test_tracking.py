@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import tempfile
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -31,13 +33,17 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
-def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Without a login; returns the path of the file that could contain one."""
+def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Without a login; yields the path of the file that could contain one."""
     for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_DATA_DIR", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     netrc = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(netrc))
-    return netrc
+    yield netrc
+    # wandb does not wait for a service that was killed, which Python reports when it is collected.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def mode(folder: Path, wanted: str) -> tuple[str, str]:
