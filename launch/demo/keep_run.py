@@ -2,8 +2,9 @@
 
     python -m launch.demo.keep_run RUN_DIR --command "make gemma SEED=0" [--out docs/runs]
 
-Writes `summary.json` and `config.json` as they are, the figures of each step as `metrics.csv`, the
-report as `report.html`, and in `about.json` the command, commit, code hash, machine and versions.
+Writes `summary.json` and `config.json`, with paths relative to the project, the figures of each
+step as `metrics.csv`, the report as `report.html`, and in `about.json` the command, commit, code
+hash, machine and versions.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +42,9 @@ COLUMNS = (
 """Of `metrics.jsonl`."""
 
 
+_PROJECT = Path(__file__).parents[2]
+
+
 def keep(run_dir: Path, out: Path, *, command: str) -> Path:
     """Writes the folder of a run, named as the run; returns it.
 
@@ -55,16 +58,18 @@ def keep(run_dir: Path, out: Path, *, command: str) -> Path:
     """
     run, kept = RunFolder(run_dir), out / run_dir.name
     kept.mkdir(parents=True, exist_ok=True)
-    for name in ("summary.json", "config.json"):
-        shutil.copyfile(run_dir / name, kept / name)
     with (kept / "metrics.csv").open("w", encoding="utf-8", newline="") as file:
         rows = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
         rows.writeheader()
         rows.writerows(
             {key: f"{row[key]:.6g}" for key in COLUMNS if key in row} for row in run.metrics
         )
-    write_report([str(run_dir), "--out", str(kept / "report.html")])
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    page = kept / "report.html"
+    write_report([str(run_dir), "--out", str(page)])
+    for file in (run_dir / "summary.json", run_dir / "config.json", page):
+        text = file.read_text(encoding="utf-8").replace(f"{_PROJECT}/", "")
+        (kept / file.name).write_text(text.replace(str(Path.home()), "~"), encoding="utf-8")
+    git = ["git", "-C", str(_PROJECT), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     code = run.valid_entries("started")[0]["code"]
     about = {"command": command, "commit": commit, "code": code, **machine()}

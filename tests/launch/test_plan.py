@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from configs.load import presets
 from launch import plan, train
 from pipeline.plan import verify
 from pipeline.plan.compiler import NoCompiler
+from tests.pipeline.plan.presets import KNOWN
 
 PROJECT = Path(__file__).parents[2]
 PAST = "2024-01-01T00:00:00+00:00"
@@ -28,7 +28,7 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
     return found.out, found.err
 
 
-@pytest.mark.parametrize("preset", presets())
+@pytest.mark.parametrize("preset", KNOWN)
 def test_every_preset_is_planned(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

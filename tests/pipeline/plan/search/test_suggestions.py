@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from configs.load import load_config, presets
+from configs.load import load_config
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.cost_model.step import estimate_step
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, plan_again
 from pipeline.plan.search.suggestions import settings_text, suggestions, with_settings
-from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+from tests.pipeline.plan.presets import FREE, KNOWN, PROJECT, case, preset
 
 TWICE = {
     "twice the memory": ("hbm_gib",),
@@ -194,7 +194,7 @@ def test_more_prompts_raise_their_bound_in_proportion() -> None:
     assert "rollout.prompts_per_step = 64, rollout.max_prompts_per_step = 192" in changes
 
 
-@pytest.mark.parametrize("name", presets())
+@pytest.mark.parametrize("name", KNOWN)
 def test_no_settings_leave_the_case_unchanged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PROJECT)
     given = case(load_config(PROJECT / name))
