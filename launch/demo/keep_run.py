@@ -66,9 +66,9 @@ def keep(run_dir: Path, out: Path, *, command: str) -> Path:
         )
     page = kept / "report.html"
     write_report([str(run_dir), "--out", str(page)])
-    for file in (run_dir / "summary.json", run_dir / "config.json", page):
-        text = file.read_text(encoding="utf-8").replace(f"{_PROJECT}/", "")
-        (kept / file.name).write_text(text.replace(str(Path.home()), "~"), encoding="utf-8")
+    for path in (run_dir / "summary.json", run_dir / "config.json", page):
+        text = path.read_text(encoding="utf-8").replace(f"{_PROJECT}/", "")
+        (kept / path.name).write_text(text.replace(str(Path.home()), "~"), encoding="utf-8")
     git = ["git", "-C", str(_PROJECT), "rev-parse", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     code = run.valid_entries("started")[0]["code"]
