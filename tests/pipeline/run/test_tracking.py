@@ -193,6 +193,7 @@ def test_everything_is_sent(tmp_path: Path, server: WandbServer):
     assert server.exit_status == 130
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["hang", "500"])
 def test_waiting_for_a_failing_server_is_bounded(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch, fault: Fault
@@ -217,6 +218,7 @@ def test_waiting_for_a_failing_server_is_bounded(
     assert server.steps() == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_an_unresponsive_server_does_not_delay_the_start(
     tmp_path: Path, server: WandbServer, monkeypatch: pytest.MonkeyPatch
 ):
@@ -247,6 +249,7 @@ def services() -> list[psutil.Process]:
     return [child for child in children if "wandb-core" in child.name()]
 
 
+@pytest.mark.slow
 def test_a_dead_service_turns_wandb_off(tmp_path: Path, server: WandbServer):
     async def work() -> Run:
         async with begun(tmp_path) as run:
@@ -265,6 +268,7 @@ def test_a_dead_service_turns_wandb_off(tmp_path: Path, server: WandbServer):
     assert "to upload it: wandb sync --include-online" in told[2][0]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sends_the_rows_that_wandb_lacks(tmp_path: Path, server: WandbServer):
     server.history = {0: '{"_step": 1, "loss": 0.5}', 1: '{"_step": 2, "loss": 1.0}'}
 
@@ -291,6 +295,7 @@ async def offline(folder: Path, run_id: str | None, rows: Any, *steps: int) -> R
     return run
 
 
+@pytest.mark.slow
 def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, server: WandbServer):
     first = asyncio.run(offline(tmp_path, None, [], 1, 2, 3))
     # It was killed, and repeats step 3.
@@ -304,6 +309,7 @@ def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, serv
     assert sorted(set(server.steps())) == [1, 2, 3, 4]
 
 
+@pytest.mark.slow
 def test_an_evaluation_after_a_resume_reaches_the_server(tmp_path: Path, server: WandbServer):
     """The first process is stopped between the second step and its validation."""
 
@@ -385,6 +391,7 @@ asyncio.run(work())
 """
 
 
+@pytest.mark.slow
 def test_python_exits_cleanly_with_a_hanging_server(tmp_path: Path, server: WandbServer):
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(tmp_path)],
