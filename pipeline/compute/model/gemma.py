@@ -135,7 +135,7 @@ class Gemma(nnx.Module):
             adapter, base, run = _pure(layer, self.architecture, keeps=keeps)
             inputs = LayerInputs(positions, _of_layer(per_layer, number), attend)
             on_parts = remat.layer_on_parts(parts, run, gather=gather)
-            pure = kinds.function(number, on_parts, adapter, base, keeps)
+            pure = kinds.function(number, on_parts, (adapter, base), keeps=keeps)
             x, key_value = pure(adapter, base, x, held.get(source), inputs)
             if keeps:
                 held[number] = key_value
@@ -210,7 +210,8 @@ class _LayerKinds:
     """Functions of layers as compiled functions inside a program, one for all layers of a kind.
 
     JAX then traces, differentiates and lowers each kind once and not each layer, and XLA inlines
-    the functions. Layers are of a kind if they have the same modules and shapes.
+    the functions. Layers are of a kind if they have the same modules, attention and shapes, and
+    return the same.
 
     Args:
         shape: of the model.
@@ -220,17 +221,20 @@ class _LayerKinds:
         self._shape = shape
         self._functions: dict[object, Callable[..., Any]] = {}
 
-    def function(self, number: int, of_layer: Callable[..., Any], *state: Any) -> Any:
+    def function(
+        self, number: int, of_layer: Callable[..., Any], state: Any, *, keeps: bool = False
+    ) -> Callable[..., Any]:
         """The function of the kind of layer `number`: the first one that was given for it.
 
         Args:
             number: of the layer.
             of_layer: a pure function of the layer's state and of arrays.
-            state: the layer's state, and whatever else the function depends on.
+            state: the layer's state.
+            keeps: whether the function also returns the keys and values.
         """
         leaves, structure = jax.tree.flatten(state)
-        avals = tuple((jnp.shape(leaf), jnp.result_type(leaf)) for leaf in leaves)
-        kind = self._shape.local[number], self._shape.has_kv(number), structure, avals
+        avals = tuple((leaf.shape, leaf.dtype) for leaf in leaves)
+        kind = self._shape.local[number], self._shape.has_kv(number), keeps, structure, avals
         return self._functions.setdefault(kind, jax.jit(of_layer))
 
 

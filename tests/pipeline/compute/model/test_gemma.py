@@ -97,6 +97,10 @@ def test_a_kind_of_layer_is_traced_once(monkeypatch: pytest.MonkeyPatch, remat: 
     assert len(traced) == len(set(traced)) == 2  # local and global
 
 
+SIX_LAYERS = {
+    "num_hidden_layers": 6,
+    "layer_types": 3 * ["sliding_attention", "full_attention"],
+}
 FOUR = np.concatenate([TOKENS, TOKENS[::-1] + 1])
 
 
@@ -140,6 +144,8 @@ def assert_close(found: Any, expected: Any, *, relative: float) -> None:
         (Remat("dots", SEQ), {}, tiny.GEMMA4),
         (Remat("full", SEQ), {"devices": 4, "fsdp": 2, "tp": 2}, tiny.GEMMA4),
         (Remat("offload", SEQ), {}, tiny.GEMMA4),
+        # The first two layers are like the next two, whose keys and values the last two read.
+        (Remat("full", SEQ), {}, {**tiny.GEMMA4, **SIX_LAYERS}),
     ],
 )
 def test_remat_changes_no_value_and_no_gradient(remat: Remat, mesh: Any, changes: Any):
