@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -31,6 +30,7 @@ from configs.base import absolute_url, mirror_problem
 from configs.schema import Config
 from pipeline.contracts.checkpoint_files import HASHES
 from pipeline.run.run_folder import RunFolder
+from pipeline.run.threads import LogEvent, first_line, from_threads
 
 FINISH_S = 60.0
 """Time limit in seconds for the last copy, after the devices are released."""
@@ -235,14 +235,14 @@ class Mirror:
         self._asked, self._ended = threading.Event(), threading.Event()
         self._finishes = self._has_failed = False
         self._copied_s: float | None = None
-        self._log_event: Callable[..., None]
+        self._log_event: LogEvent
 
     @staticmethod
     def of(config: Config) -> Mirror:
         """The mirror of a configuration."""
         return Mirror(mirror_url(config))
 
-    def start(self, folder: Path, *, log_event: Callable[..., None]) -> None:
+    def start(self, folder: Path, *, log_event: LogEvent) -> None:
         """Starts the thread, which copies at once what is there.
 
         Args:
@@ -252,17 +252,7 @@ class Mirror:
         """
         if self.url is None:
             return
-        loop = asyncio.get_running_loop()
-
-        def log_if_possible(text: str, **facts: Any) -> None:
-            with suppress(OSError):  # a full disk, which the run's own records report
-                log_event("mirror", f"mirror {self.url}: {text}", **facts)
-
-        def from_thread(text: str, **facts: Any) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(partial(log_if_possible, text, **facts))
-
-        self._log_event, self._copied_s = from_thread, self._now()
+        self._log_event, self._copied_s = from_threads(log_event), self._now()
         copier = Copier(folder, self.url)
         threading.Thread(target=self._serve, args=[copier], name="mirror", daemon=True).start()
         self.request()
@@ -287,12 +277,15 @@ class Mirror:
         if not in_time or self._has_failed:
             limit = "" if in_time else f" within {FINISH_S:g} s"
             behind_s = self._now() - self._copied_s
-            self._log_event(
+            self._say(
                 f"the end of the run could not be copied{limit}; the mirror is of {behind_s:.0f} s "
                 "ago; the same command continues the copy from this host",
                 behind_s=behind_s,
             )
         await asyncio.sleep(0)  # for the thread's messages, and this one
+
+    def _say(self, text: str, **facts: Any) -> None:
+        self._log_event("mirror", f"mirror {self.url}: {text}", **facts)
 
     def _serve(self, copier: Copier) -> None:
         """Copies at each request, until `finish`; the function of the thread."""
@@ -306,13 +299,15 @@ class Mirror:
             except Exception as error:  # noqa: BLE001  # of any library of a store
                 if not self._has_failed:
                     self._has_failed = True
-                    text = f"cannot be written ({_short(error)}); the next checkpoint tries again"
-                    self._log_event(text, failed=_short(error))
+                    text = (
+                        f"cannot be written ({first_line(error)}); the next checkpoint tries again"
+                    )
+                    self._say(text, failed=first_line(error))
             else:
                 self._copied_s = began_s
                 if self._has_failed:
                     self._has_failed = False
-                    self._log_event("works again, and has the run", works=True)
+                    self._say("works again, and has the run", works=True)
         self._ended.set()
 
 
@@ -506,7 +501,7 @@ def _failures_of(place: str | None) -> Iterator[None]:
     except ValueError:
         raise
     except Exception as error:  # noqa: BLE001
-        why = _short(error)
+        why = first_line(error)
         if isinstance(error, FileNotFoundError):
             why += ": it does not exist, or the keys in the environment do not open it"
         raise ValueError(
@@ -586,8 +581,3 @@ def _fetch_settings(
         if path in paths:
             store.read(path, fresh / path)
     RunFolder(fresh).check_settings(config, accept=accept, place=store.url)
-
-
-def _short(error: BaseException) -> str:
-    """The first line of an error's message."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]

@@ -8,9 +8,8 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
@@ -19,14 +18,12 @@ from urllib.parse import urlsplit
 import psutil
 
 from configs.schema import Config
+from pipeline.run.threads import LogEvent, first_line, from_threads
 
 if TYPE_CHECKING:
     from pipeline.run.wandb_run import WandbRun
 
 Mode = Literal["online", "offline", "disabled"]
-LogEvent = Callable[..., None]
-"""Takes the kind of an event, a message for the console, and facts for the journal."""
-
 Message = Mapping[str, Any]
 """A row: see `step_message`, `evaluation_message`, `mark_message`."""
 
@@ -155,17 +152,7 @@ class Tracker:
         """
         if self._mode == "disabled":
             return
-        loop = asyncio.get_running_loop()
-
-        def log_if_possible(event: str, text: str, **facts: Any) -> None:
-            with suppress(OSError):  # a full disk, which the run's own records report
-                log_event(event, text, **facts)
-
-        def from_thread(event: str, text: str, **facts: Any) -> None:
-            with suppress(RuntimeError):  # the loop has ended
-                loop.call_soon_threadsafe(partial(log_if_possible, event, text, **facts))
-
-        self._log_event = from_thread
+        self._log_event = from_threads(log_event)
         self._is_started = True
         given = {
             "project": config.wandb.project,
@@ -180,9 +167,8 @@ class Tracker:
             "config": config.model_dump(mode="json"),
         }
         tables = config.wandb.table_every, config.sft_steps + 1
-        missing = list(rows)
         threading.Thread(
-            target=self._serve, args=(given, folder, tables, missing), name="W&B", daemon=True
+            target=self._serve, args=(given, folder, tables, rows), name="W&B", daemon=True
         ).start()
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
@@ -251,7 +237,11 @@ class Tracker:
             self._calls.put((method, arguments))
 
     def _serve(
-        self, given: Mapping[str, Any], folder: Path, tables: tuple[int, int], rows: list[Message]
+        self,
+        given: Mapping[str, Any],
+        folder: Path,
+        tables: tuple[int, int],
+        rows: Sequence[Message],
     ) -> None:
         """Makes the calls, until `finish` or an error; the function of the thread."""
         try:
@@ -262,11 +252,9 @@ class Tracker:
             )
             facts = {"address": run.address, "sync": run.sync}
             self._log_event("wandb", f"W&B: {run.address}", **facts)
-            if (
-                run.is_online or not self._resumed
-            ):  # offline, the earlier processes' files have them
-                for row in rows:
-                    run.log_row(row)
+            # Offline, the files of the earlier processes have their rows.
+            for row in rows if run.is_online or not self._resumed else ():
+                run.log_row(row)
             while (call := self._calls.get()) is not None:
                 method, arguments = call
                 getattr(run, method)(*arguments)
@@ -275,9 +263,8 @@ class Tracker:
             if self._closed:
                 return
             end_service()
-            message = (str(error).strip() or type(error).__name__).splitlines()[0][:500]
-            text = f"W&B: turned off ({message}); metrics.jsonl is complete"
-            self._log_event("wandb", text, failed=message)
+            text = f"W&B: turned off ({first_line(error)}); metrics.jsonl is complete"
+            self._log_event("wandb", text, failed=first_line(error))
         finally:
             self._ended.set()
 

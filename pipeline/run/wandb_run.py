@@ -16,7 +16,8 @@ import wandb
 
 from pipeline.contracts.record_files import DamagedFileError, parse_rows
 from pipeline.run.rollout_samples import distributions, sample_table
-from pipeline.run.tracking import START_S, LogEvent, Message, Mode, end_service
+from pipeline.run.threads import LogEvent, first_line
+from pipeline.run.tracking import START_S, Message, Mode, end_service
 
 _BINS = 32
 """Bins of a histogram."""
@@ -61,7 +62,7 @@ def start(
             run = wandb.init(mode="online", resume="allow", settings=settings, **given)
             return WandbRun(run, folder, tables, log_event)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # wandb's have no common base
-            text = f"cannot start online ({_short(error)})"
+            text = f"cannot start online ({first_line(error)})"
             log_event("wandb", f"W&B: {text}; it is offline", failed=text)
             end_service()
     run = wandb.init(mode="offline", settings=settings, **given)
@@ -149,7 +150,7 @@ class WandbRun:
                     artifact.add_file(str(file), name=inside, skip_cache=True)
                     uploaded_bytes += size
         except (OSError, ValueError) as error:  # or the next export replaces the folder
-            text = f"{name} is not uploaded ({_short(error)})"
+            text = f"{name} is not uploaded ({first_line(error)})"
             self._log_event("wandb", f"W&B: {text}", failed=text)
             return
         if self._logged_artifacts.get(name) == artifact.digest:
@@ -199,7 +200,7 @@ class WandbRun:
             values = distributions(records)
             columns, rows = sample_table(records, step=step)
         except (DamagedFileError, KeyError) as error:
-            text = f"no table and histograms of step {step} ({_short(error)})"
+            text = f"no table and histograms of step {step} ({first_line(error)})"
             self._log_event("wandb", f"W&B: {text}", failed=text)
             return {}
         media: dict[str, Any] = {
@@ -209,7 +210,3 @@ class WandbRun:
         if rows and every and (step == first or step % every == 0):
             media["rollouts"] = wandb.Table(columns, rows)
         return media
-
-
-def _short(error: BaseException) -> str:
-    return str(error).splitlines()[0][:500] if str(error) else type(error).__name__
