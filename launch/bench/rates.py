@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,15 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.contracts.rollouts import Completion, Prompt, Rollout, RolloutName, RolloutRequest
-from pipeline.evaluate.evaluation import Evaluation, judge
+from pipeline.contracts.rollouts import (
+    Completion,
+    Prompt,
+    Rollout,
+    RolloutName,
+    RolloutPhase,
+    RolloutRequest,
+)
+from pipeline.evaluate.evaluation import Evaluation, judge, requests
 from pipeline.inputs.dataset.load import load_data
 from pipeline.inputs.dataset.order import prompts_for_step
 from pipeline.inputs.text.prompts import PromptMaker
@@ -48,30 +56,33 @@ class Runs:
     """The model, its programs and the data of a configuration, on one device.
 
     Args:
-        config: with a validation split.
+        config: of the runs.
 
-    Raises:
-        ValueError: if there is no validation split.
+    Attributes:
+        data: its prompts.
+        policy: its model.
     """
 
     def __init__(self, config: Config) -> None:
         folder = Path(config.model.path)
         tokenizer = read_tokenizer(folder)
-        data = load_data(config, tokenizer)
-        if data.validation is None:
-            raise ValueError("data.validation is missing: rates are compared on it")
-        self.config, self._tags = config, Tags.of_run(config)
-        self._maker = PromptMaker(config.prompt, tokenizer)
-        self._train, self._validation = data.train.prompts, data.validation.prompts
-        vocabulary = Vocabulary.of(tokenizer, config.rollout)
-        self._policy, base = open_policy(
+        self.config, self.data = config, load_data(config, tokenizer)
+        self.policy, self._base = open_policy(
             folder,
             dtype=config.model.dtype,
             lora=config.lora,
             mesh=make_mesh(jax.devices()[:1]),
         )
-        self._engine = Engine(self._policy, base, config, vocabulary, text_of=tokenizer.decode)
-        self._learner = Learner(self._policy, base, config, vocabulary)
+        self._maker, self._tags = PromptMaker(config.prompt, tokenizer), Tags.of_run(config)
+        self._vocabulary = Vocabulary.of(tokenizer, config.rollout)
+        self._engine = Engine(
+            self.policy, self._base, config, self._vocabulary, text_of=tokenizer.decode
+        )
+
+    @cached_property
+    def _learner(self) -> Learner:
+        """Compiled at the first use: what only samples does not wait for it."""
+        return Learner(self.policy, self._base, self.config, self._vocabulary)
 
     def ability(self, prompts: int = 128) -> dict[str, float]:
         """What the base does with the first training prompts, at temperature 1.
@@ -83,7 +94,8 @@ class Runs:
             Shares: `sampled`: of right answers; `pass@8`: of prompts with a right answer; `mixed`:
             of prompts with a right and a wrong one; `well_formed`: of well-formed answers.
         """
-        judged = self._measure(self._train[:prompts], self._policy.no_adapter(), samples=SAMPLES)
+        chosen = self.data.train.prompts[:prompts]
+        judged = self.measure(chosen, self.policy.no_adapter(), samples=SAMPLES)
         right = judged.correct.mean(axis=1)
         return {
             "sampled": float(right.mean()),
@@ -101,13 +113,13 @@ class Runs:
             steps: number of updates.
         """
         learner = self._learner
-        learner.state = learner._begin_phase(self._policy.fresh_adapter(seed), version=0)  # noqa: SLF001
+        learner.state = learner._begin_phase(self.policy.fresh_adapter(seed), version=0)  # noqa: SLF001
         rate = grpo_rate(self.config, peak=lr)
         found: list[dict[str, float]] = []
         before = self._validate(learner.state.adapter)
         for step in range(steps):
             prompts = prompts_for_step(
-                self._train,
+                self.data.train.prompts,
                 seed=seed,
                 step=step,
                 prompts_per_step=self.config.rollout.prompts_per_step,
@@ -123,40 +135,54 @@ class Runs:
 
     def _validate(self, adapter: Params) -> dict[str, float]:
         """Shares on the validation split: right answers, greedy and sampled, and well-formed."""
-        greedy = self._measure(self._validation, adapter, samples=1)
-        sampled = self._measure(self._validation, adapter, samples=SAMPLES)
+        assert self.data.validation is not None
+        prompts = self.data.validation.prompts
+        greedy = self.measure(prompts, adapter, samples=1)
+        sampled = self.measure(prompts, adapter, samples=SAMPLES)
         return {
             "greedy": float(greedy.correct.mean()),
             "sampled": float(sampled.correct.mean()),
             "well_formed": float(sampled.well_formed.mean()),
         }
 
-    def _measure(self, prompts: Sequence[Prompt], adapter: Params, *, samples: int) -> Evaluation:
-        drawn = self._sample(prompts, adapter, name=("validation", 0), samples=samples)
+    def measure(
+        self,
+        prompts: Sequence[Prompt],
+        adapter: Params,
+        *,
+        samples: int,
+        phase: RolloutPhase = "validation",
+    ) -> Evaluation:
+        """The judged answers to prompts.
+
+        Args:
+            prompts: of one split.
+            adapter: of the policy.
+            samples: of each prompt; one is greedy, several are sampled at temperature 1.
+            phase: names the noise.
+        """
+        temperature = 0.0 if samples == 1 else 1.0
+        asked = requests(prompts, phase=phase, samples=samples)
+        drawn = self._generate(asked, adapter, temperature=temperature)
         return judge(prompts, drawn, maker=self._maker, tags=self._tags)
 
-    def _sample(
-        self, prompts: Sequence[Prompt], adapter: Params, *, name: tuple[Any, int], samples: int
+    def _generate(
+        self, asked: Sequence[RolloutRequest], adapter: Params, *, temperature: float
     ) -> list[Completion]:
-        """`samples` completions of each prompt, prompt by prompt; one is greedy."""
-        phase, step = name
         return self._engine.generate(
-            [
-                RolloutRequest(RolloutName(phase, step, prompt.id, sample), prompt.tokens)
-                for prompt in prompts
-                for sample in range(samples)
-            ],
-            adapter=adapter,
-            version=0,
-            adapter_sha256="",
-            temperature=0.0 if samples == 1 else self.config.rollout.temperature,
+            asked, adapter=adapter, version=0, adapter_sha256="", temperature=temperature
         )
 
     def _rollouts(
         self, prompts: Sequence[Prompt], adapter: Params, *, seed: int, step: int
     ) -> tuple[list[Rollout], dict[str, float]]:
-        group = self.config.rollout.group_size
-        drawn = self._sample(prompts, adapter, name=("train", 10_000 * seed + step), samples=group)
+        group, number = self.config.rollout.group_size, 10_000 * seed + step
+        asked = [
+            RolloutRequest(RolloutName("train", number, prompt.id, sample), prompt.tokens)
+            for prompt in prompts
+            for sample in range(group)
+        ]
+        drawn = self._generate(asked, adapter, temperature=self.config.rollout.temperature)
         judged = judge(prompts, drawn, maker=self._maker, tags=self._tags)
         right = judged.correct.astype(float)
         advantages, stats = group_advantages(
@@ -206,10 +232,15 @@ def main() -> None:
     parser.add_argument("--model", help="model folder in place of model.path")
     parser.add_argument("--json", type=Path, help="file for all steps of all runs")
     given = parser.parse_args()
-    config = load_config(given.config, [("model.path", given.model)] if given.model else [])
+    try:
+        config = load_config(given.config, [("model.path", given.model)] if given.model else [])
+    except (FileNotFoundError, ValueError) as mistake:
+        parser.error(str(mistake))
     steps = given.steps or config.budget.steps
     if steps is None:
         parser.error("--steps: give the number of updates; budget.steps is not set")
+    if config.data.validation is None:
+        parser.error("data.validation is missing: rates are compared on it")
     trained = Runs(config)
     ability, runs = trained.ability(), list[dict[str, Any]]()
     print("base:", ", ".join(f"{name} {share:.3f}" for name, share in ability.items()), flush=True)

@@ -9,12 +9,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from configs.load import load_config
 from configs.schema import Config
-
-SAMPLES = 8
 
 
 def measure(config: Config, *, prompts: int) -> dict[str, float]:
@@ -25,46 +22,18 @@ def measure(config: Config, *, prompts: int) -> dict[str, float]:
         over the samples; `pass@8`: correct in at least one sample; `well formed`: greedy answers in
         the requested form.
     """
-    import jax
-    import numpy as np
+    from launch.bench.rates import SAMPLES, Runs  # late: imports JAX
 
-    from pipeline.compute.decode.engine import Engine
-    from pipeline.compute.model.sharding import make_mesh
-    from pipeline.compute.model.vocabulary import Vocabulary
-    from pipeline.compute.opening import open_policy
-    from pipeline.evaluate.evaluation import judge, requests
-    from pipeline.inputs.dataset.load import load_data
-    from pipeline.inputs.text.prompts import PromptMaker
-    from pipeline.inputs.text.tokenizer_files import read_tokenizer
-    from rewards.base import Tags
-
-    folder = Path(config.model.path)
-    tokenizer, mesh = read_tokenizer(folder), make_mesh(jax.devices()[:1])
-    policy, base = open_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
-    vocabulary = Vocabulary.of(tokenizer, config.rollout)
-    engine = Engine(policy, base, config, vocabulary, text_of=tokenizer.decode)
-    maker = PromptMaker(config.prompt, tokenizer)
-    chosen = load_data(config, tokenizer).test.prompts[:prompts]
-
-    def sample(samples: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
-        """Returns which answers are correct and well-formed, bool `prompts samples` each."""
-        completions = engine.generate(
-            requests(chosen, phase="test", samples=samples),
-            adapter=policy.no_adapter(),
-            version=0,
-            adapter_sha256="",
-            temperature=temperature,
-        )
-        judged = judge(chosen, completions, maker=maker, tags=Tags.of_run(config))
-        return judged.correct, judged.well_formed
-
-    greedy, well_formed = sample(1, 0.0)
-    sampled, _ = sample(SAMPLES, 1.0)
+    runs = Runs(config)
+    chosen, base = runs.data.test.prompts[:prompts], runs.policy.no_adapter()
+    greedy, sampled = (
+        runs.measure(chosen, base, samples=samples, phase="test") for samples in (1, SAMPLES)
+    )
     return {
-        "greedy": float(greedy.mean()),
-        "pass@1": float(sampled.mean()),
-        f"pass@{SAMPLES}": float(sampled.any(axis=1).mean()),
-        "well formed": float(well_formed.mean()),
+        "greedy": float(greedy.correct.mean()),
+        "pass@1": float(sampled.correct.mean()),
+        f"pass@{SAMPLES}": float(sampled.correct.any(axis=1).mean()),
+        "well formed": float(greedy.well_formed.mean()),
     }
 
 
