@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.load import load_config
+from configs.schema import Config
 from launch.bench.harness import Bound, Row, Section, medians
 from launch.bench.small_gemma import SMALL, VOCABULARY, small_config, small_policy
 from launch.bench.tunix import PAD, Peer, train_example
@@ -81,21 +82,22 @@ def update(*, prompt: int, mean: int, cap: int, group: int, repeats: int) -> dic
     return found | seconds | ratios
 
 
-def update_of(path: str, *, prompt: int, mean: int, repeats: int) -> dict[str, Any]:
+def update_of(
+    shared: Config, separate: Config, *, prompt: int, mean: int, repeats: int
+) -> dict[str, Any]:
     """Returns positions and seconds of an update of a configuration's model, in turns.
 
-    Separate prompts have rows of the default length. The tokens are random, and the optimizer is
-    left out.
+    The tokens are random, and the optimizer is left out.
 
     Args:
-        path: of the configuration.
+        shared: the configuration.
+        separate: the same with `separate_settings`.
         prompt: tokens of each prompt.
         mean: tokens of a completion, on average; at most `rollout.max_new_tokens`.
         repeats: runs of each.
     """
-    config = load_config(path)
-    opened = open_model(config, role="learner")
-    policy, cap = opened.policy, config.rollout.max_new_tokens
+    opened, rollout = open_model(shared, role="learner"), shared.rollout
+    policy, cap = opened.policy, rollout.max_new_tokens
     rng = np.random.default_rng(0)
     adapter = policy.place_adapter(
         {
@@ -103,12 +105,11 @@ def update_of(path: str, *, prompt: int, mean: int, repeats: int) -> dict[str, A
             for name, shape in sorted(policy.adapter_shapes.items())
         }
     )
-    group, prompts = config.rollout.group_size, config.rollout.prompts_per_step
+    group, prompts = rollout.group_size, rollout.prompts_per_step
     rollouts = rollouts_of(prompt=prompt, mean=mean, cap=cap, group=group, prompts=prompts)
-    weights = token_weights(rollouts, config.learner.variant.token_weights, budget=cap)
+    weights = token_weights(rollouts, shared.learner.variant.token_weights, budget=cap)
     found, programs = dict[str, Any](), dict[str, Callable[[], None]]()
-    separate = [("learner.share_prefix", "false"), ("plan.row_tokens", "none")]
-    for name, one in (("shared", config), ("separate", load_config(path, separate))):
+    for name, one in (("shared", shared), ("separate", separate)):
         own = LearnerPrograms(policy, one, opened.vocabulary)
         packed = micro_batches(
             rollouts, shape=own.shape, weights=weights, keep_zero_advantage=False
@@ -135,6 +136,18 @@ def update_of(path: str, *, prompt: int, mean: int, repeats: int) -> dict[str, A
         programs[f"{name}_s"] = run
     seconds = medians(programs, repeats=repeats)
     return found | seconds | {"ratio": seconds["separate_s"] / seconds["shared_s"]}
+
+
+def separate_settings(config: Config) -> list[tuple[str, str]]:
+    """Settings for separate prompts, in micro-batches of about the same size.
+
+    A row has four of the longest sequences, so that there is little padding.
+    """
+    row = 4 * config.rollout.max_tokens
+    together = row * config.plan.learner_devices
+    batch = together * max(1, (config.plan.micro_batch_tokens or 0) // together)
+    sizes = {"plan.row_tokens": row, "plan.micro_batch_tokens": batch}
+    return [("learner.share_prefix", "false"), *((key, str(size)) for key, size in sizes.items())]
 
 
 def _run(program: jax.stages.Compiled, given: tuple[Any, ...]) -> None:
@@ -228,7 +241,12 @@ def main() -> None:
     parser.add_argument("--mean", type=int, required=True, help="mean tokens of a completion")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each; default: 5")
     given = parser.parse_args()
-    found = update_of(given.config, prompt=given.prompt, mean=given.mean, repeats=given.repeats)
+    try:
+        config = load_config(given.config)
+        separate = load_config(given.config, separate_settings(config))
+    except (FileNotFoundError, ValueError) as mistake:
+        parser.error(str(mistake))
+    found = update_of(config, separate, prompt=given.prompt, mean=given.mean, repeats=given.repeats)
     print(json.dumps(found, indent=1))
 
 
