@@ -27,7 +27,7 @@ def load(folder: Path, base: Path | None) -> tuple[Any, str]:
     """The model, and the problems that loading reported; empty if there are none."""
     if base is None:
         model, info = transformers.AutoModelForCausalLM.from_pretrained(
-            folder, output_loading_info=True, **EXACT
+            folder, dtype="float32", output_loading_info=True, **EXACT
         )
         return model, "; ".join(f"{key}: {sorted(found)}" for key, found in info.items() if found)
     import peft
