@@ -71,7 +71,8 @@ def test_logits_greedy_text_and_exports_equal_transformers(tmp_path: Path):
     tokenizer = read_tokenizer(MODEL)
     policy, base = open_policy(MODEL, dtype="float32", lora=LORA, mesh=make_mesh(jax.devices()[:1]))
     config = tiny.make_config(lora=LORA.model_dump(), model={"path": str(MODEL)})
-    adapter = tiny.make_probe(policy)
+    # Changes logits by 4 to 8 of 32; a larger one would amplify rounding beyond the bound.
+    adapter = jax.tree.map(lambda leaf: 0.2 * leaf, tiny.make_probe(policy))
     out = tmp_path / "export"
     writer = Exporter(
         policy,
@@ -90,9 +91,7 @@ def test_logits_greedy_text_and_exports_equal_transformers(tmp_path: Path):
             used = policy.no_adapter() if name == "base" else adapter
             answer = ask(tmp_path, {"tokens": tokens, "prompt": tokens[0]}, model, beside)
             ours = tiny.logits(policy, base, used, tokens)
-            # Logits reach 16; the random adapter is large, and merging rounds W + BA.
-            bound = 2e-3 if name == "base" else 1e-2
-            np.testing.assert_allclose(answer["logits"], ours, rtol=0, atol=bound, err_msg=name)
+            np.testing.assert_allclose(answer["logits"], ours, rtol=0, atol=2e-3, err_msg=name)
             greedy = answer["greedy"]
             chosen = tiny.logits(policy, base, used, greedy[None])[0].argmax(axis=-1)
             start = tokens.shape[1]
