@@ -1,6 +1,6 @@
 """Settings of the alarms: a table for each rule, with its threshold and what the alarm does.
 
-The rules are in `pipeline/control/alarm_rules.py`; `alarms.py` beside it evaluates them.
+The rules are in `pipeline/alarm_rules.py`; `alarms.py` beside it evaluates them.
 """
 
 from __future__ import annotations

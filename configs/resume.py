@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +52,13 @@ HARDWARE_KEYS = (
 _FREE_PART_KEYS = ("workers", "concurrency", "timeout_s")
 _PART_DEFAULTS = {key: RewardFunction.model_fields[key].default for key in ("weight", "on_error")}
 _FUNCTIONS = "rewards.functions"
+_WEIGHT_KEY = f"{_FUNCTIONS}.NAME.weight"
 _DIGITS = 12
 """Digits of a hash that are shown."""
 REWARDS = "rewards"
-"""What `--accept` can name: a resume may change the rewards, in these settings and their code."""
-OR_ACCEPT = ", or with --accept rewards continue it with the new rewards"
-"""A remedy where only rewards have changed."""
+"""Names in `--accept` all settings of the rewards, and their code."""
+ACCEPTED_KEYS = ("learner.lr", "learner.kl_coef", "eval.every_steps", "eval.every_minutes")
+"""Other settings that `--accept KEY` lets a resume change; so may the weight of a reward."""
 _REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
 # Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
 # is refused: the run may have changed its sizes meanwhile.
@@ -163,6 +164,52 @@ def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> li
 def is_reward_change(change: Change) -> bool:
     """Whether `--accept rewards` covers the change."""
     return any(overlap(change[0], key) for key in _REWARD_KEYS)
+
+
+def check_accept(keys: Iterable[str]) -> None:
+    """Refuses what `--accept` cannot name.
+
+    Raises:
+        ConfigError: with one line for each.
+    """
+    mistakes = [
+        f"command line: --accept {key}: a resume cannot change this; it can change "
+        f"{', '.join((REWARDS, *ACCEPTED_KEYS, _WEIGHT_KEY))}"
+        for key in keys
+        if key not in {REWARDS, *ACCEPTED_KEYS} and not _is_weight(key)
+    ]
+    if mistakes:
+        raise ConfigError(*mistakes)
+
+
+def is_accepted(change: Change, accept: Collection[str]) -> bool:
+    """Whether the change is covered by the keys that `--accept` names."""
+    return change[0] in accept or (REWARDS in accept and is_reward_change(change))
+
+
+def refusal(changes: Sequence[Change]) -> str:
+    """What can be done about changed settings; for each a line, and the flag that accepts it."""
+    flags = {change[0]: _flag(change) for change in changes}
+    lines = change_lines(changes).splitlines()
+    shown = "\n".join(
+        f"{line} ({flag})" if flag else line
+        for line, flag in zip(lines, flags.values(), strict=True)
+    )
+    accepting = ", or with the flags below to accept the new ones" if any(flags.values()) else ""
+    return (
+        f"resume it with the old values{accepting}, or start another run from its checkpoint with "
+        f"--run.name and --run.fork:\n{shown}"
+    )
+
+
+def _flag(change: Change) -> str:
+    if change[0] in ACCEPTED_KEYS or _is_weight(change[0]):
+        return f"--accept {change[0]}"
+    return f"--accept {REWARDS}" if is_reward_change(change) else ""
+
+
+def _is_weight(key: str) -> bool:
+    return key.startswith(f"{_FUNCTIONS}.") and key.endswith(".weight")
 
 
 def change_lines(changes: Iterable[Change]) -> str:

@@ -285,6 +285,10 @@ class Config(Table):
         """Number of steps of the SFT phase, which precedes GRPO."""
         return self.sft.steps if self.run.has_sft_phase else 0
 
+    def phase_of(self, step: int) -> Literal["sft", "grpo"]:
+        """The training phase of a step, counted from 0."""
+        return "sft" if step < self.sft_steps else "grpo"
+
     @property
     def decay_steps(self) -> int | None:
         """GRPO step at which the learning rate reaches zero; None if the clock decides."""

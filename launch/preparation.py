@@ -13,15 +13,15 @@ from pathlib import Path
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.load import load_config
-from configs.resume import OR_ACCEPT, REWARDS, change_lines, code_changes, diff_configs
+from configs.resume import code_changes, diff_configs, is_accepted, refusal
 from configs.schema import Config, Rollout
 from launch.exits import say
 from launch.fork import check_base
 from launch.reward_columns import check_columns, scored_splits
 from launch.submission import VARIABLE
+from pipeline.budget import Budget, check_more, extension
 from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
-from pipeline.control.budget import Budget, check_more, extension, show_duration
-from pipeline.control.estimates import least_run_s
+from pipeline.deadline import least_run_s, show_duration
 from pipeline.evaluate.metric import check_references, with_metric
 from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
 from pipeline.inputs.dataset.order import check_window
@@ -94,19 +94,6 @@ class Prepared:
     def reward_code(self) -> dict[str, str]:
         """SHA-256 of the file that defines each reward function, by name."""
         return reward_code(self.rewards)
-
-
-def in_force(config: Config) -> Config:
-    """Returns the configuration with what `launch.control` has set in this run; prints that.
-
-    Raises:
-        ValueError: if the values do not suit other settings, which have changed.
-    """
-    found = RunFolder.of(config).in_force(config)
-    if found is not config:
-        changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
-        say(f"as launch.control has set:\n{change_lines(changes)}")
-    return found
 
 
 def placed(config: Config) -> Config:
@@ -431,17 +418,17 @@ def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Colle
     Args:
         folder: of the run.
         code: SHA-256 of the file that defines each part, by name.
-        accept: with `rewards` they may have changed.
+        accept: what may have changed; see `configs.resume.is_accepted`.
 
     Raises:
         ValueError: naming each changed part.
     """
     changes = code_changes(provenance(folder.entries()).get("rewards", {}), code)
-    if changes and REWARDS not in accept:
+    refused = [change for change in changes if not is_accepted(change, accept)]
+    if refused:
         raise ValueError(
-            f"the reward functions have changed since {folder.path} was last started; start "
-            f"another run with --run.name, or resume this one with the old code{OR_ACCEPT}:\n"
-            + change_lines(changes)
+            f"the reward functions have changed since {folder.path} was last started; "
+            f"{refusal(refused)}"
         )
 
 

@@ -6,19 +6,25 @@ import os
 import socket
 from collections.abc import Mapping
 
-from configs.resume import Change, change_lines, hardware_changes, reward_changes
+from configs.resume import (
+    Change,
+    altering_changes,
+    change_lines,
+    hardware_changes,
+    is_reward_change,
+    reward_changes,
+)
 from configs.schema import Config
 from launch.exits import say
 from launch.flags import SUPERVISED
 from launch.preparation import Prepared
+from pipeline.budget import Budget, replaces_budget
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
-from pipeline.contracts.steering import REWARDS_CHANGED
-from pipeline.control.budget import Budget, replaces_budget
 from pipeline.plan.size_controller import SizeController
 from pipeline.rollout.restarts import RESTARTED
-from pipeline.run.history import REWARDS, provenance
+from pipeline.run.history import REWARDS, REWARDS_CHANGED, SETTINGS_CHANGED, provenance
 from pipeline.run.run_folder import RunFolder
 
 _NOTABLE_WAIT_S = 1.0
@@ -97,6 +103,7 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
         # Before the configuration with the earlier budget is replaced.
         folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
     _record_hardware(prepared, step=step)
+    _record_accepted(folder, config, step=step)
     changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
     if why := os.environ.get(SUPERVISED):
@@ -137,6 +144,19 @@ def record_reward_changes(
     if changes:  # not `step`: a rollback to an earlier step does not bring the old ones back
         folder.journal(REWARDS_CHANGED, after_step=step, changes=changes)
     return changes
+
+
+def _record_accepted(folder: RunFolder, config: Config, *, step: int) -> None:
+    """Journals and prints settings that `--accept` lets this resume change, but for rewards."""
+    if not folder.holds_run:
+        return
+    new = config.model_dump(mode="json")
+    changes = [
+        one for one in altering_changes(folder.saved_config, new) if not is_reward_change(one)
+    ]
+    if changes:
+        folder.journal(SETTINGS_CHANGED, after_step=step, changes=changes)
+        say(f"from step {step + 1} on:\n{change_lines(changes)}")
 
 
 def record_reward_code(folder: RunFolder, code: Mapping[str, str]) -> None:

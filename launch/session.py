@@ -23,16 +23,14 @@ from launch.preparation import Prepared, reward_code
 from launch.ray_watch import RayWatch
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
+from pipeline.budget import Budget, used_s
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.decisions import EXIT, EXPORT
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.phases import PhaseClock, Span
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.workers import WorkerDied
-from pipeline.control.budget import Budget, used_s
-from pipeline.control.deadline import BudgetTooSmallError, Deadline
-from pipeline.control.estimates import ShutdownEstimate
 from pipeline.coordinator import Coordinator
+from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
@@ -291,7 +289,7 @@ async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
         OutOfMemory: if there are no sizes with which the processes can start.
     """
     prepared = session.prepared
-    config = prepared.folder.in_force(prepared.config)
+    config = prepared.config
     beginning = CalibrationStart.of(config, prepared.folder.plan)
     actors = RunActors.spawn(config)
     try:
@@ -439,21 +437,15 @@ def _report_failure(session: _Session, error: Exception) -> None:
 
 
 def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float) -> Deadline:
-    """The deadline of the run, with the measurements of earlier processes."""
-    config = prepared.config
-    most, fewest = config.rollout.prompts_per_step, config.rollout.fewest_prompts
-    deadline = Deadline(
+    """The deadline of the run; the coordinator adds the measurements of earlier processes."""
+    estimates = {EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}
+    return Deadline(
+        prepared.config,
         steps=budget.steps,
         time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
-        prompts=(most, fewest),
-        validates=config.eval.validates,
         until_s=budget.until_s,
-        shutdown=ShutdownEstimate(
-            {EXPORT: _EXPORT_FLOOR_S + _EXPORT_PER_LOAD * load_s, EXIT: _EXIT_S}
-        ),
+        parts=PartTimes(estimates),
     )
-    deadline.recall(prepared.folder.metrics, sft_steps=config.sft_steps)
-    return deadline
 
 
 def _tracker(prepared: Prepared) -> Tracker:

@@ -25,9 +25,9 @@ from launch.flags import SUPERVISE, SUPERVISED
 from launch.heartbeat import PIPE, has_beaten
 from launch.stop import stop_signals
 from launch.submission import VARIABLE as SUBMITTED
+from pipeline.budget import Budget, used_s
 from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.restarts import RestartBudget
-from pipeline.control.budget import Budget, used_s
 from pipeline.run.run_folder import RunFolder
 
 _POLL_S = 1.0

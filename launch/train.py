@@ -23,7 +23,7 @@ from contextlib import suppress
 from configs.cli import CommandLine, parse
 from configs.errors import MistakeCollector
 from configs.load import config_to_json, read_config
-from configs.resume import REWARDS
+from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
 from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
@@ -65,12 +65,12 @@ def _flags() -> argparse.ArgumentParser:
     )
     flags.add_argument(
         "--accept",
-        metavar="WHAT",
-        choices=[REWARDS],
+        metavar="KEY",
         action="append",
         default=[],
-        help="rewards: resume a run whose reward functions, their arguments, weights or code have "
-        "changed; the change is journaled, and with a reward as eval.metric the search for the "
+        help=f"resume a run with a changed setting; may be repeated: {', '.join(ACCEPTED_KEYS)}, "
+        f"rewards.functions.NAME.weight, or {REWARDS}: reward functions, their arguments, weights "
+        "and code; the change is journaled, and with a reward as eval.metric the search for the "
         "best version starts anew",
     )
     flags.add_argument(
@@ -146,20 +146,19 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     extend, accept = command.flags.extend, command.flags.accept
     found = MistakeCollector(read.mistakes, read.invalid)
     found.attempt(_check_flags, command.flags)
+    found.attempt(check_accept, accept)
     config = read.config
     if config is None:
         found.raise_if_any()
     assert config is not None
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
-    from launch.preparation import finished, in_force, placed, prepare
+    from launch.preparation import finished, placed, prepare
     from launch.submission import waited_s
 
     _fetch(config, command.flags, found)
     if found.intact("run", "lora.start"):
         config = found.attempt(forked, config) or config
-    if found.intact("run.dir", "run.name"):
-        config = found.attempt(in_force, config) or config
     if found.is_empty:
         config = found.attempt(placed, config) or config
     if found.intact("run.dir", "run.name", "budget"):

@@ -1,14 +1,16 @@
-"""The training loop: SFT steps if configured, then GRPO steps, and the duties between them.
+"""The training loop: SFT steps if configured, then GRPO steps, and the work between them.
 
     prompts -> [samplers] -> completions -> [rewards] -> rollouts -> [learner] -> adapter v + 1
                    ^                                                                   |
                    +------------------------------ sync -------------------------------+
 
-    each step   produces   the data of version v, then version v + 1
-                waits for  the data of the step, the update, the sync
-    duties      start of the run, requests, validations, exports, checkpoints, end of the run
+    start    mismatch probe, evaluation before training; with a time budget an export, so that
+             there is one from now on and the end of the run is measured
+    step     data of version v -> update -> sync -> records
+    between  validation, export of a better version, checkpoint
+    end      checkpoint, validation, export of the best version, test, summary
 
-The controller decides (`control/controller.py`), the producer produces the data of a step
+`Deadline` says what fits into the time (`deadline.py`), the producer makes the data of a step
 (`rollout/producer.py`), the workers compute (`rollout/workers.py`). A signal sets `stop`: sampling
 and scoring are abandoned, an update finishes, then a checkpoint is written.
 """
@@ -16,18 +18,17 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from configs.schema import Config
+from pipeline.alarms import AlarmWatch
+from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, Decision, JournalEntry, TrainStep
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
-from pipeline.control.controller import RunController
-from pipeline.control.deadline import Deadline
-from pipeline.control.duties import PHASES, BestVersion, Duty, DutyKind, Exported, RunStatus
+from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
@@ -43,16 +44,17 @@ from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
-from pipeline.run.requests import Requests
+from pipeline.types import TrainStep, WorkDeadline
 
+REFUSED = "refused"
+"""Journal event: not one step fits into the budget."""
 MAX_SKIPPED_IN_A_ROW = 3
 """Number of consecutive skipped updates that ends the run."""
-
-Decided = TypeVar("Decided", bound="Decision | None")
+_MINUTE_S = 60.0
 
 
 class Coordinator:
-    """One process of a run, from the first probe to the summary.
+    """One process of a run, from the mismatch probe to the summary.
 
     Args:
         config: of the run.
@@ -61,7 +63,7 @@ class Coordinator:
         workers: sample, score and learn.
         records: where the run is recorded.
         meter: of its seconds and tokens.
-        deadline: arithmetic of the budget, with earlier measurements.
+        deadline: of the budget.
         clock: the run's.
         progress: where to continue.
         resumed_from: step of the checkpoint that this process started from, if any.
@@ -81,34 +83,23 @@ class Coordinator:
         progress: Progress,
         resumed_from: int | None,
     ) -> None:
+        self.config = config
         self.data = data
         self.workers = workers
         self.records = records
         self.meter = meter
         self.phases = meter.ledger.phases
+        self.deadline = deadline
         self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
-        records.complete_reward_changes(progress.step)
-        entries = list(records.folder.entries())
-        self.requests = Requests(records.folder.path, entries, log=records)
-        self.controller = RunController(
-            config,
-            deadline,
-            entries=entries,
-            step=progress.step,
-            began_s=clock.elapsed_s,
-            used_before_s=clock.used_before_s,
-            test_prompts=len(data.test.prompts),
-        )
-        self.config = config = self.controller.config
         self.producer = RolloutProducer(
             config,
             data=data,
             maker=maker,
             workers=workers,
-            log=records,
-            has_time_for=lambda step: self.controller.has_time_for(step, self._now_s),
+            records=records,
+            has_time_for=lambda step: self.deadline.allows_step(step, self._now_s),
             now=clock.now,
         )
         self.schedule = EvaluationSchedule(
@@ -133,16 +124,24 @@ class Coordinator:
             clock=clock,
             measure=self._measured,
         )
+        self.alarms = AlarmWatch(config)
         changed = max(records.folder.reward_changes, default=0)
         rows = [row for row in records.folder.metrics if row["step"] > changed]
-        alarms = records.folder.valid_entries("alarm")
-        self.controller.alarms.replay(rows, self.schedule.validations, alarms)
-        self._is_uncounted = False
+        raised = records.folder.valid_entries("alarm")
+        self.alarms.replay(rows, self.schedule.validations, raised)
+        entries = list(records.folder.entries())
+        deadline.recall(records.folder.metrics, entries)
+        deadline.restart_s = clock.elapsed_s - clock.used_before_s - clock.waited_s
         restarts = sum(entry["event"] == RESTARTED for entry in entries)
         self._restarts_before = restarts - workers.restarts.total
+        was_refused = any(entry["event"] == REFUSED for entry in entries)
+        self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)
+        self._began_s = self._validated_at_s = self._now_s
+        self._checkpoint_requested = False
+        self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
-        """Runs the training loop and all duties.
+        """Runs the training loop and what is around it.
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
@@ -162,17 +161,16 @@ class Coordinator:
         partial = self.progress.sampling.partial
         self.meter.ledger.continue_partial(self.progress.step, partial.tokens)
         try:
-            self.records.best(self.schedule.best)
-            await self._account()  # of the start
-            self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
-            await self._perform_duties()
-            while step := self._decide(self.controller.next(self._status, self._now_s)):
+            await self._start()
+            while step := self._next_step():
                 try:
                     await self._train(step)
                 except OutOfTime:
-                    self._abandon()
-                await self._perform_duties()
-            await self._perform_duties()
+                    self._abandoned("the training step")
+                    break
+                if not await self._between_steps():
+                    break
+            await self._finish()
         except Interrupted:
             await self.checkpoints.save_at_stop(self.progress, self.config)
             untaken = self.producer.untaken
@@ -187,117 +185,36 @@ class Coordinator:
             raise
         return "finished"
 
-    async def _train(self, step: TrainStep) -> None:
-        """Data -> update -> publish -> records."""
-        await self.profiler.begin(step.number + 1)
-        watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
-        data = await self.producer.take(step, self.progress.sampling, watch)
-        metrics = data.metrics(self.config)
-        if isinstance(data, RolloutStep):
-            await self._check_rewards(data, step, metrics, watch)
-        update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
-        if update is None:
-            await self._account(Counter(stale=data.tokens))
-            raise OutOfTime
-        with during("sample"):  # after the update the learner waits for rollouts sampled ahead
-            async with self.producer.ahead(update.ahead, data.next_state):
-                updating = Stopwatch(self.clock.now)
-                with during("learn"):
-                    learned = await self.workers.update(data, step, update.left)
-                self._is_uncounted = True
-                self.controller.observe_update(step, updating.total_s)
-                watch.lap("learn")
-        if self.config.rollout.ahead != "off" and step.phase == "grpo":
-            watch.lap("wait")
-        check_mean(learned, bound=self.config.parity_bounds.mean_stop)
-        with during("sync"):
-            await self.workers.publish()
-        watch.lap("sync")
-        self._measured(SYNC, watch.lap_s("sync"))
-        tokens = data.token_fates(int(learned["tokens_trained"]))
-        await self._account(tokens, data.work(learned, self.config))
-        await self.profiler.end(step.number + 1)
-        self._count(data, step, learned, metrics, watch)
+    # --- the start
 
-    async def _perform_duties(self) -> None:
-        """Start and end of the run, and what is due between two steps."""
-        await self.checkpoints.settle(wait=False)
-        step = self.progress.step
-        duties: Mapping[DutyKind, Callable[[Duty], Awaitable[None]]] = {
-            "check_parity": lambda _: self._check_parity(),
-            "evaluate_before": lambda duty: self.schedule.evaluate_before(step, duty.deadline),
-            "validate": self._validate,
-            "recover_best": lambda _: self.schedule.recover_best(step, save=self._save),
-            "repair_answers": lambda duty: self.schedule.repair_answers(step, duty.deadline),
-            "export": lambda duty: self.exports.export(duty.adapter, reason=duty.reason),
-            "checkpoint": lambda _: self._save(),
-            "load_best": lambda _: self.schedule.load_best(step),
-            "test": lambda duty: self.schedule.test(step, duty.deadline, share=duty.share),
-            "refuse": self._refuse,
-            "summarize": lambda _: self._finish(),
-            "steer": self._steer,
-            "export_copy": lambda _: self.exports.copy(step),
-            "stop": self._stop,
-        }
-        while duty := self._decide(self.controller.due(self._status, self._now_s)):
-            try:
-                with self.phases.during(PHASES[duty.kind]):
-                    await duties[duty.kind](duty)
-            except OutOfTime:
-                self._abandon()
-            self.records.best(self.schedule.best)
-            await self._account()
+    async def _start(self) -> None:
+        """The mismatch probe and the evaluation before training; with a budget of time an export.
 
-    # --- decisions
-
-    def _decide(self, decision: Decided) -> Decided:
-        """Journals a decision; the controller replays those of earlier processes."""
-        if decision is not None:
-            for entry in decision.journal:
-                self._journal(entry)
-        return decision
-
-    def _abandon(self) -> None:
-        self._journal(self.controller.abandoned(self._now_s))
-
-    def _journal(self, entry: JournalEntry) -> None:
-        if entry.text is None:
-            self.records.journal(entry.event, **entry.facts)
+        Raises:
+            BudgetTooSmallError: if not one step fits.
+        """
+        self.records.best(self.schedule.best)
+        await self._account()
+        self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
+        await self._perform("calibration", self._check_parity())
+        in_time = await self._evaluate_before()
+        if (
+            in_time
+            and self.deadline.is_timed
+            and not (self.exports.current or self.exports.is_behind)
+        ):
+            await self._export("current", reason="rehearsal")
+        if in_time and self._validation_is_due():
+            in_time = await self._validate()
+        if in_time:
+            in_time = await self._recover()
         else:
-            self.records.event(entry.event, entry.text, **entry.facts)
-
-    @property
-    def _now_s(self) -> float:
-        return self.clock.elapsed_s
-
-    @property
-    def _status(self) -> RunStatus:
-        best, exported = self.schedule.best, self.exports.current
-        result, loaded = self.schedule.result, self.workers.published
-        return RunStatus(
-            self.progress.step,
-            validated=self.schedule.validated,
-            best=None if best is None else BestVersion(best["step"], best["adapter_sha256"]),
-            exported=None
-            if exported is None
-            else Exported(
-                exported["version"],
-                exported["adapter_sha256"],
-                self.schedule.is_evaluated(exported["adapter_sha256"]),
-            ),
-            loaded_sha256=None if loaded is None else loaded.sha256,
-            tested=result is not None and result.tested,
-            requests=self.requests.pending,
-        )
-
-    def _measured(self, part: str, seconds: float) -> None:
-        """Reports the duration of a part of the shutdown; a resumed run reads it in the journal."""
-        self.controller.observe(part, seconds)
-        in_journal = part == EXPORT and self.controller.deadline.time_s is not None
-        if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
-            self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)
-
-    # --- duties
+            await self._perform("checkpoint", self._recover_best())
+        if self.deadline.is_timed:
+            answers = self.config.eval.samples * len(self.data.test.prompts)
+            self.deadline.estimate_step(answers=answers)
+            self._refuse_too_small(abandoned=not in_time)
+            await self._export_if_better()
 
     async def _check_parity(self) -> None:
         bound = self.config.parity_bounds.probe
@@ -313,29 +230,207 @@ class Coordinator:
         await self.workers.publish()
         self._measured(SYNC, watch.total_s)
 
-    async def _validate(self, duty: Duty) -> None:
-        await self.schedule.validate(self.progress.step, duty.deadline, save=self._save)
-        self._stop_by_alarms(self.progress.step, {})
+    async def _evaluate_before(self) -> bool:
+        evaluating = self.schedule.evaluate_before(
+            self.progress.step, self.deadline.leaving_an_export
+        )
+        return await self._perform(
+            "evaluation", evaluating, abandoned="the evaluation before training"
+        )
 
-    async def _refuse(self, duty: Duty) -> None:
-        assert duty.error is not None
-        raise duty.error
+    async def _recover(self) -> bool:
+        """Recovers files of earlier validations that the end needs; returns whether in time."""
+        known = bool(self.schedule.validated)
+        await self._perform("checkpoint", self._recover_best())
+        if known and not self.schedule.validated and not await self._validate():
+            return False
+        repairing = self.schedule.repair_answers(
+            self.progress.step, self.deadline.leaving_an_export
+        )
+        return await self._perform("evaluation", repairing, abandoned="the repeated validation")
 
-    async def _steer(self, duty: Duty) -> None:
-        """Acts on a request that the controller has put into force, or has refused."""
-        request, step = duty.request, self.progress.step
-        assert request is not None
-        self.requests.taken(request)
-        if self.config is self.controller.config:
+    async def _recover_best(self) -> None:
+        await self.schedule.recover_best(self.progress.step, save=self._save)
+
+    def _refuse_too_small(self, *, abandoned: bool) -> None:
+        """Refuses a budget of time into which not one step fits, if no process has trained yet.
+
+        Args:
+            abandoned: whether the work before the first step was abandoned.
+
+        Raises:
+            BudgetTooSmallError: naming the minimum.
+        """
+        deadline, now_s = self.deadline, self._now_s
+        if not self._may_refuse or (deadline.allows_step(0, now_s) and not abandoned):
             return
-        self.config = self.producer.config = self.controller.config
-        self.records.folder.write_config(self.config)
-        self.schedule.adopt(self.config, step, request=request.id)
+        exported = self.exports.current
+        error = deadline.too_small(
+            now_s,
+            began_s=self._began_s,
+            used_before_s=self.clock.used_before_s,
+            abandoned=abandoned,
+            exported=exported is not None and exported["version"] == 0,
+        )
+        self.records.journal(REFUSED, minimum_s=error.minimum_s, elapsed_s=now_s)
+        raise error
 
-    async def _stop(self, _: Duty) -> None:
-        raise Interrupted
+    # --- a step
+
+    def _next_step(self) -> TrainStep | None:
+        """The next training step; None: no other fits into the budget."""
+        number, now_s, deadline = self.progress.step, self._now_s, self.deadline
+        if not deadline.allows_step(number, now_s):
+            return None
+        return TrainStep(
+            number,
+            self.config.phase_of(number),
+            prompts=deadline.prompts_that_fit(number, now_s),
+            rate=deadline.rate(number, now_s),
+            deadline=deadline.during_step(
+                validated=number in self.schedule.validated, exported=not self.exports.is_behind
+            ),
+        )
+
+    async def _train(self, step: TrainStep) -> None:
+        """Data -> update -> publish -> records.
+
+        Raises:
+            OutOfTime: if the step is abandoned.
+        """
+        began_s = self._now_s
+        await self.profiler.begin(step.number + 1)
+        watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
+        data = await self.producer.take(step, self.progress.sampling, watch)
+        metrics = data.metrics(self.config)
+        if isinstance(data, RolloutStep):
+            await self._check_rewards(data, step, metrics, watch)
+            if not self.deadline.allows_update(
+                step.prompts, sampled_s=data.seconds, now_s=self._now_s
+            ):
+                await self._account(Counter(stale=data.tokens))
+                raise OutOfTime
+        with during("sample"):  # after the update the learner waits for rollouts sampled ahead
+            async with self.producer.ahead(self._step_ahead(step), data.next_state):
+                updating = Stopwatch(self.clock.now)
+                with during("learn"):
+                    learned = await self.workers.update(data, step)
+                self._is_uncounted = True
+                self.deadline.observe_update(
+                    updating.total_s, prompts=step.prompts, phase=step.phase
+                )
+                watch.lap("learn")
+        if self.config.rollout.ahead != "off" and step.phase == "grpo":
+            watch.lap("wait")
+        check_mean(learned, bound=self.config.parity_bounds.mean_stop)
+        with during("sync"):
+            await self.workers.publish()
+        watch.lap("sync")
+        self._measured(SYNC, watch.lap_s("sync"))
+        tokens = data.token_fates(int(learned["tokens_trained"]))
+        await self._account(tokens, data.work(learned, self.config))
+        await self.profiler.end(step.number + 1)
+        self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
+        self._count(data, step, learned, metrics, watch)
+
+    def _step_ahead(self, step: TrainStep) -> TrainStep | None:
+        """The step whose rollouts are sampled during the update of `step`; None: none."""
+        if step.phase == "sft" or self.config.rollout.ahead == "off":
+            return None
+        if not self.deadline.allows_step(step.number + 1, self._now_s):
+            return None
+        full = self.config.rollout.prompts_per_step
+        return TrainStep(step.number + 1, prompts=full, deadline=step.deadline)
+
+    # --- between two steps
+
+    async def _between_steps(self) -> bool:
+        """Validation, export of a better version, checkpoint; returns whether to go on."""
+        began_s, validated_s = self._now_s, 0.0
+        await self.checkpoints.settle(wait=False)
+        if self._validation_is_due():
+            if not await self._validate():
+                return False
+            validated_s = self._now_s - began_s
+        if self.deadline.is_timed:
+            await self._export_if_better()
+        step = self.progress.step
+        if self._checkpoint_requested or step % self.config.checkpoint.every_steps == 0:
+            self._checkpoint_requested = False
+            await self._perform("checkpoint", self._save())
+        self.deadline.step_times.observe_between(self._now_s - began_s - validated_s)
+        # Validating what seems to be the last version may leave time for one more step.
+        if self.deadline.is_timed and not self.deadline.allows_step(step, self._now_s):
+            await self._validate_last()
+        return True
+
+    def _validation_is_due(self) -> bool:
+        """Whether to validate the current version."""
+        settings, step = self.config.eval, self.progress.step
+        if not settings.validates or step in self.schedule.validated:
+            return False
+        if step == 0:
+            return True
+        if settings.every_minutes is None:
+            return step % settings.every_steps == 0
+        return self._now_s - self._validated_at_s >= _MINUTE_S * settings.every_minutes
+
+    async def _validate(self) -> bool:
+        """Validates the current version; returns whether it was in time."""
+        validating = self.schedule.validate(
+            self.progress.step, self.deadline.leaving_an_export, save=self._save
+        )
+        if not await self._perform("evaluation", validating, abandoned="the validation"):
+            return False
+        self._began_s = self._validated_at_s = self._now_s
+        self._stop_by_alarms(self.progress.step, {})
+        return True
+
+    async def _validate_last(self) -> None:
+        """Validates the current version, if it is not validated and there is time."""
+        is_validated = self.progress.step in self.schedule.validated
+        if not self.config.eval.validates or is_validated:
+            return
+        if self.deadline.allows_validation(self._now_s):
+            await self._validate()
+
+    async def _export_if_better(self) -> None:
+        """Exports the best version if it is not the exported one, unless later is better."""
+        if self.exports.is_behind and (
+            self.exports.current is None or self.deadline.allows_export(self._now_s)
+        ):
+            took_s = await self._export(self.exports.best(self.progress.step), reason="better")
+            self.deadline.observe_training_export(took_s)
+
+    # --- the end
 
     async def _finish(self) -> None:
+        """Validates the last version, exports and evaluates the best one, as time permits.
+
+        There is an export in any case. A version without any evaluation does not replace an
+        exported version that has one.
+        """
+        await self.checkpoints.settle(wait=False)
+        await self._perform("checkpoint", self._save())
+        await self._validate_last()
+        await self._perform("sync", self.schedule.load_best(self.progress.step))
+        best = self.schedule.best is not None
+        if self.deadline.is_timed and best and not self.exports.is_loaded:
+            await self._export(self.exports.best(self.progress.step), reason="best")
+        exported = best and self.deadline.is_timed
+        share = self.deadline.test_share(self._now_s, exported=exported)
+        await self._test(self.deadline.during_test(exported=exported), share=share)
+        if not self.deadline.is_timed:
+            await self._export(self.exports.best(self.progress.step), reason="last")
+        elif not best and not self.exports.is_loaded and self.exports.may_be_replaced:
+            await self._export("current", reason="last")
+        await self._summarize_end()
+
+    async def _test(self, deadline: WorkDeadline | None, *, share: float) -> None:
+        testing = self.schedule.test(self.progress.step, deadline, share=share)
+        await self._perform("evaluation", testing, abandoned="the test")
+
+    async def _summarize_end(self) -> None:
         """Writes the summary of the whole run; rollouts that no step was trained on are dropped."""
         await self.checkpoints.settle()
         result, progress = self.schedule.result, self.progress
@@ -353,8 +448,60 @@ class Coordinator:
         untrained = self.exports.untrained(progress.step)
         self._summarize(progress, ended="finished", eval=result.compared, **best, **untrained)
 
+    # --- exports and checkpoints
+
+    async def _export(self, which: AdapterRef, *, reason: str) -> float:
+        """Replaces the export; returns the seconds that it took."""
+        began_s = self._now_s
+        await self._perform("export", self.exports.export(which, reason=reason))
+        return self._now_s - began_s
+
     async def _save(self) -> None:
         await self.checkpoints.save(self.progress, self.config)
+
+    # --- work around the steps
+
+    async def _perform(self, phase: str, work: Awaitable[None], *, abandoned: str = "") -> bool:
+        """Does work that is no training step.
+
+        Args:
+            phase: of the run meanwhile.
+            work: may raise `OutOfTime`, if it has a deadline.
+            abandoned: what it is called if it is abandoned.
+
+        Returns:
+            Whether it was finished before its deadline.
+        """
+        in_time = True
+        try:
+            with self.phases.during(phase):
+                await work
+        except OutOfTime:
+            self._abandoned(abandoned)
+            in_time = False
+        self.records.best(self.schedule.best)
+        await self._account()
+        return in_time
+
+    def _abandoned(self, what: str) -> None:
+        self.records.event(
+            "abandoned",
+            f"{what} is abandoned: the remaining time is needed for the end of the run",
+            what=what,
+            step=self.progress.step,
+            elapsed_s=self._now_s,
+        )
+
+    @property
+    def _now_s(self) -> float:
+        return self.clock.elapsed_s
+
+    def _measured(self, part: str, seconds: float) -> None:
+        """Reports the duration of a part of the end; a resumed run reads it in the journal."""
+        self.deadline.parts.observe(part, seconds)
+        in_journal = part == EXPORT and self.deadline.is_timed
+        if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
+            self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)
 
     # --- ledger
 
@@ -390,9 +537,10 @@ class Coordinator:
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
         """Reports alarms of a step (without metrics: of its validation); returns why to stop."""
-        alarms = self.controller.judge({"step": step, **metrics}, self.schedule.validations)
+        alarms = self.alarms.judge({"step": step, **metrics}, self.schedule.validations)
         for alarm in alarms:
-            self._decide(alarm)
+            self.records.event("alarm", alarm.text, **alarm.facts)
+            self._checkpoint_requested |= alarm.action == "checkpoint"
         return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
 
     def _stop_by_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -411,7 +559,7 @@ class Coordinator:
 
         Args:
             data: of the step.
-            step: the decision to train it.
+            step: that was trained.
             learned: metrics of its update.
             sampled: metrics of its rollouts.
             watch: durations of its parts.
@@ -431,7 +579,7 @@ class Coordinator:
             **updated,
             **self._time_metrics(step, watch),
             **self.meter.step_metrics(self.workers.sizes.in_force),
-            **self.controller.outlook(self._now_s),
+            **self.deadline.outlook(number, self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),
             "faults/restarts": float(self._restarts),
@@ -467,12 +615,12 @@ class Coordinator:
 
     def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
         found = watch.metrics() | {"time/elapsed_s": self._now_s}
-        if self.controller.deadline.time_s is not None:
+        if self.deadline.is_timed:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
     def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        measured, deadline = self.meter.summary(), self.controller.deadline
+        measured, deadline = self.meter.summary(), self.deadline
         for line in ledger_lines(measured):
             self.records.say(line)
         summary = {

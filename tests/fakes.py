@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from configs.schema import Config
-from configs.schema import Learner as LearnerSettings
+from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published, Restored
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
@@ -33,9 +33,8 @@ from pipeline.contracts.rollouts import (
 )
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import LearnerWorker, ProcessUse, SamplerWorker
-from pipeline.control.budget import Budget, used_s
-from pipeline.control.deadline import Deadline
 from pipeline.coordinator import Coordinator
+from pipeline.deadline import Deadline
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
 from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
@@ -63,7 +62,6 @@ TIMINGS = frozenset(
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""
 FRESH = hashlib.sha256(b"fresh").hexdigest()
-_USUAL = LearnerSettings().lr, LearnerSettings().kl_coef
 PROBE = hashlib.sha256(b"probe").hexdigest()
 
 _CONFIG: dict[str, dict[str, Any]] = {
@@ -391,7 +389,6 @@ class FakeLearner(Prepares):
         self.seen: list[Rollout] = []
         self.exported: list[Completion] = []
         self.rates: list[float | None] = []
-        self.settings: list[tuple[float | None, float | None]] = []
         self.writing: list[Callable[[], None]] = []
         self.saving_s = 0.0
 
@@ -454,12 +451,7 @@ class FakeLearner(Prepares):
         return "recovered" if self.disk.best else "lost"
 
     async def update(
-        self,
-        rollouts: Sequence[Rollout],
-        *,
-        rate: float | None = None,
-        lr: float | None = None,
-        kl_coef: float | None = None,
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
         self.note("update", f"learner.update {self.version}")
         await asyncio.sleep(0)  # concurrent tasks start
@@ -469,10 +461,7 @@ class FakeLearner(Prepares):
         assert {sha for version, sha in shas if version >= self.version} <= {self.adapter}
         self.seen = list(rollouts)
         self.rates.append(rate)
-        self.settings.append((lr, kl_coef))
         digest = hashlib.sha256(f"{self.adapter}{rate or ''}".encode())
-        if (lr, kl_coef) != _USUAL:
-            digest.update(f"{lr} {kl_coef}".encode())
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
@@ -631,7 +620,6 @@ class Process:
     ) -> None:
         self.script = script or Script()
         self.folder, self.disk = RunFolder.of(config), disk
-        config = self.folder.in_force(config)
         self.tracker = FakeTracker()
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [
@@ -650,18 +638,12 @@ class Process:
             started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
         )
         budget = Budget.of(config, self.folder)
-        self.deadline = Deadline(
-            budget.steps,
-            budget.time_s,
-            prompts=(config.rollout.prompts_per_step, config.rollout.fewest_prompts),
-            validates=config.eval.validates,
-        )
+        self.deadline = Deadline(config, budget.steps, budget.time_s)
         self.folder.rewind_to(progress.step)
         self.meter = make_meter(self.folder, self.script.clock)
         if restored:
             self.meter.ledger.resumed()
         self.sizes.record(self.records)
-        self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()
         self.restarts = Restarts(config.faults, self.meter.ledger.phases, self.records.event)

@@ -170,11 +170,11 @@ class SlowLearner(FakeLearner):
         return await super().sft_update(sequences)
 
     async def update(
-        self, rollouts: Sequence[Rollout], **scalars: float | None
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
         prompts = len({rollout.completion.name.prompt_id for rollout in rollouts})
         await self.script.spend("update", share=prompts / self.script.full)
-        return await super().update(rollouts, **scalars)
+        return await super().update(rollouts, rate=rate)
 
     async def save(self, meta: Mapping[str, Any]) -> None:
         if self.version not in self.disk:

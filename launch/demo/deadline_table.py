@@ -25,7 +25,7 @@ from launch.demo.table import train
 from launch.exits import EXIT_MISTAKE
 from launch.flags import add_json, add_runs_dir, add_seeds, json_file
 from pipeline.contracts.evaluations import show_mean
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.evaluate.significance import measure_accuracy
 
 FACTORS = (1, 2, 4)

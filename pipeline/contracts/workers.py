@@ -150,16 +150,12 @@ class Learner(Protocol):
         rollouts: Sequence[Rollout],
         *,
         rate: float | None = None,
-        lr: float | None = None,
-        kl_coef: float | None = None,
     ) -> dict[str, float]:
         """Updates on one step's rollouts; returns metrics. The version increases by one.
 
         Args:
             rollouts: training samples of the step.
-            rate: learning rate of the step, if the decay is planned by the clock; None otherwise.
-            lr: peak of the schedule otherwise; None: `learner.lr`.
-            kl_coef: coefficient of the KL term, if there is one; None: `learner.kl_coef`.
+            rate: learning rate of the step, if it decays with the time used; None otherwise.
         """
 
     async def save(self, meta: Mapping[str, Any]) -> None:

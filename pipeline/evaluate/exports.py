@@ -1,23 +1,22 @@
 """The export folder of a run: which version it holds, and its replacement by another one.
 
-When to export, and which version, is the controller's decision; the learner writes the files.
+When to export, and which version, is the coordinator's decision; the learner writes the files.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from pipeline.contracts.adapters import AdapterRef, ExportReport
+from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.decisions import EXPORT, Measure
-from pipeline.contracts.memory import OutOfMemory
+from pipeline.deadline import EXPORT
 from pipeline.evaluate.notices import UNTRAINED_EXPORT, untrained_export
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
+from pipeline.types import Measure
 
 COMPARED = 32
 """Number of answers whose log-probs an export has to reproduce."""
@@ -56,6 +55,37 @@ class Exports:
         there = self._journaled and self._records.folder.export.is_dir()
         return self._journaled[-1] if there else None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the best version is not the exported one.
+
+        Compares hashes: a version that is trained again after its checkpoint was lost may differ.
+        """
+        best, current = self._schedule.best, self.current
+        exported = None if current is None else current["adapter_sha256"]
+        return best is not None and best["adapter_sha256"] != exported
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the samplers hold the exported adapter."""
+        current, loaded = self.current, self._workers.published
+        if current is None or loaded is None:
+            return False
+        return bool(current["adapter_sha256"] == loaded.sha256)
+
+    @property
+    def may_be_replaced(self) -> bool:
+        """Whether a version without validation may: not if only the exported one was evaluated."""
+        result, current = self._schedule.result, self.current
+        if (result is not None and result.tested) or current is None:
+            return True
+        return not self._schedule.is_evaluated(current["adapter_sha256"])
+
+    def best(self, step: int) -> AdapterRef:
+        """The best version by validation, or the current one; `step` training steps are done."""
+        best = self._schedule.best
+        return "current" if best is None or best["step"] == step else "best"
+
     def untrained(self, step: int) -> dict[str, str]:
         """For `summary.json`: says that the export is the model before training; empty if not.
 
@@ -76,7 +106,9 @@ class Exports:
             reason: for the journal.
         """
         watch = Stopwatch(self._now)
-        report = await self._write(self._records.folder.export, which)
+        examples = await self._schedule.examples(COMPARED)
+        folder = str(self._records.folder.export)
+        report = await self._workers.learner.export(folder, examples, which=which)
         best, published = self._schedule.best, self._workers.published
         assert published is not None
         exported = best["adapter_sha256"] if which == "best" and best else published.sha256
@@ -89,35 +121,3 @@ class Exports:
         self._journaled.append(facts)
         self._measure(EXPORT, watch.total_s)
         self._records.exported(facts)
-
-    async def copy(self, step: int) -> None:
-        """Writes the current version to `exports/step_NNNNNN`, beside `export/`.
-
-        A failure for want of memory or disk is journaled: a request must not end the run.
-
-        Args:
-            step: training steps done.
-        """
-        watch = Stopwatch(self._now)
-        folder = self._records.folder.path / "exports" / f"step_{step:06d}"
-        try:
-            folder.parent.mkdir(exist_ok=True)
-            report = await self._write(folder, "current")
-        except (OSError, OutOfMemory) as error:
-            self._records.export_failed(folder, str(error), step=step)
-            return
-        self._measure(EXPORT, watch.total_s)
-        published = self._workers.published
-        assert published is not None
-        self._records.exported_copy(
-            {
-                **asdict(report),
-                "adapter_sha256": published.sha256,
-                "seconds": watch.total_s,
-                "step": step,
-            }
-        )
-
-    async def _write(self, folder: Path, which: AdapterRef) -> ExportReport:
-        examples = await self._schedule.examples(COMPARED)
-        return await self._workers.learner.export(str(folder), examples, which=which)

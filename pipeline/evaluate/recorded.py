@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.evaluations import mean_key, mean_of, show_mean
-from pipeline.contracts.steering import REWARDS_CHANGED
+from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import ENDED, RunFolder
 
 

@@ -2,7 +2,7 @@
 
 The test split and the further sets are evaluated twice: before the first step and after the last
 one. In between only the validation split is evaluated; the version with the best validation is kept
-and exported. When to evaluate is the controller's decision.
+and exported. When to evaluate is the coordinator's decision.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from configs.resume import reward_changes
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.decisions import Measure, WorkDeadline, evaluation_part
 from pipeline.contracts.evaluations import prompts_of
 from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
 from pipeline.contracts.rollouts import Completion, Prompt
+from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.notices import record_notice
@@ -40,6 +39,7 @@ from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
+from pipeline.types import Measure, WorkDeadline
 
 _PIECES = (0.5, 0.75, 1.0)
 """Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""
@@ -61,7 +61,7 @@ class EvaluationSchedule:
         measure: receives how long each evaluation takes.
 
     Attributes:
-        config: of the run; may be replaced between two evaluations.
+        config: of the run.
         result: of the final evaluation; None: not there yet.
     """
 
@@ -122,26 +122,6 @@ class EvaluationSchedule:
     def is_evaluated(self, adapter_sha256: str) -> bool:
         """Whether any split was evaluated with this adapter."""
         return adapter_sha256 in self._evaluated
-
-    def adopt(self, config: Config, step: int, *, request: str) -> None:
-        """Evaluates by another configuration from now on.
-
-        If it has other weights of rewards and a reward is the metric, the search for the best
-        version starts anew, and the evaluation before training has to be repeated.
-
-        Args:
-            config: the configuration.
-            step: training steps done.
-            request: that has changed it.
-        """
-        old, new = (one.model_dump(mode="json") for one in (self.config, config))
-        changes, self.config = reward_changes(old, new, old_code={}, new_code={}), config
-        if not changes:
-            return
-        self._records.change_rewards(step, changes, request=request)
-        if self._since is not None:
-            self._validated, self._before = validations(self._folder, since=self._since), None
-            self._read.clear()
 
     async def examples(self, count: int) -> list[Completion]:
         """Answers of the last evaluation, to compare two ways of scoring."""

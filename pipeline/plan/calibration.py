@@ -136,7 +136,6 @@ async def calibrate(
         f"{how}: about {times.tokens_per_s:,.0f} trained tokens a second"
     )
     controller.put_in_force(sizes, "calibrated", text, facts)
-    controller.use(case, speeds)
     return times
 
 

@@ -20,7 +20,7 @@ from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
-from pipeline.control.estimates import SAFETY
+from pipeline.deadline import SAFETY
 from pipeline.inputs.dataset.batching import Packing, batch_shape
 from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.cost_model.programs import built_programs, compile_s

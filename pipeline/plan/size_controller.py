@@ -4,8 +4,7 @@
 
 The controller decides the sizes in force and prepares worker processes for them. Each decision is
 journaled. A checkpoint carries the sizes in force; a resumed run starts with them and repeats later
-decisions at their steps. After `RETUNE_STEPS` steps it may choose sizes again for the measured
-lengths of real rollouts.
+decisions at their steps.
 """
 
 from __future__ import annotations
@@ -18,23 +17,18 @@ from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.builds import Built, Ready, built_facts
-from pipeline.contracts.decisions import DecisionLog, Display, RemainingTime, ShowProgress
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
-from pipeline.contracts.rollouts import Rollout
 from pipeline.contracts.sizes import Sizes, WorkerPhase, smaller
-from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.contracts.workers import Resizable
-from pipeline.plan.search.fitting import PlanCase, hardware_of, is_of_hardware
-from pipeline.plan.size_choice import StepTimes
+from pipeline.plan.search.fitting import hardware_of, is_of_hardware
+from pipeline.run.console import Console
+from pipeline.run.records import Records
+from pipeline.types import ShowProgress
 
 T = TypeVar("T")
 
 REPLAN = "replan"
 """Journal event of a decision that changes sizes during a run."""
-RETUNE_STEPS = 3
-"""Steps whose rollout lengths `retune` uses."""
-RETUNE_GAIN = 0.05
-"""Smallest relative gain of step time for which programs are compiled again."""
 POLL_S = 0.5
 """Interval in seconds for polling the progress of a compiling process."""
 
@@ -85,17 +79,14 @@ class SizeController:
 
     config: Config
     in_force: Sizes
-    display: Display
+    display: Console
     step: int = 0
     compile_s: float = 0.0
     room: dict[str, int] = field(default_factory=dict)
-    _log: DecisionLog | None = None
+    _log: Records | None = None
     _pending: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     _at_checkpoint: Sizes | None = None
     _earlier: list[dict[str, Any]] = field(default_factory=list)
-    _measured: tuple[PlanCase, Speeds] | None = None
-    _lengths: list[tuple[int, int]] = field(default_factory=list)
-    _seen_steps: int = 0
 
     # --- checkpoints and journal
 
@@ -118,7 +109,7 @@ class SizeController:
             self._at_checkpoint = Sizes.of_json(found)
             self.in_force = self._at_checkpoint.at_most(self.room)
 
-    def record(self, log: DecisionLog) -> None:
+    def record(self, log: Records) -> None:
         """Journals the decisions so far, and from now on each decision at once.
 
         Repeats the decisions of earlier processes of the run, each at its step.
@@ -246,30 +237,14 @@ class SizeController:
         self.event(event, text, **facts)
         self._write_plan()
 
-    def use(self, case: PlanCase, speeds: Speeds) -> None:
-        """Lets `step_done` choose sizes again from these measurements."""
-        self._measured = (case, speeds)
-
-    def step_done(self, rollouts: Sequence[Rollout], left: RemainingTime) -> None:
-        """Counts a training step.
-
-        Args:
-            rollouts: of the step; an SFT step has none.
-            left: training that is left.
-        """
+    def step_done(self) -> None:
+        """Counts a training step."""
         if self._at_checkpoint is None:
             # Without a checkpoint a resumed run starts with the sizes of the first step.
             self._at_checkpoint = self.in_force
             self._write_plan()
         self.step += 1
         self._decide_again()
-        if self._measured is None or not rollouts or self._seen_steps == RETUNE_STEPS:
-            return
-        self._seen_steps += 1
-        completions = [rollout.completion for rollout in rollouts]
-        self._lengths += [(len(one.prompt_tokens), len(one.tokens)) for one in completions]
-        if self._seen_steps == RETUNE_STEPS:
-            self._retune(*self._measured, left)
 
     def _decide_again(self) -> None:
         """Repeats decisions of earlier processes at this step, in their order.
@@ -304,32 +279,6 @@ class SizeController:
         )
         facts = {"phase": error.phase, "worker": worker.name}
         self._replan(after, error.what, text, **facts)
-
-    def _retune(self, case: PlanCase, speeds: Speeds, left: RemainingTime) -> None:
-        """Chooses sizes again for the lengths of real rollouts.
-
-        Only the process that measured does this, and only if the remaining steps gain more time
-        than compiling for the new sizes takes.
-        """
-        prompts, tokens = zip(*self._lengths, strict=True)
-        count = len(self._lengths)
-        lengths = Lengths(sum(prompts) / count, max(1.0, sum(tokens) / count))
-        times = StepTimes.of(case, speeds.limited(self.room), lengths)
-        after, now = times.best, times.seconds(self.in_force)
-        # Unknown if out-of-memory errors led to sizes that were never measured.
-        if after is None or now is None:
-            return
-        best = times.seconds(after)
-        assert best is not None
-        if best > (1 - RETUNE_GAIN) * now or (now - best) * left.steps_of(now) <= self.compile_s:
-            return
-        text = (
-            f"completions have {lengths.completion:.0f} tokens, not "
-            f"{case.lengths.completion:.0f}: {after.slots} slots and micro-batches of "
-            f"{after.micro_batch_tokens} tokens take {1 - best / now:.0%} less of a step's time"
-        )
-        seconds = {"from": now, "to": best}
-        self._replan(after, "lengths", text, lengths=vars(lengths), seconds=seconds)
 
     def _replan(self, after: Sizes, reason: str, text: str, **facts: Any) -> None:
         change = {"from": self.in_force.to_json(), "to": after.to_json()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from pipeline.contracts.evaluations import ACCURACY, metric_title, show_change
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.report import facts
 from pipeline.report.comparison import Pair, differing_settings, pairs, reached, targets
 from pipeline.report.curves import COLOURS, Panel, Scale, Series

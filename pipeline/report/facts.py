@@ -10,8 +10,7 @@ from configs.resume import diff_configs
 from configs.settings import find_setting
 from configs.toml_text import show_value
 from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
-from pipeline.contracts.steering import STEERED, described
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.run.history import RESUMED
 from pipeline.run.ledger import FATES, by_kind
@@ -28,7 +27,7 @@ _EVENTS = frozenset(
         "hardware_changed", "rolled_back", "forked", "metrics_lost", "ledger_damaged",
         "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
-        "truncated_rollouts", "steered", "stop_notice",
+        "truncated_rollouts", "settings_changed", "stop_notice",
         RESUMED, ENDED,
     }
 )  # fmt: skip
@@ -152,13 +151,9 @@ def seconds_by_kind(run: RunRecords) -> dict[str, dict[str, float]]:
 
 def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
     """Planned beside measured: name, planned, measured, remark."""
-    durations = [value for _, value in run.values("time/step_s")]
-    planned = run.entries("planned")
-    if durations and planned:
-        first, last = planned[0]["step_s"], planned[-1]["step_s"]
-        yield "seconds a step", f"{first:.3g}", f"{median(durations):.3g}", f"last plan {last:.3g}"
-        total, steps = f"{planned[0]['total_steps']:,}", f"{run.steps:,}"
-        yield "steps", total, steps, f"last plan {planned[-1]['total_steps']:,}"
+    planned = run.values("budget/steps_planned")
+    if planned:
+        yield "steps", f"{planned[0][1]:,.0f}", f"{run.steps:,}", "planned after the first step"
     for entry in run.entries("calibrated")[-1:]:
         rate = _median(run, "speed/trained_tokens_per_s")
         if rate:
@@ -191,7 +186,7 @@ def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
             facts = {key: value for key, value in entry.items() if key not in left_out}
             if entry["event"] == ENDED:
                 facts = {"as": entry["summary"].get("ended")}
-            text = described(entry) if entry["event"] == STEERED else _in_words(facts)
+            text = _in_words(facts)
             step = entry.get("step", entry.get("after_step", ""))
             event = entry["event"].replace("_", " ")
             found.append((_readable(entry.get("time")), str(step), event, _short(text)))

@@ -1,6 +1,6 @@
 """Problems of a run: each a fact of its records, with evidence and advice.
 
-What a rule of `pipeline/control/alarm_rules.py` watches is taken from the alarms in the journal and
+What a rule of `pipeline/alarm_rules.py` watches is taken from the alarms in the journal and
 not judged again. The other problems show in the ledger, or over many steps.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from pipeline.control.alarm_rules import RULES
+from pipeline.alarm_rules import RULES
 from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.report.run_records import Row, RunRecords
 from pipeline.report.time_use import COMPILING, training_seconds

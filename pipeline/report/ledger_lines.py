@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.run.ledger import DRIVER, LEARNER, REWARDS, ROWS, SAMPLERS
 
 _LEAST_SHARE = 0.001

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from configs.toml_text import show_value
 from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title
-from pipeline.contracts.steering import SetValue, sets_in_force
 from pipeline.report.curves import COLOURS, Panel, Scale, Series
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.run.history import RESUMED
+from pipeline.run.history import RESUMED, SETTINGS_CHANGED
 
 
 @dataclass(frozen=True)
@@ -110,17 +109,17 @@ _CHARTS = (
 def panels(run: RunRecords) -> Iterator[Panel]:
     """The charts of a run, the most important first."""
     resumes = [entry["step"] + 0.5 for entry in run.journal if _is_resume(entry)]
-    sets = [one for one in sets_in_force(run.journal) if one.step <= run.steps]
+    changed = run.entries(SETTINGS_CHANGED)
     validation = _evaluations(run)
     if validation.series:
         yield validation
     for one in (_reward(run), _parts(run), _lengths(run)):
         if one.series:
-            yield _marked(one, resumes, sets)
+            yield _marked(one, resumes, changed)
     for chart in _CHARTS:
         panel = of_metrics(run, chart)
         if panel.series:
-            yield _marked(panel, resumes, sets)
+            yield _marked(panel, resumes, changed)
     if (memory := _memory(run)).series:
         yield memory
 
@@ -240,13 +239,14 @@ def _is_resume(entry: Row) -> bool:
     return entry["event"] == RESUMED and entry["step"] > 0
 
 
-def _marked(panel: Panel, resumes: Sequence[float], sets: Sequence[SetValue]) -> Panel:
+def _marked(panel: Panel, resumes: Sequence[float], changed: Sequence[Row]) -> Panel:
     """The panel with lines where the run was resumed, and where settings were changed."""
     notes = [panel.note] if panel.note else []
     if resumes:
         notes.append("Dotted: resumed.")
-    if sets:
-        what = ", ".join(f"{one.key} = {show_value(one.new)}" for one in sets)
-        notes.append(f"Dash-dotted: set while the run ran, {what}.")
-    changes = sorted({one.step + 0.5 for one in sets})
-    return replace(panel, resumes=resumes, changes=changes, note=" ".join(notes))
+    changes = [key_and_values for entry in changed for key_and_values in entry["changes"]]
+    if changes:
+        what = ", ".join(f"{key} = {show_value(value)}" for key, _, value in changes)
+        notes.append(f"Dash-dotted: changed by a resume, {what}.")
+    at = sorted({entry["after_step"] + 0.5 for entry in changed})
+    return replace(panel, resumes=resumes, changes=at, note=" ".join(notes))

@@ -22,8 +22,7 @@ from pipeline.contracts.record_files import (
     read_json,
     readable_rows,
 )
-from pipeline.contracts.steering import REWARDS_CHANGED
-from pipeline.run.history import RESUMED, valid_entries
+from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
 from pipeline.run.ledger import missing_lines
 from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 from pipeline.run.run_folder import ENDED, RunFolder

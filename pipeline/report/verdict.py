@@ -10,7 +10,7 @@ from scipy.stats import kendalltau, theilslopes
 
 from pipeline.contracts.evaluations import mean_of, metric_title, prompts_of, show_change
 from pipeline.contracts.record_files import DamagedFileError
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.evaluate.significance import LEVEL
 from pipeline.report.curves import thin
 from pipeline.report.findings import LEAST_STEPS, Finding, Level, problems

@@ -12,12 +12,13 @@ from typing import Any
 from configs.load import config_sha256
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.decisions import CHECKPOINT, Measure
 from pipeline.contracts.progress import Progress
+from pipeline.deadline import CHECKPOINT
 from pipeline.rollout.workers import Workers
 from pipeline.run.history import provenance
 from pipeline.run.ledger import Ledger
 from pipeline.run.records import Records
+from pipeline.types import Measure
 
 STOP_S = 30.0
 """Maximum seconds that the checkpoint at a stop signal may take."""
@@ -54,7 +55,7 @@ class Checkpoints:
 
         Args:
             progress: where the run is.
-            config: in force.
+            config: of the run.
         """
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 from configs.rollout import min_finished
-from pipeline.contracts.decisions import ShowProgress
 from pipeline.contracts.rollouts import (
     Completion,
     DecodeWork,
@@ -18,6 +17,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.workers import Sampler, WorkerDied
+from pipeline.types import ShowProgress
 
 REPORT_S = 0.1
 """Seconds between two questions to a sampler for the rollouts that have ended."""

@@ -21,8 +21,7 @@ With `rollout.ahead` every step's rollouts are one version behind, except those 
 step. No checkpoint contains rollouts sampled ahead: a resumed run samples them again under the
 previous version and is the same run. A signal abandons the sampling and lets the update finish.
 
-A round's prompts are a function of what was sampled before, and each decision that depends on the
-clock is journaled: a resumed run replays it.
+A round's prompts are a function of what was sampled before, and with a time budget of the clock.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
-from typing import Any
 
 from configs.schema import Config
 from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.decisions import DecisionLog, StepGate, TrainStep
 from pipeline.contracts.progress import SamplingState, SignalShare
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
@@ -53,9 +50,9 @@ from pipeline.rollout.rollout_step import (
 )
 from pipeline.rollout.scoring import EarlyScoring, reward_inputs, score_rollouts
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
+from pipeline.run.records import Records
+from pipeline.types import TrainStep
 from rewards.base import RewardInput, Tags
-
-_FURTHER_ROUND = "further_round"
 
 
 class RolloutProducer:
@@ -66,12 +63,10 @@ class RolloutProducer:
         data: prompts and demonstrations.
         maker: decodes completions.
         workers: sample and score.
-        log: journals the decisions on further rounds, and has those of earlier processes.
-        has_time_for: called before a further round.
+        records: show progress and notices.
+        has_time_for: whether there is time for another step of this number: asked before a further
+            round.
         now: reads the clock, in seconds.
-
-    Attributes:
-        config: of the run; may be replaced between two steps.
     """
 
     def __init__(
@@ -81,17 +76,17 @@ class RolloutProducer:
         data: LoadedData,
         maker: PromptMaker,
         workers: Workers,
-        log: DecisionLog,
-        has_time_for: StepGate,
+        records: Records,
+        has_time_for: Callable[[int], bool],
         now: Callable[[], float],
     ) -> None:
-        self.config = config
+        self._config = config
         self._data = data
         self._prompts = {prompt.id: prompt for prompt in data.train.prompts}
         self._maker = maker
         self._tags = Tags.of_run(config)
         self._workers = workers
-        self._log = log
+        self._records = records
         self._has_time_for = has_time_for
         self._now = now
         self._ahead: asyncio.Task[RolloutStep] | None = None
@@ -115,7 +110,7 @@ class RolloutProducer:
             found, self._ahead = self._ahead.result(), None
             assert found.number == step.number
             return found
-        if self.config.rollout.ahead == "off" or step.number == self.config.sft_steps:
+        if self._config.rollout.ahead == "off" or step.number == self._config.sft_steps:
             return await self._sample(step, state, watch)
         # A resumed run: the rollouts that the killed process sampled ahead.
         await self._workers.publish("previous")
@@ -161,7 +156,7 @@ class RolloutProducer:
         return self._ahead.result()
 
     def _demonstrations(self, step: TrainStep, state: SamplingState) -> DemonstrationStep:
-        config = self.config
+        config = self._config
         assert self._data.sft is not None
         sequences = sequences_for_step(
             self._data.sft.demonstrations,
@@ -174,7 +169,7 @@ class RolloutProducer:
 
     async def _sample(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> RolloutStep:
         """The rollouts of a step under the loaded adapter."""
-        settings = self.config.rollout
+        settings = self._config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, watch)
             return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
@@ -203,7 +198,7 @@ class RolloutProducer:
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
-        config = self.config
+        config = self._config
         prompts = prompts_for_step(
             self._data.train.prompts,
             seed=config.run.seed,
@@ -214,13 +209,13 @@ class RolloutProducer:
         return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
-        assert self.config.rollout.max_prompts_per_step is not None
+        assert self._config.rollout.max_prompts_per_step is not None
         return consecutive_prompts(
             self._data.train.prompts,
-            seed=self.config.run.seed,
+            seed=self._config.run.seed,
             start=sampled,
             count=size,
-            window=self.config.rollout.max_prompts_per_step,
+            window=self._config.rollout.max_prompts_per_step,
             weights=self._data.weights,
         )
 
@@ -228,7 +223,7 @@ class RolloutProducer:
         self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, watch: Stopwatch
     ) -> SamplingRound:
         """A group for each prompt, and the continuation of partial rollouts."""
-        config, workers, began_s = self.config, self._workers, self._now()
+        config, workers, began_s = self._config, self._workers, self._now()
         new = [
             RolloutRequest(RolloutName("train", step.number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
@@ -244,7 +239,7 @@ class RolloutProducer:
         try:
             with (
                 watch.phases.during("sample"),
-                self._log.activity(f"step {step.number + 1}", "rollouts") as show,
+                self._records.activity(f"step {step.number + 1}", "rollouts") as show,
             ):
                 count = counting(show, len(requests))
                 sampled, work = await workers.generate(
@@ -264,7 +259,7 @@ class RolloutProducer:
         finally:
             early.cancel()
         for notice in notices:
-            self._log.say(f"{notice} (all output is in rewards.log)")
+            self._records.say(f"{notice} (all output is in rewards.log)")
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
@@ -279,33 +274,10 @@ class RolloutProducer:
         self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
     ) -> int:
         """Prompts of a further round; 0: none."""
-        settings = self.config.rollout
+        settings = self._config.rollout
         assert settings.max_prompts_per_step is not None
         missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
         left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
-        if missing <= 0 or left <= 0:
+        if missing <= 0 or left <= 0 or not self._has_time_for(step):
             return 0
-        earlier = self._earlier_decision(step, rounds)
-        if earlier is not None:
-            return earlier["prompts"]
-        size = dynamic_sampling.round_size(missing, left=left, share=signal.share)
-        if not self._has_time_for(step):
-            self._journal(step, rounds, prompts=0, why="deadline")
-            return 0
-        if self.config.budget.steps is None:
-            self._journal(step, rounds, prompts=size, why="time is left")
-        return size
-
-    def _journal(self, step: int, rounds: Sequence[SamplingRound], **facts: Any) -> None:
-        self._log.journal(_FURTHER_ROUND, step=step + 1, rounds=len(rounds), **facts)
-
-    def _earlier_decision(
-        self, step: int, rounds: Sequence[SamplingRound]
-    ) -> dict[str, Any] | None:
-        """The journaled decision of an earlier process here; None: there is none."""
-        found = [
-            entry
-            for entry in self._log.events(_FURTHER_ROUND)
-            if (entry["step"], entry["rounds"]) == (step + 1, len(rounds))
-        ]
-        return found[-1] if found else None
+        return dynamic_sampling.round_size(missing, left=left, share=signal.share)

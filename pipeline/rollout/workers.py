@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.decisions import RemainingTime, TrainStep, WorkDeadline
 from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
 from pipeline.contracts.sizes import Sizes
@@ -37,6 +36,7 @@ from pipeline.rollout import dispatch, parity
 from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
+from pipeline.types import TrainStep, WorkDeadline
 from rewards.base import Outcome, RewardFacts, RewardInput
 
 T = TypeVar("T")
@@ -276,18 +276,13 @@ class Workers:
 
     # --- learner
 
-    async def update(
-        self, data: TrainingStep, step: TrainStep, left: RemainingTime
-    ) -> dict[str, float]:
+    async def update(self, data: TrainingStep, step: TrainStep) -> dict[str, float]:
         """Updates the policy; returns the metrics of the update."""
         if isinstance(data, RolloutStep):
-            metrics = await self.learner.update(
-                data.rollouts, rate=step.rate, lr=step.lr, kl_coef=step.kl_coef
-            )
-            self.sizes.step_done(data.rollouts, left)
+            metrics = await self.learner.update(data.rollouts, rate=step.rate)
         else:
             metrics = await self.learner.sft_update(data.sequences)
-            self.sizes.step_done((), left)
+        self.sizes.step_done()
         self.restarts.step_done(step.number + 1)
         return metrics
 

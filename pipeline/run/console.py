@@ -21,9 +21,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.decisions import ShowProgress
 from pipeline.contracts.record_files import TIME_FORMAT, write_atomically
 from pipeline.run.status import Activity, Status, figures, phase_words, show_seconds, step_line
+from pipeline.types import ShowProgress
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -148,7 +148,12 @@ class Console:
 
     @contextmanager
     def activity(self, what: str, unit: str) -> Iterator[ShowProgress]:
-        """Shows the progress of its block; see `pipeline.contracts.decisions.Display`."""
+        """Shows the progress of its block.
+
+        Args:
+            what: is being done, or the process that does it.
+            unit: of the amount, in the plural.
+        """
         current: Activity | None = None
 
         def show(done: int, total: int) -> None:

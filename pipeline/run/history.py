@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, TypeVar
 
-from configs.steering import is_weight
-from pipeline.contracts.steering import REWARDS_CHANGED, SetValue, sets_in_force
-
 RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
 STARTED = "started"
 """Journal event: a process has started; with the hashes of what it reads."""
 REWARDS = "rewards"
 """Journal event: the hashes of the reward functions' code."""
+REWARDS_CHANGED = "rewards_changed"
+"""Journal event: the rewards have changed; earlier scores are not comparable."""
+SETTINGS_CHANGED = "settings_changed"
+"""Journal event: a resume has changed other settings, which `--accept` named."""
 
 Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
@@ -34,7 +35,7 @@ def valid_entries(
     found: list[Entry] = []
     for entry in entries:
         if entry["event"] == RESUMED:
-            found = [earlier for earlier in found if _holds(earlier, entry["step"])]
+            found = [earlier for earlier in found if earlier.get("step", 0) <= entry["step"]]
         elif entry["event"] in {*events, since}:
             found.append(entry)
     last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
@@ -44,51 +45,20 @@ def valid_entries(
 def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int]:
     """Steps after which the rewards changed, ascending.
 
-    A resume after an earlier step does not undo a change by `--accept rewards`: it then holds from
-    that step on. It undoes one by `launch.control`, until the run comes to its step again.
+    A resume after an earlier step does not undo a change: it then holds from that step on.
     """
-    found: list[Mapping[str, Any]] = []
+    found: list[int] = []
     for entry in entries:
         if entry["event"] == REWARDS_CHANGED:
-            found.append(entry)
+            found.append(entry["after_step"])
         elif entry["event"] == RESUMED:
-            step = entry["step"]
-            kept = [earlier for earlier in found if _holds(earlier, step)]
-            found = [{**one, "after_step": min(step, one["after_step"])} for one in kept]
-    return sorted({entry["after_step"] for entry in found})
+            found = [min(entry["step"], step) for step in found]
+    return sorted(set(found))
 
 
 def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
-    """The number of the rewards in force: 0 at first, then one more with each new change.
-
-    Rewards to which a resume comes back, or that it repeats, have the number that they had.
-    """
-    numbers: dict[Any, int] = {}
-    in_force: list[tuple[Mapping[str, Any], int]] = []
-    for at, entry in enumerate(entries):
-        if entry["event"] == REWARDS_CHANGED:
-            number = numbers.setdefault(entry.get("request", at), len(numbers) + 1)
-            in_force.append((entry, number))
-        elif entry["event"] == RESUMED:
-            in_force = [one for one in in_force if _holds(one[0], entry["step"])]
-    return in_force[-1][1] if in_force else 0
-
-
-def unrecorded_weights(entries: Iterable[Mapping[str, Any]], *, step: int) -> list[SetValue]:
-    """Weights of rewards that are in force after `step` steps, without the event of their change.
-
-    A process was killed between the journal's entries of the request and of the changed rewards.
-    """
-    entries = list(entries)
-    recorded = {entry.get("request") for entry in valid_entries(entries, (REWARDS_CHANGED,))}
-    return [
-        one
-        for one in sets_in_force(entries)
-        if is_weight(one.key)
-        and one.step <= step
-        and one.old != one.new
-        and one.request not in recorded
-    ]
+    """The number of the rewards in force: 0 at first, then one more with each change."""
+    return sum(entry["event"] == REWARDS_CHANGED for entry in entries)
 
 
 def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -103,11 +73,3 @@ def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         elif entry["event"] == REWARDS:
             found["rewards"] = entry["sha256"]
     return found
-
-
-def _holds(entry: Mapping[str, Any], step: int) -> bool:
-    """Whether a resume after `step` does not roll the entry back."""
-    if entry["event"] != REWARDS_CHANGED:
-        found: int = entry.get("step", 0)
-        return found <= step
-    return "request" not in entry or entry["after_step"] <= step

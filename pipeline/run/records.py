@@ -15,7 +15,6 @@ from configs.evaluation import WEIGHTED_SUM
 from configs.resume import Change, change_lines
 from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.decisions import ShowProgress
 from pipeline.contracts.evaluations import (
     NO_VALUE,
     mean_of,
@@ -26,9 +25,8 @@ from pipeline.contracts.evaluations import (
 )
 from pipeline.contracts.record_files import FileDigest
 from pipeline.contracts.rollouts import Rollout
-from pipeline.contracts.steering import EXPORTED_COPY, REWARDS_CHANGED
 from pipeline.run.console import Console
-from pipeline.run.history import rewards_version, unrecorded_weights
+from pipeline.run.history import rewards_version
 from pipeline.run.mirror import Mirror
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
@@ -40,6 +38,7 @@ from pipeline.run.tracking import (
     mark_message,
     step_message,
 )
+from pipeline.types import ShowProgress
 from rewards.base import RewardError
 
 ALARM = "alarm"
@@ -111,7 +110,7 @@ def _export_line(facts: Mapping[str, Any]) -> str:
 
 
 class Records:
-    """Writes records to run folder, W&B and console; the `DecisionLog` of the run."""
+    """Writes records to run folder, W&B and console."""
 
     def __init__(
         self, folder: RunFolder, tracker: Tracker, console: Console, mirror: Mirror | None = None
@@ -339,16 +338,6 @@ class Records:
             )
             self.tracker.mark(CHANGED, step=step + 1)
 
-    def change_rewards(self, step: int, changes: Sequence[Change], *, request: str) -> None:
-        """Journals rewards that a request has changed after `step` steps, and shows them."""
-        self.folder.journal(REWARDS_CHANGED, after_step=step, changes=changes, request=request)
-        self.rewards_changed(step, changes)
-
-    def complete_reward_changes(self, step: int) -> None:
-        """Journals changes that a process was killed before; see `unrecorded_weights`."""
-        for one in unrecorded_weights(self.folder.entries(), step=step):
-            self.change_rewards(step, [(one.key, one.old, one.new)], request=one.request)
-
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
         """Records a complete checkpoint: its step, seconds, and the state of the ledger."""
         self.journal("checkpoint", **facts)
@@ -363,16 +352,7 @@ class Records:
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
             self.tracker.log_artifact("export", Path(facts["folder"]), metadata=metadata)
 
-    def exported_copy(self, facts: Mapping[str, Any]) -> None:
-        """Records an export beside that of the run: as `exported`, with its step."""
-        self.event(EXPORTED_COPY, _export_line(facts), **facts)
-
-    def export_failed(self, folder: Path, why: str, *, step: int) -> None:
-        """Records that the export to `folder`, after `step` steps, has failed."""
-        text = f"export: {folder} is not written: {why}; the run goes on"
-        self.event(EXPORTED_COPY, text, step=step, failed=why)
-
-    # --- the decision log (contracts.decisions.DecisionLog)
+    # --- events
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
         """Journal entries of one kind, oldest first."""

@@ -21,8 +21,8 @@ def check_rollback(folder: RunFolder, step: int) -> None:
     """
     if folder.is_locked:
         raise ValueError(
-            f"{folder.path}: a process runs this run; end it first, e.g. with python -m "
-            f"launch.control {folder.path} stop-after-step"
+            f"{folder.path}: a process runs this run; end it first, with Ctrl-C, "
+            "SIGTERM or ray job stop"
         )
     found = read_checkpoints(folder.checkpoints)
     usable = [str(one.step) for one in found if one.problem is None]

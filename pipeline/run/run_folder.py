@@ -18,15 +18,12 @@ from typing import Any, TextIO
 from configs.errors import ConfigError
 from configs.load import config_to_json, read_saved_config, saved_config_text
 from configs.resume import (
-    OR_ACCEPT,
-    REWARDS,
     altering_changes,
-    change_lines,
-    is_reward_change,
+    is_accepted,
+    refusal,
     refuse_unknown_keys,
 )
 from configs.schema import Config
-from configs.steering import set_value
 from configs.toml_text import show_value
 from pipeline.contracts.record_files import (
     DamagedFileError,
@@ -45,7 +42,6 @@ from pipeline.contracts.record_files import (
     write_json,
     write_rows,
 )
-from pipeline.contracts.steering import sets_in_force, values_at, with_sets
 from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
 from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 
@@ -90,7 +86,7 @@ class RunFolder:
 
         Args:
             config: of the resume.
-            accept: with `rewards` settings of the rewards may have changed.
+            accept: settings that may have changed; see `configs.resume.is_accepted`.
 
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
@@ -123,15 +119,10 @@ class RunFolder:
         changes = [
             change
             for change in altering_changes(saved, json.loads(config_to_json(config)))
-            if not (REWARDS in accept and is_reward_change(change))
+            if not is_accepted(change, accept)
         ]
         if changes:
-            accepting = "" if any(not is_reward_change(one) for one in changes) else OR_ACCEPT
-            raise ValueError(
-                f"{place} contains a run with other settings; start another run with "
-                f"--run.name, or resume this one with the old values{accepting}:\n"
-                + change_lines(changes)
-            )
+            raise ValueError(f"{place} contains a run with other settings; {refusal(changes)}")
 
     def _check_records(self) -> None:
         rows, entries, _ = self.metrics, list(self.entries()), self.plan
@@ -223,8 +214,8 @@ class RunFolder:
             status = json.loads(self.status.read_bytes())
             who = f" (by status.json {status['pid']} on {status['host']})"
         return ValueError(
-            f"another process{who} is using {self.path}; wait until it ends, or end it with "
-            f"launch.control {self.path} stop-after-step"
+            f"another process{who} is using {self.path}; wait until it ends, or end it "
+            "with Ctrl-C, SIGTERM or ray job stop"
         )
 
     def _take_lock(self) -> None:
@@ -270,29 +261,16 @@ class RunFolder:
 
     @property
     def saved_config(self) -> dict[str, Any]:
-        """The resolved configuration of the run's last start, with what was set since.
+        """The resolved configuration of the run's last start.
 
         Raises:
             FileNotFoundError: if there is no run.
-            DamagedFileError: if it or the journal is damaged.
+            DamagedFileError: if it is damaged.
         """
         try:
-            found = read_saved_config(self._config)
+            return read_saved_config(self._config)
         except ConfigError as error:
             raise DamagedFileError(f"{error}; {_RESTORE}") from None
-        for key, value in values_at(sets_in_force(self.entries())).items():
-            with suppress(KeyError):  # a process that is killed now has not replaced the file
-                set_value(found, key, value)
-        return found
-
-    def in_force(self, config: Config) -> Config:
-        """The configuration of a start with what was set while the run ran; see `with_sets`.
-
-        Raises:
-            ConfigError: if the values do not suit other settings, which have changed.
-            DamagedFileError: if the journal is damaged.
-        """
-        return with_sets(config, self.entries()) if self.holds_run else config
 
     @property
     def is_locked(self) -> bool:

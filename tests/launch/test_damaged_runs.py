@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pipeline.run.requests import append_request
 
 from configs.schema import Config
 from launch import report, reward
@@ -24,7 +25,6 @@ from launch.exits import exit_status
 from launch.preparation import finished
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.phases import PhaseClock
-from pipeline.run.requests import append_request
 from pipeline.run.run_folder import RunFolder
 from tests.damage import damages
 from tests.fakes import Disk, FakeClock, Killed, left_behind, make_config, make_data

@@ -12,7 +12,7 @@ from configs.schema import Config
 from launch import preparation
 from launch.preparation import Prepared, check_devices, finished, placed, prepare
 from launch.submission import VARIABLE
-from pipeline.control.budget import Budget
+from pipeline.budget import Budget
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import rows, write_rows
 

@@ -34,11 +34,11 @@ from launch.session import (
     run_session,
 )
 from launch.stop import Stop
+from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.phases import PhaseClock, unix_s
 from pipeline.contracts.workers import WorkerDied
-from pipeline.control.budget import Budget, used_s
 from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking

@@ -21,7 +21,7 @@ from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
 from launch.heartbeat import PIPE, has_beaten, send_heartbeats
 from launch.submission import VARIABLE
 from launch.supervise import _Supervisor, supervise, without
-from pipeline.control.budget import used_s
+from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.control.deadline import BudgetTooSmallError
+from pipeline.deadline import BudgetTooSmallError
 from tests.fakes import PROMPTS, Disk, make_config, make_data
 from tests.simulation import TimedProcess, World
 
@@ -297,7 +298,6 @@ def test_a_smaller_step_uses_the_remaining_time_if_configured(tmp_path: Path):
     assert prompts[-1] < 4
     rows = process.folder.read_rollouts(f"step_{len(prompts):06d}") or []
     assert len({row["prompt_id"] for row in rows}) == prompts[-1]
-    assert process.events("planned")[-1]["prompts"] == prompts[-1]
 
 
 def test_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path: Path):
@@ -310,7 +310,7 @@ def test_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path
     assert exports(process) == [(0, "rehearsal")]
     again = process_of(validated(tmp_path / "b", int(no.value.minimum_s) + 1))
     assert again.run_in_time() == "finished"
-    assert again.events("planned")
+    assert summary(again)["steps"] >= 1
 
 
 def test_a_budget_that_ends_within_the_first_evaluation_is_refused(tmp_path: Path):
@@ -321,7 +321,7 @@ def test_a_budget_that_ends_within_the_first_evaluation_is_refused(tmp_path: Pat
 
 
 def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
-    config, disk = config_of(tmp_path, 250, checkpoint={"every_steps": 2}), Disk()
+    config, disk = config_of(tmp_path, 260, checkpoint={"every_steps": 2}), Disk()
     first = process_of(config, disk=disk, kills=[BEFORE_S + 3 * STEP_S + 3])
     assert first.run_in_time() == "killed"
     second = process_of(config, disk=disk)
@@ -330,7 +330,7 @@ def test_a_resumed_time_budget_includes_used_time(tmp_path: Path):
     used_s = second.clock.used_before_s
     assert used_s == pytest.approx(BEFORE_S + 3 * STEP_S + 3)
     assert summary(second)["steps"] == 3
-    assert summary(second)["wall_s"] <= 250
+    assert summary(second)["wall_s"] <= 260
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
@@ -343,39 +343,45 @@ def test_the_decay_ends_with_the_budget(tmp_path: Path, schedule: str):
     assert rates == sorted(rates, reverse=True)
     assert rates[0] == 1.0
     assert 0 < rates[-1] < 2.5 / len(rates)
-    assert len(process.events("planned")) < len(rates) / 2
 
 
-def test_invariant_7_a_killed_run_repeats_its_decisions(tmp_path: Path):
+def test_the_decay_goes_on_after_a_kill(tmp_path: Path):
     config = validated(tmp_path, 2000, learner={"schedule": "linear", "lr": 1.0})
     disk = Disk()
     first = process_of(config, disk=disk, drift=3.0, kills=[1000.0])
     assert first.run_in_time() == "killed"
-    decided = first.events("planned")
-    # No further checkpoint: all steps since the last better validation are trained again.
-    second = process_of(config, disk=disk, drift=1.0)
-    begins = max(disk, default=0)
+    second = process_of(config, disk=disk)
     assert second.run_in_time() == "finished"
-    last = decided[-1]["step"]
-    assert begins < last
-    done = first.learner.rates[begins : last + 1]  # it may have been killed during the last one
-    assert len(done) >= last - begins > 0
-    assert second.learner.rates[: len(done)] == done
-    assert second.events("planned")[: len(decided)] == decided
+    rates = [rate for rate in second.learner.rates if rate is not None]
+    # Half of the time was used: lower rates than at first for steps that are done again.
+    assert 0.4 < rates[0] < 0.6
+    assert rates == sorted(rates, reverse=True)
+    assert 0 < rates[-1] < 2.5 / len(rates)
 
 
-def test_the_decay_ends_with_a_shortened_budget_also_in_repeated_steps(tmp_path: Path):
-    tables: dict[str, Any] = {"learner": {"schedule": "linear", "lr": 1.0}}
-    skills, disk = [0.2, 0.2, 0.9, 0.5], Disk()
-    first = process_of(
-        validated(tmp_path, 2000, **tables), disk=disk, skills=skills, kills=[1000.0], drift=3.0
+@pytest.mark.parametrize("seed", range(36))
+def test_invariant_10_deadlines_are_kept_with_noise_drift_stalls_and_kills(
+    tmp_path: Path, seed: int
+):
+    rng = np.random.default_rng(seed)
+    budget_s = int(np.exp(rng.uniform(np.log(300), np.log(6000))))
+    make = validated if rng.random() < 0.7 else config_of
+    config = make(tmp_path, budget_s, checkpoint={"every_steps": int(rng.integers(1, 9))})
+    world = World(
+        seed,
+        SECONDS | {"export": float(rng.choice([5.0, 40.0]))},
+        budget_s,
+        drift=float(np.exp(rng.uniform(np.log(0.3), np.log(3.0)))),
+        stalls={(str(rng.choice(["train", "validation"])), int(rng.integers(2, 6))): 1e6},
+        kills=sorted(rng.uniform(0, budget_s, int(rng.integers(0, 3)))),
     )
-    assert first.run_in_time() == "killed"
-    begins, last = max(disk), first.events("planned")[-1]["step"]
-    first.folder.journal("budget", step=begins, steps=None, time_s=1300.0, until_s=None)
-    again = process_of(validated(tmp_path, 1300, **tables), disk=disk, skills=skills)
-    assert again.run_in_time() == "finished"
-    done = summary(again)["steps"]
-    assert begins < done <= last
-    assert again.learner.rates[-1] is not None
-    assert again.learner.rates[-1] < 2.5 / done
+    disk, data = Disk(), make_data(train=PROMPTS, validation=PROMPTS, test=PROMPTS)
+    while True:
+        process = TimedProcess(config, world=world, disk=disk, data=data)
+        if process.run_in_time() == "finished":
+            break
+    found = summary(process)
+    assert found["wall_s"] <= budget_s
+    assert process.folder.export.is_dir()
+    version, _ = exports(process)[-1]
+    assert version == found.get("best", {"step": version})["step"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +177,6 @@ class Learner:
         rollouts: Sequence[Rollout],
         *,
         rate: float | None = None,
-        lr: float | None = None,
-        kl_coef: float | None = None,
     ) -> dict[str, float]:
         """Trains on one step's rollouts and increments the version.
 
@@ -188,10 +185,8 @@ class Learner:
 
         Args:
             rollouts: the step's rollouts.
-            rate: the learning rate of all updates of this step if the step planner plans the decay
+            rate: the learning rate of all updates of this step if it decays with the time used
                 (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
-            lr: peak of that schedule; None: `learner.lr`.
-            kl_coef: coefficient of the KL term, if there is one; None: `learner.kl_coef`.
 
         Returns:
             Metrics of the last update: those of `objective`, `loss`, `grad_norm` before clipping,
@@ -207,14 +202,14 @@ class Learner:
         initial = self._copy(self.state.adapter) if self._samples_ahead else None
         parity_ahead = self._parity_ahead(batches)
         # Batches that are used once are placed lazily, so that only one exists at a time.
-        placed: Iterable[DeviceBatch] = map(partial(self._place, kl_coef=kl_coef), batches)
+        placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.uses_old_logprobs:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches) | parity_ahead
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            now = self._rate(lr) if rate is None else rate
+            now = self._rate() if rate is None else rate
             found, logprobs = self._one_update(placed, now, weight=weight)
             if number == 0:
                 metrics |= parity(batches, logprobs, version=self.state.version)
@@ -319,11 +314,11 @@ class Learner:
             keep_zero_advantage=self._programs.learns_without_advantage,
         )
 
-    def _rate(self, lr: float | None) -> float:
-        """The learning rate of the next update by the schedule with this peak."""
-        return float(grpo_rate(self._config, peak=lr)(self.state.updates))
+    def _rate(self) -> float:
+        """The learning rate of the next update by the schedule."""
+        return float(grpo_rate(self._config)(self.state.updates))
 
-    def _place(self, batch: TokenBatch, *, kl_coef: float | None = None) -> DeviceBatch:
+    def _place(self, batch: TokenBatch) -> DeviceBatch:
         """The batch on the devices, with the log-probs of reference and teacher."""
         programs = self._programs
         advantages, sampled = jax.device_put(
@@ -338,7 +333,7 @@ class Learner:
             old = jax.device_put(unknown, by_row(self.policy.mesh))
             placed = replace(placed, old_logprobs=old)
         if programs.uses_reference:
-            coef = np.float32(self._config.learner.kl_coef if kl_coef is None else kl_coef)
+            coef = np.float32(self._config.learner.kl_coef)
             placed = replace(placed, kl_coef=jax.device_put(coef, self._whole))
             reference = self._zeros if self.state.reference is None else self.state.reference
             if self._config.learner.kl == "topk":

@@ -7,21 +7,16 @@ import optax
 from configs.schema import Config
 
 
-def grpo_rate(config: Config, *, peak: float | None = None) -> optax.Schedule:
+def grpo_rate(config: Config) -> optax.Schedule:
     """Learning rate of the GRPO phase as a function of the number of its updates.
 
-    Unused if `control.step_planner` plans the decay: each step carries its rate then.
-
-    Args:
-        config: of the run.
-        peak: in place of `learner.lr`.
+    Unused if the rate decays with the time used (`pipeline.deadline`): each step carries its rate.
     """
     learner = config.learner
     updates = learner.updates_per_batch
     decay = None if config.decay_steps is None else config.decay_steps * updates
-    peak = learner.lr if peak is None else peak
     return _schedule(
-        learner.schedule, peak=peak, warmup=learner.warmup_steps * updates, decay=decay
+        learner.schedule, peak=learner.lr, warmup=learner.warmup_steps * updates, decay=decay
     )
 
 

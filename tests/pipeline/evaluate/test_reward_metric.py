@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from launch.resume import record_reward_changes
-from pipeline.contracts.decisions import WorkDeadline
-from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.evaluate.recorded import earlier_result
 from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.rollout.workers import OutOfTime
+from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import WorkDeadline
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
     PROMPTS,

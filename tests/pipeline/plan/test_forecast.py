@@ -11,7 +11,7 @@ from configs.load import load_config
 from configs.schema import Config
 from pipeline.compute.decode import timing as decode_timing
 from pipeline.compute.learner import timing as learner_timing
-from pipeline.control.estimates import SAFETY
+from pipeline.deadline import SAFETY
 from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.forecast import (
     FILLS,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.decisions import WorkDeadline
 from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.contracts.workers import ProcessUse
@@ -20,6 +19,7 @@ from pipeline.rollout import workers as workers_module
 from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.console import Console
+from pipeline.types import WorkDeadline
 from tests.fakes import (
     Disk,
     FakeLearner,

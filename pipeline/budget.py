@@ -9,7 +9,8 @@ from typing import Any
 
 from configs.budget import Budget as Setting
 from configs.schema import Config, parse_duration_s
-from pipeline.contracts.decisions import CHECKPOINT, EXPORT, RunHistory
+from pipeline.deadline import CHECKPOINT, EXPORT, show_duration
+from pipeline.run.run_folder import RunFolder
 
 _TYPING_S = 60.0
 """Added to a suggested minimum instant, so that it has not passed when the user enters it."""
@@ -32,7 +33,7 @@ class Budget:
         return Budget(None, (self.time_s or 0.0) + (other.time_s or 0.0))
 
     @staticmethod
-    def of(config: Config, history: RunHistory) -> Budget:
+    def of(config: Config, history: RunFolder) -> Budget:
         """The configured budget and its extensions, which are in the run's journal.
 
         A configured budget that differs from that of the run replaces it and its extensions.
@@ -83,7 +84,7 @@ class Budget:
         return f"budget.until = {until.isoformat(timespec='seconds')}"
 
 
-def replaces_budget(config: Config, history: RunHistory) -> bool:
+def replaces_budget(config: Config, history: RunFolder) -> bool:
     """Whether a run exists whose saved configuration has another budget."""
     if not history.holds_run:
         return False
@@ -91,7 +92,7 @@ def replaces_budget(config: Config, history: RunHistory) -> bool:
     return Budget.given(before) != Budget.given(config.budget)
 
 
-def used_s(history: RunHistory) -> float:
+def used_s(history: RunFolder) -> float:
     """Seconds that earlier processes used, also those that ended without a new checkpoint.
 
     The time of a process after its last record is unknown. Call this before rewinding the folder.
@@ -103,7 +104,7 @@ def used_s(history: RunHistory) -> float:
     return max(known, default=0.0)
 
 
-def least_more_s(history: RunHistory) -> float:
+def least_more_s(history: RunFolder) -> float:
     """Lower bound, from the run's records, of the seconds for a start, one step and the end.
 
     Sums the shortest measurement of each part.
@@ -138,7 +139,7 @@ def least_more_s(history: RunHistory) -> float:
 
 
 def check_more(
-    budget: Budget, history: RunHistory, *, waited_s: float, now_s: float, added: Budget | None
+    budget: Budget, history: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
 ) -> None:
     """Refuses a budget that leaves a finished run too little time for a start, a step and an end.
 
@@ -170,16 +171,7 @@ def check_more(
     )
 
 
-def show_duration(seconds: float) -> str:
-    """A duration in the format of `budget.time`, rounded up to whole seconds."""
-    whole = int(-(-seconds // 1))
-    minutes, rest = divmod(whole, 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = [(hours, "h"), (minutes, "m"), (rest, "s")]
-    return "".join(f"{amount}{unit}" for amount, unit in parts if amount) or "0s"
-
-
-def extension(text: str, config: Config, history: RunHistory) -> Budget:
+def extension(text: str, config: Config, history: RunFolder) -> Budget:
     """The budget that `--extend TEXT` adds.
 
     Raises:
@@ -197,38 +189,22 @@ def extension(text: str, config: Config, history: RunHistory) -> Budget:
             f"--extend: learner.schedule = {config.learner.schedule!r} ends with a learning rate "
             "of zero; only runs with schedule = 'constant' can be extended"
         )
-    return _amount(text, config, "--extend")
+    return _amount(text, config)
 
 
-def live_extension(text: str, config: Config) -> Budget:
-    """The budget that `launch.control RUN_DIR extend TEXT` adds to a running run.
-
-    Raises:
-        ValueError: if the amount is not of the budget's kind, or the end of the learning rate's
-            decay is fixed.
-    """
-    if config.learner.schedule != "constant" and not config.plans_decay:
-        raise ValueError(
-            f"learner.schedule = {config.learner.schedule!r} ends at step {config.decay_steps} "
-            "with a learning rate of zero; a decay can be extended only with a time budget and "
-            "without learner.decay_steps"
-        )
-    return _amount(text, config, "extend")
-
-
-def _amount(text: str, config: Config, name: str) -> Budget:
+def _amount(text: str, config: Config) -> Budget:
     if text.startswith("-"):
         raise ValueError(
-            f"{name} {text}: a budget can only be extended, not reduced; give an amount above 0"
+            f"--extend {text}: a budget can only be extended, not reduced; give an amount above 0"
         )
     if config.budget.steps is None:
         key = "budget.time" if config.budget.until is None else "budget.until"
         try:
             return Budget(None, parse_duration_s(text))
         except ValueError as error:
-            raise ValueError(f"{name}: this run has {key}; {error}") from None
+            raise ValueError(f"--extend: this run has {key}; {error}") from None
     if not text.isdecimal() or int(text) == 0:
         raise ValueError(
-            f"{name} {text}: this run has budget.steps; give a number of steps, at least 1"
+            f"--extend {text}: this run has budget.steps; give a number of steps, at least 1"
         )
     return Budget(int(text), None)

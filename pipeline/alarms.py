@@ -16,8 +16,7 @@ from typing import Any
 
 from configs.alarms import Action
 from configs.schema import Config
-from pipeline.contracts.decisions import JournalEntry
-from pipeline.control.alarm_rules import (
+from pipeline.alarm_rules import (
     COMPARED,
     FALLING,
     RULES,
@@ -35,7 +34,7 @@ _ACTIONS: Mapping[Action, str] = {
 
 @dataclass(frozen=True)
 class Alarm:
-    """A decision: report that a rule applies, and act.
+    """A rule applies.
 
     Attributes:
         rule: its table in `alarms`.
@@ -58,10 +57,9 @@ class Alarm:
     text: str
 
     @property
-    def journal(self) -> tuple[JournalEntry, ...]:
-        """The event `alarm`."""
-        facts = {name: value for name, value in vars(self).items() if name != "text"}
-        return (JournalEntry("alarm", facts, self.text),)
+    def facts(self) -> dict[str, Any]:
+        """What the journal's event `alarm` records."""
+        return {name: value for name, value in vars(self).items() if name != "text"}
 
 
 def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:

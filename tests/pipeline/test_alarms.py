@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.control.alarm_rules import Earlier, Rule
-from pipeline.control.alarms import Alarm, AlarmWatch
-from pipeline.control.duties import RunStatus
+from pipeline.alarm_rules import Earlier, Rule
+from pipeline.alarms import Alarm, AlarmWatch
 from pipeline.rollout.part_statistics import Groups
 from tests.fakes import make_config
-from tests.pipeline.control.test_controller import VALIDATED, controller, duties, kinds
+
+VALIDATED: Mapping[str, Any] = {
+    "data": {"validation": {"path": "validation.jsonl"}},
+    "eval": {"every_steps": 2},
+}
 
 Row = Mapping[str, float]
 
@@ -83,21 +86,16 @@ def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_clea
     rows = [equal, mixed, equal, nothing, equal, equal, mixed, equal, equal]
     alarms = raised(config, rows)
     assert [(alarm.step, alarm.value) for alarm in alarms] == [(5, 0.75), (9, 0.75)]
-    (entry,) = alarms[0].journal
-    assert (entry.event, dict(entry.facts)) == (
-        "alarm",
-        {
-            "rule": "all_equal",
-            "part": "",
-            "step": 5,
-            "value": 0.75,
-            "threshold": 0.5,
-            "action": "log",
-            "fact": "the rewards of 75.0% of the groups are all equal, which gives no policy "
-            "gradient",
-        },
-    )
-    assert entry.text == (
+    assert alarms[0].facts == {
+        "rule": "all_equal",
+        "part": "",
+        "step": 5,
+        "value": 0.75,
+        "threshold": 0.5,
+        "action": "log",
+        "fact": "the rewards of 75.0% of the groups are all equal, which gives no policy gradient",
+    }
+    assert alarms[0].text == (
         "alarm all_equal: step 5: the rewards of 75.0% of the groups are all equal, which gives no "
         "policy gradient, above alarms.all_equal.above = 0.5 in 2 steps in a row; read some "
         "rollouts: the prompts are too easy (groups/all_right) or too hard (groups/all_wrong), or "
@@ -497,20 +495,3 @@ def test_a_part_that_rises_while_validation_falls_is_named():
     assert rising([*high, *high, *low], 0.4, 0.5, 0.3) == []
     # The best validation is that before training: compared with the first steps.
     assert rising([*low, *high, *high], 0.5, 0.4, 0.3) == [("format", 11, fall)]
-
-
-def test_an_alarm_may_make_a_checkpoint_due_after_the_step():
-    found = controller(settings(length_correlation={"action": "checkpoint", "steps": 1}))
-    duties(found, RunStatus(0))
-    due = []
-    for number in range(3):
-        found.next(RunStatus(number), 0.0)
-        row = {"step": number + 1, "reward/corr_length": 0.1 if number == 1 else 0.99}
-        alarms = found.judge(row, ())
-        assert [alarm.text.count("; a checkpoint follows;") for alarm in alarms] == (
-            [] if number == 1 else [1]
-        )
-        found.may_update(RunStatus(number), 1.0, 0.0)
-        status = RunStatus(number + 1, validated=frozenset({2}))
-        due.append("checkpoint" in kinds(duties(found, status)))
-    assert due == [True, False, True]

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from configs.budget import parse_instant
 from configs.schema import Config, parse_duration_s
-from pipeline.control.budget import (
+from pipeline.budget import (
     Budget,
     check_more,
     extension,
     least_more_s,
     replaces_budget,
-    show_duration,
     used_s,
 )
+from pipeline.deadline import show_duration
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
 
