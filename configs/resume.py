@@ -203,7 +203,7 @@ def refusal(changes: Sequence[Change]) -> str:
 
 
 def _flag(change: Change) -> str:
-    if change[0] in ACCEPTED_KEYS or _is_weight(change[0]):
+    if change[0] in ACCEPTED_KEYS:
         return f"--accept {change[0]}"
     return f"--accept {REWARDS}" if is_reward_change(change) else ""
 

@@ -496,12 +496,31 @@ def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refus
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
         (
-            f"{folder.path} contains a run with other settings; start another run with "
-            "--run.name, or resume this one with the old values:"
+            f"{folder.path} contains a run with other settings; resume it with the old values, or "
+            "with the flags below to accept the new ones, or start another run from its checkpoint "
+            "with --run.name and --run.fork:"
         ),
         "  run.seed: was 0, now 1",
-        "  learner.lr: was 5e-05, now 0.0001",
+        "  learner.lr: was 5e-05, now 0.0001 (--accept learner.lr)",
     ]
+
+
+def test_a_changed_setting_is_accepted_by_its_name(
+    request_path: Path,
+    ended: Callable[..., RunFolder],
+    refused: Refused,
+    started: list[Prepared],
+):
+    ended(ended="interrupted")
+    changed = ("--learner.lr", "1e-4", "--eval.every_steps", "5")
+    accept = ("--accept", "learner.lr")
+    assert refused(*changed, *accept)[1:] == [
+        "  eval.every_steps: was 40, now 5 (--accept eval.every_steps)"
+    ]
+    assert train.main([str(request_path), *changed, *accept, "--accept", "eval.every_steps"]) == 0
+    assert started[0].config.learner.lr == 1e-4
+    (line,) = refused("--accept", "run.seed")
+    assert line.startswith("command line: --accept run.seed: a resume cannot change this; it can ")
 
 
 def test_changed_rewards_are_refused_or_accepted(
@@ -514,11 +533,11 @@ def test_changed_rewards_are_refused_or_accepted(
     heavier = ("--rewards.functions.0.weight", "2")
     assert refused(*heavier) == [
         (
-            f"{folder.path} contains a run with other settings; start another run with "
-            "--run.name, or resume this one with the old values, or with --accept rewards continue "
-            "it with the new rewards:"
+            f"{folder.path} contains a run with other settings; resume it with the old values, or "
+            "with the flags below to accept the new ones, or start another run from its checkpoint "
+            "with --run.name and --run.fork:"
         ),
-        "  rewards.functions.correct.weight: was 1.0, now 2.0",
+        "  rewards.functions.correct.weight: was 1.0, now 2.0 (--accept rewards)",
     ]
     # `--accept rewards` accepts no other setting.
     assert refused(*heavier, "--run.seed", "1", "--accept", "rewards")[1:] == [
@@ -547,11 +566,12 @@ def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refuse
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
     told = (
-        f"is using {folder.path}; wait until it ends, or end it with launch.control {folder.path}"
+        f"is using {folder.path}; wait until it ends, or end it with Ctrl-C, SIGTERM or ray job "
+        "stop"
     )
-    assert refused() == [f"another process {told} stop-after-step"]
+    assert refused() == [f"another process {told}"]
     folder.status.write_text('{"pid": 12, "host": "tpu-1"}')
-    assert refused() == [f"another process (by status.json 12 on tpu-1) {told} stop-after-step"]
+    assert refused() == [f"another process (by status.json 12 on tpu-1) {told}"]
     folder.close()
 
 

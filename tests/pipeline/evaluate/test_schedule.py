@@ -293,7 +293,6 @@ def test_validations_at_intervals_of_minutes(tmp_path: Path):
     run.run()
     # 150 s are three steps of 50 s, counted from the end of a validation.
     assert validated(run.folder) == [0, 3, 6, 9, 10]
-    assert [entry["step"] for entry in run.events("validation_due")] == [0, 3, 6, 9, 10]
 
 
 def test_validation_intervals_continue_across_interrupted_processes(tmp_path: Path):
@@ -327,18 +326,6 @@ def test_an_interrupted_validation_by_minutes_is_repeated_after_a_resume(
     drawn = [call for call in again.script.calls if "generate:" in call]
     assert next(c for c in drawn if "probe" not in c) == "sampler0.generate:validation 0"
     assert validated(again.folder) == [0, 3, 6, 9, 10]
-
-
-def test_repeated_steps_are_validated_as_journaled_with_every_minutes(tmp_path: Path):
-    disk = Disk()
-    with pytest.raises(Killed):
-        by_the_clock(tmp_path, disk=disk, script=Script(on={"learner.update 3": kill})).run()
-    del disk[3]
-    again = by_the_clock(tmp_path, disk=disk)
-    assert again.learner.version == 2
-    again.run()
-    # Journaled decisions are replayed for repeated steps.
-    assert validated(again.folder)[:2] == [0, 3]
 
 
 def test_a_kept_but_unrecorded_best_version_is_validated_again(

@@ -229,7 +229,7 @@ def test_an_extended_run_equals_a_longer_run(tmp_path: Path):
     config, disk = config_of(tmp_path / "two", eval={"every_steps": 1}, budget={"steps": 2}), Disk()
     finished(config, disk)
     second = process(config, disk)
-    second.coordinator.controller.deadline.steps = STEPS
+    second.deadline.steps = STEPS
     assert second.run() == "finished"
     assert second.learner.adapter == whole.learner.adapter
     assert left_behind(second.folder)["metrics"] == left_behind(whole.folder)["metrics"]

@@ -160,18 +160,19 @@ def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, fol
     functions = [{**CORRECT, "args": {"strict": True}}]
     other = make_config(tmp_path, rewards={"functions": functions})
     run = RunFolder.of(other)
-    with pytest.raises(ValueError, match="or with --accept rewards continue it") as caught:
+    with pytest.raises(ValueError, match="or with the flags below") as caught:
         run.check(other)
     assert str(caught.value).splitlines()[1:] == [
-        "  rewards.functions.correct.args.strict: was none, now true",
-        "  rewards.functions.format.weight: was 0.1, now none",
-        '  rewards.functions.format.on_error: was "exclude", now none',
-        '  rewards.functions.format.function: was "rewards.format:well_formed", now none',
+        "  rewards.functions.correct.args.strict: was none, now true (--accept rewards)",
+        "  rewards.functions.format.weight: was 0.1, now none (--accept rewards)",
+        '  rewards.functions.format.on_error: was "exclude", now none (--accept rewards)',
+        "  rewards.functions.format.function: was "
+        + '"rewards.format:well_formed", now none (--accept rewards)',
     ]
     run.check(other, accept=["rewards"])
     # Where something else changed, too, accepting the rewards is not enough.
     seed = make_config(tmp_path, rewards={"functions": functions}, run={"name": "run", "seed": 4})
-    with pytest.raises(ValueError, match=r"with the old values:\n  run\.seed: was 3, now 4$"):
+    with pytest.raises(ValueError, match=r"run\.fork:\n  run\.seed: was 3, now 4$"):
         run.check(seed, accept=["rewards"])
 
 
