@@ -162,12 +162,12 @@ def test_changed_rewards_are_refused_until_they_are_accepted(tmp_path: Path, fol
     run = RunFolder.of(other)
     with pytest.raises(ValueError, match="or with the flags below") as caught:
         run.check(other)
-    accepting = " (--accept rewards)"
+    end = "now none (--accept rewards)"
     assert str(caught.value).splitlines()[1:] == [
-        f"  rewards.functions.correct.args.strict: was none, now true{accepting}",
-        f"  rewards.functions.format.weight: was 0.1, now none{accepting}",
-        f'  rewards.functions.format.on_error: was "exclude", now none{accepting}',
-        f'  rewards.functions.format.function: was "rewards.format:well_formed", now none{accepting}',
+        "  rewards.functions.correct.args.strict: was none, now true (--accept rewards)",
+        f"  rewards.functions.format.weight: was 0.1, {end}",
+        f'  rewards.functions.format.on_error: was "exclude", {end}',
+        f'  rewards.functions.format.function: was "rewards.format:well_formed", {end}',
     ]
     run.check(other, accept=["rewards"])
     # Where something else changed, too, accepting the rewards is not enough.
