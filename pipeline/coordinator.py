@@ -384,9 +384,7 @@ class Coordinator:
         )
         if not await self._perform("evaluation", validating, abandoned="the validation"):
             return False
-        self._began_s = self._now_s
-        ended_s = (one["elapsed_s"] for one in entries if one.get("reason") == VALIDATION)
-        self._validated_at_s = max(ended_s, default=0.0)
+        self._validated_at_s = self._now_s
         self._stop_by_alarms(self.progress.step, {})
         return True
 
