@@ -114,7 +114,8 @@ class Runs:
         """
         learner = self._learner
         learner.state = learner._begin_phase(self.policy.fresh_adapter(seed), version=0)  # noqa: SLF001
-        rate = grpo_rate(self.config, peak=lr)
+        peak = self.config.learner.model_copy(update={"lr": lr})
+        schedule = grpo_rate(self.config.model_copy(update={"learner": peak}))
         found: list[dict[str, float]] = []
         before = self._validate(learner.state.adapter)
         for step in range(steps):
@@ -126,7 +127,7 @@ class Runs:
             )
             began = time.monotonic()
             rollouts, shares = self._rollouts(prompts, learner.state.adapter, seed=seed, step=step)
-            metrics = learner.update(rollouts, lr=float(rate(step)))
+            metrics = learner.update(rollouts, rate=float(schedule(step)))
             kept = ("grad_norm", "adapter_norm", "entropy", "parity_mean", "parity_p999")
             shares |= {name: metrics[name] for name in kept if name in metrics}
             found.append(shares | {"seconds": time.monotonic() - began})

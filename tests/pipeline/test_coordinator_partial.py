@@ -217,7 +217,7 @@ def test_partial_rollouts_are_in_the_checkpoint_and_an_extended_run_continues_th
             two.version,
         )
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
-    second.coordinator.controller.deadline.steps = 3
+    second.deadline.steps = 3
     second.run()
     assert second.folder.metrics[-1]["rollout/continued"] == sum(
         row["stop_reason"] == "truncated" for row in waiting

@@ -74,7 +74,7 @@ def time_budget(
 ) -> Deadline:
     """Four prompts a step; validation 20 s, tests 50 s, export 30 s, exit 5 s."""
     rollout = {"prompts_per_step": 4, **tables.pop("rollout", {})}
-    given = {
+    given: dict[str, Any] = {
         "data": {"validation": {"path": "validation.jsonl"}},
         "budget": {"steps": None, "time": f"{time_s:.0f}s"},
         "eval": {"every_steps": 1000},

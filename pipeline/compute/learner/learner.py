@@ -185,8 +185,7 @@ class Learner:
 
         Args:
             rollouts: the step's rollouts.
-            rate: the learning rate of all updates of this step if it decays with the time used
-                (`Config.plans_decay`); otherwise None, and the schedule gives the rate.
+            rate: the learning rate of all updates of this step; None: that of the schedule.
 
         Returns:
             Metrics of the last update: those of `objective`, `loss`, `grad_norm` before clipping,
@@ -194,7 +193,6 @@ class Learner:
             `tokens_trained` and `padding_metrics`; `skipped_updates` (1) only if an update was
             skipped.
         """
-        assert (rate is not None) == self._config.plans_decay, rate
         batches = self._pack(rollouts)
         # Copied before the first update donates the adapter. The copy must not be made later: the
         # state must not change before an update has ended, and nothing may run out of memory after
