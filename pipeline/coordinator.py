@@ -28,7 +28,7 @@ from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
-from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, VALIDATION, Deadline
+from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
@@ -137,8 +137,9 @@ class Coordinator:
         was_refused = any(entry["event"] == REFUSED for entry in entries)
         self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)
         self._began_s = self._now_s
-        ended_s = (one["elapsed_s"] for one in entries if one.get("reason") == VALIDATION)
-        self._validated_at_s = max(ended_s, default=0.0)
+        last = max(self.schedule.validated, default=0)
+        at_s = (row["time/elapsed_s"] for row in records.folder.metrics if row["step"] == last)
+        self._validated_at_s = next(at_s, 0.0)
         self._checkpoint_requested = False
         self._is_uncounted = False
 

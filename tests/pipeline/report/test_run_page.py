@@ -124,16 +124,12 @@ def test_colours_and_text_of_charts_follow_the_page(finished: Path):
     assert "prefers-color-scheme: dark" in text
 
 
-def test_what_was_set_while_the_run_ran_is_marked():
-    lr = {"event": "steered", "request": "1", "verb": "set", "key": "learner.lr"}
-    journal = [
-        {**lr, "step": 3, "old": 1e-5, "value": 2e-5},
-        {**lr, "step": 4, "value": -1, "refused": "learner.lr = -1: must be above 0"},
-        {**lr, "step": 99, "request": "2", "old": 2e-5, "value": 3e-5},  # of a run that went on
-    ]
+def test_settings_that_a_resume_changed_are_marked():
+    changes = [["learner.lr", 1e-5, 2e-5]]
+    journal = [{"event": "settings_changed", "after_step": 3, "changes": changes}]
     first, *_ = panels(planted(journal=journal))
     assert (first.resumes, first.changes) == ([], [3.5])
-    assert first.note.endswith("Dash-dotted: set while the run ran, learner.lr = 2e-05.")
+    assert first.note.endswith("Dash-dotted: changed by a resume, learner.lr = 2e-05.")
 
 
 def test_events_are_in_words():
@@ -145,11 +141,10 @@ def test_events_are_in_words():
             "seconds": 3725.2,
             "used": False,
         },
-        {"event": "rewards_changed", "after_step": 2, "changes": changes, "request": None},
+        {"event": "rewards_changed", "after_step": 2, "changes": changes},
         {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
         {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
         {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
-        {"event": "steered", "step": 6, "verb": "extend", "value": "50"},
     ]
     shown = [row[1:] for row in events(planted(journal=journal))]
     assert shown[1:] == [
@@ -158,7 +153,6 @@ def test_events_are_in_words():
         ("3", "reward errors", "name correct, causes (raised 2)"),
         ("4", "abandoned", "what the validation, elapsed 12.3 s"),
         ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
-        ("6", "steered", "after step 6: the budget is extended by 50"),
     ]
 
 

@@ -145,7 +145,7 @@ def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, fol
         RunFolder.of(other).check(other)
     assert str(caught.value).splitlines()[1:] == [
         '  prompt.system: was "", now "Say \\"why\\"."',
-        "  learner.lr: was 5e-05, now 0.001",
+        "  learner.lr: was 5e-05, now 0.001 (--accept learner.lr)",
         '  learner.schedule: was "constant", now "linear"',
         "  learner.decay_steps: was none, now 3",
         '  plan.kv_cache: was "model", now "int8"',
