@@ -174,7 +174,7 @@ class Coordinator:
                 await self._perform_duties()
             await self._perform_duties()
         except Interrupted:
-            await self.checkpoints.save_at_stop(self.progress, self.config)
+            await self.checkpoints.save_at_stop(self.progress)
             untaken = self.producer.untaken
             await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
             self._summarize(self.progress, ended="interrupted")
@@ -227,8 +227,7 @@ class Coordinator:
             "check_parity": lambda _: self._check_parity(),
             "evaluate_before": lambda duty: self.schedule.evaluate_before(step, duty.deadline),
             "validate": self._validate,
-            "recover_best": lambda _: self.schedule.recover_best(step, save=self._save),
-            "repair_answers": lambda duty: self.schedule.repair_answers(step, duty.deadline),
+            "recover_best": lambda _: self.schedule.recover_best(),
             "export": lambda duty: self.exports.export(duty.adapter, reason=duty.reason),
             "checkpoint": lambda _: self._save(),
             "load_best": lambda _: self.schedule.load_best(step),
@@ -354,7 +353,7 @@ class Coordinator:
         self._summarize(progress, ended="finished", eval=result.compared, **best, **untrained)
 
     async def _save(self) -> None:
-        await self.checkpoints.save(self.progress, self.config)
+        await self.checkpoints.save(self.progress)
 
     # --- ledger
 
@@ -492,5 +491,5 @@ class Coordinator:
                 "restarts": self._restarts,
             },
         }
-        self.records.folder.write_summary(summary, **self.meter.ledger.facts)
+        self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)

@@ -265,11 +265,11 @@ def _record_run(folder: Path) -> None:
     ledger = Ledger(run.ledger, phases=PhaseClock(lambda: _EPOCH_S), start_s=_EPOCH_S)
     for step in (1, 2):
         rows = [{**_ROLLOUT, "step": step, "sample": sample} for sample in range(4)]
-        digest = run.write_rollouts(f"step_{step:06d}", rows)
-        run.write_metrics({"step": step, "reward/mean": 0.5}, digest)
+        run.write_rollouts(f"step_{step:06d}", rows)
+        run.write_metrics({"step": step, "reward/mean": 0.5})
         ledger.account(step, {})
-        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1, **ledger.facts)
-    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None}, **ledger.facts)
+        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1)
+    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None})
     run.close()
 
 

@@ -271,7 +271,7 @@ class RunController:
             yield Duty("evaluate_before")
             if self._validation_is_due():
                 yield self._validate()
-            yield from self._repair()
+            yield Duty("recover_best")
             return
         if not (yield from self._rehearse()):
             if self._may_refuse:
@@ -304,18 +304,8 @@ class RunController:
             yield self._validate(deadline)
             if self._deadline_passed():
                 return False
-        yield from self._repair(deadline)
-        return not self._deadline_passed()
-
-    def _repair(self, deadline: WorkDeadline | None = None) -> Iterator[Duty]:
-        """Recovers lost files of earlier validations that the end needs."""
-        known = bool(self._status.validated)
         yield Duty("recover_best")
-        if known and not self._status.validated:
-            yield self._validate(deadline)
-            if self._deadline_passed():
-                return
-        yield Duty("repair_answers", deadline)
+        return not self._deadline_passed()
 
     def _between(self) -> Iterator[Duty]:
         """Requests, validation, export of a better version, checkpoint; validates the last one."""

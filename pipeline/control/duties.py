@@ -15,7 +15,6 @@ DutyKind = Literal[
     "evaluate_before",
     "validate",
     "recover_best",
-    "repair_answers",
     "export",
     "checkpoint",
     "load_best",
@@ -33,7 +32,6 @@ PHASES: dict[DutyKind, str] = {
     "evaluate_before": "evaluation",
     "validate": "evaluation",
     "recover_best": "checkpoint",
-    "repair_answers": "evaluation",
     "export": "export",
     "checkpoint": "checkpoint",
     "load_best": "sync",
@@ -49,7 +47,6 @@ PHASES: dict[DutyKind, str] = {
 NAMES: dict[DutyKind, str] = {
     "evaluate_before": "the evaluation before training",
     "validate": "the validation",
-    "repair_answers": "the repeated validation",
 }
 """What the console calls a duty that is abandoned, where its kind does not say it."""
 

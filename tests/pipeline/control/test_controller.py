@@ -50,7 +50,7 @@ def kinds(due: Sequence[Duty]) -> list[str]:
 
 def test_a_run_of_steps_starts_trains_and_ends_in_order():
     found = controller(make_config(Path("runs"), budget={"steps": 2}))
-    start = ["check_parity", "evaluate_before", "recover_best", "repair_answers"]
+    start = ["check_parity", "evaluate_before", "recover_best"]
     assert kinds(duties(found, RunStatus(0))) == start
     for number in range(2):
         step = found.next(RunStatus(number), 0.0)

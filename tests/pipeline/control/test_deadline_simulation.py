@@ -256,8 +256,6 @@ class Run:
     def _recover_best(self, _: Duty) -> None:
         """Files are never lost in the simulation."""
 
-    _repair_answers = _recover_best
-
     def _test(self, duty: Duty) -> None:
         pieces = (1.0,) if duty.share == 1 else _TEST_PIECES
         done = 0.0
