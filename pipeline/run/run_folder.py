@@ -89,7 +89,7 @@ class RunFolder:
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
                 the old and new value of each changed key) or comes from an earlier version, or if
-                the path or one of its parents is a file, or `.lock` is not.
+                the path or one of its parents is a file.
             DamagedFileError: if a file that a resume reads does not parse or is missing.
         """
         self._refuse_odd_paths()
@@ -190,9 +190,6 @@ class RunFolder:
             if above == self.path:
                 key, value = "run.name", self.path.name
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
-        lock = self.path / _LOCK
-        if lock.exists() and not lock.is_file():
-            raise ValueError(f"{lock} is not a file; remove it, or choose another run.name")
 
     def _in_use(self) -> ValueError:
         who = ""
@@ -209,7 +206,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / _LOCK).open("a")  # "a" keeps the used time
+        lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

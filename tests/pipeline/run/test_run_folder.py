@@ -229,18 +229,6 @@ def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
         pass
 
 
-def test_a_lock_that_is_not_a_file_is_refused(tmp_path: Path):
-    config = make_config(tmp_path)
-    folder = RunFolder.of(config)
-    lock = folder.path / ".lock"
-    lock.mkdir(parents=True)
-    told = f"^{re.escape(str(lock))} is not a file; remove it, or choose another run.name$"
-    for attempt in (folder.check, folder.create):
-        with pytest.raises(ValueError, match=told):
-            attempt(config)
-    assert (folder.is_locked, folder.recorded_used_s) == (False, 0.0)
-
-
 def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
     other = RunFolder.of(config)
     for attempt in (other.check, other.create):
