@@ -246,8 +246,5 @@ def _unreadable(error: BaseException, what: str, remedy: str) -> BaseException:
         error = error.__cause__
     if not isinstance(error, OSError | ValueError | LookupError | AttributeError | TypeError):
         return error
-    return ValueError(f"{what}: {_first_line(error)}. {remedy}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    why = (str(error).strip() or repr(error)).splitlines()[0]
+    return ValueError(f"{what}: {why.partition(' [tensorstore_spec')[0]}. {remedy}")

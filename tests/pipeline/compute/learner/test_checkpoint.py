@@ -273,7 +273,7 @@ def test_a_checkpoint_that_cannot_be_read_stops_the_start_with_the_remedy(tmp_pa
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
         write(Checkpoints(folder, keep=2), trained(version), META)
-    (folder / "2" / "state" / "manifest.ocdbt").unlink()
+    (folder / "2" / "state" / "_METADATA").unlink()
     told = rf"the checkpoint {folder}/2 cannot be restored: .*\. Move it away to continue from the"
     with pytest.raises(ValueError, match=told):
         Checkpoints(folder, keep=2).restore(fresh())
