@@ -276,7 +276,7 @@ class LearnerActor(ModelActor):
 
     @property
     def _best(self) -> Path:
-        return RunFolder.of(self.config).checkpoints / BEST
+        return self.checkpoints.folder / BEST
 
     def adapter_of(self, which: AdapterRef) -> tuple[Params, int]:
         """Returns an adapter on the devices, and its version."""
