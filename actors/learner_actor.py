@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +15,10 @@ from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
-from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Restored
+from pipeline.contracts.adapters import AdapterRef, ExportReport, Restored
 from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.checkpoint_files import BEST
+from pipeline.contracts.checkpoint_files import BEST, adapter_sha256
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.record_files import move_to_superseded
 from pipeline.contracts.rollouts import Completion, Rollout
 from pipeline.contracts.speeds import Speeds
 from pipeline.run.run_folder import RunFolder
@@ -95,11 +92,10 @@ class LearnerActor(ModelActor):
 
     @logs(lambda _, found: f"restored {'nothing' if found.meta is None else found.meta['step']}")
     def restore(self) -> Restored:
-        """Restores the newest usable checkpoint, if there is one.
+        """Restores the newest checkpoint, if there is one.
 
         Raises:
-            ValueError: if all checkpoints are damaged, or the teacher has changed.
-            OSError: if a checkpoint cannot be read now.
+            ValueError: if it cannot be read, or the teacher has changed.
             OutOfMemory: if a checkpoint does not fit into memory.
         """
         where = f"{RunFolder.of(self.config).checkpoints} on host {socket.gethostname()}"
@@ -109,7 +105,7 @@ class LearnerActor(ModelActor):
             )
         if found is None:
             return Restored(None, where=where)
-        self.learner.state, meta, damaged = found
+        self.learner.state, meta = found
         now = self.learner.teacher_sha256
         before = meta.pop("teacher_sha256", now)
         if before != now:
@@ -118,7 +114,7 @@ class LearnerActor(ModelActor):
                 f"started: its hash is {now}, it was {before}; restore the former adapter, or "
                 "start a run with another run.name"
             )
-        return Restored(meta, tuple(damaged), where)
+        return Restored(meta, where)
 
     @logs(lambda _, found: f"published version {found[0][0]} of the adapter")
     @during("publish")
@@ -243,36 +239,25 @@ class LearnerActor(ModelActor):
             copy = {name: np.array(value) for name, value in state.adapter.items()}
             self.checkpoints.keep_best(copy, version=state.version)
 
-    def recover_best(self, version: int, sha256: str) -> BestFile:
-        """See `pipeline.contracts.workers.Learner`; recovers from checkpoints or the export."""
+    def recover_best(self, version: int, sha256: str) -> None:
+        """See `pipeline.contracts.workers.Learner`; a kill may come before the file is replaced."""
         import jax
 
-        from pipeline.compute.model import lora
-        from pipeline.compute.model.adapter_file import read_adapter_file, write_adapter_file
+        from pipeline.compute.model.adapter_file import write_adapter_file
         from pipeline.compute.model.adapter_source import load_adapter
 
-        folder = RunFolder.of(self.config)
         self.checkpoints.wait()
-        with suppress(FileNotFoundError, ValueError):
-            adapter, found = read_adapter_file(self._best)
-            if (found, lora.sha256(adapter)) == (version, sha256):
-                return "whole"
-        move_to_superseded(folder.path, [self._best])
-
-        def load(source: Path) -> Params:
-            return load_adapter(str(source), self.learner.policy).adapter
-
-        for source in (
-            partial(load, folder.checkpoints / str(version)),
-            partial(load, folder.export),
-            self.learner.initial_adapter,
-        ):
-            with suppress(FileNotFoundError, ValueError):
-                adapter = jax.device_get(source())
-                if lora.sha256(adapter) == sha256:
-                    write_adapter_file(self._best, adapter, version=version)
-                    return "recovered"
-        return "lost"
+        if adapter_sha256(self._best) == sha256:
+            return
+        checkpoint = self._best.with_name(str(version))
+        if adapter_sha256(checkpoint) != sha256:
+            raise ValueError(
+                f"{self._best} is not the best version by validation, that of step {version}, and "
+                f"{checkpoint} is gone; put one of them back, or start another run with "
+                "--run.fork RUN@STEP"
+            )
+        adapter = jax.device_get(load_adapter(str(checkpoint), self.learner.policy).adapter)
+        write_adapter_file(self._best, adapter, version=version)
 
     @logs(lambda _, report: f"exported version {report.version} to {report.folder}")
     @during("export")
@@ -291,7 +276,7 @@ class LearnerActor(ModelActor):
 
     @property
     def _best(self) -> Path:
-        return RunFolder.of(self.config).checkpoints / BEST
+        return self.checkpoints.folder / BEST
 
     def adapter_of(self, which: AdapterRef) -> tuple[Params, int]:
         """Returns an adapter on the devices, and its version."""

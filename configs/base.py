@@ -204,7 +204,7 @@ def _absolute(kind: InputKind) -> AfterValidator:
 
 
 def mirror_problem(url: str) -> str | None:
-    """Describes what is wrong with the URL of a mirror or of a copied run; None if it is valid."""
+    """Describes what is wrong with the URL of a mirror; None if it is valid."""
     scheme, _, rest = url.partition("://")
     if not rest:
         return scheme_problem(url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import re
@@ -38,7 +37,6 @@ AS_TRAINED: tuple[Override, ...] = (
 """First overrides of commands without training: they sample with the weights that were trained."""
 _PRESETS = Path(__file__).parent
 _DEMO = _PRESETS / "demo.toml"
-_SHA256 = "sha256"
 _ROUNDS = 8
 """Maximum rounds of replacing invalid values: one replacement may require another one."""
 
@@ -109,19 +107,8 @@ def config_to_json(config: Config) -> str:
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
 
 
-def config_sha256(config: Config) -> str:
-    """The hash of the resolved configuration."""
-    return _sha256(config.model_dump(mode="json"))
-
-
-def saved_config_text(config: Config) -> str:
-    """The content of a run's `config.json`: all settings, and as the last key their `sha256`."""
-    tree = {**config.model_dump(mode="json"), _SHA256: config_sha256(config)}
-    return json.dumps(tree, indent=2, ensure_ascii=False) + "\n"
-
-
 def read_saved_config(path: Path) -> dict[str, Any]:
-    """Reads the settings that `saved_config_text` wrote; a file without a hash is not checked.
+    """Reads the settings in a run's `config.json`, which `config_to_json` wrote.
 
     Raises:
         FileNotFoundError: if there is no file.
@@ -135,9 +122,6 @@ def read_saved_config(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is damaged: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise ConfigError(f"{path} is damaged: not a JSON object")
-    written = found.pop(_SHA256, None)
-    if written is not None and written != _sha256(found):
-        raise ConfigError(f"{path} is damaged: its content does not match its sha256")
     return found
 
 
@@ -209,10 +193,6 @@ def _read_run(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: not a run folder: it has no config.json") from None
     refuse_unknown_keys(found, folder)
     return found
-
-
-def _sha256(tree: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()
 
 
 def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:

@@ -13,7 +13,6 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -261,13 +260,11 @@ def find_examples(
     Raises:
         ValueError: if there are no texts.
     """
-    from pipeline.contracts.record_files import DamagedFileError
-
-    steps = sorted(path.stem for path in folder.rollouts.glob("step_*.jsonl"))
-    for name in ("test_after", "test_before", *reversed(steps)):
-        rows: list[dict[str, Any]] = []
-        with suppress(DamagedFileError):  # texts of another file are as good
-            rows = folder.read_rollouts(name)
+    steps = [f"step_{step:06d}" for step in reversed(folder.rollout_steps())]
+    for name in ("test_after", "test_before", *steps):
+        if not folder.rollouts_file(name).is_file():
+            continue
+        rows = folder.read_rollouts(name)
         texts = [row["text"] for row in rows if row["text"]][:_MAX_EXAMPLES]
         if texts:
             return tuple(

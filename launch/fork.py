@@ -123,13 +123,8 @@ def _checkpoint(run: Path, step: int) -> CheckpointFiles:
         raise FileNotFoundError(f"run.fork: no run folder {run}{nearest_hint(run)}")
     found = read_checkpoints(RunFolder(run).checkpoints)
     one = next((one for one in found if one.step == step), None)
-    usable = ", ".join(str(one.step) for one in found if one.problem is None)
-    existing = f"there are {usable}" if usable else "there is none"
     if one is None:
+        steps = ", ".join(str(one.step) for one in found)
+        existing = f"there are {steps}" if steps else "there is none"
         raise ValueError(f"run.fork: {run} has no checkpoint of step {step}; {existing}")
-    if one.problem is not None:
-        raise ValueError(
-            f"run.fork: the checkpoint of step {step} of {run} is damaged: {one.problem}; "
-            f"{existing} that can be used"
-        )
     return one

@@ -144,8 +144,6 @@ def finished(config: Config, *, extend: str | None, accept: Collection[str] = ()
                 "decayed to zero; --run.name starts another run"
             )
         return None
-    if folder.restore_summary():
-        say("summary.json was missing or damaged; it is restored from the journal")
     return (
         f"{folder.path} is finished after {summary['steps']} steps; its results are in "
         "summary.json. --run.name starts another run, --extend continues this one"

@@ -32,62 +32,38 @@ _NOTABLE_WAIT_S = 1.0
 
 
 def check_restored(restored: Restored, folder: RunFolder) -> None:
-    """Refuses to start a run anew that has checkpoints elsewhere.
+    """Refuses to start a run anew that has checkpoints elsewhere, and to continue another one.
 
     Raises:
         ValueError: if the journal lists checkpoints and the learner finds none, or the other way.
     """
-    listed, found = _last_checkpoint(folder), restored.meta
-    if found is None and listed is not None:
+    listed = [entry["step"] for entry in folder.valid_entries("checkpoint")]
+    here = f"the journal in {folder.path} on host {socket.gethostname()}"
+    if restored.meta is None and listed:
         raise ValueError(
-            f"the journal in {folder.path} on host {socket.gethostname()} lists checkpoints up to "
-            f"step {listed}, and the learner finds none in {restored.where}; nothing was changed. "
-            "Put the checkpoints back, or run the learner where they are; --run.name starts "
-            "another run"
+            f"{here} lists checkpoints up to step {max(listed)}, and the learner finds none in "
+            f"{restored.where}; nothing was changed. Put the checkpoints back, or run the learner "
+            "where they are; --run.name starts another run"
         )
-    lines = sum(1 for _ in folder.entries())
-    if found is not None and lines < found["journal_lines"]:
+    if restored.meta is not None and not any(True for _ in folder.entries()):
         raise ValueError(
-            f"the learner finds a checkpoint of step {found['step']} in {restored.where}, when "
-            f"the journal had {found['journal_lines']} lines; in {folder.path} on host "
-            f"{socket.gethostname()} it has {lines}: it has lost its end, or is of another run; "
-            "nothing was changed. Put the run folder back, or start another run with --run.name"
+            f"the learner finds a checkpoint of step {restored.meta['step']} in {restored.where}, "
+            f"and {here} is missing: the checkpoint is of another run; nothing was changed. Put "
+            "the run folder back, or start another run with --run.name"
         )
-
-
-def _last_checkpoint(folder: RunFolder) -> int | None:
-    """The step of the newest checkpoint that the journal lists."""
-    return max((entry["step"] for entry in folder.valid_entries("checkpoint")), default=None)
 
 
 def resume(
     restored: Restored, folder: RunFolder, sizes: SizeController
 ) -> tuple[Progress, int | None]:
-    """Resumes from the newest usable checkpoint; later steps are trained again."""
-    for line in restored.damaged:
-        folder.journal("checkpoint_damaged", what=line)
-        say(line)
+    """Resumes from the newest checkpoint; later steps are trained again."""
     progress, resumed_from = Progress(), None
     if restored.meta is not None:
         sizes.resume(restored.meta)
         progress = Progress.of_meta(restored.meta)
         resumed_from = progress.step
         say(f"resuming after step {progress.step}")
-    listed = _last_checkpoint(folder)
-    if listed is not None and listed > progress.step and not restored.damaged:
-        folder.journal("checkpoint_lost", step=progress.step, lost=listed, where=restored.where)
-        say(f"the checkpoint of step {listed} is gone from {restored.where}")
-    recorded = {row["step"] for row in folder.metrics}
-    missing = [step for step in range(1, progress.step + 1) if step not in recorded]
-    if missing:
-        folder.journal("metrics_lost", step=progress.step, steps=missing)
-        say(
-            f"metrics.jsonl lacks {len(missing)} of {progress.step} steps, the first is "
-            f"{missing[0]}; step times are measured again"
-        )
-    superseded = folder.rewind_to(progress.step)
-    if superseded is not None:
-        say(f"records of later steps are in {superseded}")
+    folder.rewind_to(progress.step)
     return progress, resumed_from
 
 
@@ -141,7 +117,7 @@ def record_reward_changes(
         old_code=provenance(folder.entries()).get("rewards", {}),
         new_code=code,
     )
-    if changes:  # not `step`: a rollback to an earlier step does not bring the old ones back
+    if changes:  # not `step`: a resume from an earlier step does not bring the old ones back
         folder.journal(REWARDS_CHANGED, after_step=step, changes=changes)
     return changes
 
@@ -172,7 +148,7 @@ def _record_hardware(prepared: Prepared, *, step: int) -> None:
         return
     changes = hardware_changes(folder.saved_config, config.model_dump(mode="json"))
     if changes:
-        # Not `step`: a rollback to an earlier step does not bring the old hardware back.
+        # Not `step`: a resume from an earlier step does not bring the old hardware back.
         folder.journal("hardware_changed", after_step=step, changes=changes)
         say(
             f"other devices or sizes from step {step + 1} on; the results equal those of the "

@@ -17,14 +17,12 @@ from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
 from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
 from pipeline.rollout.scoring import SUM, score_parts
-from pipeline.run.rollout_files import RecordedRollouts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
-_PREFIX = "step_"
 _CHUNK = 256
 """Rollouts that are scored between two updates of the progress."""
 
@@ -58,22 +56,13 @@ def prepare_rescoring(
     folder = RunFolder(Path(run_dir).expanduser())
     tags = Tags.of_run(load_config(folder.path))
     first, last = _range(steps)
-    files = folder.recorded_rollouts
-    found = {path.stem for path in folder.rollouts.glob(f"{_PREFIX}*.jsonl")}
-    existing = {name for name in found if name.removeprefix(_PREFIX).isdecimal()}
-    lost = {name for name in files.missing if name.startswith(_PREFIX)}
-    asked = {
-        name
-        for name in existing | lost
-        if first <= _number(name) and (last is None or _number(name) <= last)
-    }
-    names, numbers = sorted(asked & existing), sorted(map(_number, existing))
-    if not names:
+    numbers = folder.rollout_steps()
+    asked = [one for one in numbers if first <= one and (last is None or one <= last)]
+    if not asked:
         has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
-    for name in sorted(asked - existing):
-        print(f"{folder.rollouts / name}.jsonl is missing, left out")
-    recorded = list(_read(files, names, tags))
+    names = [f"step_{one:06d}" for one in asked]
+    recorded = list(_read(folder, names, tags))
     if not recorded:
         raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
     log = RewardLog(log_file)
@@ -119,19 +108,15 @@ async def _score(
     return found
 
 
-def _number(name: str) -> int:
-    return int(name.removeprefix(_PREFIX))
-
-
 def _read(
-    files: RecordedRollouts, names: Sequence[str], tags: Tags
+    folder: RunFolder, names: Sequence[str], tags: Tags
 ) -> Iterator[tuple[Record, RewardInput]]:
     for name in names:
-        for record in files.read(name):
+        for record in folder.read_rollouts(name):
             try:
                 yield record, recorded_input(record, tags=tags)
             except ValueError as error:
-                raise ValueError(f"{files.path(name)}: {error}") from None
+                raise ValueError(f"{folder.rollouts_file(name)}: {error}") from None
 
 
 def _rescored(

@@ -1,7 +1,6 @@
-"""Lists runs and their checkpoints; makes a run continue from an earlier checkpoint.
+"""Lists runs and their checkpoints.
 
 python -m launch.runs [RUNS_FOLDER | RUN_DIR]
-python -m launch.runs RUN_DIR --rollback N
 """
 
 from __future__ import annotations
@@ -22,18 +21,13 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 List the runs of a folder, the latest first, or the checkpoints of one run: their step, when they
-were complete, why they are kept, and whether their files are complete. What is in them is checked
-by hash when a run resumes from one.
+were complete, and why they are kept.
 
---rollback N makes a run continue from its checkpoint of step N: the command that started the run
-then resumes it there. Later checkpoints, metrics, rollouts and the summary move to superseded/ in
-the run folder; nothing is deleted, and the journal is kept. Time that the run has used stays used.
-
-To begin another run from a checkpoint, with its optimizer state and other settings, give
-launch.train --run.fork RUN_DIR@N and another --run.name.
+To begin another run from a checkpoint, with its optimizer state, give launch.train --run.fork
+RUN_DIR@STEP and another --run.name.
 """
 EPILOG = """\
-Exit status: 0 done, 2 a mistake in the request (no run, no such checkpoint, a process runs it)."""
+Exit status: 0 done, 2 a mistake in the request (no run)."""
 
 
 @dataclass(frozen=True)
@@ -41,19 +35,15 @@ class Prepared:
     """A valid request.
 
     Attributes:
-        path: folder of runs, or a run folder.
         runs: the runs, the latest first; a single one with its checkpoints.
         unreadable: a line for each other folder with a `config.json`.
-        is_run: whether `path` is a run folder.
-        rollback: step of the checkpoint to continue from; None: list only.
+        is_run: whether a run folder was given, not a folder of runs.
         result: where the figures go; None: nowhere.
     """
 
-    path: Path
     runs: Sequence[RunFacts]
     unreadable: Sequence[str]
     is_run: bool
-    rollback: int | None
     result: Path | None
 
 
@@ -66,28 +56,22 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     """Checks the request; nothing is written.
 
     Raises:
-        ValueError: if there is no run, or no checkpoint that the request needs.
+        ValueError: if there is no run.
         FileNotFoundError: if there is no such folder.
     """
     flags = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     # Imported late: `--help` needs none of it.
     from configs.base import nearest_hint
     from pipeline.report.run_list import RunFacts, read_facts, run_folders
-    from pipeline.run.rollback import check_rollback
     from pipeline.run.run_folder import RunFolder
 
     path: Path = flags.path
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder{nearest_hint(path)}")
-    folder = RunFolder(path)
-    is_run = folder.holds_run
+    is_run = RunFolder(path).holds_run
     paths = [path] if is_run else run_folders(path)
     if not paths:
         raise ValueError(f"{path}: neither a run folder nor a folder of runs: no config.json")
-    if flags.rollback is not None:
-        if not is_run:
-            raise ValueError(f"command line: --rollback: {path} is not a run folder")
-        check_rollback(folder, flags.rollback)
     facts, unreadable = list[RunFacts](), list[str]()
     for one in paths:
         try:
@@ -97,13 +81,13 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     if is_run and unreadable:
         raise ValueError(*unreadable)
     facts.sort(key=lambda run: run.active_s, reverse=True)
-    return Prepared(path, facts, unreadable, is_run, flags.rollback, json_file(flags))
+    return Prepared(facts, unreadable, is_run, json_file(flags))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="python -m launch.runs",
-        usage="%(prog)s [RUNS_FOLDER | RUN_DIR] [--rollback N] [--json FILE]",
+        usage="%(prog)s [RUNS_FOLDER | RUN_DIR] [--json FILE]",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -116,29 +100,14 @@ def _parser() -> argparse.ArgumentParser:
         default=Path("runs"),
         help="a folder of runs or a run folder (default: runs)",
     )
-    parser.add_argument(
-        "--rollback", metavar="N", type=int, help="continue the run from its checkpoint of step N"
-    )
     add_json(parser)
     return parser
 
 
 def run(prepared: Prepared) -> int:
-    """Lists, or rolls back."""
+    """Prints the tables."""
     from pipeline.report.run_list import checkpoint_lines, run_lines
-    from pipeline.run.rollback import roll_back
-    from pipeline.run.run_folder import RunFolder
 
-    if prepared.rollback is not None:
-        folder, step = RunFolder(prepared.path), prepared.rollback
-        with folder.held():
-            moved = roll_back(folder, step)
-        where = " and ".join(str(path) for path in moved) or "nowhere: there were none"
-        print(
-            f"{prepared.path} continues from its checkpoint of step {step}; the command that "
-            f"started it resumes it there. Later checkpoints and records are in {where}"
-        )
-        return 0
     lines = checkpoint_lines(prepared.runs[0]) if prepared.is_run else run_lines(prepared.runs)
     print_lines([*lines, *prepared.unreadable])
     if prepared.result is not None:

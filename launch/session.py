@@ -27,7 +27,6 @@ from pipeline.budget import Budget, used_s
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.phases import PhaseClock, Span
-from pipeline.contracts.record_files import DamagedFileError
 from pipeline.contracts.workers import WorkerDied
 from pipeline.coordinator import Coordinator
 from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
@@ -43,8 +42,8 @@ from pipeline.rollout.restarts import Restarts, TrainingStopped
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
-from pipeline.run.ledger import DAMAGED, Ledger, missing_lines, repair_ledger
-from pipeline.run.mirror import Mirror
+from pipeline.run.ledger import Ledger
+from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -132,7 +131,7 @@ async def run_session(
             closing(_tracker(prepared)) as tracker,
         ):
             restarts = _restarts(prepared, meter, console)
-            mirror = Mirror.of(prepared.config)
+            mirror = Mirror(mirror_url(prepared.config))
             return await _run_and_upload(
                 _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts, rehearse)
             )
@@ -167,20 +166,7 @@ def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
     now_s = phases.now()
     start_s = now_s - (time.monotonic() - started)
     phases.add(Span("loading", start_s, now_s))  # configuration, data, check of the rewards
-    try:
-        ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
-        lines = missing_lines(ledger.lines, folder.entries())
-        text = f"has lost its end: {lines} lines, and their tokens are not counted"
-    except DamagedFileError:
-        lines = repair_ledger(folder.ledger)
-        text = (
-            f"is damaged: {lines} of its lines are lost, and their time is unexplained; the old "
-            "file is in superseded/"
-        )
-        ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
-    if lines:
-        folder.journal(DAMAGED, lines=lines)
-        say(f"{folder.ledger} {text}")
+    ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
     uncounted = (
         entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
     )

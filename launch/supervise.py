@@ -43,7 +43,7 @@ def supervise(argv: Sequence[str], config: Config) -> int:
         config: of the run.
     """
     given = [one for one in argv if one != SUPERVISE]
-    return _Supervisor(without(given, "--adopt"), config).run()  # it is adopted
+    return _Supervisor(given, config).run()
 
 
 class _Supervisor:

@@ -74,12 +74,6 @@ def _flags() -> argparse.ArgumentParser:
         "best version starts anew",
     )
     flags.add_argument(
-        "--adopt",
-        metavar="DIR",
-        help="without a run on this host, continue the one in DIR: a copy of a run folder, or the "
-        "mirror of a run (MIRROR/NAME), a folder or a URL; it is only read",
-    )
-    flags.add_argument(
         "--rehearse",
         action="store_true",
         help="run one step at full length on this machine, show time and memory beside the "
@@ -112,7 +106,6 @@ def _check_flags(flags: argparse.Namespace) -> None:
             "--dry-run": flags.dry_run,
             "--extend": flags.extend is not None,
             "--accept": bool(flags.accept),
-            "--adopt": flags.adopt is not None,
             SUPERVISE: flags.supervise,
         }
         problem = "has no effect with --rehearse; remove one of them"
@@ -187,15 +180,11 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
 
 
 def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:
-    """Fetches the run if this host has none; with --dry-run only `--adopt` is checked."""
-    from pipeline.run.mirror import adopted, check_adopt, fetch_run
+    """Fetches the run from its mirror if this host has none."""
+    from pipeline.run.mirror import fetch_run
 
-    if not flags.dry_run and found.is_empty:
-        adopt = adopted(flags.adopt)
-        found.attempt(fetch_run, config, adopt=adopt, accept=flags.accept, say=say)
-        found.raise_if_any()
-    elif flags.dry_run and found.intact("run.dir", "run.name"):
-        found.attempt(check_adopt, config, flags.adopt, accept=flags.accept)
+    if found.is_empty and not flags.dry_run:
+        fetch_run(config, say=say)
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class Coordinator:
                     break
             await self._finish()
         except Interrupted:
-            await self.checkpoints.save_at_stop(self.progress, self.config)
+            await self.checkpoints.save_at_stop(self.progress)
             untaken = self.producer.untaken
             await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
             self._summarize(self.progress, ended="interrupted")
@@ -209,10 +209,7 @@ class Coordinator:
             await self._export("current", reason="rehearsal")
         if in_time and self._validation_is_due():
             in_time = await self._validate()
-        if in_time:
-            in_time = await self._recover()
-        else:
-            await self._perform("checkpoint", self._recover_best())
+        await self._perform("checkpoint", self.schedule.recover_best())
         if self.deadline.is_timed:
             answers = self.config.eval.samples * len(self.data.test.prompts)
             self.deadline.estimate_step(answers=answers)
@@ -240,20 +237,6 @@ class Coordinator:
         return await self._perform(
             "evaluation", evaluating, abandoned="the evaluation before training"
         )
-
-    async def _recover(self) -> bool:
-        """Recovers files of earlier validations that the end needs; returns whether in time."""
-        known = bool(self.schedule.validated)
-        await self._perform("checkpoint", self._recover_best())
-        if known and not self.schedule.validated and not await self._validate():
-            return False
-        repairing = self.schedule.repair_answers(
-            self.progress.step, self.deadline.leaving_an_export
-        )
-        return await self._perform("evaluation", repairing, abandoned="the repeated validation")
-
-    async def _recover_best(self) -> None:
-        await self.schedule.recover_best(self.progress.step, save=self._save)
 
     def _refuse_too_small(self, *, abandoned: bool) -> None:
         """Refuses a budget of time into which not one step fits, if no process has trained yet.
@@ -460,7 +443,7 @@ class Coordinator:
         return self._now_s - began_s
 
     async def _save(self) -> None:
-        await self.checkpoints.save(self.progress, self.config)
+        await self.checkpoints.save(self.progress)
 
     # --- work around the steps
 
@@ -643,5 +626,5 @@ class Coordinator:
                 "restarts": self._restarts,
             },
         }
-        self.records.folder.write_summary(summary, **self.meter.ledger.facts)
+        self.records.folder.write_summary(summary)
         self.records.tracker.summarize(summary)

@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.budget import Budget, used_s
-from pipeline.contracts.adapters import AdapterRef, BestFile, ExportReport, Published, Restored
+from pipeline.contracts.adapters import AdapterRef, ExportReport, Published, Restored
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.clock import Clock
@@ -441,14 +441,11 @@ class FakeLearner(Prepares):
         if len(self.writing) == 1:  # no checkpoint is being written
             self.write()
 
-    async def recover_best(self, version: int, sha256: str) -> BestFile:
+    async def recover_best(self, version: int, sha256: str) -> None:
         self.write()
-        if self.disk.best == (version, sha256):
-            return "whole"
-        self.disk.best = None
-        if version in self.disk and self.disk[version][0] == sha256:
+        if self.disk.best != (version, sha256):
+            assert self.disk[version][0] == sha256
             self.disk.best = (version, sha256)
-        return "recovered" if self.disk.best else "lost"
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
@@ -716,7 +713,11 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
         | {"faults/restarts": 0.0}
         for row in folder.metrics
     ]
-    rollouts = {path.name: path.read_bytes() for path in folder.rollouts.iterdir()}
+    rollouts = {
+        path.name: path.read_bytes()
+        for path in folder.rollouts.iterdir()
+        if ".superseded" not in path.suffixes
+    }
     return {"summary": summary, "metrics": metrics, "rollouts": rollouts}
 
 

@@ -26,8 +26,7 @@ BENCHMARKS = {
     "twenty minutes",
     "chaos": "signals to the processes of small runs, which must end with the undisturbed adapter, "
     "on this machine's CPU; half an hour",
-    "fuzz": "commands given a thousand damaged configurations, datasets, model folders and run "
-    "folders; ten minutes",
+    "fuzz": "commands given 750 damaged configurations, datasets and model folders; ten minutes",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
     "learner": "logits, top k and packing on this machine's CPU; some minutes",

@@ -267,7 +267,8 @@ class _Run:
         summary = self._folder.summary or {}
         found = [summary.get("adapter_sha256"), (summary.get("best") or {}).get("adapter_sha256")]
         files = sorted(self._folder.rollouts.iterdir())
-        found += [f"{path.name} {path.read_bytes()!r}" for path in files]
+        kept = [path for path in files if ".superseded" not in path.suffixes]
+        found += [f"{path.name} {path.read_bytes()!r}" for path in kept]
         return hashlib.sha256(repr(found).encode()).hexdigest()[:12]
 
     def left(self) -> Iterator[str]:

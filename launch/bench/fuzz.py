@@ -1,4 +1,4 @@
-"""Random damage to what users give: configurations, data, model folders, record files.
+"""Random damage to what users give: configurations, data, model folders.
 
 Each case damages the demo's request at a place that its seed draws, and calls commands in this
 process. A command must end within seconds with exit status 0, 1 or 2, and say why it is not 0 in
@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -27,11 +27,9 @@ from typing import Any
 
 import configs
 from configs.load import load_config
-from launch import data, evaluate, plan, report, runs, train
+from launch import data, evaluate, plan, train
 from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
 from launch.exits import exit_status
-from pipeline.run.ledger import Ledger
-from pipeline.run.run_folder import RunFolder
 
 MOST_S = 20.0
 """A case that takes longer is broken: a person waits seconds."""
@@ -39,23 +37,6 @@ _ROOT = Path(configs.__file__).parent.parent
 _DEMO = _ROOT / "launch" / "demo"
 _ROWS = 40
 """Rows of the damaged dataset."""
-_EPOCH_S = 1.7e9
-_ROLLOUT: Mapping[str, Any] = {
-    "prompt_id": 1,
-    "prompt": "1 + 1?",
-    "answer": "2",
-    "row": {},
-    "text": "<answer>2</answer>",
-    "num_tokens": 9,
-    "logprob_mean": -0.5,
-    "stop_reason": "eos",
-    "rewards": {"correct": 1.0, "format": 0.0},
-    "errors": {},
-    "reward": 1.0,
-    "excluded": None,
-    "advantage": 0.5,
-}
-"""A rollout of the recorded run, as `pipeline.run.rollout_records` writes it."""
 JUNK: Sequence[str] = (
     *('""', "-1", "0", "1e400", "nan", "inf", "true", "[]", "{}", "9" * 400, '"\\u0000"', "[[]]"),
     *("1e-320", '"' + "x" * 70_000 + '"', '"../../../etc/passwd"', '"/dev/null"', '"\\ud800"'),
@@ -177,16 +158,6 @@ def _damage_header(path: Path, rng: random.Random) -> None:
     path.write_bytes(size.to_bytes(8, "little") + text + content[8 + int(size) :][:2_000_000])
 
 
-def damage_records(folder: Path, rng: random.Random) -> None:
-    """Damages a file of the run folder."""
-    files = sorted(path for path in (folder / "runs").rglob("*") if path.is_file())
-    path = rng.choice(files)
-    if rng.random() < 0.1:
-        path.unlink()
-    else:
-        path.write_bytes(junk_bytes(path.read_bytes(), rng))
-
-
 def _checked(prepare: Callable[[], object]) -> int:
     """The exit status of a command that only prepares."""
     return exit_status(prepare, lambda _: 0)
@@ -212,17 +183,6 @@ def _model_commands(folder: Path) -> Iterator[tuple[str, Command]]:
     yield "evaluate", lambda _: _evaluation(path)
 
 
-def _record_commands(folder: Path) -> Iterator[tuple[str, Command]]:
-    from launch.preparation import finished
-
-    run = folder / "runs" / "fuzz"
-    yield "report", lambda _: report.main([str(run), "--out", str(folder / "page.html")])
-    yield "runs", lambda _: runs.main([str(run)])
-    yield "evaluate", lambda _: _evaluation(str(run))
-    config = load_config(folder / "request.toml")
-    yield "train", lambda _: _checked(lambda: finished(config, extend=None))
-
-
 def _evaluation(path: str) -> int:
     def prepare() -> object:
         config = load_config(path)
@@ -235,12 +195,11 @@ KINDS: dict[str, tuple[Damage, Callable[[Path], Iterator[tuple[str, Command]]]]]
     "configurations": (damage_config, _config_commands),
     "data rows": (damage_rows, _data_commands),
     "model folders": (damage_model, _model_commands),
-    "record files": (damage_records, _record_commands),
 }
 
 
 def make_request(folder: Path) -> None:
-    """Writes the demo's request with a small dataset, a copy of the model, and a recorded run."""
+    """Writes the demo's request with a small dataset and a copy of the model."""
     shutil.copytree(_DEMO / "tiny_gemma3", folder / "model")
     for name in ("train", "validation", "test"):
         with (_DEMO / "data" / f"{name}.jsonl").open(encoding="utf-8") as file:
@@ -251,26 +210,6 @@ def make_request(folder: Path) -> None:
     text = text.replace("../launch/demo/tiny_gemma3", "model").replace("../launch/demo/data/", "")
     text = text.replace('name = "demo"', f'name = "fuzz"\ndir = "{folder / "runs"}"', 1)
     (folder / "request.toml").write_text(text, encoding="utf-8")
-    _record_run(folder)
-
-
-def _record_run(folder: Path) -> None:
-    from pipeline.contracts.phases import PhaseClock
-
-    config = load_config(folder / "request.toml")
-    run = RunFolder.of(config)
-    run.create(config)
-    run.write_plan({"in_force": {"slots": 192}})
-    run.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
-    ledger = Ledger(run.ledger, phases=PhaseClock(lambda: _EPOCH_S), start_s=_EPOCH_S)
-    for step in (1, 2):
-        rows = [{**_ROLLOUT, "step": step, "sample": sample} for sample in range(4)]
-        digest = run.write_rollouts(f"step_{step:06d}", rows)
-        run.write_metrics({"step": step, "reward/mean": 0.5}, digest)
-        ledger.account(step, {})
-        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1, **ledger.facts)
-    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None}, **ledger.facts)
-    run.close()
 
 
 def run_case(kind: str, seed: int) -> list[dict[str, Any]]:

@@ -135,7 +135,7 @@ def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
         writer.wait()
         found = Checkpoints(writer.folder, keep=1).restore(other)
     assert found is not None
-    restored, _, _ = found
+    restored, _ = found
     return (
         jax.device_get((state.adapter, state.optimizer)),
         jax.device_get((restored.adapter, restored.optimizer)),

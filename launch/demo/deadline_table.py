@@ -105,7 +105,7 @@ def run(budget_s: int, *, seed: int, folder: Path, stamp: str) -> Row:
     tests = [entry for entry in done.folder.events("evaluated") if entry["name"] == "test_after"]
     if not tests:
         raise RuntimeError(f"{name}: no time was left to evaluate the export")
-    rows = done.folder.read_answers(tests[-1])
+    rows = done.folder.read_rollouts(tests[-1]["file"])
     answers = {row["prompt_id"]: bool(row["correct"]) for row in rows}
     return Row(budget_s, seed, summary, answers, done.seconds)
 

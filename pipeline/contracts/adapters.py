@@ -10,9 +10,6 @@ AdapterRef = Literal["current", "previous", "initial", "probe", "best"]
 """An adapter of the learner: the current version, the previous version (with `rollout.ahead`), the
 initial adapter of the run, a random adapter for the probe, or the best version by validation."""
 
-BestFile = Literal["whole", "recovered", "lost"]
-"""State of the best adapter's file: intact, recovered from another copy, or lost."""
-
 
 @dataclass(frozen=True)
 class Published:
@@ -50,12 +47,10 @@ class Restored:
 
     Attributes:
         meta: the coordinator's data in the checkpoint; None if there was no checkpoint.
-        damaged: one line for each newer checkpoint that is unusable.
         where: the checkpoint folder and its host.
     """
 
     meta: Mapping[str, Any] | None
-    damaged: tuple[str, ...] = ()
     where: str = ""
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from pipeline.contracts.adapters import (
     AdapterRef,
-    BestFile,
     ExportReport,
     OpenedAdapter,
     Published,
@@ -183,15 +182,15 @@ class Learner(Protocol):
         It is written after the checkpoint that is being written.
         """
 
-    async def recover_best(self, version: int, sha256: str) -> BestFile:
-        """Ensures that the best adapter's file is valid; recovers it from the run folder if not.
+    async def recover_best(self, version: int, sha256: str) -> None:
+        """Writes the best adapter's file from its checkpoint, unless it holds this adapter.
 
         Args:
             version: policy version of the best adapter.
             sha256: hash of the best adapter.
 
-        Returns:
-            State of the file; after "lost" there is none.
+        Raises:
+            ValueError: if the checkpoint is gone, with the remedy.
         """
 
     async def export(

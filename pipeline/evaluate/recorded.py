@@ -23,8 +23,7 @@ class Result:
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. If the
             deadline left no time, the result of an earlier end of the run with the `step` that it
-            belongs to, or else only the evaluation before training; without the latter if its file
-            was damaged and there was no time to measure it again.
+            belongs to, or else only the evaluation before training.
         best: for `summary.json`: the exported version and the last one, by validation; None without
             a validation split.
     """
@@ -51,13 +50,8 @@ def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, 
 
 def validations(folder: RunFolder, *, since: str | None) -> dict[int, dict[str, Any]]:
     """Journal entries of the validations that count, by step; those after the event `since`."""
-    found: dict[int, dict[str, Any]] = {}
-    for entry in folder.valid_entries("evaluated", "best_lost", since=since):
-        if entry["event"] == "best_lost":
-            found = {step: one for step, one in found.items() if step not in entry["gone"]}
-        elif entry["name"] == "validation":
-            found[entry["step"]] = entry
-    return found
+    entries = folder.valid_entries("evaluated", since=since)
+    return {entry["step"]: entry for entry in entries if entry["name"] == "validation"}
 
 
 def earlier_result(

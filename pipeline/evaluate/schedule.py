@@ -18,7 +18,6 @@ from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Stopwatch
 from pipeline.contracts.evaluations import prompts_of
-from pipeline.contracts.record_files import DamagedFileError, move_to_superseded
 from pipeline.contracts.rollouts import Completion, Prompt
 from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
@@ -141,47 +140,36 @@ class EvaluationSchedule:
 
         Raises:
             OutOfTime: at the deadline.
+            ValueError: if the initial adapter is not the one that was evaluated by other rewards.
         """
         found = self._recorded_before()
         missing = [name for name in self._tests if name not in found]
         if missing:
             async with self._loaded("initial" if step else "current"):
                 for name in missing:
-                    if self._is_initial(name):
-                        found[name] = await self._timed(name, self._tests[name], deadline)
-                        self._record(f"{name}_before", 0, found[name])
+                    self._check_initial(name)
+                    found[name] = await self._timed(name, self._tests[name], deadline)
+                    self._record(f"{name}_before", 0, found[name])
         self._before = found
 
-    def _is_initial(self, name: str) -> bool:
-        """Whether the loaded adapter is the initial one, as far as known."""
+    def _check_initial(self, name: str) -> None:
         published = self._workers.published
         assert published is not None
         entry = last_entry(self._folder, f"{name}_before", since=None)
-        if entry is None or entry["adapter_sha256"] == published.sha256:
-            return True
-        why = "its file is damaged"
-        if last_entry(self._folder, f"{name}_before", since=self._since) is None:
-            why = "the rewards have changed"
-        self._records.event(
-            "before_lost",
-            f"{name}: the evaluation before training has to be repeated, because {why}, and it "
-            "cannot be: lora.start is another adapter now; the summary goes without it",
-            name=name,
-        )
-        return False
+        if entry is not None and entry["adapter_sha256"] != published.sha256:
+            raise ValueError(
+                "lora.start is another adapter than at the start of the run, and the evaluation "
+                "before training has to be repeated, because the rewards have changed; restore "
+                "the adapter, or start another run with --run.name"
+            )
 
     def _recorded_before(self) -> dict[str, Evaluation]:
-        """Evaluations before training in the run folder; damaged files are journaled."""
-        found = {}
-        for name in self._tests:
-            entry = last_entry(self._folder, f"{name}_before", since=self._since)
-            if entry is None:
-                continue
-            try:
-                found[name] = self._evaluation(entry)
-            except DamagedFileError as error:
-                self._report_damage(error, entry)
-        return found
+        """Evaluations before training in the run folder."""
+        entries = {
+            name: last_entry(self._folder, f"{name}_before", since=self._since)
+            for name in self._tests
+        }
+        return {name: self._evaluation(entry) for name, entry in entries.items() if entry}
 
     # --- validation
 
@@ -201,7 +189,9 @@ class EvaluationSchedule:
         if is_better({**found.means, "rewards_version": rewards}, self.best):
             await save()
             await self._workers.learner.keep_best()
-        self._record_validation(step, found)
+        file = f"validation_{step:06d}"
+        self._validated[step] = self._record("validation", step, found, file=file)
+        self._read[step] = found
         if found.mean is None:
             self._records.event(
                 "validation_excluded",
@@ -210,65 +200,15 @@ class EvaluationSchedule:
                 step=step,
             )
 
-    def _record_validation(self, step: int, found: Evaluation) -> None:
-        file = f"validation_{step:06d}"
-        self._validated[step] = self._record("validation", step, found, file=file)
-        self._read[step] = found
-
-    async def recover_best(self, step: int, *, save: Save) -> None:
-        """Ensures that the file of the best adapter exists, or else drops that version.
-
-        A missing or damaged file is written again from a checkpoint or the export. If no copy
-        exists, the best version is determined again from the current step on.
-
-        Args:
-            step: the current version.
-            save: as for `validate`.
-        """
-        best = self.best
-        if best is None:
-            return
-        lost = best["step"]
-        file = await self._workers.learner.recover_best(lost, best["adapter_sha256"])
-        what = f"the file of the best adapter, of step {lost}, was missing or damaged"
-        if file == "recovered":
-            self._records.event("best_recovered", f"{what}; it is written again", step=lost)
-        if file != "lost":
-            return
-        gone = sorted(self._validated.keys() - {step})
-        self._records.event(
-            "best_lost",
-            f"{what}, and neither checkpoints nor export have it; from now on the best version is "
-            f"searched for from step {step} on",
-            step=step,
-            lost=lost,
-            gone=gone,
-        )
-        for at in gone:
-            del self._validated[at]
-        if self.best is not None:
-            await save()
-            await self._workers.learner.keep_best()
-
-    async def repair_answers(self, step: int, deadline: WorkDeadline | None) -> None:
-        """Repeats validations whose answers the end compares and whose files are lost.
-
-        Args:
-            step: the current version.
-            deadline: when the evaluation is abandoned.
+    async def recover_best(self) -> None:
+        """Ensures that the file of the best adapter holds it: a kill may come before it does.
 
         Raises:
-            OutOfTime: at the deadline.
+            ValueError: if neither the file nor the checkpoint of the best version is there.
         """
-        needed = {step} if self.best is None else {step, self.best["step"]}
-        for at in sorted(needed & self._validated.keys()):
-            try:
-                self._answers(at)
-            except DamagedFileError as error:
-                self._report_damage(error, self._validated[at])
-                async with self._loaded("current" if at == step else "best"):
-                    found = await self._timed("validation", self._validation, deadline)
-                    self._record_validation(at, found)
+        best = self.best
+        if best is not None:
+            await self._workers.learner.recover_best(best["step"], best["adapter_sha256"])
 
     # --- the end of the run
 
@@ -360,11 +300,8 @@ class EvaluationSchedule:
         return result
 
     def _paired(self, last: int, best: int) -> dict[str, Any]:
-        """The difference of two validations; empty if the answers of one are damaged."""
-        try:
-            compared = evaluation.compare(self._answers(last), self._answers(best))
-        except DamagedFileError:
-            return {}
+        """The difference of two validations."""
+        compared = evaluation.compare(self._answers(last), self._answers(best))
         return {key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")}
 
     # --- single evaluations
@@ -436,16 +373,15 @@ class EvaluationSchedule:
         return Evaluation(tuple(answers), self._metric, self._of_accuracy), sampled
 
     def _answers(self, step: int) -> Evaluation:
-        """The answers of a validation; raises `DamagedFileError` as `read_answers`."""
+        """The answers of a validation."""
         if step not in self._read:
             self._read[step] = self._evaluation(self._validated[step])
         return self._read[step]
 
     def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
-        """The recorded answers; raises `DamagedFileError` as `read_answers`."""
-        return Evaluation.of(
-            self._folder.read_answers(entry), metric=self._metric, of_accuracy=self._of_accuracy
-        )
+        """The recorded answers; raises `DamagedFileError` as `RunFolder.read_rollouts`."""
+        rows = self._folder.read_rollouts(entry["file"])
+        return Evaluation.of(rows, metric=self._metric, of_accuracy=self._of_accuracy)
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
@@ -467,8 +403,3 @@ class EvaluationSchedule:
         if step == 0:
             record_notice(self._records, name, step, found, config=self.config)
         return entry
-
-    def _report_damage(self, error: DamagedFileError, entry: Mapping[str, Any]) -> None:
-        file = self._folder.rollouts / f"{entry['file']}.jsonl"
-        move_to_superseded(self._folder.path, [file])
-        self._records.event("answers_damaged", f"{error}; measuring again", what=str(error))

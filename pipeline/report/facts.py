@@ -23,9 +23,8 @@ Figure = tuple[str, str, str]
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
-        "checkpoint_damaged", "checkpoint_lost", "checkpoint_abandoned", "code_changed",
-        "hardware_changed", "rolled_back", "forked", "metrics_lost", "ledger_damaged",
-        "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
+        "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "replan",
+        "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "settings_changed", "stop_notice",
         RESUMED, ENDED,

@@ -19,7 +19,6 @@ from pipeline.contracts.record_files import TIME_FORMAT
 from pipeline.report.facts import state
 from pipeline.report.plan_lines import table
 from pipeline.report.run_records import RunRecords, read_run
-from pipeline.run.rollback import ROLLED_BACK
 
 _DIGITS = 12
 """Digits of a hash that are shown."""
@@ -87,7 +86,6 @@ class RunFacts:
             "bytes": self.num_bytes,
             "last_activity": _stamp(self.active_s),
             "forked_from": self.records.setting("run.fork"),
-            "rolled_back_to": [one["step"] for one in self.records.entries(ROLLED_BACK)],
             "problems": list(self.records.problems),
             "checkpoints": [
                 {
@@ -96,8 +94,6 @@ class RunFacts:
                     "bytes": one.num_bytes,
                     "adapter_sha256": one.adapter_sha256,
                     "kept": self.why_kept(one),
-                    "usable": one.problem is None,
-                    "problem": one.problem,
                     "provenance": dict(one.provenance),
                 }
                 for one in self.checkpoints
@@ -157,15 +153,14 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     if not run.checkpoints:
         yield "no checkpoints"
         return
-    rows = [["step", "complete", "MB", "adapter", "kept", "usable"]]
+    rows = [["step", "complete", "MB", "adapter", "kept"]]
     rows += [
         [
             str(one.step),
             _time(one.unix_s),
             _megabytes(one.num_bytes),
-            (one.adapter_sha256 or "")[:_DIGITS],
+            one.adapter_sha256[:_DIGITS],
             run.why_kept(one),
-            "yes" if one.problem is None else f"no: {one.problem}",
         ]
         for one in run.checkpoints
     ]

@@ -1,13 +1,12 @@
 """What a run folder records, read for a report: all that can be read, and what cannot.
 
-Folders of unfinished, failed and killed runs have fewer files; those of earlier versions too. A
-damaged file costs its damaged lines, each named in `RunRecords.problems`.
+Folders of unfinished, failed and killed runs have fewer files. Of a file that does not parse the
+lines before the mistake are read; `RunRecords.problems` names it.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +16,8 @@ from configs.errors import ConfigError
 from configs.evaluation import EXACT_ANSWER
 from configs.load import read_saved_config
 from pipeline.contracts.evaluations import mean_of
-from pipeline.contracts.record_files import (
-    DamagedFileError,
-    read_json,
-    readable_rows,
-)
+from pipeline.contracts.record_files import DamagedFileError, read_json, read_rows
 from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
-from pipeline.run.ledger import missing_lines
-from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 from pipeline.run.run_folder import ENDED, RunFolder
 
 Row = Mapping[str, Any]
@@ -43,7 +36,7 @@ class RunRecords:
         status: content of `status.json`.
         plan: content of `plan.json`.
         running: whether a process holds the folder.
-        problems: files that are damaged, one line each.
+        problems: files that do not parse, one line each.
     """
 
     path: Path
@@ -82,10 +75,6 @@ class RunRecords:
         evaluated = dict(self.values("tokens/evaluation"))
         generated = self.values("tokens/generated")
         return [(step, count - evaluated.get(step, 0.0)) for step, count in generated]
-
-    @cached_property
-    def _rollouts(self) -> RecordedRollouts:
-        return RecordedRollouts(self.path / "rollouts", self.journal, self.metrics)
 
     @cached_property
     def summary(self) -> Row:
@@ -131,15 +120,13 @@ class RunRecords:
         """The rows of `rollouts/NAME.jsonl`.
 
         Raises:
-            DamagedFileError: if it is missing or damaged.
+            DamagedFileError: if it is missing or does not parse.
         """
-        return self._rollouts.read(name)
+        return RunFolder(self.path).read_rollouts(name)
 
     def rollout_steps(self) -> list[int]:
         """Steps with recorded rollouts, ascending."""
-        files = (self.path / "rollouts").glob("step_*.jsonl")
-        numbers = (path.stem.removeprefix("step_") for path in files)
-        return sorted(int(number) for number in numbers if number.isdecimal())
+        return RunFolder(self.path).rollout_steps()
 
 
 def read_run(path: Path) -> RunRecords:
@@ -157,14 +144,11 @@ def read_run(path: Path) -> RunRecords:
         name: _rows(path / f"{name}.jsonl", problems) for name in ("journal", "metrics", "ledger")
     }
     rows["journal"] = [row for row in rows["journal"] if isinstance(row.get("event"), str)]
-    named = {problem.partition(":")[0] for problem in problems}
-    ends = [(name, what) for name, what in _lost(path, rows) if name not in named]
-    problems += [f"{name}: {what}" for name, what in ends]
     return RunRecords(
         path=path,
         config=_config(path / "config.json", problems),
-        status=_plain_json(path / "status.json", problems),
-        plan=_checked_json(path / "plan.json", problems),
+        status=_json(path / "status.json", problems),
+        plan=_json(path / "plan.json", problems),
         running=folder.is_locked,
         problems=problems,
         journal=rows["journal"],
@@ -177,32 +161,13 @@ def read_run(path: Path) -> RunRecords:
 
 
 def _rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    rows, damaged = readable_rows(path)
-    if damaged:
-        lines = f"line {damaged[0]}" + (f" and {len(damaged) - 1} more" if damaged[1:] else "")
-        problems.append(
-            f"{path.name}: {lines} damaged (checksum mismatch), left out; {len(rows)} are shown"
-        )
+    rows = []
+    try:
+        for row in read_rows(path):
+            rows.append(row)  # noqa: PERF402  # those before the mistake count
+    except DamagedFileError as error:
+        problems.append(str(error))
     return rows
-
-
-def _lost(path: Path, rows: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, str]]:
-    """Files that are missing, or have lost their end, by what other files say; and what of them."""
-    journal, steps = rows["journal"], {row.get("step") for row in rows["metrics"]}
-    saved = [one["step"] for one in valid_entries(journal, ["checkpoint"])]
-    lost = [step for step in range(1, max(saved, default=0) + 1) if step not in steps]
-    if lost:
-        yield "metrics.jsonl", f"{len(lost)} steps are missing, the first is {lost[0]}"
-    if lines := missing_lines(len(rows["ledger"]), journal):
-        yield "ledger.jsonl", f"{lines} lines are missing, with their time and tokens"
-    if not journal and (steps or rows["ledger"]):
-        yield "journal.jsonl", "missing or empty"
-    elif (path / "summary.json").is_file() and all(one["event"] != ENDED for one in journal):
-        yield "journal.jsonl", "its end is missing; summary.json is of a run that has ended"
-    steps_with_file = [row["step"] for row in rows["metrics"] if ROLLOUTS in row]
-    written = [f"rollouts/step_{step:06d}.jsonl" for step in steps_with_file]
-    written += ["config.json", "plan.json"] if saved else []
-    yield from ((name, "missing") for name in written if not (path / name).is_file())
 
 
 def _config(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -211,26 +176,13 @@ def _config(path: Path, problems: list[str]) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ConfigError as error:
-        problems.append(f"{path.name}: damaged ({str(error).partition(' is damaged: ')[2]})")
+        problems.append(str(error))
         return {}
 
 
-def _plain_json(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except ValueError:
-        found = None
-    if isinstance(found, dict):
-        return found
-    problems.append(f"{path.name}: damaged (not a JSON object), left out")
-    return {}
-
-
-def _checked_json(path: Path, problems: list[str]) -> dict[str, Any]:
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         return read_json(path) or {}
-    except DamagedFileError:
-        problems.append(f"{path.name}: damaged (its content does not match its sha256), left out")
+    except DamagedFileError as error:
+        problems.append(str(error))
         return {}

@@ -107,8 +107,8 @@ def shortened(text: str) -> str:
 def _read(run: RunRecords, name: str) -> tuple[list[dict[str, Any]], list[str]]:
     try:
         return run.rollouts(name), []
-    except DamagedFileError:
-        return [], [f"rollouts/{name}.jsonl is missing or damaged"]
+    except DamagedFileError as error:
+        return [], [str(error)]
 
 
 def _spread(items: Sequence[Any]) -> list[Any]:

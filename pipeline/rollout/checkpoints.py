@@ -9,8 +9,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from configs.load import config_sha256
-from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.progress import Progress
 from pipeline.deadline import CHECKPOINT
@@ -30,7 +28,7 @@ class Checkpoints:
     Args:
         workers: the learner writes the files.
         records: journal of the checkpoints, those of earlier processes included.
-        ledger: its state is journaled with each checkpoint.
+        ledger: of the run.
         clock: of the run.
         measure: receives how long each checkpoint takes.
     """
@@ -48,26 +46,19 @@ class Checkpoints:
         self._saving: dict[str, Any] | None = None
         self._provenance = provenance(records.folder.entries())
 
-    async def save(self, progress: Progress, config: Config) -> None:
+    async def save(self, progress: Progress) -> None:
         """Begins to write a checkpoint; it counts from when `settle` finds it complete.
 
         The first one of a run is waited for: the planner needs to know its duration.
 
         Args:
             progress: where the run is.
-            config: of the run.
         """
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)
         watch = Stopwatch(self._clock.now)
         with self._ledger.phases.during("checkpoint"):
-            await self._workers.save(
-                {
-                    **progress.to_meta(),
-                    "provenance": {**self._provenance, "config": config_sha256(config)},
-                    "journal_lines": self._records.folder.sync(),
-                }
-            )
+            await self._workers.save({**progress.to_meta(), "provenance": self._provenance})
         self._saving = {
             "step": progress.step,
             "wall_s": progress.wall_s,
@@ -92,13 +83,13 @@ class Checkpoints:
         if saving["step"] != self._saved:
             self._measure(CHECKPOINT, seconds)
         self._saved = saving["step"]
-        self._records.checkpoint({**saving, "seconds": seconds, **self._ledger.facts})
+        self._records.checkpoint({**saving, "seconds": seconds})
 
-    async def save_at_stop(self, progress: Progress, config: Config) -> None:
+    async def save_at_stop(self, progress: Progress) -> None:
         """Writes a checkpoint; if that takes too long, the last complete one stands."""
         try:
             async with asyncio.timeout(STOP_S):
-                await self.save(progress, config)
+                await self.save(progress)
                 await self.settle()
         except TimeoutError:
             last = f"that of step {self._saved} stands" if self._saved >= 0 else "there is none"

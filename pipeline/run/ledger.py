@@ -19,19 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.contracts.phases import PhaseClock, Span
-from pipeline.contracts.record_files import (
-    append_row,
-    move_to_superseded,
-    read_rows,
-    readable_rows,
-    replace_rows,
-    time_stamp,
-)
+from pipeline.contracts.record_files import append_row, read_rows, time_stamp
 
-DAMAGED = "ledger_damaged"
-"""Journal event: lines are lost."""
-LINES = "ledger_lines"
-"""Key of journal entries: lines of the ledger so far."""
 DRIVER = "driver"
 LEARNER, SAMPLERS, REWARDS = "learner", "samplers", "rewards"
 """Kinds of processes, besides the driver."""
@@ -190,37 +179,6 @@ def read_ledger(path: Path) -> list[Account]:
     return [Account.of_json(row) for row in read_rows(path)]
 
 
-def missing_lines(lines: int, journal: Iterable[Mapping[str, Any]]) -> int:
-    """How many lines a ledger has lost at its end, of those that the journal counted."""
-    counted = 0
-    for entry in journal:
-        counted = entry.get(LINES, 0 if entry["event"] == DAMAGED else counted)
-    return max(0, counted - lines)
-
-
-def repair_ledger(path: Path) -> int:
-    """Moves a damaged ledger to `superseded/` and keeps its good lines; the others' time has a row.
-
-    The seconds of a missing line are `unexplained`; what is missing at the end is not known.
-
-    Returns:
-        The number of damaged lines.
-    """
-    rows, damaged = readable_rows(path)
-    move_to_superseded(path.parent, [path])
-    kept, at_s = list[dict[str, Any]](), 0.0
-    for row in rows:
-        missing_s = row["start"] - at_s
-        if missing_s > 0:
-            seconds = {process: {"unexplained": missing_s} for process in row["seconds"]}
-            gap = Account(row["step"], at_s, row["start"], seconds)
-            kept.append({"time": row["time"], **gap.to_json()})
-        kept.append(row)
-        at_s = row["end"]
-    replace_rows(path, kept)
-    return len(damaged)
-
-
 @dataclass
 class Sums:
     """Sums of accounts.
@@ -359,7 +317,6 @@ class Ledger:
     Attributes:
         phases: of the driver.
         total: of the run so far.
-        lines: of the file.
         processes: of the last account.
         step: training steps done at the last account.
         first_step_s: seconds of the run up to the end of its first optimizer step, all waits
@@ -379,17 +336,11 @@ class Ledger:
         self._continued: Mapping[str, int] = {}
         self._lost_s = 0.0
         self.total, self._recent = Sums(), Sums()
-        self.lines = len(earlier)
         self.processes: list[str] = []
         self.recorded: dict[str, list[Span]] | None = None
         self.first_step_s: float | None = None
         for one in earlier:
             self._add(one)
-
-    @property
-    def facts(self) -> dict[str, int]:
-        """What the journal records, from time to time, to detect a lost end."""
-        return {LINES: self.lines}
 
     @property
     def wall_s(self) -> float:
@@ -483,7 +434,6 @@ class Ledger:
 
     def _write(self, account: Account) -> None:
         append_row(self._path, {"time": time_stamp(), **account.to_json()})
-        self.lines += 1
         self._add(account)
         self._recent.add(account)
 

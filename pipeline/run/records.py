@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from pipeline.contracts.evaluations import (
     show_change,
     show_number,
 )
-from pipeline.contracts.record_files import FileDigest
 from pipeline.contracts.rollouts import Rollout
 from pipeline.run.console import Console
 from pipeline.run.history import rewards_version
@@ -145,8 +143,8 @@ class Records:
             trained: false: a resume repeats the step, and W&B keeps the first row of a step.
         """
         # First, because W&B's process reads the file of a step that it is told of.
-        digest = self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
-        self._metrics(step, metrics, rollouts=name, digest=digest, trained=trained)
+        self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
+        self._metrics(step, metrics, rollouts=name, trained=trained)
 
     def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
         """Writes the packed demonstrations of an SFT step."""
@@ -162,11 +160,10 @@ class Records:
         metrics: Mapping[str, float],
         *,
         rollouts: str | None = None,
-        digest: FileDigest | None = None,
         trained: bool = True,
     ) -> None:
-        metrics = finite({**metrics, **self._mirror.metrics()})
-        self.folder.write_metrics({"step": step, **metrics}, rollouts=digest)
+        metrics = finite(metrics)
+        self.folder.write_metrics({"step": step, **metrics})
         if trained:
             self.tracker.log(metrics, step=step, rollouts=rollouts)
         self.console.step(step, metrics)
@@ -252,6 +249,7 @@ class Records:
             The journal entry.
         """
         file = file or name
+        self.folder.write_rollouts(file, answers)
         entry = {
             "name": name,
             "step": step if version is None else version,
@@ -259,7 +257,6 @@ class Records:
             "rewards_version": rewards_version(self.folder.entries()),
             **summary,
             "file": file,
-            **asdict(self.folder.write_rollouts(file, answers)),
         }
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {evaluation_line(summary)}")

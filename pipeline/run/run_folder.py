@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from configs.errors import ConfigError
-from configs.load import config_to_json, read_saved_config, saved_config_text
+from configs.load import config_to_json, read_saved_config
 from configs.resume import (
     altering_changes,
     is_accepted,
@@ -26,31 +26,25 @@ from configs.resume import (
 from configs.schema import Config
 from configs.toml_text import show_value
 from pipeline.contracts.record_files import (
+    RESTORE,
     DamagedFileError,
-    FileDigest,
     append_row,
-    decode_seconds,
-    encode_seconds,
-    move_to_superseded,
-    new_superseded_folder,
     read_json,
     read_rows,
     recover_folder,
-    replace_rows,
+    supersede_rows,
     time_stamp,
     write_atomically,
     write_json,
     write_rows,
 )
 from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
-from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 
 ENDED = "ended"
 """Journal event: a clean end with its summary."""
 _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
-_RESTORE = "restore it from a copy, or start another run with --run.name"
 
 
 class RunFolder:
@@ -91,29 +85,18 @@ class RunFolder:
         Raises:
             ValueError: if another process holds the folder, if its run has other settings (with
                 the old and new value of each changed key) or comes from an earlier version, or if
-                the path or one of its parents is a file, or `.lock` is not.
-            DamagedFileError: if a file that decisions depend on is damaged or missing.
+                the path or one of its parents is a file.
+            DamagedFileError: if a file that a resume reads does not parse or is missing.
         """
         self._refuse_odd_paths()
         if self.is_locked:
             raise self._in_use()
         if not self.holds_run:
             if self._journal.exists():
-                raise DamagedFileError(f"{self._config} is missing; {_RESTORE}")
+                raise DamagedFileError(f"{self._config} is missing; {RESTORE}")
             if self.path.exists() and {path.name for path in self.path.iterdir()} - _BEFORE_RUN:
                 raise ValueError(f"{self.path} is not empty and not a run; choose another run.name")
             return
-        self.check_settings(config, accept=accept, place=str(self.path))
-        self._check_records()
-
-    def check_settings(self, config: Config, *, accept: Collection[str], place: str) -> None:
-        """Refuses to resume a run that has other settings, as `check` does.
-
-        Args:
-            config: of the resume.
-            accept: see `check`.
-            place: where the user knows the run to be.
-        """
         saved = self.saved_config
         refuse_unknown_keys(saved, self.path)
         changes = [
@@ -122,23 +105,19 @@ class RunFolder:
             if not is_accepted(change, accept)
         ]
         if changes:
-            raise ValueError(f"{place} contains a run with other settings; {refusal(changes)}")
+            raise ValueError(f"{self.path} contains a run with other settings; {refusal(changes)}")
+        self._check_records()
 
     def _check_records(self) -> None:
-        rows, entries, _ = self.metrics, list(self.entries()), self.plan
-        if rows and not entries:
+        """Reads what a resume needs, so that it is refused before anything is loaded."""
+        rows, _ = self.metrics, self.plan
+        if rows and not any(True for _ in self.entries()):
             raise DamagedFileError(
                 f"{self._journal} is missing or empty, but {self._metrics.name} has {len(rows)} "
-                f"steps; {_RESTORE}"
+                f"steps; {RESTORE}"
             )
-        written = None
-        with suppress(DamagedFileError):  # `restore_summary` rewrites it from the journal
-            written = read_json(self._summary)
-        if written is not None and self.summary is None:
-            raise DamagedFileError(
-                f"{self._journal} is truncated: according to {self._summary.name} the run has "
-                f"ended; {_RESTORE}"
-            )
+        for entry in self.valid_entries("evaluated"):
+            self.read_rollouts(entry["file"])
 
     def check_writable(self) -> None:
         """Checks that the run folder can be written, by creating and removing a temporary folder.
@@ -193,7 +172,7 @@ class RunFolder:
 
     def write_config(self, config: Config) -> None:
         """Replaces `config.json`."""
-        write_atomically(self._config, saved_config_text(config).encode())
+        write_atomically(self._config, config_to_json(config).encode())
 
     def _refuse_odd_paths(self) -> None:
         above = next(path for path in (self.path, *self.path.parents) if path.exists())
@@ -202,9 +181,6 @@ class RunFolder:
             if above == self.path:
                 key, value = "run.name", self.path.name
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
-        lock = self.path / _LOCK
-        if lock.exists() and not lock.is_file():
-            raise ValueError(f"{lock} is not a file; remove it, or choose another run.name")
 
     def _in_use(self) -> ValueError:
         who = ""
@@ -235,24 +211,26 @@ class RunFolder:
             self._lock.close()
 
     def record_used_s(self, seconds: float) -> None:
-        """Records the time that the run has used, for a resume after this process is killed.
+        """Writes the time that the run has used, for a resume after this process is killed.
 
-        Called every few seconds while the folder is locked; thread-safe.
+        Called every few seconds while the folder is locked; thread-safe. A single write of fixed
+        width replaces the value before.
 
         Raises:
             OSError: if it cannot be written.
         """
         file = os.open(self.path / _LOCK, os.O_WRONLY)
         try:
-            os.pwrite(file, encode_seconds(seconds), 0)
+            os.pwrite(file, b"%016.3f\n" % seconds, 0)
         finally:
             os.close(file)
 
     @property
     def recorded_used_s(self) -> float:
-        """The value that `record_used_s` wrote last; 0 if there is none or it is damaged."""
-        lock = self.path / _LOCK
-        return decode_seconds(lock.read_bytes()) if lock.is_file() else 0.0
+        """The value that `record_used_s` wrote last; 0 if there is none."""
+        with suppress(OSError, ValueError):
+            return float((self.path / _LOCK).read_bytes())
+        return 0.0
 
     @property
     def holds_run(self) -> bool:
@@ -270,7 +248,7 @@ class RunFolder:
         try:
             return read_saved_config(self._config)
         except ConfigError as error:
-            raise DamagedFileError(f"{error}; {_RESTORE}") from None
+            raise DamagedFileError(f"{error}; {RESTORE}") from None
 
     @property
     def is_locked(self) -> bool:
@@ -301,23 +279,10 @@ class RunFolder:
                 found = entry.get("summary")
         return found
 
-    def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
-        """Journals the summary and replaces `summary.json`, which is a copy for users."""
-        self.journal(ENDED, summary=dict(summary), **facts)
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replaces `summary.json`, which is a copy for users, and journals the summary."""
         write_json(self._summary, summary)
-
-    def restore_summary(self) -> bool:
-        """Rewrites `summary.json` if it is missing or damaged; returns whether it was."""
-        summary = self.summary
-        if summary is None:
-            return False
-        try:
-            if read_json(self._summary) == summary:
-                return False
-        except DamagedFileError:
-            pass
-        write_json(self._summary, summary)
-        return True
+        self.journal(ENDED, summary=dict(summary))
 
     @property
     def plan(self) -> dict[str, Any] | None:
@@ -329,9 +294,7 @@ class RunFolder:
         try:
             return read_json(self.plan_file)
         except DamagedFileError as error:
-            raise DamagedFileError(
-                f"{error}; restore the file from a copy, or delete it to plan the sizes again"
-            ) from None
+            raise DamagedFileError(f"{error}; or delete it to plan the sizes again") from None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
@@ -348,13 +311,6 @@ class RunFolder:
             DamagedFileError: if a line is damaged; with the remedy.
         """
         return read_rows(self._journal)
-
-    def sync(self) -> int:
-        """Flushes journal and metrics to disk; returns the number of the journal's entries."""
-        for path in filter(Path.is_file, (self._journal, self._metrics)):
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        return sum(1 for _ in self.entries())
 
     def events(self, event: str) -> Iterator[dict[str, Any]]:
         """The journal's entries of one event, oldest first; raises as `entries`."""
@@ -374,71 +330,68 @@ class RunFolder:
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
-        """The metrics of all steps, oldest first, without time stamps and digests.
+        """The metrics of all steps, oldest first, without time stamps.
 
         Raises:
-            DamagedFileError: if a line is damaged; with the remedy.
+            DamagedFileError: if a line does not parse; with the remedy.
         """
         return [
-            {name: value for name, value in row.items() if name not in {"time", ROLLOUTS}}
+            {name: value for name, value in row.items() if name != "time"}
             for row in read_rows(self._metrics)
         ]
 
-    def write_metrics(self, metrics: Mapping[str, Any], rollouts: FileDigest | None = None) -> None:
-        """Appends a step's metrics, with the digest of the file of its rollouts, if it has one."""
-        more = {} if rollouts is None else {ROLLOUTS: vars(rollouts)}
-        append_row(self._metrics, {"time": time_stamp(), **metrics, **more})
+    def write_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Appends a step's metrics."""
+        append_row(self._metrics, {"time": time_stamp(), **metrics})
 
-    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> FileDigest:
-        """Writes `rollouts/NAME.jsonl`; returns its digest."""
-        return write_rows(self._rollouts_file(name), rows)
-
-    @property
-    def recorded_rollouts(self) -> RecordedRollouts:
-        """The files in `rollouts/` with their digests."""
-        return RecordedRollouts(self.rollouts, self.entries(), read_rows(self._metrics))
-
-    def read_rollouts(self, name: str) -> list[dict[str, Any]]:
-        """Reads `rollouts/NAME.jsonl`; raises as `RecordedRollouts.read`."""
-        return self.recorded_rollouts.read(name)
-
-    def read_answers(self, evaluated: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """The answers of an evaluation.
-
-        Args:
-            evaluated: its entry in the journal.
-
-        Raises:
-            DamagedFileError: if the file is missing or differs from what was written.
-        """
-        digest = FileDigest(evaluated["rows"], evaluated["sha256"])
-        return digest.read(self._rollouts_file(evaluated["file"]))
-
-    def _rollouts_file(self, name: str) -> Path:
+    def rollouts_file(self, name: str) -> Path:
+        """`rollouts/NAME.jsonl`."""
         return self.rollouts / f"{name}.jsonl"
 
-    def rewind_to(self, step: int) -> Path | None:
-        """Moves the summary and the records of steps after `step` to `superseded/`.
+    def rollout_steps(self) -> list[int]:
+        """Steps whose rollouts are in `rollouts/step_NNNNNN.jsonl`, ascending."""
+        return self._steps_with_file("step")
 
-        The journal is kept: a resumed run replays its decisions.
+    def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Writes `rollouts/NAME.jsonl`."""
+        write_rows(self.rollouts_file(name), rows)
 
-        Returns:
-            The folder with records of later steps; None if there were none.
+    def read_rollouts(self, name: str) -> list[dict[str, Any]]:
+        """Reads `rollouts/NAME.jsonl`.
+
+        Raises:
+            DamagedFileError: if it is missing or does not parse; with the remedy.
+        """
+        path = self.rollouts_file(name)
+        if not path.is_file():
+            raise DamagedFileError(f"{path} is missing; {RESTORE}")
+        return list(read_rows(path))
+
+    def rewind_to(self, step: int) -> None:
+        """Moves the records of steps after `step` aside: they are written again.
+
+        Rows go to `NAME.superseded.jsonl`, beside the file that they were in; the summary, which
+        the journal has, to `summary.superseded.json`. The journal is kept: a resumed run replays
+        its decisions.
         """
         if not self._journal.is_file():
-            return None
+            return
+        self.journal(RESUMED, step=step)
         rows = list(read_rows(self._metrics))
         later = [row for row in rows if row["step"] > step]
-        files = [
-            path
-            for kind in ("step", "sft", "validation")
-            for path in sorted(self.rollouts.glob(f"{kind}_*.jsonl"))
-            if int(path.stem.removeprefix(f"{kind}_")) > step
-        ]
-        superseded = move_to_superseded(self.path, [*files, self._summary])
         if later:
-            superseded = superseded or new_superseded_folder(self.path)
-            replace_rows(superseded / self._metrics.name, later)
-            replace_rows(self._metrics, rows[: len(rows) - len(later)])
-        self.journal(RESUMED, step=step)
-        return superseded if files or later else None
+            supersede_rows(self._metrics, later)
+            write_rows(self._metrics, [row for row in rows if row["step"] <= step])
+        for kind in ("step", "sft", "validation"):
+            for number in self._steps_with_file(kind):
+                if number > step:
+                    path = self.rollouts_file(f"{kind}_{number:06d}")
+                    supersede_rows(path, read_rows(path))
+                    path.unlink()
+        if self._summary.is_file():
+            self._summary.replace(self._summary.with_suffix(".superseded.json"))
+
+    def _steps_with_file(self, kind: str) -> list[int]:
+        stems = (path.stem for path in self.rollouts.glob(f"{kind}_*.jsonl"))
+        numbers = (stem.removeprefix(f"{kind}_") for stem in stems)
+        return sorted(int(number) for number in numbers if number.isdecimal())

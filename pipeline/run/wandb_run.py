@@ -14,7 +14,7 @@ from typing import Any
 
 import wandb
 
-from pipeline.contracts.record_files import DamagedFileError, parse_rows
+from pipeline.contracts.record_files import DamagedFileError, read_rows
 from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.run.threads import LogEvent, first_line
 from pipeline.run.tracking import START_S, Message, Mode, end_service
@@ -196,7 +196,7 @@ class WandbRun:
         if rollouts is None:
             return {}
         try:
-            records = parse_rows(self._folder / "rollouts" / f"{rollouts}.jsonl")
+            records = list(read_rows(self._folder / "rollouts" / f"{rollouts}.jsonl"))
             values = distributions(records)
             columns, rows = sample_table(records, step=step)
         except (DamagedFileError, KeyError) as error:

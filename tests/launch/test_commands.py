@@ -41,7 +41,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("chat", ["RUN_DIR [--table.key VALUE ...] [options]", "--question"]),
         ("data", ["CONFIG.toml [--table.key VALUE ...]", "--show"]),
         ("report", ["RUN_DIR [RUN_DIR ...]", "--out FILE"]),
-        ("runs", ["[RUNS_FOLDER | RUN_DIR]", "--rollback N", "--json FILE", "superseded/"]),
+        ("runs", ["[RUNS_FOLDER | RUN_DIR]", "--json FILE"]),
         ("reward", ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"]),
     ],
 )

@@ -224,7 +224,7 @@ def test_a_repeated_push_does_not_export_again(
         ([], ["--format", "peft"], "a"),
         ([], ["--dtype", "bfloat16"], "a"),
         ([], ["--checkpoint", "2"], "a"),
-        ([], [], "b"),  # a rollback, and another step 3
+        ([], [], "b"),  # another step 3
         (["--no-verify"], [], "a"),
     ],
 )

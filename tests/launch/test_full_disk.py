@@ -13,8 +13,8 @@ import pytest
 from launch.exits import exit_status
 from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.record_files import append_row, read_json, read_rows, write_json
-from tests.damage import fill_disk
 from tests.fakes import Disk, left_behind, make_config
+from tests.full_disk import fill_disk
 from tests.launch.test_session import Session
 
 pytestmark = pytest.mark.slow

@@ -183,8 +183,7 @@ def test_an_update_gets_full_rollouts_of_which_the_real_tokens_are_compared(tmp_
     np.testing.assert_array_equal(full.logprobs[:3], short.logprobs)
 
 
-@pytest.mark.parametrize("damaged", [True, False])
-def test_another_state_after_the_restore_stops_the_run(tmp_path: Path, damaged: bool):
+def test_another_state_after_the_restore_stops_the_run(tmp_path: Path):
     learner = Learner(Script())
     worker = FullLengthWorker(learner, make_config(tmp_path))
     asyncio.run(worker.save({"step": 0}))
@@ -192,10 +191,10 @@ def test_another_state_after_the_restore_stops_the_run(tmp_path: Path, damaged: 
 
     async def restore() -> Restored:
         learner.adapter = "0" * 64
-        return Restored({"step": 0}, ("checkpoint 0 is damaged",) if damaged else ())
+        return Restored({"step": 0})
 
     learner.restore = restore  # type: ignore[method-assign]
-    with pytest.raises(TrainingStopped, match="is damaged" if damaged else "step 0, 000000000000"):
+    with pytest.raises(TrainingStopped, match="step 0, 000000000000"):
         asyncio.run(worker.save({"step": 0}))
 
 

@@ -38,6 +38,7 @@ from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.phases import PhaseClock, unix_s
+from pipeline.contracts.record_files import read_rows
 from pipeline.contracts.workers import WorkerDied
 from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
@@ -307,80 +308,31 @@ def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing
     assert left_behind(again.folder) == left_behind(whole.folder)
 
 
-def test_invariant_12_a_truncated_journal_is_refused_and_nothing_changes(tmp_path: Path):
-    disk = Disk()
-    first = interrupted(tmp_path, disk, steps=3)
-    journal = first.folder.path / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    kept = next(number for number, line in enumerate(lines) if b'"event": "checkpoint"' in line)
-    journal.write_bytes(b"".join(lines[: kept - 1]))
-    before = contents(first.folder.path)
-    again = Session(first.prepared.config, disk)
-    told = rf"finds a checkpoint of step 2 .* it has {kept - 1}: it has lost its end"
-    with pytest.raises(ValueError, match=told):
-        again.run()
-    assert contents(first.folder.path) == before
-
-
-def test_lost_metrics_are_reported_and_journaled(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    disk = Disk()
-    first = interrupted(tmp_path, disk, steps=3)
-    (first.folder.path / "metrics.jsonl").unlink()
-    second = Session(first.prepared.config, disk)
-    assert second.run() == 0
-    (entry,) = second.events("metrics_lost")
-    assert entry["steps"] == [1, 2]
-    assert "metrics.jsonl lacks 2 of 2 steps, the first is 1" in capsys.readouterr().out
-
-
 def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     disk = Disk()
     first = interrupted(tmp_path / "one", disk, steps=3)
     other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
-    with pytest.raises(ValueError, match=r"finds a checkpoint of step 2 .* it has 0: it has lost"):
+    with pytest.raises(ValueError, match=r"checkpoint of step 2 .* is of another run; nothing"):
         other.run()
     assert not other.folder.holds_run
     assert first.folder.holds_run
 
 
-def test_invariant_12_an_older_checkpoint_is_used_if_the_newest_is_lost(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_promise_4_the_records_after_an_older_checkpoint_are_moved_aside(tmp_path: Path):
     whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
     whole.run()
     disk = Disk()
-    first = Session(make_config(tmp_path / "lost", budget={"steps": 4}), disk)
+    first = Session(make_config(tmp_path / "older", budget={"steps": 4}), disk)
     first.run()
     rollouts = (first.folder.rollouts / "step_000004.jsonl").read_bytes()
     del disk[4]
     second = Session(first.prepared.config, disk)
     assert second.run() == 0
-    (entry,) = second.events("checkpoint_lost")
-    assert (entry["step"], entry["lost"], entry["where"]) == (2, 4, "nowhere")
-    aside = second.folder.path / "superseded" / "0001"
-    assert (aside / "rollouts" / "step_000004.jsonl").read_bytes() == rollouts
-    assert {"metrics.jsonl", "summary.json", "rollouts"} == {one.name for one in aside.iterdir()}
-    said = capsys.readouterr().out
-    assert "the checkpoint of step 4 is gone from nowhere" in said
-    assert f"records of later steps are in {aside}" in said
+    aside = second.folder.rollouts / "step_000004.superseded.jsonl"
+    assert aside.read_bytes() == rollouts
+    rows = read_rows(second.folder.path / "metrics.superseded.jsonl")
+    assert [row["step"] for row in rows] == [3, 4]
     assert left_behind(second.folder) == left_behind(whole.folder)
-
-
-def test_a_damaged_checkpoint_is_journaled_and_reported(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    session = Session(make_config(tmp_path, budget={"steps": 1}), Disk())
-
-    async def restore() -> Restored:
-        return Restored(None, ("checkpoint 4 is damaged: bad hash",))
-
-    session.learner.restore = restore  # type: ignore[method-assign]
-    session.run()
-    (entry,) = session.events("checkpoint_damaged")
-    assert entry["what"] == "checkpoint 4 is damaged: bad hash"
-    assert "checkpoint 4 is damaged: bad hash" in capsys.readouterr().out
 
 
 def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):

@@ -25,7 +25,7 @@ from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
 
-ARGV = ["demo.toml", "--supervise", "--extend", "1h", "--run.seed=3", "--adopt=elsewhere"]
+ARGV = ["demo.toml", "--supervise", "--extend", "1h", "--run.seed=3"]
 Child = Callable[[RunFolder], int]
 
 
@@ -92,7 +92,7 @@ def test_a_killed_process_is_started_again(
     assert capsys.readouterr().out == (
         "the run's process was ended by SIGKILL; it is started again, and the run resumes\n"
     )
-    # What the first process has not journaled is still to be done; adopted is already.
+    # What the first process has not journaled is still to be done.
     assert children.argv == [["demo.toml", "--extend", "1h", "--run.seed=3"]] * 2
 
 

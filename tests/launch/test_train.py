@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -105,54 +103,9 @@ def test_a_finished_run_is_known_on_an_empty_host(
     assert started == []
 
 
-def test_a_run_is_adopted(
-    request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
-):
-    folder = ended(ended="interrupted", steps=1)
-    copy = folder.path.rename(request_path.parent / "copy")
-    for _ in range(2):  # the same command resumes
-        assert train.main([str(request_path), "--adopt", "copy"]) == 0
-    assert [run.folder.path for run in started] == [folder.path] * 2
-    (entry,) = folder.events("fetched")
-    assert entry["source"] == str(copy)
-
-
-def test_a_supervised_run_is_adopted_once(
-    request_path: Path, ended: Callable[..., RunFolder], monkeypatch: pytest.MonkeyPatch
-):
-    """Its process, which is killed and started again, finds the run on this host."""
-    folder = ended(ended="interrupted", steps=1)
-    copy = folder.path.rename(request_path.parent / "copy")
-    before, started = everything_below(copy), list[list[str]]()
-
-    def child(_: object, argv: Sequence[str], __: object) -> int:
-        (entry,) = folder.events("fetched")
-        assert entry["source"] == str(copy)
-        started.append(list(argv))
-        return -signal.SIGKILL if len(started) == 1 else 0
-
-    monkeypatch.setattr("launch.supervise._Supervisor._run_child", child)
-    monkeypatch.setattr("pipeline.contracts.restarts._FIRST_PAUSE_S", 0.0)
-    assert train.main([str(request_path), "--supervise", "--adopt", "copy"]) == 0
-    assert started == [[str(request_path)]] * 2
-    assert everything_below(copy) == before
-
-
-def test_a_run_with_other_settings_is_not_adopted(
-    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
-):
-    copy = ended(ended="interrupted", steps=1).path.rename(request_path.parent / "copy")
-    told, setting = refused("--adopt", "copy", "--run.name", "other")
-    assert told.startswith(f"{copy} contains a run with other settings")
-    assert setting == '  run.name: was "small", now "other"'
-
-
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["--adopt", "nowhere"], "--adopt: .*/nowhere is neither a run folder nor the mirror"),
-        (["--adopt", "s3://key:secret@bucket/a"], "--adopt: contains a user's key or password"),
-        (["--adopt", "s4://bucket/a"], "s4:// is not supported by fsspec"),
         (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
         (
             ["--run.mirror", "http://host/a"],
@@ -167,23 +120,6 @@ def test_a_run_that_cannot_be_fetched_is_one_line(
     assert re.match(what, line)
 
 
-def test_a_rehearsal_adopts_nothing(request_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert train.main([str(request_path), "--adopt", "x", "--rehearse"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--adopt: has no effect with --rehearse" in line
-
-
-def test_another_run_is_not_replaced_by_an_adopted_one(
-    request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
-):
-    folder = ended(ended="interrupted", steps=1)
-    shutil.copytree(folder.path, request_path.parent / "copy")
-    (line,) = refused("--adopt", "copy")
-    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
-    (line,) = refused("--adopt", "gs://bucket/runs/small")
-    assert line.startswith(f"--adopt: {folder.path} holds a run; remove --adopt to continue it")
-
-
 @pytest.mark.parametrize("scheme", ["memory", "http"])
 def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
     (line,) = refused("--run.mirror", f"{scheme}://store/runs")
@@ -195,7 +131,8 @@ def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
 
 def test_a_protocol_without_its_library_is_refused(refused: Refused):
     (line,) = refused("--run.mirror", "adl://store/runs")
-    assert "adl:// needs a library that is not installed" in line
+    assert "run.mirror = adl://store/runs: " in line
+    assert "`make install-mirror` installs the libraries of" in line
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -248,10 +185,10 @@ def test_a_damaged_journal_is_reported_once(
         folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
     folder.close()
     journal = folder.path / "journal.jsonl"
-    journal.write_text(journal.read_text().replace("started", "star ed", 1))
+    journal.write_text(journal.read_text().replace('"started"', "started", 1))
     assert train.main([str(request_path), *more]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"{journal}, line 1: checksum mismatch")
+    assert line.startswith(f"{journal}, line 1: not a JSON object")
 
 
 def test_mistakes_of_all_kinds_are_reported_at_once(

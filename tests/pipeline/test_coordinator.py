@@ -496,8 +496,10 @@ def test_steps_after_the_last_checkpoint_are_trained_again(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1]
     assert sorted(path.name for path in second.folder.rollouts.iterdir()) == [
         "step_000001.jsonl",
+        "step_000002.superseded.jsonl",
         "test_before.jsonl",
         "validation_000000.jsonl",
+        "validation_000002.superseded.jsonl",
     ]
     second.run()
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4]
@@ -531,47 +533,6 @@ def test_a_validation_is_done_once_also_after_a_signal(
     assert second.script.calls.count("sampler0.generate:validation 0") == drawn
     evaluated = [entry["step"] for entry in second.events("evaluated")]
     assert evaluated == [0, 0, 2, 4, 4]
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut", "changed"])
-def test_a_damaged_evaluation_before_is_measured_again_with_the_initial_policy(
-    tmp_path: Path, damage: str
-):
-    whole = process(watched(tmp_path / "whole"), Disk())
-    whole.run()
-    config, disk = watched(tmp_path / "damaged"), Disk()
-    first = interrupted(config, disk, "learner.update 0")
-    first.run()
-    file = first.folder.rollouts / "test_before.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    file.write_text("".join(lines[:-1]), encoding="utf-8")
-    if damage == "missing":
-        file.unlink()
-    elif damage == "changed":
-        lines[0] = lines[0].replace('"correct": ', '"correct":')
-        file.write_text("".join(lines), encoding="utf-8")
-    second = process(config, disk)
-    second.run()
-    (entry,) = second.events("answers_damaged")
-    assert entry["what"].startswith(f"{file} is ")
-    assert left_behind(second.folder) == left_behind(whole.folder)
-
-
-def test_an_evaluation_before_is_not_measured_again_under_another_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    config, disk = watched(tmp_path), Disk()
-    first = interrupted(config, disk, "learner.update 0")
-    first.run()
-    (first.folder.rollouts / "test_before.jsonl").unlink()
-    second = process(config, disk)
-    monkeypatch.setattr("tests.fakes.FRESH", "cd" * 32)  # lora.start has changed
-    second.run()
-    (entry,) = second.events("before_lost")
-    assert entry["name"] == "test"
-    assert second.folder.summary is not None
-    assert "before" not in second.folder.summary["eval"]
-    assert "after" in second.folder.summary["eval"]
 
 
 # --- budgets

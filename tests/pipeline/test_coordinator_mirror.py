@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.checkpoint_files import HASHES
+from pipeline.contracts.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.mirror import Copier, fetch_run
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
@@ -39,7 +39,7 @@ def write_disk(disk: Disk, folder: RunFolder) -> None:
         path = folder.checkpoints / str(version)
         path.mkdir(parents=True, exist_ok=True)
         (path / "state").write_text(json.dumps([state, disk.previous[version]]), encoding="utf-8")
-        (path / HASHES).touch()
+        (path / CHECKPOINT_MARK).touch()
     if disk.best is not None:
         folder.checkpoints.mkdir(exist_ok=True)
         (folder.checkpoints / "best").write_text(json.dumps(disk.best), encoding="utf-8")
@@ -93,7 +93,7 @@ def test_invariant_7_another_host_ends_with_the_same_adapter(
             break
         monkeypatch.setenv("HOME", str(there.parent))
         config, said = host(there, mirror), list[str]()
-        fetch_run(config, adopt=None, say=said.append)
+        fetch_run(config, say=said.append)
         assert len(said) == 1
         folder = RunFolder.of(config)
         folder.check(config)

@@ -208,41 +208,6 @@ def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
     assert exports(fourth)[-1] == (summary(fourth)["steps"], "last")
 
 
-@pytest.mark.parametrize("stalls", [{}, {("test", 1): 1e6}])
-def test_invariant_10_damaged_evaluations_are_repeated_only_if_time_allows(
-    tmp_path: Path, stalls: dict[tuple[str, int], float]
-):
-    disk, config = Disk(), config_of(tmp_path, 450)
-    first = process_of(config, disk=disk, kills=[300.0])
-    assert first.run_in_time() == "killed"
-    (first.folder.rollouts / "test_before.jsonl").unlink()
-    second = process_of(config, disk=disk, stalls=stalls)
-    assert second.run_in_time() == "finished"
-    assert summary(second)["wall_s"] <= 450
-    assert second.events("answers_damaged")
-    assert second.folder.export.is_dir()
-    measured = [e["name"] for e in second.events("evaluated")].count("test_before")
-    assert measured == (1 if stalls else 2)
-    assert ("before" in summary(second)["eval"]) == (not stalls)
-
-
-@pytest.mark.parametrize("best", ["damaged", "whole"])
-def test_invariant_10_a_lost_best_adapter_is_dropped_if_there_is_no_time(tmp_path: Path, best: str):
-    disk, config = Disk(), validated(tmp_path, 450)
-    first = process_of(config, disk=disk, kills=[300.0])
-    assert first.run_in_time() == "killed"
-    (first.folder.rollouts / "test_before.jsonl").unlink()
-    if best == "damaged":
-        assert disk.best is not None
-        disk.best = (disk.best[0], "damaged")
-        for version in [version for version in disk if version < max(disk)]:
-            del disk[version]
-    second = process_of(config, disk=disk, stalls={("test", 1): 1e6})
-    assert second.run_in_time() == "finished"
-    assert summary(second)["wall_s"] <= 450
-    assert second.folder.export.is_dir()
-
-
 def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)

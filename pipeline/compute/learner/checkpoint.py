@@ -1,16 +1,14 @@
-"""Checkpoints of the learner with Orbax: written in the background, verified when read.
+"""Checkpoints of the learner with Orbax, written in the background.
 
-The caller waits for a copy of the state in host memory. One thread hashes and writes the copies in
-their order; a checkpoint appears in the folder when it is complete, and counts from then on. The
+The caller waits for a copy of the state in host memory. One thread writes the copies in their
+order; a checkpoint appears in the folder when it is complete, and counts from then on. The
 best adapter, beside the checkpoints, is written by the same thread: it is never of a later version
 than the newest checkpoint.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,16 +25,11 @@ from orbax.checkpoint import checkpoint_managers as retention
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.contracts.checkpoint_files import BEST, best_version, check_files, write_hashes
-from pipeline.contracts.record_files import move_to_superseded, unwritten
+from pipeline.contracts.checkpoint_files import BEST, best_version
+from pipeline.contracts.record_files import unwritten
 
 Meta = dict[str, Any]
 """The state of the coordinator: counters and sampling state, as JSON."""
-
-_STATUS = re.compile(r"([A-Z_]+): ")
-"""Start of a TensorStore message: the name of an Abseil status code."""
-_DAMAGE = {"DATA_LOSS", "FAILED_PRECONDITION", "NOT_FOUND", "OUT_OF_RANGE"}
-"""Status codes of missing, truncated or corrupt files; other codes mean disk or memory errors."""
 
 
 @dataclass
@@ -75,7 +68,6 @@ class Checkpoints:
         self._keep = [retention.LatestN(keep)]
         self._keep += [retention.EveryNSteps(keep_every)] if keep_every else []
         self._best = _KeepVersion()
-        self._damaged: list[int] = []
         self._opened: ocp.CheckpointManager | None = None
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saving: Future[float] | None = None
@@ -144,21 +136,11 @@ class Checkpoints:
                 writing.result()
 
     def _write(self, state: LearnerState, meta: Meta, began: float) -> float:
-        """Writes a checkpoint; returns the seconds since `began`.
-
-        Damaged checkpoints that `restore` skipped move to `superseded/` first.
-        """
-        if self._damaged:
-            # Orbax does not save a version that is older than the newest one in the folder.
-            folders = [self.folder / str(step) for step in self._damaged]
-            move_to_superseded(self.folder.parent, folders)
-            self._damaged.clear()
-            self._manager().reload()
+        """Writes a checkpoint; returns the seconds since `began`."""
         if state.version not in self._manager().all_steps():
             facts = {
                 "version": state.version,
                 "updates": state.updates,
-                "sha256": _sha256(state, meta),
                 "adapter_sha256": lora.sha256(state.adapter),
                 "meta": meta,
             }
@@ -170,48 +152,34 @@ class Checkpoints:
             except ValueError as error:  # of TensorStore
                 raise unwritten(self.folder / str(state.version), error) from None
             assert saved, state.version
-            write_hashes(self.folder / str(state.version))
         return time.monotonic() - began
 
-    def restore(self, like: LearnerState) -> tuple[LearnerState, Meta, list[str]] | None:
-        """Restores the newest readable checkpoint whose content has the recorded hash.
+    def restore(self, like: LearnerState) -> tuple[LearnerState, Meta] | None:
+        """Restores the newest checkpoint.
 
         Args:
             like: a state with the shapes, dtypes and shardings to restore to.
 
         Returns:
-            State, the coordinator's state, and one line for each newer checkpoint that was skipped
-            as damaged; None if the folder holds no checkpoint.
+            State and the coordinator's state; None if the folder holds no checkpoint.
 
         Raises:
-            ValueError: if there are checkpoints and all of them are damaged.
-            OSError: if a checkpoint cannot be read now. It may be intact, so it is not skipped.
-            Exception: any other error that is not damage, such as a lack of memory.
+            ValueError: if it cannot be read, with the remedy.
+            Exception: any other error, such as a lack of memory.
         """
         self.wait()
-        steps = self._manager().all_steps() if self.folder.is_dir() else []
-        damaged: dict[int, str] = {}
-        for step in sorted(steps, reverse=True):
-            try:
-                state, meta = self._restore(step, like)
-            except Exception as error:  # noqa: BLE001  # raised again, or reported
-                cause = _innermost(error)
-                if not _is_damage(cause):
-                    raise _undamaged(step, cause) from None
-                damaged[step] = f"checkpoint {step} is damaged: {_first_line(error)}"
-            else:
-                self._damaged = list(damaged)
-                return state, meta, list(damaged.values())
-        if damaged:
-            lines = "; ".join(damaged.values())
-            raise ValueError(
-                f"no usable checkpoint in {self.folder}: {lines}; nothing was changed. Restore "
-                "a checkpoint from a backup, or start a new run with --run.name"
-            )
-        return None
-
-    def _restore(self, step: int, like: LearnerState) -> tuple[LearnerState, Meta]:
-        return _read(self._manager(), step, like)
+        step = self._manager().latest_step() if self.folder.is_dir() else None
+        if step is None:
+            return None
+        try:
+            return _read(self._manager(), step, like)
+        except Exception as error:  # noqa: BLE001  # raised again, or reported
+            raise _unreadable(
+                error,
+                f"the checkpoint {self.folder / str(step)} cannot be restored",
+                "Move it away to continue from the one before it, or start another run with "
+                "--run.fork RUN@STEP",
+            ) from None
 
 
 def saved_optimizer(folder: Path, like: LearnerState) -> optax.OptState:
@@ -222,8 +190,7 @@ def saved_optimizer(folder: Path, like: LearnerState) -> optax.OptState:
         like: a state with an adapter of the same shape.
 
     Raises:
-        ValueError: if it is damaged, or of another shape.
-        OSError: if it cannot be read now.
+        ValueError: if it cannot be read, or is of another shape.
     """
     try:
         tree = ocp.PyTreeCheckpointHandler().metadata(folder / "state").tree
@@ -236,19 +203,17 @@ def saved_optimizer(folder: Path, like: LearnerState) -> optax.OptState:
         with ocp.CheckpointManager(folder.parent, options=options) as manager:
             return _read(manager, int(folder.name), like)[0].optimizer
     except Exception as error:  # noqa: BLE001  # raised again, or reported
-        cause = _innermost(error)
-        if not _is_damage(cause):
-            raise _undamaged(int(folder.name), cause) from None
-        raise ValueError(
-            f"run.fork: the optimizer state in {folder} cannot be used: {_first_line(error)}"
+        raise _unreadable(
+            error,
+            f"run.fork: the optimizer state in {folder} cannot be used",
+            "fork from another step",
         ) from None
 
 
 def _read(
     manager: ocp.CheckpointManager, step: int, like: LearnerState
 ) -> tuple[LearnerState, Meta]:
-    """Reads a checkpoint and compares its hashes: of the files, then of what Orbax made of them."""
-    check_files(Path(manager.directory) / str(step))
+    """Reads a checkpoint."""
     abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _tree(like))
     restored = manager.restore(
         step,
@@ -266,9 +231,6 @@ def _read(
         version=facts["version"],
         updates=facts["updates"],
     )
-    found = _sha256(state, facts["meta"])
-    if found != facts["sha256"]:
-        raise ValueError(f"the hash of its content is {found}, recorded was {facts['sha256']}")
     return state, facts["meta"]
 
 
@@ -278,40 +240,11 @@ def _tree(state: LearnerState) -> dict[str, Any]:
     return tree | {name: adapter for name, adapter in more.items() if adapter is not None}
 
 
-def _sha256(state: LearnerState, meta: Meta) -> str:
-    """Hash of the saved state; Orbax does not detect damage inside large arrays."""
-    digest = hashlib.sha256()
-    for path, leaf in jax.tree.leaves_with_path(_tree(state)):
-        value = np.ascontiguousarray(leaf)
-        digest.update(f"{jax.tree_util.keystr(path)} {value.dtype} {value.shape}".encode())
-        digest.update(value.tobytes())
-    counters = [state.version, state.updates, meta]
-    digest.update(json.dumps(counters, sort_keys=True).encode())
-    return digest.hexdigest()
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """The original error: Orbax wraps errors that occur while it reads an array."""
-    while error.__cause__ is not None:
+def _unreadable(error: BaseException, what: str, remedy: str) -> BaseException:
+    """The error to raise where a checkpoint cannot be read: a lack of memory stays what it is."""
+    while error.__cause__ is not None:  # Orbax wraps errors that occur while it reads an array
         error = error.__cause__
-    return error
-
-
-def _is_damage(error: BaseException) -> bool:
-    """Whether files are missing or malformed; other errors may be transient."""
-    if isinstance(error, ValueError) and (status := _STATUS.match(str(error))):
-        return status[1] in _DAMAGE
-    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    malformed = (ValueError, LookupError, AttributeError, TypeError)
-    return isinstance(error, (*missing, *malformed))
-
-
-def _undamaged(step: int, error: BaseException) -> BaseException:
-    """The error itself; an OSError for TensorStore's ValueErrors that are not damage."""
-    if not isinstance(error, ValueError):
+    if not isinstance(error, OSError | ValueError | LookupError | AttributeError | TypeError):
         return error
-    return OSError(f"checkpoint {step} cannot be read: {_first_line(error)}")
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]
+    why = (str(error).strip() or repr(error)).splitlines()[0]
+    return ValueError(f"{what}: {why.partition(' [tensorstore_spec')[0]}. {remedy}")

@@ -12,7 +12,7 @@ from jax._src.lru_cache import LRUCache
 
 from pipeline.compute import program_cache
 from pipeline.compute.program_cache import ProgramCache
-from tests.damage import fill_disk
+from tests.full_disk import fill_disk
 
 
 def names(folder: Path) -> set[str]:

@@ -185,7 +185,7 @@ def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_
         {"evaluation": "test_before", "step": 0, "name": "style", "count": 1}
         | {"first": "raised: ValueError: no style"}
     ]
-    (failed, *_) = run.folder.read_answers(before)
+    (failed, *_) = run.folder.read_rollouts(before["file"])
     assert (failed["score"], failed["errors"]) == (None, {"style": "raised: ValueError: no style"})
 
 
@@ -196,24 +196,6 @@ def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_p
         tmp_path,
         hard=True,
     )
-
-
-def test_when_the_best_version_by_a_reward_is_lost_it_is_searched_from_the_current_step(
-    tmp_path: Path,
-):
-    skills, disk = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1], Disk()
-    settings = {"every_steps": 2, "metric": "style"}
-    styled(tmp_path, skills, disk=disk, eval=settings).run()
-    assert disk.best is not None
-    assert disk.best[0] == 4
-    for version in (2, 4, 5):
-        del disk[version]
-    run = styled(tmp_path, skills, disk=disk, eval=settings, budget={"steps": 3})
-    run.run()
-    assert run.events("best_lost") == [{"step": 3, "lost": 2, "gone": [0, 2]}]
-    assert run.folder.summary is not None
-    best = run.folder.summary["best"]
-    assert (best["step"], best["score"]) == (3, pytest.approx(score(0.5)))
 
 
 def test_scoring_is_abandoned_at_the_deadline_of_the_evaluation(tmp_path: Path):

@@ -16,8 +16,6 @@ from tests.fakes import (
     Killed,
     Process,
     Script,
-    kill,
-    left_behind,
     make_config,
     make_data,
     validated,
@@ -223,9 +221,8 @@ def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = Non
     return run
 
 
-@pytest.mark.parametrize("checkpoint", ["kept", "gone"])
-def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_exported(
-    tmp_path: Path, checkpoint: str
+def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exported(
+    tmp_path: Path,
 ):
     disk = Disk()
     peaking(tmp_path, disk, steps=5).run()
@@ -233,43 +230,11 @@ def test_after_newer_checkpoints_are_lost_the_best_of_the_remaining_versions_is_
     assert disk.best[0] == 4
     for version in [version for version in disk if version > 3]:
         del disk[version]
-    if checkpoint == "gone":
-        del disk[2]
     run = peaking(tmp_path, disk, steps=3)
     run.run()
-    best = 2 if checkpoint == "kept" else 3
-    assert run.script.calls[-1] == f"learner.export {best}"
+    assert run.script.calls[-1] == "learner.export 2"
     assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == best
-    lost = [] if checkpoint == "kept" else [{"step": 3, "lost": 2, "gone": [0, 2]}]
-    assert run.events("best_lost") == lost
-    assert run.events("best_recovered") == ([] if lost else [{"step": 2}])
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut"])
-@pytest.mark.parametrize("step", [2, 3])
-def test_damaged_answers_of_a_validation_are_measured_again_at_the_start(
-    tmp_path: Path, damage: str, step: int
-):
-    """Version 2 is the best of the first three; the process resumes at version 3."""
-    whole_disk, disk = Disk(), Disk()
-    whole = peaking(tmp_path / "whole", whole_disk, steps=3)
-    whole.run()
-
-    script = Script(on={"learner.export 2": kill})
-    first = peaking(tmp_path / "damaged", disk, steps=3, script=script)
-    with pytest.raises(Killed):
-        first.run()
-    file = first.folder.rollouts / f"validation_{step:06d}.jsonl"
-    if damage == "missing":
-        file.unlink()
-    else:
-        file.write_bytes(file.read_bytes()[:-200])
-    second = peaking(tmp_path / "damaged", disk, steps=3)
-    second.run()
-    (entry,) = second.events("answers_damaged")
-    assert entry["what"].startswith(f"{file} is ")
-    assert left_behind(second.folder) == left_behind(whole.folder)
+    assert run.folder.summary["best"]["step"] == 2
 
 
 def by_the_clock(
@@ -347,7 +312,6 @@ def test_a_kept_but_unrecorded_best_version_is_validated_again(
     again = by_the_clock(tmp_path, disk=disk)
     again.samplers[0].skill = run.samplers[0].skill
     again.run()
-    assert again.events("best_lost") == []
     assert again.folder.summary is not None
     assert again.folder.summary["best"]["step"] == 3
     assert again.script.calls[-1] == "learner.export 3"

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.contracts.phases import PhaseClock, Span
-from pipeline.contracts.record_files import DamagedFileError
 from pipeline.run.ledger import (
     FATES,
     ROWS,
@@ -16,7 +15,6 @@ from pipeline.run.ledger import (
     account_seconds,
     kind_of,
     read_ledger,
-    repair_ledger,
 )
 from tests.fakes import FakeClock
 
@@ -236,23 +234,6 @@ def test_processes_are_those_that_report_or_else_those_before(tmp_path: Path):
     assert ledger.processes == ["driver", "learner", "reward one 0"]
     ledger.account(3, {})
     assert ledger.processes == ["driver", "learner", "reward one 0"]
-
-
-def test_a_damaged_ledger_is_found(tmp_path: Path):
-    run = Run(tmp_path)
-    run.step(1)
-    run.step(2)
-    run.path.write_bytes(run.path.read_bytes().replace(b'"trained": 7', b'"trained": 8', 1))
-    with pytest.raises(DamagedFileError):
-        run.start()
-    assert repair_ledger(run.path) == 1
-    run.start()
-    gap, second = read_ledger(run.path)
-    assert (gap.start_s, gap.end_s) == (0.0, 15.0)
-    assert gap.seconds == {name: {"unexplained": 15.0} for name in ("driver", "learner")}
-    assert (second.start_s, second.end_s, second.seconds["learner"]) == (15, 20, {"update": 5})
-    assert run.ledger.wall_s == 20
-    assert len(list((tmp_path / "superseded").glob("*/ledger.jsonl"))) == 1
 
 
 def test_rows_and_fates_have_distinct_names():

@@ -114,10 +114,10 @@ def test_an_evaluation_is_journaled_shown_and_sent(
     (entry,) = records.folder.events("evaluated")
     low, high = found.accuracy.ci95
     told = {"name": "validation", "step": 20, "adapter_sha256": "abc", "accuracy": 0.5, "n": 4}
-    told |= {"ci95": [low, high], "file": "validation_000020", "rows": 4}
+    told |= {"ci95": [low, high], "file": "validation_000020"}
     assert entry | told == entry
     assert entry | {**returned, "ci95": [low, high]} == entry
-    assert records.folder.read_answers(entry) == found.rows
+    assert records.folder.read_rollouts(entry["file"]) == found.rows
     said = f"validation: accuracy 0.500 [{low:.3f}, {high:.3f}] on 4 prompts, 75.0% well formed\n"
     assert capsys.readouterr().out == said
     assert isinstance(records.tracker, FakeTracker)

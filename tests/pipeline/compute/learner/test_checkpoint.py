@@ -1,4 +1,4 @@
-"""Checkpoints: restored bit for bit, damaged ones skipped, the newest N kept."""
+"""Checkpoints: restored bit for bit, unreadable ones refused, the newest N kept."""
 
 from __future__ import annotations
 
@@ -78,17 +78,6 @@ def write(checkpoints: Checkpoints, state: LearnerState, meta: Meta) -> None:
     checkpoints.wait()
 
 
-def damage(folder: Path, version: int) -> None:
-    """Inverts bytes in the middle of the largest file that Orbax reads of a checkpoint."""
-    files = list((folder / str(version) / "state" / "d").iterdir())
-    largest = max(files, key=lambda path: path.stat().st_size)
-    content = bytearray(largest.read_bytes())
-    middle = len(content) // 2
-    for place in range(middle, middle + 16):
-        content[place] ^= 0xFF
-    largest.write_bytes(content)
-
-
 META: dict[str, Any] = {"cursor": 7, "counts": {"tokens": 123}, "names": ["a", "b"], "rate": 0.1}
 
 
@@ -98,12 +87,12 @@ def test_a_state_is_restored_bit_for_bit(tmp_path: Path, devices: int):
     write(Checkpoints(tmp_path / "checkpoints", keep=2), state, META)
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh(devices))
     assert found is not None
-    restored, meta, damaged = found
+    restored, meta = found
     same_bits(restored, state)
-    assert (meta, damaged) == (META, [])
+    assert meta == META
 
 
-def test_the_other_adapters_are_restored_and_hashed(tmp_path: Path):
+def test_the_other_adapters_are_restored(tmp_path: Path):
     state = dataclasses.replace(
         trained(5), previous=trained(9).adapter, reference=trained(8).adapter
     )
@@ -213,7 +202,7 @@ def test_a_checkpoint_counts_when_it_is_complete(tmp_path: Path):
     # Of a process that is killed now, the checkpoint before and no later best adapter remain.
     found = Checkpoints(folder, keep=1).restore(fresh())
     assert found is not None
-    assert (found[0].version, found[2]) == (1, [])
+    assert found[0].version == 1
     assert not (folder / "best").exists()
     go.set()
     checkpoints.wait()
@@ -244,7 +233,7 @@ def test_the_files_of_an_incomplete_write_are_ignored_and_removed(
     checkpoints = Checkpoints(left, keep=2)
     found = checkpoints.restore(fresh())
     assert found is not None
-    assert (found[0].version, found[2]) == (1, [])
+    assert found[0].version == 1
     write(checkpoints, trained(2), META)
     assert {path.name for path in left.iterdir()} == {"1", "2"}
 
@@ -280,126 +269,35 @@ def test_a_version_is_saved_once(tmp_path: Path):
     assert found[1] == META
 
 
-def test_a_damaged_checkpoint_is_skipped_reported_and_replaced(tmp_path: Path):
+def test_a_checkpoint_that_cannot_be_read_stops_the_start_with_the_remedy(tmp_path: Path):
     folder = tmp_path / "checkpoints"
     for version in (1, 2):
-        write(Checkpoints(folder, keep=2), trained(version), {"cursor": version})
-    damage(folder, 2)
+        write(Checkpoints(folder, keep=2), trained(version), META)
+    (folder / "2" / "state" / "_METADATA").unlink()
+    told = rf"the checkpoint {folder}/2 cannot be restored: .*\. Move it away to continue from the"
+    with pytest.raises(ValueError, match=told):
+        Checkpoints(folder, keep=2).restore(fresh())
+    (folder / "2").rename(tmp_path / "2")
     checkpoints = Checkpoints(folder, keep=2)
     found = checkpoints.restore(fresh())
     assert found is not None
     same_bits(found[0], trained(1))
-    assert found[1] == {"cursor": 1}
-    (line,) = found[2]
-    assert line.startswith("checkpoint 2 is damaged: ")
-    # The run continues from 1 and reaches 2 again; the damaged one is moved, not deleted.
-    write(checkpoints, trained(2), {"cursor": 22})
-    assert (tmp_path / "superseded" / "0001" / "checkpoints" / "2" / "state").is_dir()
-    again = Checkpoints(folder, keep=2).restore(fresh())
-    assert again is not None
-    same_bits(again[0], trained(2))
-    assert again[1:] == ({"cursor": 22}, [])
+    write(checkpoints, trained(2), META)
+    assert {path.name for path in folder.iterdir()} == {"1", "2"}
 
 
-@pytest.mark.parametrize("part", ["state/manifest.ocdbt", "state/d/*"])
-def test_a_disk_error_is_raised_and_skips_no_checkpoint(tmp_path: Path, part: str):
-    folder = tmp_path / "checkpoints"
-    for version in (1, 2):
-        write(Checkpoints(folder, keep=2), trained(version), META)
-    moved = {path: path.read_bytes() for path in (folder / "2").glob(part)}
-    for path in moved:
-        path.unlink()
-        path.symlink_to(path.name)  # opening it fails with ELOOP
-    checkpoints = Checkpoints(folder, keep=2)
-    with pytest.raises(OSError, match=r"Too many levels of symbolic links: '.*/2/state/"):
-        checkpoints.restore(fresh())
-    for path, content in moved.items():
-        path.unlink()
-        path.write_bytes(content)
-    found = checkpoints.restore(fresh())
-    assert found is not None
-    same_bits(found[0], trained(2))
-
-
-@pytest.mark.parametrize("lacking", [MemoryError("no host memory"), OSError(5, "I/O error")])
-def test_an_error_wrapped_by_orbax_is_raised_unwrapped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: Exception
+def test_a_lack_of_memory_that_orbax_wraps_is_raised_unwrapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
     write(checkpoints, trained(1), META)
 
     def wrapped(*_: Any, **__: Any) -> None:
         # As Orbax wraps errors that occur while it reads an array.
-        raise Exception("Encountered error while reading array index") from lacking
+        raise Exception("Encountered error while reading array index") from MemoryError("no")
 
     with monkeypatch.context() as patch:
         patch.setattr(ocp.CheckpointManager, "restore", wrapped)
-        with pytest.raises(type(lacking)) as told:
+        with pytest.raises(MemoryError, match="no"):
             checkpoints.restore(fresh())
-    assert told.value is lacking
     assert checkpoints.restore(fresh()) is not None
-
-
-def test_a_version_saved_between_a_good_and_a_damaged_one_is_kept(tmp_path: Path):
-    folder = tmp_path / "checkpoints"
-    for version in (10, 20):
-        write(Checkpoints(folder, keep=2), trained(version), META)
-    damage(folder, 20)
-    checkpoints = Checkpoints(folder, keep=2)
-    assert checkpoints.restore(fresh()) is not None
-    write(checkpoints, trained(15), META)
-    found = Checkpoints(folder, keep=2).restore(fresh())
-    assert found is not None
-    same_bits(found[0], trained(15))
-
-
-def test_all_checkpoints_damaged_is_an_error_that_names_each(tmp_path: Path):
-    folder = tmp_path / "checkpoints"
-    for version in (1, 2):
-        write(Checkpoints(folder, keep=2), trained(version), META)
-        damage(folder, version)
-    message = rf"no usable checkpoint in {folder}: checkpoint 2 is damaged: .*; checkpoint 1 is dam"
-    with pytest.raises(ValueError, match=message):
-        Checkpoints(folder, keep=2).restore(fresh())
-
-
-@pytest.mark.parametrize(
-    ("hashed", "why"),
-    [(True, "facts/metadata has changed"), (False, "the hash of its content is ")],
-)
-def test_changed_counters_are_detected_as_damage(tmp_path: Path, hashed: bool, why: str):
-    folder = tmp_path / "checkpoints"
-    write(Checkpoints(folder, keep=1), trained(1), META)
-    (facts,) = (folder / "1" / "facts").rglob("metadata")
-    text = facts.read_text()
-    assert '"cursor": 7' in text
-    facts.write_text(text.replace('"cursor": 7', '"cursor": 8'))
-    if not hashed:
-        (folder / "1" / "files.json").unlink()
-    with pytest.raises(ValueError, match=f"checkpoint 1 is damaged: {why}"):
-        Checkpoints(folder, keep=1).restore(fresh())
-
-
-def test_damage_inside_any_large_array_is_detected(tmp_path: Path):
-    # Orbax stores large arrays in files without a checksum.
-    def state(seed: int) -> LearnerState:
-        one, two = np.random.default_rng(seed).standard_normal((2, 100, 300)).astype(np.float32)
-        return LearnerState({"x": jax.device_put(one)}, {"m": jax.device_put(two)}, 1, 1)
-
-    whole = tmp_path / "whole"
-    write(Checkpoints(whole, keep=1), state(0), META)
-    files = [path for path in whole.rglob("*") if path.is_file() and path.stat().st_size > 50_000]
-    places = [(path, at) for path in files for at in range(20_000, path.stat().st_size, 40_000)]
-    assert len(places) >= 4
-    for number, (path, at) in enumerate(places):
-        folder = tmp_path / str(number)
-        shutil.copytree(whole, folder)
-        copy = folder / path.relative_to(whole)
-        content = bytearray(copy.read_bytes())
-        content[at] ^= 1
-        copy.write_bytes(content)
-        with pytest.raises(ValueError, match="checkpoint 1 is damaged"):
-            Checkpoints(folder, keep=1).restore(state(1))
-    found = Checkpoints(whole, keep=1).restore(state(1))
-    assert found is not None
-    same_bits(found[0], state(0))

@@ -47,8 +47,7 @@ def test_a_run_continues_on_other_devices_up_to_rounding(
     found = Checkpoints(tmp_path, keep=1).restore(second.state)
     assert found is not None
     expected = jax.tree.leaves((second.state.adapter, second.state.optimizer))
-    second.state, _, damaged = found
-    assert damaged == []
+    second.state, _ = found
     for one, other in zip(leaves(second), saved, strict=True):
         np.testing.assert_array_equal(one, other)
     restored = jax.tree.leaves((second.state.adapter, second.state.optimizer))

@@ -1,9 +1,8 @@
-"""Initial adapters from runs, checkpoints and exports; damaged ones are errors."""
+"""Initial adapters from runs, checkpoints and exports; unreadable ones are errors."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 
 import numpy as np
@@ -92,25 +91,10 @@ def test_another_scale_is_an_error(run: Path):
         load_adapter(str(run), other)
 
 
-def test_damaged_checkpoints_are_an_error(run: Path):
-    folder = run / "checkpoints" / "12"
-    facts = folder / "facts" / "metadata"
-    told = json.loads(facts.read_text())
-    facts.write_text(json.dumps(told | {"adapter_sha256": "0" * 64}))
-    with pytest.raises(
-        ValueError, match=r"lora\.start: .*/12: damaged: facts/metadata has changed$"
-    ):
-        load_adapter(str(run), tiny.policy(layers=2))
-    (folder / "state" / "_METADATA").unlink()
+def test_a_checkpoint_or_a_best_adapter_that_cannot_be_read_is_an_error(run: Path):
+    (run / "checkpoints" / "12" / "state" / "_METADATA").unlink()
     with pytest.raises(ValueError, match=r"lora\.start: .*/12.* damaged: "):
         load_adapter(str(run), tiny.policy(layers=2))
-
-
-def test_a_damaged_best_adapter_is_an_error(tmp_path: Path):
-    adapter = {name: np.asarray(value) for name, value in tiny.probe(layers=2).items()}
-    write_adapter_file(tmp_path, adapter, version=1)
-    data = bytearray((tmp_path / "adapter.safetensors").read_bytes())
-    data[-1] ^= 1
-    (tmp_path / "adapter.safetensors").write_bytes(data)
-    with pytest.raises(ValueError, match=r"lora\.start: .*does not match the recorded hash"):
-        load_adapter(str(tmp_path), tiny.policy(layers=2))
+    (run / "adapter.safetensors").write_bytes(b"x" * 100)
+    with pytest.raises(ValueError, match=r"lora\.start: .*adapter\.safetensors is damaged: "):
+        load_adapter(str(run), tiny.policy(layers=2))
