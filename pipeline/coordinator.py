@@ -15,7 +15,6 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
@@ -25,6 +24,7 @@ from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, Decision, JournalEntry, TrainStep
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
+from pipeline.contracts.workers import ProcessUse
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
 from pipeline.control.duties import PHASES, BestVersion, Duty, DutyKind, Exported, RunStatus
@@ -32,8 +32,8 @@ from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.report.ledger_lines import ledger_lines
-from pipeline.report.meter import RunMeter
+from pipeline.report.goodput import time_lines
+from pipeline.report.meter import RunMeter, Work
 from pipeline.report.profile import Profiler
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.parity import check_mean
@@ -41,7 +41,6 @@ from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
-from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
 from pipeline.run.requests import Requests
 
@@ -60,7 +59,7 @@ class Coordinator:
         maker: decodes completions.
         workers: sample, score and learn.
         records: where the run is recorded.
-        meter: of its seconds and tokens.
+        meter: of its time.
         deadline: arithmetic of the budget, with earlier measurements.
         clock: the run's.
         progress: where to continue.
@@ -85,7 +84,7 @@ class Coordinator:
         self.workers = workers
         self.records = records
         self.meter = meter
-        self.phases = meter.ledger.phases
+        self.phases = meter.phases
         self.clock = clock
         self.progress = progress
         self.resumed_from = resumed_from
@@ -123,13 +122,11 @@ class Coordinator:
         self.exports = Exports(
             self.schedule, workers=workers, records=records, now=clock.now, measure=self._measured
         )
-        self.profiler = Profiler(
-            config.profile.range, workers=workers, ledger=meter.ledger, records=records
-        )
+        self.profiler = Profiler(config.profile.range, workers=workers, records=records)
         self.checkpoints = Checkpoints(
             workers=workers,
             records=records,
-            ledger=meter.ledger,
+            phases=meter.phases,
             clock=clock,
             measure=self._measured,
         )
@@ -159,11 +156,8 @@ class Coordinator:
 
     async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
-        partial = self.progress.sampling.partial
-        self.meter.ledger.continue_partial(self.progress.step, partial.tokens)
         try:
             self.records.best(self.schedule.best)
-            await self._account()  # of the start
             self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
             await self._perform_duties()
             while step := self._decide(self.controller.next(self._status, self._now_s)):
@@ -175,8 +169,6 @@ class Coordinator:
             await self._perform_duties()
         except Interrupted:
             await self.checkpoints.save_at_stop(self.progress, self.config)
-            untaken = self.producer.untaken
-            await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
             self._summarize(self.progress, ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
@@ -190,14 +182,13 @@ class Coordinator:
     async def _train(self, step: TrainStep) -> None:
         """Data -> update -> publish -> records."""
         await self.profiler.begin(step.number + 1)
-        watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
-        data = await self.producer.take(step, self.progress.sampling, watch)
+        watch, during = Stopwatch(self.clock.now), self.phases.during
+        data = await self.producer.take(step, self.progress.sampling, self.phases)
         metrics = data.metrics(self.config)
         if isinstance(data, RolloutStep):
             await self._check_rewards(data, step, metrics, watch)
         update = self._decide(self.controller.may_update(self._status, data.seconds, self._now_s))
         if update is None:
-            await self._account(Counter(stale=data.tokens))
             raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(update.ahead, data.next_state):
@@ -206,18 +197,14 @@ class Coordinator:
                     learned = await self.workers.update(data, step, update.left)
                 self._is_uncounted = True
                 self.controller.observe_update(step, updating.total_s)
-                watch.lap("learn")
-        if self.config.rollout.ahead != "off" and step.phase == "grpo":
-            watch.lap("wait")
         check_mean(learned, bound=self.config.parity_bounds.mean_stop)
+        syncing = Stopwatch(self.clock.now)
         with during("sync"):
             await self.workers.publish()
-        watch.lap("sync")
-        self._measured(SYNC, watch.lap_s("sync"))
-        tokens = data.token_fates(int(learned["tokens_trained"]))
-        await self._account(tokens, data.work(learned, self.config))
+        self._measured(SYNC, syncing.total_s)
+        step_s, uses = watch.total_s, await self.workers.uses()
         await self.profiler.end(step.number + 1)
-        self._count(data, step, learned, metrics, watch)
+        self._count(data, step, learned, {**metrics, **self._time_metrics(step, step_s)}, uses)
 
     async def _perform_duties(self) -> None:
         """Start and end of the run, and what is due between two steps."""
@@ -246,7 +233,7 @@ class Coordinator:
             except OutOfTime:
                 self._abandon()
             self.records.best(self.schedule.best)
-            await self._account()
+            await self.workers.uses()  # seconds of devices count in steps only
 
     # --- decisions
 
@@ -342,8 +329,6 @@ class Coordinator:
         assert result is not None
         untaken, partial = self.producer.untaken, progress.sampling.partial
         stale, lost = (0, 0) if untaken is None else (untaken.tokens, len(untaken.all_rollouts))
-        waiting = partial.tokens
-        await self._account(Counter(stale=stale, truncated=waiting, partial=-waiting))
         progress = replace(
             progress,
             tokens_generated=progress.tokens_generated + stale,
@@ -355,20 +340,6 @@ class Coordinator:
 
     async def _save(self) -> None:
         await self.checkpoints.save(self.progress, self.config)
-
-    # --- ledger
-
-    async def _account(self, tokens: Counter[str] | None = None, work: Work | None = None) -> None:
-        """Closes an interval of the ledger.
-
-        Args:
-            tokens: generated tokens by fate, without those of evaluations.
-            work: of the training step that fills the interval, and is not counted yet; None: none.
-        """
-        tokens = Counter() if tokens is None else tokens
-        tokens["evaluation"], self.workers.evaluation_tokens = self.workers.evaluation_tokens, 0
-        step = self.progress.step + (work is not None)
-        self.meter.account(step, await self.workers.uses(), tokens=tokens, work=work)
 
     # --- records of a step
 
@@ -383,9 +354,8 @@ class Coordinator:
         why = data.stop_reason(self.config, alarm=self._raise_alarms(step.number + 1, metrics))
         if why is None:
             return
-        metrics = {**metrics, **self._time_metrics(step, watch)}
+        metrics = {**metrics, **self._time_metrics(step, watch.total_s)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
-        await self._account(Counter(repeated=data.tokens))  # by a resume
         raise TrainingStopped(why)
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
@@ -405,7 +375,7 @@ class Coordinator:
         step: TrainStep,
         learned: dict[str, float],
         sampled: Mapping[str, float],
-        watch: Stopwatch,
+        uses: Mapping[str, ProcessUse],
     ) -> None:
         """Counts and records a step.
 
@@ -413,8 +383,8 @@ class Coordinator:
             data: of the step.
             step: the decision to train it.
             learned: metrics of its update.
-            sampled: metrics of its rollouts.
-            watch: durations of its parts.
+            sampled: metrics of its rollouts and its time.
+            uses: of the workers in the step.
 
         Raises:
             TrainingStopped: after several skipped updates in a row, or because of an alarm.
@@ -426,11 +396,17 @@ class Coordinator:
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
         updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
+        passes = self.config.learner.updates_per_batch if step.phase == "grpo" else 1
         metrics = {
             **sampled,
             **updated,
-            **self._time_metrics(step, watch),
-            **self.meter.step_metrics(self.workers.sizes.in_force),
+            **self.meter.step_metrics(
+                {**sampled, **updated},
+                uses,
+                Work.of(data.decode_work, learned, passes=passes),
+                progress=self.progress,
+                sizes=self.workers.sizes.in_force,
+            ),
             **self.controller.outlook(self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),
@@ -465,25 +441,29 @@ class Coordinator:
         """Restarts of worker processes, those in earlier processes of the run included."""
         return self._restarts_before + self.workers.restarts.total
 
-    def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
-        found = watch.metrics() | {"time/elapsed_s": self._now_s}
+    def _time_metrics(self, step: TrainStep, step_s: float) -> dict[str, float]:
+        found = self.meter.driver_metrics()
+        found |= {"time/step_s": step_s, "time/elapsed_s": self._now_s}
         if self.controller.deadline.time_s is not None:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
     def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        measured, deadline = self.meter.summary(), self.controller.deadline
-        for line in ledger_lines(measured):
+        deadline, now_s = self.controller.deadline, self._now_s
+        use, seconds = self.meter.end(elapsed_s=now_s)
+        cost = self.meter.cost(progress)
+        for line in time_lines(use, cost=cost):
             self.records.say(line)
         summary = {
             "ended": ended,
             **progress.counts(dynamic=self.config.rollout.dynamic_sampling != "off"),
-            "wall_s": self._now_s,
+            "wall_s": now_s,
             "deadline_s": deadline.time_s,
             **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
             **more,
             "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
-            **measured,
+            **use.to_json(),
+            "cost": cost,
             "resumed_from": self.resumed_from,
             **({} if self.config.run.fork is None else {"forked_from": self.config.run.fork}),
             "faults": {
@@ -492,5 +472,5 @@ class Coordinator:
                 "restarts": self._restarts,
             },
         }
-        self.records.folder.write_summary(summary, **self.meter.ledger.facts)
+        self.records.folder.write_summary(summary, seconds=seconds)
         self.records.tracker.summarize(summary)

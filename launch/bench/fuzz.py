@@ -30,7 +30,6 @@ from configs.load import load_config
 from launch import data, evaluate, plan, report, runs, train
 from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
 from launch.exits import exit_status
-from pipeline.run.ledger import Ledger
 from pipeline.run.run_folder import RunFolder
 
 MOST_S = 20.0
@@ -39,7 +38,6 @@ _ROOT = Path(configs.__file__).parent.parent
 _DEMO = _ROOT / "launch" / "demo"
 _ROWS = 40
 """Rows of the damaged dataset."""
-_EPOCH_S = 1.7e9
 _ROLLOUT: Mapping[str, Any] = {
     "prompt_id": 1,
     "prompt": "1 + 1?",
@@ -255,21 +253,18 @@ def make_request(folder: Path) -> None:
 
 
 def _record_run(folder: Path) -> None:
-    from pipeline.contracts.phases import PhaseClock
-
     config = load_config(folder / "request.toml")
     run = RunFolder.of(config)
     run.create(config)
     run.write_plan({"in_force": {"slots": 192}})
-    run.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
-    ledger = Ledger(run.ledger, phases=PhaseClock(lambda: _EPOCH_S), start_s=_EPOCH_S)
+    spent = {"elapsed_s": 1.0, "used_before_s": 0.0, "seconds": {"loading": 1.0}}
+    run.journal("started", wandb_id=None, data={}, **spent)
     for step in (1, 2):
         rows = [{**_ROLLOUT, "step": step, "sample": sample} for sample in range(4)]
         digest = run.write_rollouts(f"step_{step:06d}", rows)
-        run.write_metrics({"step": step, "reward/mean": 0.5}, digest)
-        ledger.account(step, {})
-        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1, **ledger.facts)
-    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None}, **ledger.facts)
+        run.write_metrics({"step": step, "reward/mean": 0.5, "time/elapsed_s": 1.0 + step}, digest)
+        run.journal("checkpoint", step=step, wall_s=2.0, seconds=0.1)
+    run.write_summary({"ended": "finished", "steps": 80, "deadline_s": None})
     run.close()
 
 

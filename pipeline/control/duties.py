@@ -44,7 +44,7 @@ PHASES: dict[DutyKind, str] = {
     "export_copy": "export",
     "stop": "coordination",
 }
-"""Phase of the run during each duty, for the ledger."""
+"""Phase of the run during each duty."""
 
 NAMES: dict[DutyKind, str] = {
     "evaluate_before": "the evaluation before training",

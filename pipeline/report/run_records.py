@@ -23,8 +23,8 @@ from pipeline.contracts.record_files import (
     readable_rows,
 )
 from pipeline.contracts.steering import REWARDS_CHANGED
+from pipeline.report.goodput import TimeUse, time_use
 from pipeline.run.history import RESUMED, valid_entries
-from pipeline.run.ledger import missing_lines
 from pipeline.run.rollout_files import ROLLOUTS, RecordedRollouts
 from pipeline.run.run_folder import ENDED, RunFolder
 
@@ -40,10 +40,11 @@ class RunRecords:
         config: content of `config.json`.
         journal: all entries.
         metrics: one row for each step, with its number from 1 under `step`.
-        ledger: rows of `ledger.jsonl`; none in folders of earlier versions.
+        superseded: rows of steps that a resume did again, or has to do again.
         status: content of `status.json`.
         plan: content of `plan.json`.
         running: whether a process holds the folder.
+        used_s: seconds that the run has used, as recorded every few seconds.
         problems: files that are damaged, one line each.
     """
 
@@ -51,10 +52,11 @@ class RunRecords:
     config: Row = field(default_factory=dict)
     journal: Sequence[Row] = ()
     metrics: Sequence[Row] = ()
-    ledger: Sequence[Row] = ()
+    superseded: Sequence[Row] = ()
     status: Row = field(default_factory=dict)
     plan: Row = field(default_factory=dict)
     running: bool = False
+    used_s: float = 0.0
     problems: Sequence[str] = ()
 
     @property
@@ -80,9 +82,17 @@ class RunRecords:
     @property
     def tokens(self) -> list[tuple[int, float]]:
         """Step and tokens generated for training of each row that has them."""
-        evaluated = dict(self.values("tokens/evaluation"))
-        generated = self.values("tokens/generated")
-        return [(step, count - evaluated.get(step, 0.0)) for step, count in generated]
+        return self.values("tokens/generated")
+
+    @cached_property
+    def time_use(self) -> TimeUse:
+        """Where the time went; what a running process does since its last step is left out."""
+        return time_use(
+            self.metrics,
+            self.journal,
+            superseded=self.superseded,
+            used_s=0.0 if self.running else self.used_s,
+        )
 
     @cached_property
     def _rollouts(self) -> RecordedRollouts:
@@ -155,7 +165,8 @@ def read_run(path: Path) -> RunRecords:
         raise ValueError(f"{path}: not a run folder: it has none of {', '.join(files)}")
     problems: list[str] = []
     rows = {
-        name: _rows(path / f"{name}.jsonl", problems) for name in ("journal", "metrics", "ledger")
+        name: _rows(path / f"{name}.jsonl", problems)
+        for name in ("journal", "metrics", "metrics.superseded")
     }
     rows["journal"] = [row for row in rows["journal"] if isinstance(row.get("event"), str)]
     named = {problem.partition(":")[0] for problem in problems}
@@ -173,7 +184,8 @@ def read_run(path: Path) -> RunRecords:
             {row["step"]: row for row in rows["metrics"] if "step" in row}.values(),
             key=lambda row: row["step"],
         ),
-        ledger=[row for row in rows["ledger"] if "seconds" in row],
+        superseded=rows["metrics.superseded"],
+        used_s=folder.recorded_used_s,
     )
 
 
@@ -194,9 +206,7 @@ def _lost(path: Path, rows: Mapping[str, Sequence[Row]]) -> Iterator[tuple[str, 
     lost = [step for step in range(1, max(saved, default=0) + 1) if step not in steps]
     if lost:
         yield "metrics.jsonl", f"{len(lost)} steps are missing, the first is {lost[0]}"
-    if lines := missing_lines(len(rows["ledger"]), journal):
-        yield "ledger.jsonl", f"{lines} lines are missing, with their time and tokens"
-    if not journal and (steps or rows["ledger"]):
+    if not journal and steps:
         yield "journal.jsonl", "missing or empty"
     elif (path / "summary.json").is_file() and all(one["event"] != ENDED for one in journal):
         yield "journal.jsonl", "its end is missing; summary.json is of a run that has ended"

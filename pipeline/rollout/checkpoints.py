@@ -13,10 +13,10 @@ from configs.load import config_sha256
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import CHECKPOINT, Measure
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.progress import Progress
 from pipeline.rollout.workers import Workers
 from pipeline.run.history import provenance
-from pipeline.run.ledger import Ledger
 from pipeline.run.records import Records
 
 STOP_S = 30.0
@@ -29,17 +29,23 @@ class Checkpoints:
     Args:
         workers: the learner writes the files.
         records: journal of the checkpoints, those of earlier processes included.
-        ledger: its state is journaled with each checkpoint.
+        phases: of the driver.
         clock: of the run.
         measure: receives how long each checkpoint takes.
     """
 
     def __init__(
-        self, *, workers: Workers, records: Records, ledger: Ledger, clock: Clock, measure: Measure
+        self,
+        *,
+        workers: Workers,
+        records: Records,
+        phases: PhaseClock,
+        clock: Clock,
+        measure: Measure,
     ) -> None:
         self._workers = workers
         self._records = records
-        self._ledger = ledger
+        self._phases = phases
         self._clock = clock
         self._measure = measure
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
@@ -59,7 +65,7 @@ class Checkpoints:
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)
         watch = Stopwatch(self._clock.now)
-        with self._ledger.phases.during("checkpoint"):
+        with self._phases.during("checkpoint"):
             await self._workers.save(
                 {
                     **progress.to_meta(),
@@ -83,7 +89,7 @@ class Checkpoints:
         """
         if self._saving is None:
             return
-        with self._ledger.phases.during("checkpoint"):
+        with self._phases.during("checkpoint"):
             seconds = await self._workers.saved(wait=wait)
         if seconds is None:
             return
@@ -91,7 +97,7 @@ class Checkpoints:
         if saving["step"] != self._saved:
             self._measure(CHECKPOINT, seconds)
         self._saved = saving["step"]
-        self._records.checkpoint({**saving, "seconds": seconds, **self._ledger.facts})
+        self._records.checkpoint({**saving, "seconds": seconds})
 
     async def save_at_stop(self, progress: Progress, config: Config) -> None:
         """Writes a checkpoint; if that takes too long, the last complete one stands."""

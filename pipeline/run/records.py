@@ -350,7 +350,7 @@ class Records:
             self.change_rewards(step, [(one.key, one.old, one.new)], request=one.request)
 
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
-        """Records a complete checkpoint: its step, seconds, and the state of the ledger."""
+        """Records a complete checkpoint: its step and seconds."""
         self.journal("checkpoint", **facts)
         self._mirror.request()
 

@@ -35,7 +35,6 @@ from pipeline.contracts.record_files import (
     decode_seconds,
     encode_seconds,
     move_to_superseded,
-    new_superseded_folder,
     read_json,
     read_rows,
     recover_folder,
@@ -71,12 +70,12 @@ class RunFolder:
         self.export = path / "export"
         self.start = path / "start"
         self.rewards_log = path / _REWARDS_LOG
-        self.ledger = path / "ledger.jsonl"
         self.status = path / _STATUS
         self._config = path / "config.json"
         self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
+        self._superseded = path / "metrics.superseded.jsonl"
         self._summary = path / "summary.json"
         self._lock: TextIO | None = None
 
@@ -406,6 +405,11 @@ class RunFolder:
             for row in read_rows(self._metrics)
         ]
 
+    @property
+    def superseded_metrics(self) -> list[dict[str, Any]]:
+        """The rows of steps that a resume has set aside, oldest first."""
+        return list(read_rows(self._superseded))
+
     def write_metrics(self, metrics: Mapping[str, Any], rollouts: FileDigest | None = None) -> None:
         """Appends a step's metrics, with the digest of the file of its rollouts, if it has one."""
         more = {} if rollouts is None else {ROLLOUTS: vars(rollouts)}
@@ -458,9 +462,9 @@ class RunFolder:
             if int(path.stem.removeprefix(f"{kind}_")) > step
         ]
         superseded = move_to_superseded(self.path, [*files, self._summary])
+        for row in later:
+            append_row(self._superseded, row)
         if later:
-            superseded = superseded or new_superseded_folder(self.path)
-            replace_rows(superseded / self._metrics.name, later)
             replace_rows(self._metrics, rows[: len(rows) - len(later)])
         self.journal(RESUMED, step=step)
-        return superseded if files or later else None
+        return superseded if files else None

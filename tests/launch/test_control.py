@@ -128,28 +128,11 @@ def adapter(run: Path) -> str:
 
 
 def check_profile(folder: Path) -> None:
-    """A trace of each process, and a timeline of all of them."""
+    """A trace of each process."""
     for process in ("learner", "sampler_0"):
         (trace,) = (folder / process).rglob("*.trace.json.gz")
         assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
         assert list((folder / process).rglob("*.xplane.pb"))
-    events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
-    names = {one["pid"]: one["args"]["name"] for one in events if one["ph"] == "M"}
-    assert {"steps", "driver", "learner", "sampler 0"} <= set(names.values())
-    spans = [(names[one["pid"]], one) for one in events if one["ph"] == "X"]
-    steps = [one for name, one in spans if name == "steps"]
-    assert [one["name"] for one in steps] == ["step 1", "step 2"]
-    end = steps[-1]["ts"] + steps[-1]["dur"]
-    assert all(one["ts"] >= 0 and one["ts"] + one["dur"] <= end + 1 for _, one in spans)
-    # On one clock: the learner updates while the driver waits for it.
-    updates = [one for name, one in spans if (name, one["name"]) == ("learner", "update")]
-    waits = [one for name, one in spans if (name, one["name"]) == ("driver", "learn")]
-    assert len(updates) >= 2
-    for one in updates:
-        assert any(
-            wait["ts"] <= one["ts"] and one["ts"] + one["dur"] <= wait["ts"] + wait["dur"] + 1
-            for wait in waits
-        )
 
 
 @pytest.mark.ray

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.contracts.clock import Clock
 from pipeline.contracts.decisions import EXIT, EXPORT, VALIDATION, evaluation_part
 from pipeline.control.deadline import Deadline
 from pipeline.control.estimates import SAFETY, ShutdownEstimate
@@ -187,17 +187,3 @@ def test_abandoned_work_may_take_the_time_before_an_export_to_stop():
 @pytest.mark.parametrize(("left_s", "share"), [(60.0, 1.0), (55.0, 0.9999), (25.0, 0.5), (-3.0, 0)])
 def test_the_final_evaluation_is_shortened_to_the_time_left(left_s: float, share: float):
     assert time_budget(left_s=left_s).evaluated_share() == pytest.approx(share)
-
-
-def test_a_stopwatch_measures_each_part():
-    now = FakeClock()
-    watch = Stopwatch(now)
-    now.seconds = 3.0
-    watch.lap("sample")
-    now.seconds = 5.0
-    watch.lap("learn")
-    now.seconds = 6.0
-    assert watch.lap_s("sample") == 3.0
-    assert watch.total_s == 6.0
-    metrics = {"time/sample_s": 3.0, "time/learn_s": 2.0, "time/step_s": 5.0}
-    assert watch.metrics() == metrics
