@@ -136,10 +136,8 @@ class ModelActor(ABC):
 
     def use(self) -> ProcessUse:
         """Returns what the process does with its time and memory; can be called at any time."""
-        built = self.log.read().done
         memory = None if self._needs is None else memory_use(self._needs)
-        seconds = sum(one.seconds for one in built)
-        return ProcessUse(self.phases.take(), memory, len(built), seconds)
+        return ProcessUse(self.phases.take(), memory)
 
     def heartbeat(self) -> Heartbeat:
         """Returns what the process does; can be called at any time."""

@@ -182,6 +182,7 @@ class Coordinator:
     async def _train(self, step: TrainStep) -> None:
         """Data -> update -> publish -> records."""
         await self.profiler.begin(step.number + 1)
+        await self.workers.uses()  # seconds of devices count in steps only
         watch, during = Stopwatch(self.clock.now), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, self.phases)
         metrics = data.metrics(self.config)
@@ -233,7 +234,6 @@ class Coordinator:
             except OutOfTime:
                 self._abandon()
             self.records.best(self.schedule.best)
-            await self.workers.uses()  # seconds of devices count in steps only
 
     # --- decisions
 

@@ -54,9 +54,7 @@ from rewards.forms import recognise
 from rewards.resolve import resolve
 
 EOS = 1
-TIMINGS = frozenset(
-    {"time", "tokens", "goodput", "speed", "cost", "hbm", "compile", "budget", "mirror"}
-)
+TIMINGS = frozenset({"time", "tokens", "goodput", "speed", "cost", "hbm", "budget", "mirror"})
 """Groups of metrics of time and machine, in which a run and the same run with a resume differ."""
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""

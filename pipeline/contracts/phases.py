@@ -38,8 +38,7 @@ class PhaseClock:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self.now = now
         self._lock = threading.Lock()
-        self._since_s = now()
-        self._progress_s = self._since_s
+        self._since_s = self._progress_s = 0.0
         self._phases: list[str] = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
 

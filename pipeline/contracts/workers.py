@@ -68,14 +68,10 @@ class ProcessUse:
     Attributes:
         seconds: by phase since the last report.
         memory: of its fullest device; None: unknown.
-        programs: programs that it has compiled or read from the cache.
-        programs_s: seconds of them.
     """
 
     seconds: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryUse | None = None
-    programs: int = 0
-    programs_s: float = 0.0
 
 
 class Sampler(Protocol):

@@ -317,7 +317,7 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
         return
     first_s, starts = use.first_step_s, "1 start" if use.starts == 1 else f"{use.starts} starts"
     first = "" if first_s is None else f"; first step done after {show_duration(first_s)}"
-    yield f"where the time went: {show_duration(use.wall_s)} since the submission, {starts}{first}"
+    yield f"where the time went: {show_duration(use.wall_s)}, {starts}{first}"
     for phase, seconds, share in rows:
         yield f"  {phase:<14}{seconds:>12} s{share:>8}"
     if step_s := use.step_s:

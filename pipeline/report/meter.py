@@ -218,7 +218,6 @@ class RunMeter:
     def __init__(self, folder: RunFolder, hardware: Hardware, phases: PhaseClock) -> None:
         self.phases = phases
         self._folder, self._hardware = folder, hardware
-        self._uses: dict[str, ProcessUse] = {}
         self._held_s = 0.0
 
     def start(
@@ -264,8 +263,6 @@ class RunMeter:
             progress: the step included.
             sizes: in force.
         """
-        # One that did not report is as it was.
-        self._uses = self._uses | {name: use for name, use in uses.items() if use.memory}
         found = {
             f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES
         }
@@ -280,11 +277,7 @@ class RunMeter:
             "goodput": TimeUse([Interval(phase_seconds(row))], [row], starts=1).goodput,
             "speed": speeds(row, work, self._hardware),
             "cost": self.cost(progress),
-            "hbm": self._memory(sizes),
-            "compile": {
-                "programs": float(sum(use.programs for use in self._uses.values())),
-                "seconds": sum(use.programs_s for use in self._uses.values()),
-            },
+            "hbm": self._memory(uses, sizes),
         }
         for part, figures in parts.items():
             found |= {f"{part}/{name}": value for name, value in figures.items()}
@@ -319,10 +312,10 @@ class RunMeter:
         )
         return sum(seconds) / self._hardware.total_chips
 
-    def _memory(self, sizes: Sizes) -> Figures:
+    def _memory(self, uses: Mapping[str, ProcessUse], sizes: Sizes) -> Figures:
         """GiB of a chip: planned, compiled (the largest program with all arrays), in use, peak."""
         planned, found = self._hardware.planned_bytes(sizes), Figures()
-        for process, use in self._uses.items():
+        for process, use in uses.items():
             if use.memory is None:
                 continue
             memory = use.memory

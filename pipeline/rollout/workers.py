@@ -40,7 +40,7 @@ from rewards.base import Outcome, RewardFacts, RewardInput
 
 T = TypeVar("T")
 
-ANSWER_S = 2.0
+ANSWER_S = 10.0
 """Maximum seconds to wait for the report of a process on its use."""
 TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""

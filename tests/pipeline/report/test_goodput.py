@@ -107,7 +107,7 @@ def test_lines_have_the_table_and_the_rates():
     rows = [row(1, 30.0, **speed), row(2, 40.0, **{**speed, "speed/mfu": 0.2})]
     use = time_use(rows, [started(20.0, **START), ended(40.0)])
     assert list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0})) == [
-        "where the time went: 40s since the submission, 1 start; first step done after 30s",
+        "where the time went: 40s, 1 start; first step done after 30s",
         "  queue                  4.0 s   10.0%",
         "  ray start              6.0 s   15.0%",
         "  loading               10.0 s   25.0%",
