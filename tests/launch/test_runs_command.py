@@ -62,6 +62,8 @@ def test_the_runs_of_a_folder_are_listed(folder: RunFolder, capsys: pytest.Captu
         "steps",
         "best",
         "validation",
+        "time",
+        "goodput",
         "MB",
         "last",
         "activity",
@@ -127,7 +129,9 @@ def test_a_rollback_sets_aside_what_came_later(
     assert [row["step"] for row in folder.metrics] == [1, 2]
     assert folder.summary is None
     assert not (folder.path / "summary.json").exists()
-    assert {path.name for path in folder.path.rglob("*") if path.is_file()} == before
+    assert {path.name for path in folder.path.rglob("*") if path.is_file()} == (
+        before | {"metrics.superseded.jsonl"}
+    )
     assert [entry["event"] for entry in folder.entries()][journal:] == ["resumed", "rolled_back"]
     assert not folder.is_locked
 
