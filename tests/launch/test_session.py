@@ -134,7 +134,7 @@ class Session:
             await _start(session, cast("RunActors", crew), workers, beginning)
 
     def _session(self, clock: Clock) -> _Session:
-        meter = _meter(self.prepared, started=0.0)
+        meter = _meter(self.prepared, started=time.monotonic())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
         restarts = _restarts(prepared, meter, console)
