@@ -52,7 +52,7 @@ class LearnerActor(ModelActor):
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
-            with self.compiling():
+            with self.phases.during("compile"):
                 self.learner = catch_out_of_memory(
                     "update",
                     lambda: Learner(
@@ -72,7 +72,7 @@ class LearnerActor(ModelActor):
             )
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
-            with self.compiling():
+            with self.phases.during("compile"):
                 catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
             catch_out_of_memory("update", lambda: self._set_base(model.wait()))
         self._tokens = tokens
@@ -189,9 +189,7 @@ class LearnerActor(ModelActor):
 
         try:
             with self.phases.during("update"):
-                metrics = catch_out_of_memory("update", check_and_update)
-                self.phases.set_spare(metrics["padded_share"])
-                return metrics
+                return catch_out_of_memory("update", check_and_update)
         except OutOfMemory as error:
             if host_state is not None:
                 learner.restore_state(host_state)

@@ -6,8 +6,7 @@ JAX is imported in `prepare` and later, so that the driver can import these clas
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
@@ -17,7 +16,7 @@ from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
 from pipeline.compute.program_cache import share_programs
-from pipeline.contracts.builds import Building, BuildLog, Ready, cached_share
+from pipeline.contracts.builds import Building, BuildLog, Ready
 from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
@@ -39,8 +38,8 @@ T = TypeVar("T")
 A = TypeVar("A", bound="ModelActor")
 Method = Callable[Concatenate[A, P], T]
 
-_LEDGER_PHASES: dict[WorkerPhase, str] = {"generate": "decode", "publish": "sync"}
-"""Names of phases in the goodput ledger, where they differ."""
+_NAMES: dict[WorkerPhase, str] = {"generate": "decode", "publish": "sync"}
+"""Names of phases of the clock, where they differ."""
 
 
 def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
@@ -49,7 +48,7 @@ def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
     def decorate(method: Method[A, P, T]) -> Method[A, P, T]:
         @wraps(method)
         def run(self: A, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            with self.phases.during(_LEDGER_PHASES.get(phase, phase)):
+            with self.phases.during(_NAMES.get(phase, phase)):
                 return catch_out_of_memory(phase, lambda: method(self, *args, **kwargs))
 
         return run
@@ -97,7 +96,6 @@ class ModelActor(ABC):
         self.config, known = sized(self.requested, sizes), len(self.log.read().done)
         self._needs = None
         with self.phases.during("loading"):
-            is_first = self.opening is None
             if self.opening is None:
                 self.opening = start_loading(self.config, role=self.role)
             self.log.begin(len(self.programs(self.opening)))
@@ -105,8 +103,6 @@ class ModelActor(ABC):
             share_programs()
             load_s = self.opening.wait().load_s
             self._needs = self.needs()
-            if is_first:
-                self.phases.watch_for_stalls()
             return Ready(load_s, self.log.read().done[known:])
 
     def find_model(self) -> str:
@@ -130,14 +126,6 @@ class ModelActor(ABC):
         check_folder(folder)
         return weights_fingerprint(folder)
 
-    @contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Makes the body the phase of compilation."""
-        known = len(self.log.read().done)
-        with self.phases.during("compile"):
-            yield
-            self.phases.set_spare(cached_share(self.log.read().done[known:]))
-
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""
         return self.log.read()
@@ -148,10 +136,8 @@ class ModelActor(ABC):
 
     def use(self) -> ProcessUse:
         """Returns what the process does with its time and memory; can be called at any time."""
-        built = self.log.read().done
         memory = None if self._needs is None else memory_use(self._needs)
-        seconds = sum(one.seconds for one in built)
-        return ProcessUse(self.phases.take(), memory, len(built), seconds)
+        return ProcessUse(self.phases.take(), memory)
 
     def heartbeat(self) -> Heartbeat:
         """Returns what the process does; can be called at any time."""

@@ -47,9 +47,9 @@ class RewardActor:
         """See `RewardLog.notices`."""
         return self._log.notices()
 
-    async def busy(self) -> dict[str, list[tuple[float, float]]]:
-        """See `RewardHost.busy`."""
-        return {} if self._host is None else self._host.busy()
+    async def busy_s(self) -> dict[str, float]:
+        """See `RewardHost.busy_s`."""
+        return {} if self._host is None else self._host.busy_s()
 
     async def heartbeat(self) -> Heartbeat:
         """Returns that the process answers; its reward processes have time limits of their own."""

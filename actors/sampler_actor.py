@@ -54,7 +54,7 @@ class SamplerActor(ModelActor):
         config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
-            with self.compiling():
+            with self.phases.during("compile"):
                 self.engine = catch_out_of_memory(
                     "generate",
                     lambda: Engine(
@@ -73,7 +73,7 @@ class SamplerActor(ModelActor):
             )
         elif slots != self._slots:
             self._slots = None  # no programs exist unless resizing succeeds
-            with self.compiling():
+            with self.phases.during("compile"):
                 catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
 
@@ -152,7 +152,7 @@ class SamplerActor(ModelActor):
             for completion in completions:
                 self._finished.put(completion)
 
-        completions = self.engine.generate(
+        return self.engine.generate(
             requests,
             base=self.weights.base,
             adapter=self.weights.adapter,
@@ -162,8 +162,6 @@ class SamplerActor(ModelActor):
             min_finished=min_finished,
             report=report,
         )
-        self.phases.set_spare(1 - self.engine.work.useful)
-        return completions
 
     def finished(self) -> list[Completion]:
         """Returns what `generate` has finished since the last call; can be called while it runs."""

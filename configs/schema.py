@@ -166,7 +166,7 @@ class Profile(Table):
     steps: Text | None = Field(
         None,
         description="training steps to profile, counted from 1, e.g. 3-5: learner and samplers "
-        "write JAX profiler traces, and timeline.json shows the phases of all processes",
+        "write JAX profiler traces",
     )
 
     def conflicts(self) -> Iterator[Problem]:

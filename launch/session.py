@@ -7,9 +7,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from actors.handles import RunActors
 from configs.schema import Config
@@ -26,7 +27,7 @@ from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.phases import PhaseClock, Span
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.workers import WorkerDied
 from pipeline.coordinator import Coordinator
 from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
@@ -35,14 +36,12 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import chip_speeds
 from pipeline.plan.size_controller import SizeController
-from pipeline.report.goodput import Hardware
-from pipeline.report.meter import RunMeter
+from pipeline.report.meter import Hardware, RunMeter
 from pipeline.rollout.parity import ParityError
 from pipeline.rollout.restarts import Restarts, TrainingStopped
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
-from pipeline.run.ledger import Ledger
 from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
@@ -67,7 +66,7 @@ class _Session:
         prepared: the run.
         stop: set by a signal.
         clock: of the budget.
-        meter: of seconds and tokens.
+        meter: of its time.
         tracker: W&B.
         mirror: the copy on another host.
         console: what the user sees.
@@ -90,7 +89,7 @@ class _Session:
     @property
     def during(self) -> Callable[[str], AbstractContextManager[None]]:
         """Makes a block a phase of this process."""
-        return self.meter.ledger.phases.during
+        return self.meter.phases.during
 
 
 async def run_session(
@@ -120,7 +119,7 @@ async def run_session(
     with prepared.folder.held():
         prepared = replace(prepared, config=copy_start(prepared.config))
         clock = _clock(prepared, started=started)
-        meter = _meter(prepared, clock, started=started)
+        meter = _meter(prepared, started=started)
         if clock.used_before_s and not prepared.folder.holds_run:
             say(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
@@ -139,7 +138,7 @@ async def run_session(
 
 async def _run_and_upload(session: _Session) -> int:
     """Runs, then waits until all is uploaded; returns the exit status."""
-    folder, meter, mirror = session.prepared.folder, session.meter, session.mirror
+    folder, mirror = session.prepared.folder, session.mirror
     with _recording_time(folder, session.clock):
         try:
             with session.during("end"):
@@ -147,12 +146,10 @@ async def _run_and_upload(session: _Session) -> int:
         except Failure as failure:
             if folder.holds_run:
                 folder.journal("failed", error=str(failure))
-            meter.close()
             await session.tracker.finish(exit_status=EXIT_FAILED)
             await mirror.finish()
             raise
     # The devices are free, and the budget's clock has stopped.
-    meter.close()
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
     await session.tracker.finish(exit_status=status)
     await mirror.finish()
@@ -160,25 +157,18 @@ async def _run_and_upload(session: _Session) -> int:
     return status
 
 
-def _meter(prepared: Prepared, clock: Clock, *, started: float) -> RunMeter:
-    """The meter of the run; the ledger begins with this process."""
-    phases, folder = PhaseClock(), prepared.folder
-    now_s = phases.now()
-    start_s = now_s - (time.monotonic() - started)
-    phases.add(Span("loading", start_s, now_s))  # configuration, data, check of the rewards
-    ledger = Ledger(folder.ledger, phases=phases, start_s=start_s)
-    uncounted = (
-        entry["seconds"] for entry in folder.events("waited_for_devices") if not entry["used"]
-    )
-    # Used, but no process was there.
-    queued = (entry["seconds"] for entry in folder.events("waited"))
-    ledger.lost(clock.used_before_s + sum(uncounted) - sum(queued))
-    return RunMeter(ledger, Hardware.of(prepared.config))
+def _meter(prepared: Prepared, *, started: float) -> RunMeter:
+    """The meter of the run."""
+    phases = PhaseClock()
+    if prepared.waited_s:
+        phases.add("queue", prepared.waited_s)
+    phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
+    return RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
 
 
 def _console(prepared: Prepared, clock: Clock, meter: RunMeter) -> Console:
     """What the user sees, from before Ray starts until W&B has ended."""
-    phases = meter.ledger.phases
+    phases = meter.phases
     return Console(
         prepared.config.run.name,
         clock=clock,
@@ -222,12 +212,12 @@ def _restarts(prepared: Prepared, meter: RunMeter, console: Console) -> Restarts
         if folder.holds_run:
             folder.journal(event, **facts)
 
-    return Restarts(prepared.config.faults, meter.ledger.phases, log)
+    return Restarts(prepared.config.faults, meter.phases, log)
 
 
 async def _run(session: _Session) -> int:
     """Runs on a cluster; where the learner dies, all processes resume from the last checkpoint."""
-    stop, ledger, config = session.stop, session.meter.ledger, session.prepared.config
+    stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
             ray_watch = stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
@@ -239,9 +229,6 @@ async def _run(session: _Session) -> int:
                 except WorkerDied as death:
                     if stop.event.is_set():
                         raise Stopped from None
-                    if session.prepared.folder.holds_run:
-                        ledger.account(ledger.step, {}, repeated=True)
-                        ledger.resumed()
                     if _budget_is_used_up(session):
                         raise Failure(
                             f"{death}; no time is left to restart it; the last export stands"
@@ -356,8 +343,6 @@ async def _coordinate(
     at = 0 if restored.meta is None else restored.meta["step"]
     changes = [] if session.is_recorded else record_start(prepared, clock, step=at)
     progress, resumed_from = resume(restored, folder, workers.sizes)
-    if resumed_from is not None:
-        session.meter.ledger.resumed()
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=load_s)
     records = Records(folder, session.tracker, session.console, session.mirror)
@@ -368,10 +353,13 @@ async def _coordinate(
         last_alarm=records.last_alarm,
     )
     if not session.is_recorded:
-        await _track(prepared, clock, records, step=progress.step)
+        uses = await workers.uses()
+        spent = session.meter.start(
+            uses, elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s
+        )
+        await _track(prepared, records, step=progress.step, spent=spent)
         session.mirror.start(folder.path, log_event=records.event)
         records.rewards_changed(progress.step, changes)
-        session.meter.ledger.phases.watch_for_stalls()
         session.is_recorded = True
         if session.rehearse is None:
             session.stop.notice = _SAVING
@@ -441,8 +429,17 @@ def _tracker(prepared: Prepared) -> Tracker:
     return Tracker(prepared.wandb_mode, run_id=known[-1] if known else None)
 
 
-async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: int) -> None:
-    """Journals the start of the process, after `step`, and starts W&B."""
+async def _track(
+    prepared: Prepared, records: Records, *, step: int, spent: Mapping[str, Any]
+) -> None:
+    """Journals the start of the process, after `step`, and starts W&B.
+
+    Args:
+        prepared: the run.
+        records: of the run.
+        step: training steps done.
+        spent: the time of the start, see `RunMeter.start`.
+    """
     folder, tracker, code = prepared.folder, records.tracker, code_version()
     before = provenance(folder.entries()).get("code", code)
     if before != code:
@@ -469,7 +466,7 @@ async def _track(prepared: Prepared, clock: Clock, records: Records, *, step: in
         base=prepared.base,
         data=prepared.data.fingerprints,
         chip_speeds=chip_speeds(prepared.config),
-        elapsed_s=clock.elapsed_s,
+        **spent,
     )
     rows = records.logged(until=step)
     tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)

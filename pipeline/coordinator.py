@@ -17,7 +17,6 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
@@ -28,13 +27,14 @@ from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
+from pipeline.contracts.workers import ProcessUse
 from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.report.ledger_lines import ledger_lines
-from pipeline.report.meter import RunMeter
+from pipeline.report.goodput import time_lines
+from pipeline.report.meter import RunMeter, Work
 from pipeline.report.profile import Profiler
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.parity import check_mean
@@ -42,7 +42,6 @@ from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
-from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
 from pipeline.types import TrainStep, WorkDeadline
 
@@ -62,8 +61,6 @@ class Coordinator:
         maker: decodes completions.
         workers: sample, score and learn.
         records: where the run is recorded.
-        meter: of its seconds and tokens.
-        deadline: of the budget.
         clock: the run's.
         progress: where to continue.
         resumed_from: step of the checkpoint that this process started from, if any.
@@ -88,7 +85,7 @@ class Coordinator:
         self.workers = workers
         self.records = records
         self.meter = meter
-        self.phases = meter.ledger.phases
+        self.phases = meter.phases
         self.deadline = deadline
         self.clock = clock
         self.progress = progress
@@ -114,13 +111,11 @@ class Coordinator:
         self.exports = Exports(
             self.schedule, workers=workers, records=records, now=clock.now, measure=self._measured
         )
-        self.profiler = Profiler(
-            config.profile.range, workers=workers, ledger=meter.ledger, records=records
-        )
+        self.profiler = Profiler(config.profile.range, workers=workers, records=records)
         self.checkpoints = Checkpoints(
             workers=workers,
             records=records,
-            ledger=meter.ledger,
+            phases=meter.phases,
             clock=clock,
             measure=self._measured,
         )
@@ -161,8 +156,6 @@ class Coordinator:
 
     async def _run(self) -> Literal["finished", "interrupted"]:
         self.records.truncation(self.config)
-        partial = self.progress.sampling.partial
-        self.meter.ledger.continue_partial(self.progress.step, partial.tokens)
         try:
             await self._start()
             while step := self._next_step():
@@ -176,8 +169,6 @@ class Coordinator:
             await self._finish()
         except Interrupted:
             await self.checkpoints.save_at_stop(self.progress)
-            untaken = self.producer.untaken
-            await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
             self._summarize(self.progress, ended="interrupted")
             return "interrupted"
         except (OutOfMemory, TrainingStopped):
@@ -197,7 +188,6 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        await self._account()
         self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
         await self._perform("calibration", self._check_parity())
         in_time = await self._evaluate_before()
@@ -286,15 +276,15 @@ class Coordinator:
         """
         began_s = self._now_s
         await self.profiler.begin(step.number + 1)
-        watch, during = Stopwatch(self.clock.now, phases=self.phases), self.phases.during
-        data = await self.producer.take(step, self.progress.sampling, watch)
+        await self.workers.uses()  # seconds of devices count in steps only
+        watch, during = Stopwatch(self.clock.now), self.phases.during
+        data = await self.producer.take(step, self.progress.sampling, self.phases)
         metrics = data.metrics(self.config)
         if isinstance(data, RolloutStep):
             await self._check_rewards(data, step, metrics, watch)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s
             ):
-                await self._account(Counter(stale=data.tokens))
                 raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(self._step_ahead(step), data.next_state):
@@ -305,19 +295,15 @@ class Coordinator:
                 self.deadline.observe_update(
                     updating.total_s, prompts=step.prompts, phase=step.phase
                 )
-                watch.lap("learn")
-        if self.config.rollout.ahead != "off" and step.phase == "grpo":
-            watch.lap("wait")
         check_mean(learned, bound=self.config.parity_bounds.mean_stop)
+        syncing = Stopwatch(self.clock.now)
         with during("sync"):
             await self.workers.publish()
-        watch.lap("sync")
-        self._measured(SYNC, watch.lap_s("sync"))
-        tokens = data.token_fates(int(learned["tokens_trained"]))
-        await self._account(tokens, data.work(learned, self.config))
+        self._measured(SYNC, syncing.total_s)
+        step_s, uses = watch.total_s, await self.workers.uses()
         await self.profiler.end(step.number + 1)
         self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
-        self._count(data, step, learned, metrics, watch)
+        self._count(data, step, learned, {**metrics, **self._time_metrics(step, step_s)}, uses)
 
     def _step_ahead(self, step: TrainStep) -> TrainStep | None:
         """The step whose rollouts are sampled during the update of `step`; None: none."""
@@ -423,8 +409,6 @@ class Coordinator:
         assert result is not None
         untaken, partial = self.producer.untaken, progress.sampling.partial
         stale, lost = (0, 0) if untaken is None else (untaken.tokens, len(untaken.all_rollouts))
-        waiting = partial.tokens
-        await self._account(Counter(stale=stale, truncated=waiting, partial=-waiting))
         progress = replace(
             progress,
             tokens_generated=progress.tokens_generated + stale,
@@ -466,7 +450,6 @@ class Coordinator:
             self._abandoned(abandoned)
             in_time = False
         self.records.best(self.schedule.best)
-        await self._account()
         return in_time
 
     def _abandoned(self, what: str) -> None:
@@ -489,20 +472,6 @@ class Coordinator:
         if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
             self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)
 
-    # --- ledger
-
-    async def _account(self, tokens: Counter[str] | None = None, work: Work | None = None) -> None:
-        """Closes an interval of the ledger.
-
-        Args:
-            tokens: generated tokens by fate, without those of evaluations.
-            work: of the training step that fills the interval, and is not counted yet; None: none.
-        """
-        tokens = Counter() if tokens is None else tokens
-        tokens["evaluation"], self.workers.evaluation_tokens = self.workers.evaluation_tokens, 0
-        step = self.progress.step + (work is not None)
-        self.meter.account(step, await self.workers.uses(), tokens=tokens, work=work)
-
     # --- records of a step
 
     async def _check_rewards(
@@ -516,9 +485,8 @@ class Coordinator:
         why = data.stop_reason(self.config, alarm=self._raise_alarms(step.number + 1, metrics))
         if why is None:
             return
-        metrics = {**metrics, **self._time_metrics(step, watch)}
+        metrics = {**metrics, **self._time_metrics(step, watch.total_s)}
         data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
-        await self._account(Counter(repeated=data.tokens))  # by a resume
         raise TrainingStopped(why)
 
     def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
@@ -539,7 +507,7 @@ class Coordinator:
         step: TrainStep,
         learned: dict[str, float],
         sampled: Mapping[str, float],
-        watch: Stopwatch,
+        uses: Mapping[str, ProcessUse],
     ) -> None:
         """Counts and records a step.
 
@@ -547,8 +515,8 @@ class Coordinator:
             data: of the step.
             step: that was trained.
             learned: metrics of its update.
-            sampled: metrics of its rollouts.
-            watch: durations of its parts.
+            sampled: metrics of its rollouts and its time.
+            uses: of the workers in the step.
 
         Raises:
             TrainingStopped: after several skipped updates in a row, or because of an alarm.
@@ -560,11 +528,17 @@ class Coordinator:
         self.progress = replace(progress, step=number)
         self._is_uncounted = False
         updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
+        passes = self.config.learner.updates_per_batch if step.phase == "grpo" else 1
         metrics = {
             **sampled,
             **updated,
-            **self._time_metrics(step, watch),
-            **self.meter.step_metrics(self.workers.sizes.in_force),
+            **self.meter.step_metrics(
+                {**sampled, **updated},
+                uses,
+                Work.of(data.decode_work, learned, passes=passes),
+                progress=self.progress,
+                sizes=self.workers.sizes.in_force,
+            ),
             **self.deadline.outlook(number, self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),
@@ -599,25 +573,29 @@ class Coordinator:
         """Restarts of worker processes, those in earlier processes of the run included."""
         return self._restarts_before + self.workers.restarts.total
 
-    def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
-        found = watch.metrics() | {"time/elapsed_s": self._now_s}
+    def _time_metrics(self, step: TrainStep, step_s: float) -> dict[str, float]:
+        found = self.meter.driver_metrics()
+        found |= {"time/step_s": step_s, "time/elapsed_s": self._now_s}
         if self.deadline.is_timed:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
     def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        measured, deadline = self.meter.summary(), self.deadline
-        for line in ledger_lines(measured):
+        deadline, now_s = self.deadline, self._now_s
+        use, seconds = self.meter.end(elapsed_s=now_s)
+        cost = self.meter.cost(progress)
+        for line in time_lines(use, cost=cost):
             self.records.say(line)
         summary = {
             "ended": ended,
             **progress.counts(dynamic=self.config.rollout.dynamic_sampling != "off"),
-            "wall_s": self._now_s,
+            "wall_s": now_s,
             "deadline_s": deadline.time_s,
             **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
             **more,
             "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
-            **measured,
+            **use.to_json(),
+            "cost": cost,
             "resumed_from": self.resumed_from,
             **({} if self.config.run.fork is None else {"forked_from": self.config.run.fork}),
             "faults": {
@@ -626,5 +604,5 @@ class Coordinator:
                 "restarts": self._restarts,
             },
         }
-        self.records.folder.write_summary(summary)
+        self.records.folder.write_summary(summary, seconds=seconds)
         self.records.tracker.summarize(summary)

@@ -41,12 +41,10 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.size_controller import SizeController
-from pipeline.report.goodput import Hardware
-from pipeline.report.meter import RunMeter
+from pipeline.report.meter import Hardware, RunMeter
 from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
-from pipeline.run.ledger import Ledger
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -55,9 +53,7 @@ from rewards.forms import recognise
 from rewards.resolve import resolve
 
 EOS = 1
-TIMINGS = frozenset(
-    {"time", "ledger", "tokens", "goodput", "speed", "cost", "hbm", "compile", "budget", "mirror"}
-)
+TIMINGS = frozenset({"time", "tokens", "goodput", "speed", "cost", "hbm", "budget", "mirror"})
 """Groups of metrics of time and machine, in which a run and the same run with a resume differ."""
 PROMPTS = 20
 """Number of prompts in a split, for samplers with a skill."""
@@ -514,6 +510,7 @@ def _tokens(learned: int) -> dict[str, float]:
         "tokens_trained": float(learned),
         "tokens_padded": float(learned),
         "positions": 2.0 * learned,
+        "padded_share": 0.5,
     }
 
 
@@ -553,15 +550,13 @@ class FakeScorer:
     async def notices(self) -> list[str]:
         return []
 
-    async def busy(self) -> dict[str, list[tuple[float, float]]]:
-        return {f"{name} 0": [] for name in self.forms}
+    async def busy_s(self) -> dict[str, float]:
+        return dict.fromkeys(self.forms, 0.0)
 
 
 def make_meter(folder: RunFolder, now: Callable[[], float]) -> RunMeter:
     """A meter on an injected clock."""
-    phases = PhaseClock(now)
-    ledger = Ledger(folder.ledger, phases=phases, start_s=now())
-    return RunMeter(ledger, Hardware({"learner": 1, "samplers": 1}, 2))
+    return RunMeter(folder, Hardware({"learner": 1, "samplers": 1}, 2), PhaseClock(now))
 
 
 class FakeTracker(Tracker):
@@ -638,12 +633,10 @@ class Process:
         self.deadline = Deadline(config, budget.steps, budget.time_s)
         self.folder.rewind_to(progress.step)
         self.meter = make_meter(self.folder, self.script.clock)
-        if restored:
-            self.meter.ledger.resumed()
         self.sizes.record(self.records)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()
-        self.restarts = Restarts(config.faults, self.meter.ledger.phases, self.records.event)
+        self.restarts = Restarts(config.faults, self.meter.phases, self.records.event)
         self.connect()
 
     def connect(
@@ -704,7 +697,7 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
     summary = {
         key: value
         for key, value in (folder.summary or {}).items()
-        if key not in {"wall_s", "resumed_from", "ledger", "goodput", "speed", "cost"}
+        if key not in {"wall_s", "resumed_from", "time", "goodput", "speed", "cost"}
     }
     if summary:
         summary["faults"] = {**summary["faults"], "restarts": 0}

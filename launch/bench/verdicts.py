@@ -1,15 +1,13 @@
 """Problems planted in small runs: whether the verdict of the report names each.
 
 Each row is a run of the demo's model by `launch.train`, with the settings, reward function or model
-that cause the problem. Two have no such cause: a sampler is stopped by a signal, and the journal
-holds a decision of an earlier process for other sizes. Healthy runs raise no alarm.
+that cause the problem. One has no such cause: the journal holds an earlier process's decision for
+other sizes. Healthy runs raise no alarm.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 from safetensors.numpy import load_file, save_file
 
 import configs
@@ -33,9 +30,6 @@ from pipeline.report.run_records import RunRecords, read_run
 from pipeline.report.verdict import verdict
 from pipeline.run.run_folder import RunFolder
 
-STALL_S = 8.0
-"""Seconds for which the sampler is stopped."""
-_POLL_S = 0.2
 _REWARDS = """
 import time
 
@@ -83,14 +77,12 @@ class Plant:
         settings: of the run, by dotted key.
         reward: a function of the file with rewards; "": the demo's.
         model: changes a copy of the demo's weights.
-        stall: whether a sampler is stopped for `STALL_S` after the second step.
         replan: sizes that the run changes to after the second step.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: str = "varied"
     model: Callable[[str, np.ndarray], np.ndarray] | None = None
-    stall: bool = False
     replan: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -134,7 +126,6 @@ PLANTS: Mapping[str, Plant] = {
             "alarms.disagreement.above": 0.01,
         }
     ),
-    "stalled_process": Plant(stall=True),
 }
 """How each problem is planted, by the kind of its finding."""
 HEALTHY = Plant({"budget.steps": 12, "rollout.prompts_per_step": 8}, reward="")
@@ -193,8 +184,6 @@ def _run(folder: Path, plant: Plant, *, seed: int) -> RunRecords:
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
         try:
-            if plant.stall:
-                _stall_sampler(process, folder / "run" / "metrics.jsonl")
             status = process.wait()
         finally:
             process.terminate()
@@ -211,19 +200,6 @@ def _journal_replan(config: Config, sizes: Mapping[str, int]) -> None:
     change = {"from": before.to_json(), "to": before.to_json() | dict(sizes)}
     folder.journal(REPLAN, step=2, reason="lengths", **change)
     folder.close()
-
-
-def _stall_sampler(process: subprocess.Popen[bytes], metrics: Path) -> None:
-    """Stops the sampler's process for `STALL_S` once two steps are done."""
-    while process.poll() is None:
-        if metrics.is_file() and metrics.read_bytes().count(b"\n") >= 2:
-            break
-        time.sleep(_POLL_S)
-    for child in psutil.Process(process.pid).children(recursive=True):
-        if "SamplerActor" in " ".join(child.cmdline()):
-            os.kill(child.pid, signal.SIGSTOP)
-            time.sleep(STALL_S)
-            os.kill(child.pid, signal.SIGCONT)
 
 
 def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:

@@ -91,12 +91,6 @@ class BuildLog:
             return self._state
 
 
-def cached_share(built: Sequence[Built]) -> float:
-    """Share of the seconds that went into reading programs from the cache; 0 without programs."""
-    seconds = sum(one.seconds for one in built)
-    return sum(one.seconds for one in built if one.cached) / seconds if seconds else 0.0
-
-
 def built_facts(built: Sequence[Built]) -> dict[str, object]:
     """Compiled programs as the journal stores them."""
     return {

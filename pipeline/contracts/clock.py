@@ -1,4 +1,4 @@
-"""The run's clock and a stopwatch for the parts of a step."""
+"""The run's clock and a stopwatch."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-
-from pipeline.contracts.phases import PhaseClock
 
 
 @dataclass
@@ -54,38 +52,17 @@ class Clock:
 
 
 class Stopwatch:
-    """Measures the seconds of each part of a step.
+    """Measures seconds from now on.
 
     Args:
         now: reads the clock, in seconds.
-        phases: receives the phases of the parts; None: what is measured goes on beside others.
-
-    Attributes:
-        phases: the same.
     """
 
-    def __init__(self, now: Callable[[], float], *, phases: PhaseClock | None = None) -> None:
-        self.phases = PhaseClock() if phases is None else phases
+    def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._started = self._last = now()
-        self._laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        """Ends the part that started at the last lap; laps with the same name are summed."""
-        now = self._now()
-        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
-        self._last = now
-
-    def lap_s(self, name: str) -> float:
-        """Seconds of a finished part."""
-        return self._laps[name]
+        self._started = now()
 
     @property
     def total_s(self) -> float:
         """Seconds since the start."""
         return self._now() - self._started
-
-    def metrics(self) -> dict[str, float]:
-        """`time/PART_s` for each part, and `time/step_s` from the start to the last lap."""
-        laps = {f"time/{name}_s": seconds for name, seconds in self._laps.items()}
-        return {**laps, "time/step_s": self._last - self._started}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,7 +18,7 @@ from pipeline.contracts.adapters import (
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.memory import MemoryUse
-from pipeline.contracts.phases import Heartbeat, Span
+from pipeline.contracts.phases import Heartbeat
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
@@ -65,16 +65,12 @@ class ProcessUse:
     """What a process does with its time and memory.
 
     Attributes:
-        spans: its phases since the last report.
+        seconds: by phase since the last report.
         memory: of its fullest device; None: unknown.
-        programs: programs that it has compiled or read from the cache.
-        programs_s: seconds of them.
     """
 
-    spans: Sequence[Span] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
     memory: MemoryUse | None = None
-    programs: int = 0
-    programs_s: float = 0.0
 
 
 class Sampler(Protocol):
@@ -210,13 +206,10 @@ class Scorer(Protocol):
 
 
 class MeasuredScorer(Scorer, Protocol):
-    """A scorer that reports when its processes score."""
+    """A scorer that reports how long its processes score."""
 
-    async def busy(self) -> dict[str, list[tuple[float, float]]]:
-        """Returns when each reward process has scored since the last call: unix seconds, by name.
-
-        A name is that of the function and the number of the process.
-        """
+    async def busy_s(self) -> dict[str, float]:
+        """Returns the seconds of scoring since the last call, by function."""
 
 
 class ScorerWorker(MeasuredScorer, Restartable, Protocol):
@@ -248,7 +241,7 @@ class ReportsUse(Protocol):
     """A process that reports what it does with its time and memory, and can be traced."""
 
     async def use(self) -> ProcessUse:
-        """Returns its phases since the last call, and its memory; can be called at any time."""
+        """Returns its time since the last call, and its memory; can be called at any time."""
 
     async def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""

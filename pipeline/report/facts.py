@@ -13,7 +13,6 @@ from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
 from pipeline.deadline import show_duration
 from pipeline.report.run_records import RunRecords
 from pipeline.run.history import RESUMED
-from pipeline.run.ledger import FATES, by_kind
 from pipeline.run.run_folder import ENDED
 from pipeline.run.status import phase_words
 
@@ -32,7 +31,7 @@ _EVENTS = frozenset(
 )  # fmt: skip
 _SIZE_OF_TEXT = 300
 _MINUTE_S = 60.0
-_TRAINING = "for training, without evaluations and repeated work"
+_TRAINING = "for training, each step once"
 
 
 def state(run: RunRecords) -> tuple[str, str]:
@@ -61,11 +60,11 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
     yield from _results(run)
     summary, last = run.summary, run.metrics[-1] if run.metrics else {}
-    generated = sum(count for _, count in run.tokens)
+    generated, use = sum(count for _, count in run.tokens), run.time_use
     usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
-        ("first step done", first_step_s(run), show_duration, "device waits counted"),
+        ("first step done", use.first_step_s, show_duration, "all waits counted"),
         ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
         (
             "tokens generated",
@@ -73,7 +72,7 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
             "{:,.0f}".format,
             _TRAINING,
         ),
-        ("goodput", summary.get("goodput", {}).get("total"), "{:.0%}".format, "of all time"),
+        ("goodput", use.goodput.get("total"), "{:.0%}".format, "of all time"),
         ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
         ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
         ("cost", usd, "${:,.2f}".format, ""),
@@ -81,12 +80,6 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     for name, value, shown, remark in known:
         if value:
             yield name, shown(value), remark
-
-
-def first_step_s(run: RunRecords) -> float | None:
-    """Seconds up to the end of the first optimizer step, by the ledger; None if it is unknown."""
-    ends = (row["end"] for row in run.ledger if any(row.get("work", {}).values()))
-    return next(ends, None)
 
 
 def _results(run: RunRecords) -> Iterator[Figure]:
@@ -129,23 +122,6 @@ def cost_figures(run: RunRecords) -> Iterator[Figure]:
     for key, (title, form) in titles.items():
         if key in known:
             yield title, form.format(known[key]), ""
-
-
-def token_fates(run: RunRecords) -> dict[str, float]:
-    """Generated tokens by what became of them; empty if it is not recorded."""
-    recorded = run.summary.get("ledger", {}).get("tokens", {})
-    if not recorded:
-        rows = [row.get("tokens", {}) for row in run.ledger]
-        recorded = {fate: sum(row.get(fate, 0) for row in rows) for fate in FATES}
-    return {fate: recorded[fate] for fate in FATES if recorded.get(fate)}
-
-
-def seconds_by_kind(run: RunRecords) -> dict[str, dict[str, float]]:
-    """Seconds of the whole run by row, by kind of process; empty without a ledger."""
-    if run.ledger:
-        return by_kind(row["seconds"] for row in run.ledger)
-    recorded: dict[str, dict[str, float]] = run.summary.get("ledger", {}).get("seconds", {})
-    return recorded
 
 
 def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:

@@ -1,7 +1,7 @@
 """Problems of a run: each a fact of its records, with evidence and advice.
 
-What a rule of `pipeline/alarm_rules.py` watches is taken from the alarms in the journal and
-not judged again. The other problems show in the ledger, or over many steps.
+What a rule of `pipeline/alarm_rules.py` watches is taken from the alarms in the journal and not
+judged again. The other problems show over many steps.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Literal
 from pipeline.alarm_rules import RULES
 from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import COMPILING, training_seconds
-from pipeline.run.ledger import DRIVER, STEP_ROWS
 
 Level = Literal["good", "note", "warning", "bad"]
 
@@ -45,10 +43,6 @@ SMALL_BATCH = 32
 """Rollouts of a step below which its gradient is mostly noise."""
 SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
-STALLED_S = 5.0
-"""Seconds that a process did not run during training from which on it is a problem."""
-COMPILED_S = 0.1
-"""Seconds of compilation in a step from which on it is a problem."""
 _NO_GRADIENT = 1e-10
 
 _TITLES: Mapping[str, tuple[str, str]] = {
@@ -78,7 +72,6 @@ def problems(run: RunRecords) -> list[Finding]:
         _no_gradient,
         _small_batch,
         _slow_reward,
-        _stalled,
         _recompilation,
         _faults,
         _alarms,
@@ -176,11 +169,8 @@ def _small_batch(run: RunRecords) -> Iterator[Finding]:
 
 
 def _slow_reward(run: RunRecords) -> Iterator[Finding]:
-    seconds = training_seconds(run).get(DRIVER, {})
-    total, waited = (
-        sum(seconds.get(row, 0.0) for row in STEP_ROWS),
-        seconds.get("waiting_rewards", 0.0),
-    )
+    total = run.time_use.step_s
+    waited = sum(seconds for _, seconds in run.values("time/reward_s"))
     if total and waited > SLOW_REWARD * total:
         yield Finding(
             "slow_reward",
@@ -195,60 +185,27 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
 
 def _slowest_part(run: RunRecords) -> str:
     """Which part's processes score the longest; "" if it is not known."""
-    scoring: dict[str, float] = {}
-    for row in run.ledger:
-        for process, seconds in row["seconds"].items():
-            kind, _, name = process.partition(" ")  # reward PART NUMBER
-            if kind == "reward" and "scoring" in seconds:
-                part = name.rpartition(" ")[0]
-                scoring[part] = scoring.get(part, 0.0) + seconds["scoring"]
-    if not scoring:
+    totals = {
+        part: sum(seconds for _, seconds in run.values(f"time/scoring/{part}_s"))
+        for part in run.parts
+    }
+    part = max(totals, key=lambda name: totals[name], default="")
+    if not totals.get(part):
         return ""
-    part = max(scoring, key=lambda name: scoring[name])
-    return f"; part {part!r} takes the longest, {scoring[part]:.1f} s"
-
-
-def _stalled(run: RunRecords) -> Iterator[Finding]:
-    by_process: dict[str, float] = {}
-    for row in run.ledger:
-        if row["step"] < 1:
-            continue  # a host that is busy with loading holds processes up, too
-        for process, seconds in row["seconds"].items():
-            by_process[process] = by_process.get(process, 0.0) + seconds.get("stalled", 0.0)
-    stalled = {name: value for name, value in by_process.items() if value >= STALLED_S}
-    if stalled:
-        worst = max(stalled, key=lambda name: stalled[name])
-        yield Finding(
-            "stalled_process",
-            "bad",
-            f"Processes stalled: {worst} did nothing for {stalled[worst]:.0f} s.",
-            ", ".join(f"{name}: {value:.1f} s" for name, value in stalled.items()),
-            "look for a process that is stopped, swaps, or shares its cores or chips with others",
-        )
+    return f"; part {part!r} takes the longest, {totals[part]:.1f} s"
 
 
 def _recompilation(run: RunRecords) -> Iterator[Finding]:
-    """Compilation after the start; the start of a resumed process has rows of its own."""
-    seconds: dict[int, float] = {}
-    for row in run.ledger:
-        if row["step"] >= 1:
-            rows = row["seconds"].values()
-            spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
-            seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
-    compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}
-    replanned = (entry for entry in run.entries("replan") if entry["step"] >= 1)
-    decided = {entry["step"]: entry["reason"] for entry in replanned}
-    if not compiled and not decided:
-        return
-    facts = [f"step {step}: {value:.1f} s" for step, value in compiled.items()]
-    facts += [f"sizes changed after step {step}: {why}" for step, why in decided.items()]
-    yield Finding(
-        "recompilation",
-        "warning",
-        f"Programs were compiled during the run, for {sum(compiled.values()):.1f} s.",
-        "; ".join(facts),
-        "put the sizes of plan.json into plan.slots and plan.micro_batch_tokens",
-    )
+    """Changes of sizes after the start."""
+    decided = [entry for entry in run.entries("replan") if entry["step"] >= 1]
+    if decided:
+        yield Finding(
+            "recompilation",
+            "warning",
+            "Programs were compiled during the run.",
+            "; ".join(f"sizes changed after step {e['step']}: {e['reason']}" for e in decided),
+            "put the sizes of plan.json into plan.slots and plan.micro_batch_tokens",
+        )
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:

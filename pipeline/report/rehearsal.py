@@ -200,7 +200,7 @@ def measured_seconds(folder: RunFolder) -> dict[str, float]:
     if "start" in found:
         found["start"] -= found.get("calibration", 0.0)
     for row in folder.metrics:
-        if "time/sample_s" in row:
+        if "sft/loss" not in row:
             # A step that ends the run before its update has no times of the update.
             found |= {phase: row[lap] for phase, lap in _LAPS.items() if lap in row}
         else:

@@ -16,7 +16,9 @@ from pipeline.contracts.checkpoint_files import (
 )
 from pipeline.contracts.evaluations import mean_of, show_mean
 from pipeline.contracts.record_files import TIME_FORMAT
-from pipeline.report.facts import state
+from pipeline.control.budget import show_duration
+from pipeline.report.facts import cost, state
+from pipeline.report.goodput import time_lines
 from pipeline.report.plan_lines import table
 from pipeline.report.run_records import RunRecords, read_run
 
@@ -86,6 +88,7 @@ class RunFacts:
             "bytes": self.num_bytes,
             "last_activity": _stamp(self.active_s),
             "forked_from": self.records.setting("run.fork"),
+            **self.records.time_use.to_json(),
             "problems": list(self.records.problems),
             "checkpoints": [
                 {
@@ -121,15 +124,17 @@ def read_facts(path: Path) -> RunFacts:
 
 def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
     """A table of runs."""
-    rows = [["run", "state", "steps", "best validation", "MB", "last activity"]]
+    rows = [["run", "state", "steps", "best validation", "time", "goodput", "MB", "last activity"]]
     for run in runs:
-        planned, best = run.planned, run.best_validation
+        planned, best, use = run.planned, run.best_validation, run.records.time_use
         rows.append(
             [
                 run.records.path.name,
                 state(run.records)[0],
                 f"{run.records.steps}" + (f"/{planned}" if planned else ""),
                 f"{show_mean(best)} at step {best['step']}" if best else "",
+                show_duration(use.wall_s),
+                f"{use.goodput['total']:.0%}" if use.goodput else "",
                 _megabytes(run.num_bytes),
                 _time(run.active_s),
             ]
@@ -150,6 +155,7 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     if fork is not None:
         yield f"forked from {fork}"
     yield from run.records.problems
+    yield from time_lines(run.records.time_use, cost=cost(run.records))
     if not run.checkpoints:
         yield "no checkpoints"
         return

@@ -17,6 +17,7 @@ from configs.evaluation import EXACT_ANSWER
 from configs.load import read_saved_config
 from pipeline.contracts.evaluations import mean_of
 from pipeline.contracts.record_files import DamagedFileError, read_json, read_rows
+from pipeline.report.goodput import TimeUse, time_use
 from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
 from pipeline.run.run_folder import ENDED, RunFolder
 
@@ -32,10 +33,11 @@ class RunRecords:
         config: content of `config.json`.
         journal: all entries.
         metrics: one row for each step, with its number from 1 under `step`.
-        ledger: rows of `ledger.jsonl`; none in folders of earlier versions.
+        superseded: rows of steps that a resume did again, or has to do again.
         status: content of `status.json`.
         plan: content of `plan.json`.
         running: whether a process holds the folder.
+        used_s: seconds that the run has used, as recorded every few seconds.
         problems: files that do not parse, one line each.
     """
 
@@ -43,10 +45,11 @@ class RunRecords:
     config: Row = field(default_factory=dict)
     journal: Sequence[Row] = ()
     metrics: Sequence[Row] = ()
-    ledger: Sequence[Row] = ()
+    superseded: Sequence[Row] = ()
     status: Row = field(default_factory=dict)
     plan: Row = field(default_factory=dict)
     running: bool = False
+    used_s: float = 0.0
     problems: Sequence[str] = ()
 
     @property
@@ -72,9 +75,17 @@ class RunRecords:
     @property
     def tokens(self) -> list[tuple[int, float]]:
         """Step and tokens generated for training of each row that has them."""
-        evaluated = dict(self.values("tokens/evaluation"))
-        generated = self.values("tokens/generated")
-        return [(step, count - evaluated.get(step, 0.0)) for step, count in generated]
+        return self.values("tokens/generated")
+
+    @cached_property
+    def time_use(self) -> TimeUse:
+        """Where the time went; what a running process does since its last step is left out."""
+        return time_use(
+            self.metrics,
+            self.journal,
+            superseded=self.superseded,
+            used_s=0.0 if self.running else self.used_s,
+        )
 
     @cached_property
     def summary(self) -> Row:
@@ -141,7 +152,8 @@ def read_run(path: Path) -> RunRecords:
         raise ValueError(f"{path}: not a run folder: it has none of {', '.join(files)}")
     problems: list[str] = []
     rows = {
-        name: _rows(path / f"{name}.jsonl", problems) for name in ("journal", "metrics", "ledger")
+        name: _rows(path / f"{name}.jsonl", problems)
+        for name in ("journal", "metrics", "metrics.superseded")
     }
     rows["journal"] = [row for row in rows["journal"] if isinstance(row.get("event"), str)]
     return RunRecords(
@@ -156,7 +168,8 @@ def read_run(path: Path) -> RunRecords:
             {row["step"]: row for row in rows["metrics"] if "step" in row}.values(),
             key=lambda row: row["step"],
         ),
-        ledger=[row for row in rows["ledger"] if "seconds" in row],
+        superseded=rows["metrics.superseded"],
+        used_s=folder.recorded_used_s,
     )
 
 

@@ -14,10 +14,9 @@ from pipeline.deadline import show_duration
 from pipeline.evaluate.significance import LEVEL
 from pipeline.report.curves import thin
 from pipeline.report.findings import LEAST_STEPS, Finding, Level, problems
+from pipeline.report.goodput import STEP_PHASES, TimeUse, grouped, phase_seconds, summed
 from pipeline.report.paired import paired_change
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import WAITING, grouped, training_seconds
-from pipeline.run.ledger import DRIVER, by_kind
 from pipeline.run.status import phase_words
 
 _MOSTLY = 0.5
@@ -48,21 +47,14 @@ _BOUND: Mapping[str, tuple[str, str]] = {
         "evaluation, checkpoints and coordination",
         "larger eval.every_steps and checkpoint.every_steps, or a limit for data.validation",
     ),
-    "start": (
-        "starting, loading and compiling",
-        "a longer run; programs come from the cache at the next start",
-    ),
-    "lost": ("stalls, restarts and repeated work", "see the faults below"),
-    WAITING: ("waiting", "see the ledger below"),
 }
-"""What bounds a run, and advice, by group of ledger rows."""
-
-
+"""What bounds the steps, and advice, by group of phases."""
+_START = "a longer run; programs come from the cache at the next start"
 _BEFORE: Mapping[str, str] = {
     "device_wait": "other runs held the devices; `ray list actors` names them",
     "evaluation": "a limit for data.test and data.validation",
 }
-"""Advice, by the row that took most of the time before the first step."""
+"""Advice, by the phase that took most of the time before the first step."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +181,12 @@ def _trend(run: RunRecords) -> Finding:
 
 def bound(run: RunRecords) -> Finding:
     """What the time of the steps is used for, as the driver sees it."""
-    seconds = training_seconds(run)
-    groups = grouped(DRIVER, seconds.get(DRIVER, {}))
+    use = run.time_use
+    steps = [phase_seconds(row) for row in run.metrics]
+    # What else the first row has was before the first step.
+    steps[:1] = [{phase: row.get(phase, 0.0) for phase in STEP_PHASES} for row in steps[:1]]
+    seconds = summed(steps)
+    groups = {group: value for group, value in grouped(seconds).items() if group in _BOUND}
     total = sum(groups.values())
     if not total:
         return Finding("bound", "note", "Not known: no step has ended.", "no time of a step")
@@ -199,42 +195,43 @@ def bound(run: RunRecords) -> Finding:
     name, advice = _BOUND[largest]
     others = [f"{_BOUND[group][0]} {part:.0%}" for part, group in shares if part >= 0.005]
     mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
-    details = [", ".join(others), *_wasted(seconds)]
-    if (before := _before_training(run)) is not None:
+    details = [", ".join(others), *_wasted(use.devices)]
+    if (before := _before_training(use)) is not None:
         sentence = f"{before.sentence} The steps: {mostly.lower()} {name}."
         evidence = "; ".join([before.evidence, f"of the steps: {details[0]}", *details[1:]])
         return replace(before, sentence=sentence, evidence=evidence)
     return Finding("bound", "note", f"{mostly} {name}.", "; ".join(details), advice)
 
 
-def _before_training(run: RunRecords) -> Finding | None:
+def _before_training(use: TimeUse) -> Finding | None:
     """What the time before the first step was used for, if that is most of the run's time."""
-    spent = by_kind(row["seconds"] for row in run.ledger).get(DRIVER, {})
-    rows = by_kind(row["seconds"] for row in run.ledger if row["step"] < 1).get(DRIVER, {})
-    total, before_s = sum(spent.values()), sum(rows.values())
-    if before_s <= _MOSTLY * total:
+    ends = (at for at, one in enumerate(use.intervals, start=1) if one.step is not None)
+    seconds = summed(one.seconds for one in use.intervals[: next(ends, None)])
+    spent = {phase: value for phase, value in seconds.items() if phase not in STEP_PHASES}
+    total = sum(spent.values())
+    if total <= _MOSTLY * use.wall_s:
         return None
-    largest = sorted(rows, key=lambda row: rows[row], reverse=True)
-    words = {row: phase_words(row) for row in largest}
-    shown = [f"{words[row]} {show_duration(rows[row])}" for row in largest if rows[row] >= 1]
+    words = {phase: phase_words(phase) for phase in spent}
+    largest = sorted(spent.items(), key=lambda one: one[1], reverse=True)
+    shown = [f"{words[phase]} {show_duration(value)}" for phase, value in largest if value >= 1]
+    first = largest[0][0]
     return Finding(
         "bound",
         "note",
-        f"Most of the time lies before the first step: {words[largest[0]]}.",
-        f"{before_s / total:.0%} of the run's time: {', '.join(shown)}",
-        _BEFORE.get(largest[0], _BOUND["start"][1]),
+        f"Most of the time lies before the first step: {words[first]}.",
+        f"{total / use.wall_s:.0%} of the run's time: {', '.join(shown)}",
+        _BEFORE.get(first, _START),
     )
 
 
-def _wasted(by_process: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+def _wasted(devices: Mapping[str, float]) -> Iterator[str]:
     """Idle slots of the samplers and padding of the learner, where they are notable."""
-    for kind, useful, idle, words in (
-        ("samplers", "decode", "decode_idle", "of the decode time is idle slots"),
-        ("learner", "update", "update_padding", "of the update is padding"),
+    for useful, spare, words in (
+        ("decode", "empty slots", "of the decode time is idle slots"),
+        ("update", "padding", "of the update is padding"),
     ):
-        seconds = by_process.get(kind, {})
-        lost = seconds.get(idle, 0.0)
-        whole = lost + seconds.get(useful, 0.0)
+        lost = devices.get(spare, 0.0)
+        whole = lost + devices.get(useful, 0.0)
         if whole and lost / whole >= _NOTABLE:
             yield f"{lost / whole:.0%} {words}"
 

@@ -10,11 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.progress import Progress
 from pipeline.deadline import CHECKPOINT
 from pipeline.rollout.workers import Workers
 from pipeline.run.history import provenance
-from pipeline.run.ledger import Ledger
 from pipeline.run.records import Records
 from pipeline.types import Measure
 
@@ -28,17 +28,23 @@ class Checkpoints:
     Args:
         workers: the learner writes the files.
         records: journal of the checkpoints, those of earlier processes included.
-        ledger: of the run.
+        phases: of the driver.
         clock: of the run.
         measure: receives how long each checkpoint takes.
     """
 
     def __init__(
-        self, *, workers: Workers, records: Records, ledger: Ledger, clock: Clock, measure: Measure
+        self,
+        *,
+        workers: Workers,
+        records: Records,
+        phases: PhaseClock,
+        clock: Clock,
+        measure: Measure,
     ) -> None:
         self._workers = workers
         self._records = records
-        self._ledger = ledger
+        self._phases = phases
         self._clock = clock
         self._measure = measure
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
@@ -57,7 +63,7 @@ class Checkpoints:
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)
         watch = Stopwatch(self._clock.now)
-        with self._ledger.phases.during("checkpoint"):
+        with self._phases.during("checkpoint"):
             await self._workers.save({**progress.to_meta(), "provenance": self._provenance})
         self._saving = {
             "step": progress.step,
@@ -75,7 +81,7 @@ class Checkpoints:
         """
         if self._saving is None:
             return
-        with self._ledger.phases.during("checkpoint"):
+        with self._phases.during("checkpoint"):
             seconds = await self._workers.saved(wait=wait)
         if seconds is None:
             return

@@ -32,7 +32,7 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from configs.schema import Config
-from pipeline.contracts.clock import Stopwatch
+from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.progress import SamplingState, SignalShare
 from pipeline.contracts.rollouts import Completion, Prompt, RolloutName, RolloutRequest
 from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
@@ -91,13 +91,13 @@ class RolloutProducer:
         self._now = now
         self._ahead: asyncio.Task[RolloutStep] | None = None
 
-    async def take(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> TrainingStep:
+    async def take(self, step: TrainStep, state: SamplingState, phases: PhaseClock) -> TrainingStep:
         """The data of a step, with the newest version loaded into the samplers.
 
         Args:
             step: to train.
             state: of the sampling before this step.
-            watch: gets laps "sample" and "reward" if the rollouts are sampled now.
+            phases: gets "sample" and "reward" if the rollouts are sampled now.
 
         Raises:
             Interrupted: if the run is stopped.
@@ -111,11 +111,11 @@ class RolloutProducer:
             assert found.number == step.number
             return found
         if self._config.rollout.ahead == "off" or step.number == self._config.sft_steps:
-            return await self._sample(step, state, watch)
+            return await self._sample(step, state, phases)
         # A resumed run: the rollouts that the killed process sampled ahead.
         await self._workers.publish("previous")
         try:
-            found = await self._sample(step, state, watch)
+            found = await self._sample(step, state, phases)
         except (Interrupted, OutOfTime):
             await self._workers.publish()  # the run ends with the newest version
             raise
@@ -135,7 +135,7 @@ class RolloutProducer:
         if step is None:
             yield
             return
-        sampling = asyncio.create_task(self._sample(step, state, Stopwatch(self._now)))
+        sampling = asyncio.create_task(self._sample(step, state, PhaseClock(self._now)))
         try:
             yield
         except BaseException:
@@ -167,18 +167,20 @@ class RolloutProducer:
         )
         return DemonstrationStep(step.number, sequences, state)
 
-    async def _sample(self, step: TrainStep, state: SamplingState, watch: Stopwatch) -> RolloutStep:
+    async def _sample(
+        self, step: TrainStep, state: SamplingState, phases: PhaseClock
+    ) -> RolloutStep:
         """The rollouts of a step under the loaded adapter."""
         settings = self._config.rollout
         if settings.dynamic_sampling == "off":
-            only = await self._round(self._prompts_of(step), step, state, watch)
+            only = await self._round(self._prompts_of(step), step, state, phases)
             return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
         rounds: list[SamplingRound] = []
         signal, size = state.signal.faded(), settings.prompts_per_step
         while size:
             sampled = sum(part.prompts for part in rounds)
             prompts = self._next_prompts(state.prompts_sampled + sampled, size)
-            part = await self._round(prompts, step, state, watch)
+            part = await self._round(prompts, step, state, phases)
             rounds.append(part)
             signal = signal.counted(part.stats.mixed, part.prompts)
             size = self._further_round(step.number, rounds, signal)
@@ -220,7 +222,7 @@ class RolloutProducer:
         )
 
     async def _round(
-        self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, watch: Stopwatch
+        self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, phases: PhaseClock
     ) -> SamplingRound:
         """A group for each prompt, and the continuation of partial rollouts."""
         config, workers, began_s = self._config, self._workers, self._now()
@@ -238,7 +240,7 @@ class RolloutProducer:
 
         try:
             with (
-                watch.phases.during("sample"),
+                phases.during("sample"),
                 self._records.activity(f"step {step.number + 1}", "rollouts") as show,
             ):
                 count = counting(show, len(requests))
@@ -252,8 +254,7 @@ class RolloutProducer:
                 split = split_partial(sampled, state.partial, mode=config.rollout.partial)
                 completions = split.finished
                 inputs = self._inputs_of(completions)
-            watch.lap("sample")
-            with watch.phases.during("reward"):
+            with phases.during("reward"):
                 outcomes = await workers.score(inputs, deadline=step.deadline, early=early)
                 notices = await workers.scorer.notices()
         finally:
@@ -263,7 +264,6 @@ class RolloutProducer:
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
-        watch.lap("reward")
         seconds = self._now() - began_s
         return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,6 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
-from pipeline.run.ledger import Work
 from pipeline.run.records import Records
 from rewards.base import RewardError
 
@@ -121,42 +119,6 @@ class RolloutStep:
         for part in self.rounds:
             work.add(part.work)
         return work
-
-    def work(self, learned: Mapping[str, float], config: Config) -> Work:
-        """Work of samplers and learner.
-
-        Args:
-            learned: metrics of the update.
-            config: of the run.
-        """
-        decode = self.decode_work
-        sampled = Work(decode.tokens, decode.prompt_tokens, decode.segments)
-        return sampled + _learners_work(learned, passes=config.learner.updates_per_batch)
-
-    def token_fates(self, trained: int) -> Counter[str]:
-        """The tokens that this step generated, by fate; fates are those of `run.ledger.FATES`.
-
-        Tokens of partial rollouts wait as `partial` until a step finishes or discards them: in that
-        step `partial` is negative.
-
-        Args:
-            trained: tokens in the loss.
-        """
-        rollouts = self.all_rollouts
-        kept = {rollout.completion.name for rollout in self.rollouts}
-        signal = {rollout.completion.name.group for rollout in rollouts if rollout.advantage}
-        # Tokens of kept rollouts are trained, but for those without a signal.
-        fates = Counter[str](trained=trained, no_signal=-trained)
-        for rollout in rollouts:
-            name, fate = rollout.completion.name, "no_signal"
-            if rollout.reward is None:
-                fate = "failed_reward"
-            elif name not in kept and name.group in signal:
-                fate = "surplus"
-            fates[fate] += len(rollout.completion.tokens)
-        fates["partial"] = self.next_state.partial.tokens - self.state.partial.tokens
-        fates["truncated"] = self.tokens - fates.total()
-        return fates
 
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
@@ -274,18 +236,10 @@ class DemonstrationStep:
         """The sampling state after the step."""
         return self.state
 
-    def work(self, learned: Mapping[str, float], config: Config) -> Work:  # noqa: ARG002
-        """Work of the learner.
-
-        Args:
-            learned: metrics of the update.
-            config: of the run.
-        """
-        return _learners_work(learned, passes=1)
-
-    def token_fates(self, trained: int) -> Counter[str]:  # noqa: ARG002
-        """Nothing: an SFT step generates no tokens."""
-        return Counter()
+    @property
+    def decode_work(self) -> DecodeWork:
+        """None: an SFT step generates no tokens."""
+        return DecodeWork()
 
     def counted(self, progress: Progress) -> Progress:
         """The counters: all counters of an SFT step come from its update."""
@@ -307,14 +261,6 @@ class DemonstrationStep:
     def metrics(self, config: Config) -> dict[str, float]:  # noqa: ARG002
         """Nothing: all metrics of an SFT step come from its update."""
         return {}
-
-
-def _learners_work(learned: Mapping[str, float], *, passes: int) -> Work:
-    return Work(
-        trained=int(learned["tokens_trained"]),
-        positions=passes * int(learned["positions"]),
-        padded=passes * int(learned["tokens_padded"]),
-    )
 
 
 TrainingStep = RolloutStep | DemonstrationStep

@@ -17,7 +17,6 @@ from typing import Any, TypeVar, cast
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import (
@@ -41,8 +40,8 @@ from rewards.base import Outcome, RewardFacts, RewardInput
 
 T = TypeVar("T")
 
-ANSWER_S = 2.0
-"""Maximum seconds to wait for the report of a process on its use, once for each report."""
+ANSWER_S = 10.0
+"""Maximum seconds to wait for the report of a process on its use."""
 TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
@@ -61,6 +60,11 @@ class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is
     """Work took too long and was abandoned."""
 
 
+def _has_answered(task: asyncio.Future[Any]) -> bool:
+    """Whether a process has answered; the next call of one that is dead raises its error."""
+    return task.done() and not task.cancelled() and not isinstance(task.exception(), RuntimeError)
+
+
 class Workers:
     """Samplers, learner and reward workers of a run.
 
@@ -77,7 +81,6 @@ class Workers:
 
     Attributes:
         learner_process, sampler_processes: the processes; the same one in a colocated run.
-        evaluation_tokens: tokens generated for evaluations.
         learner: its methods, repeated with smaller sizes when out of memory.
         scorer: the reward workers.
         restarts: of the run's processes.
@@ -106,7 +109,6 @@ class Workers:
         self._reporting: dict[str, ReportsUse] = {"learner": learner}
         if not one_process:
             self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
-        self._asked: dict[str, asyncio.Future[dict[str, ProcessUse]]] = {}
         watched = cast("dict[str, Restartable]", {**self._reporting, "rewards": scorer})
         self._heartbeats = Heartbeats(watched, config.faults)
         self._watching: asyncio.Task[None] | None = None
@@ -115,7 +117,6 @@ class Workers:
         self._probe_bound = config.parity_bounds.probe
         self._max_new_tokens = config.rollout.max_new_tokens
         self.published: Published | None = None
-        self.evaluation_tokens = 0
         self._rewards: Sequence[RewardFacts] = ()
         # The death of the learner, which has a state, ends the coordinator.
         pairs = zip(samplers, self.sampler_processes, strict=True)
@@ -247,8 +248,6 @@ class Workers:
         completions, done = await self._within(deadline, work, aborts=self._samplers)
         assert self.published is not None
         parity.check_labels(completions, self.published)
-        if requests and requests[0].name.phase != "train":
-            self.evaluation_tokens += done.tokens
         return completions, done
 
     # --- rewards
@@ -308,48 +307,26 @@ class Workers:
     # --- use of time and memory
 
     async def uses(self) -> dict[str, ProcessUse]:
-        """What each process does with its time and memory, by name: learner, `sampler 0`, ...
+        """What each process did with its time since the last call, and its memory, by name.
 
-        The reward processes are `reward NAME 0`, ...; they report their time only. A process that
-        does not answer, because it is stuck or dead, has an empty report, and is not waited for
-        again until it has answered.
+        The processes are learner, `sampler 0`, ...; those of a reward part are `reward PART`, with
+        their time only. One that does not answer, because it is stuck or dead, is left out.
         """
         if self._watching is not None and self._watching.done():
             self._watching.result()  # an error: hanging processes would not be noticed any more
-        work = {name: self._use_of(name) for name in self._reporting}
-        work["rewards"] = self._use_of_rewards()
-        new = dict[str, asyncio.Future[dict[str, ProcessUse]]]()
-        for name, one in work.items():
-            if name in self._asked:
-                one.close()
-            else:
-                new[name] = asyncio.ensure_future(one)
-        self._asked |= new
-        if new:
-            await asyncio.wait(new.values(), timeout=ANSWER_S)
-        uses = dict[str, ProcessUse]()
-        for name in work:
-            uses |= self._answer(name)
+        asked = {name: process.use() for name, process in self._reporting.items()}
+        tasks = {name: asyncio.ensure_future(one) for name, one in asked.items()}
+        busy = asyncio.ensure_future(self._scoring.target.busy_s())
+        _, unanswered = await asyncio.wait([*tasks.values(), busy], timeout=ANSWER_S)
+        for one in unanswered:
+            one.cancel()
+        uses = {name: task.result() for name, task in tasks.items() if _has_answered(task)}
+        if _has_answered(busy):
+            uses |= {
+                f"reward {part}": ProcessUse({"scoring": seconds})
+                for part, seconds in busy.result().items()
+            }
         return uses
-
-    def _answer(self, name: str) -> dict[str, ProcessUse]:
-        """The reports of a process that has answered; an empty one if it has not."""
-        task = self._asked[name]
-        if task.done():
-            del self._asked[name]
-            if not isinstance(task.exception(), RuntimeError):  # dead: its next call raises
-                return task.result()
-        return {name: ProcessUse()} if name in self._reporting else {}
-
-    async def _use_of(self, name: str) -> dict[str, ProcessUse]:
-        return {name: await self._reporting[name].use()}
-
-    async def _use_of_rewards(self) -> dict[str, ProcessUse]:
-        busy = await self._scoring.target.busy()
-        return {
-            f"reward {name}": ProcessUse([Span("scoring", *time) for time in times])
-            for name, times in busy.items()
-        }
 
     async def start_traces(self, folder: Path) -> dict[str, str]:
         """Begins a trace of each process in a folder of its own below `folder`; see `_of_each`."""

@@ -336,7 +336,7 @@ class Records:
             self.tracker.mark(CHANGED, step=step + 1)
 
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
-        """Records a complete checkpoint: its step, seconds, and the state of the ledger."""
+        """Records a complete checkpoint: its step and seconds."""
         self.journal("checkpoint", **facts)
         self._mirror.request()
 

@@ -61,12 +61,12 @@ class RunFolder:
         self.export = path / "export"
         self.start = path / "start"
         self.rewards_log = path / _REWARDS_LOG
-        self.ledger = path / "ledger.jsonl"
         self.status = path / _STATUS
         self._config = path / "config.json"
         self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
+        self._superseded = path / "metrics.superseded.jsonl"
         self._summary = path / "summary.json"
         self._lock: TextIO | None = None
 
@@ -339,6 +339,11 @@ class RunFolder:
             {name: value for name, value in row.items() if name != "time"}
             for row in read_rows(self._metrics)
         ]
+
+    @property
+    def superseded_metrics(self) -> list[dict[str, Any]]:
+        """The rows of steps that a resume has set aside, oldest first."""
+        return list(read_rows(self._superseded))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""

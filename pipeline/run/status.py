@@ -13,9 +13,11 @@ from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title, show
 from pipeline.contracts.record_files import TIME_FORMAT
 
 PHASES = {
+    "queue": "waiting in the queue",
     "ray_start": "starting Ray",
     "device_wait": "waiting for devices",
     "loading": "loading and compiling",
+    "compile": "compiling",
     "calibration": "checking and measuring",
     "sample": "sampling",
     "reward": "waiting for rewards",

@@ -97,12 +97,9 @@ class RewardHost:
         names = [part.name for part in self._parts]
         return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
 
-    def busy(self) -> dict[str, list[tuple[float, float]]]:
-        """When each process has scored since the last call, in unix seconds.
-
-        The name of a process is that of its function and its number.
-        """
-        return {name: times for part in self._parts for name, times in part.busy().items()}
+    def busy_s(self) -> dict[str, float]:
+        """Seconds that the processes of each function have scored since the last call, summed."""
+        return {part.name: part.take_busy_s() for part in self._parts}
 
     async def close(self) -> None:
         """Ends all processes."""
@@ -152,18 +149,11 @@ class _Part:
         self._processes: list[RewardProcess | None] = [None] * count
         self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
-        self._busy: list[list[tuple[float, float]]] = [[] for _ in range(count)]
-        self._busy_since: list[float | None] = [None] * count
+        self._busy_s = 0.0
 
-    def busy(self) -> dict[str, list[tuple[float, float]]]:
-        """See `RewardHost.busy`."""
-        now = time.time()
-        for index, since in enumerate(self._busy_since):
-            if since is not None:
-                self._busy[index].append((since, now))
-                self._busy_since[index] = now
-        found = {f"{self.name} {index}": times for index, times in enumerate(self._busy)}
-        self._busy = [[] for _ in self._busy]
+    def take_busy_s(self) -> float:
+        """See `RewardHost.busy_s`."""
+        found, self._busy_s = self._busy_s, 0.0
         return found
 
     async def start(self) -> RewardFacts:
@@ -228,7 +218,7 @@ class _Part:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            self._busy_since[index] = time.time()
+            began_s = time.monotonic()
             try:
                 await self._score(index, jobs, alone=alone)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
@@ -237,9 +227,7 @@ class _Part:
                         job.outcome.set_exception(error)
                 await self._end(index)
             finally:
-                since, self._busy_since[index] = self._busy_since[index], None
-                assert since is not None
-                self._busy[index].append((since, time.time()))
+                self._busy_s += time.monotonic() - began_s
 
     def _top_up(self) -> None:
         """Sends waiting inputs to the processes of an async function that score and have room."""

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contracts.phases import PhaseClock
-from pipeline.run.ledger import read_ledger
 from tests.fakes import Disk, left_behind, make_config
 from tests.launch.test_session import Session
 
@@ -17,7 +15,6 @@ pytestmark = pytest.mark.slow
 
 
 def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
     budget = {"budget": {"steps": 4}}
     whole = Session(make_config(tmp_path / "whole", **budget), Disk())
     assert whole.run(started=time.monotonic()) == 0
@@ -28,8 +25,7 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path, monkeypatch: pytest.
     found, expected = left_behind(jumped.folder), left_behind(whole.folder)
     assert found["rollouts"] == expected["rollouts"]
     assert found["summary"]["adapter_sha256"] == expected["summary"]["adapter_sha256"]
-    accounts = read_ledger(jumped.folder.ledger)
-    assert all(one.start_s <= one.end_s for one in accounts)
-    assert all(one.end_s == two.start_s for one, two in itertools.pairwise(accounts))
     assert jumped.folder.summary is not None
     assert 0 <= jumped.folder.summary["wall_s"] < 3600
+    seconds = jumped.folder.summary["time"]["seconds"]
+    assert all(0 <= value < 3600 for value in seconds.values())

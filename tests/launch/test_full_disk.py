@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from launch.exits import exit_status
-from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.record_files import append_row, read_json, read_rows, write_json
 from tests.fakes import Disk, left_behind, make_config
 from tests.full_disk import fill_disk
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.slow
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 STEPS: dict[str, Any] = {"budget": {"steps": 4}}
-
-
-@pytest.fixture(autouse=True)
-def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
 
 
 @pytest.fixture
@@ -57,7 +51,6 @@ def fill(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int], None]:
         ("plan.json", 0),
         *(("journal.jsonl", after) for after in (0, 1, 4, 8)),
         *(("metrics.jsonl", after) for after in (0, 2)),
-        *(("ledger.jsonl", after) for after in (0, 3)),
         ("test_before.jsonl", 0),
         ("step_000002.jsonl", 0),
         ("test_after.jsonl", 0),
@@ -80,7 +73,6 @@ def test_a_full_disk_ends_with_one_sentence_and_the_run_resumes(
         fill(name, after)
         assert exit_status(lambda: Session(config, disk).run(), int) == 1
     monkeypatch.undo()
-    monkeypatch.setattr(PhaseClock, "watch_for_stalls", lambda _: None)
     (sentence,) = capsys.readouterr().err.splitlines()
     assert f"{name} cannot be written: No space left on device" in sentence
     assert "give the same command again" in sentence

@@ -24,7 +24,7 @@ from tests.launch.cluster_fixtures import (
     train_command,
     write_config,
 )
-from tests.launch.ledger_checks import check_ledger
+from tests.launch.time_checks import check_time
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(2 * PATIENCE_S)]
 
@@ -62,9 +62,7 @@ def test_a_submitted_job_leaves_a_complete_run_folder(head: Head, job: FinishedJ
     assert len((job.run / "rollouts" / "step_000002.jsonl").read_text().splitlines()) == 16
     summary = json.loads((job.run / "summary.json").read_text())
     assert (summary["ended"], summary["steps"], summary["samples"]) == ("finished", 2, 32)
-    seconds, tokens = check_ledger(job.run)
-    assert sum(tokens.values()) - tokens["evaluation"] == summary["tokens_generated"]
-    assert seconds["learner"]["update"] > 0
+    check_time(job.run)
     assert job_id(job.output).startswith("finished-")
     (listed,) = (one for one in jobs(head) if one["submission_id"] == job_id(job.output))
     assert listed["metadata"]["job_name"] == "finished"

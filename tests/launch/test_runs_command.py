@@ -62,6 +62,8 @@ def test_the_runs_of_a_folder_are_listed(folder: RunFolder, capsys: pytest.Captu
         "steps",
         "best",
         "validation",
+        "time",
+        "goodput",
         "MB",
         "last",
         "activity",

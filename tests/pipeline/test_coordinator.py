@@ -131,22 +131,16 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     summary = run.folder.summary
     assert summary is not None
     rows = [row for step in (1, 2, 3) for row in run.folder.read_rollouts(f"step_{step:06d}") or ()]
-    evaluation, ledger = summary.pop("eval"), summary.pop("ledger")
+    evaluation, time = summary.pop("eval"), summary.pop("time")
     tokens = sum(row["num_tokens"] for row in rows)
-    assert ledger["seconds"] == {
-        "driver": {"waiting_samplers": 6.0, "waiting_learner": 9.0},
-        "learner": {"waiting_samplers": 6.0, "update": 9.0},
-        "samplers": {"decode": 6.0, "waiting_learner": 9.0},
-        "rewards": {"waiting_samplers": 12.0, "waiting_learner": 18.0},
-    }
-    assert (ledger["wall_s"], ledger["processes"]) == (15.0, 5)
-    assert ledger["tokens"]["trained"] == tokens
-    assert summary.pop("goodput") == {
-        "scheduling": 1.0,
-        "runtime": 1.0,
-        "program": 0.5,
-        "total": 0.5,
-    }
+    assert time["seconds"] == {"sample": 6.0, "learn": 9.0}
+    assert (time["since_submission_s"], time["first_step_s"]) == (15.0, 5.0)
+    # Two chips; half of an update is padding.
+    assert (time["devices"]["update"], time["devices"]["padding"]) == (2.25, 2.25)
+    assert time["devices"]["decode"] + time["devices"]["empty slots"] == 3.0
+    goodput = summary.pop("goodput")
+    assert (goodput["scheduling"], goodput["runtime"]) == (1.0, 1.0)
+    assert goodput["program"] == (time["devices"]["decode"] + 2.25) / 15
     assert summary.pop("speed")["update_tokens_per_s"] == tokens / 9.0
     assert summary.pop("cost") == {}
     assert summary == {

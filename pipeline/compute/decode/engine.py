@@ -418,7 +418,7 @@ class Engine:
         """Fills free slots; prefills prompts for them, up to `plan.prefill_tokens` positions.
 
         The bound does not apply while less than half of the slots are busy, because few rollouts
-        wait for the prefill then. Waits for the prefills, whose seconds the ledger tells apart.
+        wait for the prefill then. Waits for the prefills, whose seconds are a phase of their own.
         """
         config, slots, spent = self._config, call.slots, 0
         while True:

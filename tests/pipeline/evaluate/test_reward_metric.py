@@ -47,7 +47,7 @@ class StyleScorer:
     async def notices(self) -> list[str]:
         return []
 
-    async def busy(self) -> dict[str, list[tuple[float, float]]]:
+    async def busy_s(self) -> dict[str, float]:
         return {}
 
     def _style(self, one: RewardInput) -> Outcome:

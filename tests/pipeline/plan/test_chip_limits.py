@@ -14,7 +14,7 @@ from pipeline.plan.chip_limits import ChipLimits, load_limits, save_limits
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, chip_speeds, topology_of
 from pipeline.plan.forecast import forecast
 from pipeline.plan.search.fitting import choose_placement
-from pipeline.report.goodput import Hardware
+from pipeline.report.meter import Hardware
 from pipeline.report.plan_lines import lines
 from pipeline.report.plan_report import PlanReport, plan_figures
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset

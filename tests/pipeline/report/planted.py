@@ -25,53 +25,47 @@ def metrics(step: int) -> dict[str, float]:
         "groups/short": 0.0,
         "learner/grad_norm": 0.2,
         "time/step_s": 4.0,
-        "time/elapsed_s": 60.0 + 4 * step,
+        "time/sample_s": 1.0,
+        "time/reward_s": 0.1,
+        "time/learn_s": 2.9,
+        "time/elapsed_s": 10.0 + 4 * step,
+        "time/scoring/correct_s": 0.1,
+        "time/devices/prefill_s": 0.1,
+        "time/devices/decode_s": 0.9,
+        "time/devices/update_s": 2.9,
+        "rollout/slots_useful": 0.75,
+        "learner/padded_share": 0.2,
+        "tokens/generated": 4800.0,
     }
 
 
-def account(step: int) -> dict[str, Any]:
-    """The ledger of a step of 4 s; step 0: the start of 60 s."""
-    if step == 0:
-        seconds = {
-            "driver": {"ray_start": 10.0, "loading": 50.0},
-            "learner": {"loading": 20.0, "compile": 40.0},
-            "sampler 0": {"loading": 30.0, "compile": 30.0},
-        }
-        return {"step": 0, "start": 0.0, "end": 60.0, "seconds": seconds, "tokens": {}}
-    seconds = {
-        "driver": {"waiting_samplers": 1.0, "waiting_rewards": 0.1, "waiting_learner": 2.9},
-        "learner": {"waiting_samplers": 1.1, "update": 2.4, "update_padding": 0.5},
-        "sampler 0": {"prefill": 0.1, "decode": 0.7, "decode_idle": 0.2, "waiting_learner": 3.0},
-        "reward correct 0": {"scoring": 0.1, "waiting_samplers": 3.9},
-    }
-    tokens = {"trained": 4000, "no_signal": 800}
-    start = 56.0 + 4 * step
-    row = {"step": step, "start": start, "end": start + 4, "seconds": seconds, "tokens": tokens}
-    return {**row, "work": {"generated": 4800, "segments": {}}}
+STARTED = {
+    "event": "started",
+    "elapsed_s": 10.0,
+    "used_before_s": 0.0,
+    "seconds": {"ray_start": 2.0, "loading": 3.0, "compile": 5.0},
+}
+"""A start of 10 s."""
 
 
 def run(
     *,
     change: Change = lambda _: {},
-    seconds: Mapping[str, Mapping[str, float]] | None = None,
+    start: Mapping[str, float] | None = None,
     journal: list[dict[str, Any]] | None = None,
     steps: int = STEPS,
     group: int = GROUP,
-    ledger: bool = True,
 ) -> RunRecords:
     """The records of a run.
 
     Args:
         change: metrics of a step that differ.
-        seconds: ledger rows of a process in each step that differ.
+        start: seconds of the start by phase, if they differ.
         journal: further entries.
         steps: of the run.
         group: rollouts of a prompt.
-        ledger: whether it has a ledger.
     """
-    accounts = [account(step) for step in range(steps + 1)] if ledger else []
-    for one in accounts[1:]:
-        one["seconds"] |= {name: dict(rows) for name, rows in (seconds or {}).items()}
+    started = STARTED if start is None else {**STARTED, "seconds": start}
     return RunRecords(
         path=Path("runs/planted"),
         config={
@@ -79,9 +73,8 @@ def run(
             "rollout": {"group_size": group, "max_new_tokens": 36},
             "rewards": {"functions": [{"name": "correct"}]},
         },
-        journal=[{"event": "resumed", "step": 0}, {"event": "started"}, *(journal or [])],
+        journal=[{"event": "resumed", "step": 0}, started, *(journal or [])],
         metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
-        ledger=accounts,
     )
 
 

@@ -1,98 +1,189 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from pipeline.report.goodput import Hardware, chip_seconds, cost, goodput, speeds
-from pipeline.run.ledger import Work
-from tests.fakes import make_config
+from pipeline.report.goodput import TimeUse, time_lines, time_use
+from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
 
-SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
-SECONDS = {
-    "driver": {"device_wait": 10.0, "waiting_samplers": 30.0, "waiting_learner": 20.0},
-    "learner": {"device_wait": 10.0, "waiting_samplers": 30.0, "update": 15.0, "update_padding": 5},
-    # Two samplers.
-    "samplers": {"device_wait": 20.0, "decode": 40, "decode_idle": 20.0, "waiting_learner": 40.0},
-    "rewards": {"scoring": 7.0},
-}
-WORK = Work(600, segments={64: 10}, trained=540, positions=2000, padded=500)
+START = {"queue": 4.0, "ray_start": 6.0, "loading": 10.0}
 
 
-def test_goodput_is_by_chip_seconds():
-    rows = chip_seconds(SECONDS, SPLIT)
-    assert (rows["device_wait"], rows["decode"], rows["update"]) == (80.0, 80.0, 60.0)
-    found = goodput(SECONDS, SPLIT)
-    assert found == {
-        "scheduling": 400 / 480,
-        "runtime": 1.0,
-        "program": 140 / 400,
-        "total": pytest.approx(140 / 480),
+def started(at_s: float, *, used_before_s: float = 0.0, **seconds: float) -> dict[str, Any]:
+    return {
+        "event": "started",
+        "elapsed_s": at_s,
+        "used_before_s": used_before_s,
+        "seconds": seconds,
     }
-    assert found["total"] == pytest.approx(
-        found["scheduling"] * found["runtime"] * found["program"]
+
+
+def ended(at_s: float, **seconds: float) -> dict[str, Any]:
+    return {"event": "ended", "summary": {"wall_s": at_s}, "seconds": seconds}
+
+
+def row(step: int, at_s: float, **more: float) -> dict[str, float]:
+    """A step of 10 s, with half of the slots used and a quarter of the update padding."""
+    return {
+        "step": step,
+        "time/sample_s": 5.0,
+        "time/learn_s": 4.0,
+        "time/coordination_s": 1.0,
+        "time/step_s": 9.0,
+        "time/devices/prefill_s": 1.0,
+        "time/devices/decode_s": 4.0,
+        "time/devices/update_s": 4.0,
+        "rollout/slots_useful": 0.5,
+        "learner/padded_share": 0.25,
+        "time/elapsed_s": at_s,
+        **more,
+    }
+
+
+def test_goodput_is_scheduling_x_runtime_x_program():
+    rows = [row(1, 40.0, **{"time/evaluation_s": 10.0}), row(2, 50.0)]
+    use = time_use(rows, [started(20.0, **START), ended(60.0, export=10.0)])
+    assert use.seconds == {
+        **START,
+        "sample": 10.0,
+        "learn": 8.0,
+        "coordination": 2.0,
+        "evaluation": 10.0,
+        "export": 10.0,
+    }
+    assert (use.wall_s, use.held_s, use.first_step_s, use.starts) == (60.0, 56.0, 40.0, 1)
+    assert use.devices == {
+        "prefill": 2.0,
+        "decode": 4.0,
+        "update": 6.0,
+        "empty slots": 4.0,
+        "padding": 2.0,
+        "idle": 2.0,
+    }
+    assert use.goodput == {
+        "scheduling": pytest.approx(50 / 60),
+        "runtime": 20 / 50,
+        "program": 12 / 20,
+        "total": 12 / 60,
+    }
+
+
+def test_the_work_of_killed_processes_is_lost():
+    """Killed twice: 3 s into step 3, then 1 s into the same step; the checkpoint is of step 1."""
+    journal = [
+        started(20.0, **START),
+        {"event": "resumed", "step": 1},
+        started(53.0, used_before_s=43.0, loading=10.0),
+        {"event": "resumed", "step": 1},
+        started(74.0, used_before_s=64.0, loading=10.0),
+        ended(96.0, export=2.0),
+    ]
+    rows = [row(1, 30.0), row(2, 84.0), row(3, 94.0)]
+    use = time_use(rows, journal, superseded=[row(2, 40.0), row(2, 63.0)])
+    assert use.seconds["lost"] == 10 + 3 + 10 + 1
+    assert (use.wall_s, use.starts, use.first_step_s) == (96.0, 3, 30.0)
+    assert use.goodput["runtime"] == 30 / 86
+
+
+def test_a_process_that_ended_in_order_loses_nothing_and_a_step_that_did_not_end_is_lost():
+    journal = [
+        started(20.0, **START),
+        ended(33.0, sample=2.0, checkpoint=1.0),
+        started(45.0, used_before_s=35.0, loading=10.0),
+    ]
+    use = time_use([row(1, 30.0)], journal, used_s=50.0)
+    assert {name: use.seconds[name] for name in ("checkpoint", "end", "lost")} == {
+        "checkpoint": 1.0,
+        "end": 2.0,
+        "lost": 2.0 + 5.0,
+    }
+    assert use.wall_s == 50.0
+
+
+def test_lines_have_the_table_and_the_rates():
+    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4, "speed/hfu": 0.6}
+    rows = [row(1, 30.0, **speed), row(2, 40.0, **{**speed, "speed/mfu": 0.2})]
+    use = time_use(rows, [started(20.0, **START), ended(40.0)])
+    assert list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0})) == [
+        "where the time went: 40s, 1 start; first step done after 30s",
+        "  queue                  4.0 s   10.0%",
+        "  ray start              6.0 s   15.0%",
+        "  loading               10.0 s   25.0%",
+        "  sample                10.0 s   25.0%",
+        "  learn                  8.0 s   20.0%",
+        "  coordination           2.0 s    5.0%",
+        "  all                   40.0 s  100.0%",
+        (
+            "devices in the steps: 10.0% prefill, 20.0% decode, 30.0% update, 20.0% empty slots, "
+            "10.0% padding, 10.0% idle"
+        ),
+        "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
+        "speed: 8.0 trained tokens per second and chip; of the chips' limits: MFU 30.0%, HFU 60.0%",
+        "cost: 2.50 dollars, 10.00 per million trained tokens",
+    ]
+    assert list(time_lines(TimeUse([], [], 0), cost={})) == []
+
+
+SPLITS = {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("call", "phase"),
+    [
+        ("learner.score", "calibration"),
+        ("sampler0.generate:test", "evaluation"),
+        ("sampler0.generate:validation", "evaluation"),
+        ("sampler0.generate:train", "sample"),
+        ("scorer.score", "reward"),
+        ("learner.update", "learn"),
+        ("learner.publish", "sync"),
+        ("learner.save", "checkpoint"),
+        ("learner.export", "export"),
+    ],
+)
+def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
+    config = make_config(
+        tmp_path,
+        data={**SPLITS, "validation": {"path": "validation.jsonl"}},
+        eval={"every_steps": 1},
+        budget={"steps": 2},
     )
-    assert goodput({}, SPLIT) == {}
+    script = Script(durations={call: 5.0})
+    run = Process(config, disk=Disk(), data=make_data(validation=2), script=script)
+    run.run()
+    calls = sum(name.split()[0] == call for name in script.calls)
+    if phase == "reward":
+        calls = 2  # two steps; a validation's scores are in the time of evaluations
+    summary = run.folder.summary
+    assert summary is not None
+    seconds = summary["time"]["seconds"]
+    # An adapter is also loaded within other duties.
+    assert seconds[phase] > (0.5 if phase == "sync" else 0.99) * 5.0 * calls
+    assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
 
 
-def test_evaluations_and_checkpoints_lower_runtime_goodput():
-    seconds = {"learner": {"update": 6.0, "evaluation": 3.0, "checkpoint": 1.0}}
-    alone = Hardware({"learner": 8}, 8)
-    assert goodput(seconds, alone) == {
-        "scheduling": 1.0,
-        "runtime": 0.6,
-        "program": 1.0,
-        "total": 0.6,
-    }
+def test_seconds_of_devices_outside_of_steps_do_not_count(tmp_path: Path):
+    script = Script(durations={"sampler0.generate:test": 5.0, "sampler0.generate:train": 2.0})
+    run = Process(make_config(tmp_path), disk=Disk(), script=script)
+    run.run()
+    # One sampler of two chips.
+    assert [row["time/devices/decode_s"] for row in run.folder.metrics] == [1.0, 1.0, 1.0]
 
 
-def test_speeds_are_per_second_of_steps_and_of_phases():
-    found = speeds(SECONDS, WORK, SPLIT)
-    assert found == {
-        "generated_tokens_per_s": 600 / 50,
-        "trained_tokens_per_s": 540 / 50,
-        "useful_tokens_per_s_chip": 540 / (50 * 8),
-        "decode_tokens_per_s": 600 / 30,
-        "update_tokens_per_s": 1500 / 20,
-    }
-
-
-def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
-    chip = Hardware(
-        {"learner": 4, "samplers": 2},
-        8,
-        parameters=1000,
-        operations=6.0,
-        flops=1e6,
-        int8_flops=2e6,
-        segment_s=lambda slots: slots / 64,
-    )
-    found = speeds(SECONDS, WORK, chip)
-    assert found["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
-    assert found["hfu"] == pytest.approx(6 * 1000 * 2000 / (1e6 * 4 * 20))
-    assert found["mfu_int8"] == pytest.approx(found["mfu"] / 2)
-    # Ten segments of at least 1 s on two chips, in 120 chip-seconds.
-    assert found["decode_bandwidth"] == pytest.approx(10 * 2 / 120)
-
-
-def test_a_colocated_run_generates_on_the_learners_chips():
-    seconds = {"driver": {"waiting_samplers": 10.0}, "learner": {"decode": 5.0, "prefill": 5.0}}
-    found = speeds(seconds, WORK, Hardware({"learner": 8}, 8))
-    assert found["decode_tokens_per_s"] == 600 / 5
-
-
-def test_cost_needs_a_price():
-    tokens = {"trained": 500_000, "no_signal": 250_000, "evaluation": 250_000}
-    assert cost(3600.0, tokens, SPLIT) == {
-        "usd": 12.0,
-        "usd_per_mtoken_generated": 12.0,
-        "usd_per_mtoken_trained": 24.0,
-        "tokens_per_usd": pytest.approx(500_000 / 12),
-    }
-    assert cost(3600.0, tokens, Hardware({"learner": 8}, 8)) == {}
-    assert cost(3600.0, {}, SPLIT) == {"usd": 12.0}
-
-
-def test_limits_and_plan_of_a_tpu_and_of_unknown_models(tmp_path):
-    config = make_config(tmp_path, plan={"platform": "tpu", "placement": "colocated", "slots": 8})
-    found = Hardware.of(config)
-    # The model's folder does not exist: chips and price are known.
-    assert (found.chips, found.chip_hour_usd, found.flops) == ({"learner": 1}, 1.2, 0.0)
+def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
+    script = Script(durations={"learner.update": 5.0})
+    script.on["learner.update 3"] = kill
+    first = Process(config, disk=disk, script=script)
+    with pytest.raises(Killed):
+        first.run()
+    again = Process(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
+    again.run()
+    # The checkpoint is of step 2: step 3 is trained again, step 4 is new.
+    assert again.resumed_from == 2
+    summary = again.folder.summary
+    assert summary is not None
+    assert summary["time"]["seconds"] == {"learn": 20.0, "lost": 5.0}
+    assert summary["goodput"]["runtime"] == 0.8

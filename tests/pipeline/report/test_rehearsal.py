@@ -53,7 +53,7 @@ def record(folder: RunFolder, *events: dict[str, Any]) -> None:
         *events,
     ):
         folder.journal(**entry)
-    folder.write_metrics({"step": 1, "time/learn_s": 4.0, "time/sync_s": 1.0})
+    folder.write_metrics({"step": 1, "sft/loss": 1.0, "time/learn_s": 4.0, "time/sync_s": 1.0})
     folder.write_metrics({"step": 2, **{f"time/{lap}_s": s for lap, s in LAPS.items()}})
 
 

@@ -132,42 +132,22 @@ def test_a_sampler_that_does_not_stop_is_not_called_again(
         runner.run(run())
 
 
-def test_a_process_that_does_not_report_its_use_is_waited_for_once(tmp_path: Path):
+def test_a_process_that_is_stuck_or_dead_reports_no_use(tmp_path: Path):
+    async def stuck() -> ProcessUse:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def dead() -> ProcessUse:
+        raise RuntimeError("an actor's process ended unexpectedly")
+
     async def run() -> None:
         workers, sampler = make_workers(tmp_path)
-        answers, asked, now = asyncio.Event(), [], asyncio.get_running_loop().time
-
-        async def use() -> ProcessUse:
-            asked.append(now())
-            await answers.wait()
-            return ProcessUse(programs=3)
-
-        sampler.use = use  # type: ignore[method-assign]
-        first = await workers.uses()
-        assert (first["sampler 0"], now()) == (ProcessUse(), workers_module.ANSWER_S)
-        assert first.keys() == {"learner", "sampler 0", "reward correct 0", "reward format 0"}
-        assert (await workers.uses())["sampler 0"] == ProcessUse()
-        assert now() == workers_module.ANSWER_S
-        answers.set()
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert (await workers.uses())["sampler 0"].programs == 3
-        assert len(asked) == 1
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(run())
-
-
-def test_a_dead_process_reports_nothing(tmp_path: Path):
-    async def run() -> None:
-        workers, sampler = make_workers(tmp_path)
-
-        async def use() -> ProcessUse:
-            raise RuntimeError("an actor's process ended unexpectedly")
-
-        sampler.use = use  # type: ignore[method-assign]
-        for _ in range(2):
-            assert (await workers.uses())["sampler 0"] == ProcessUse()
+        for use, waited_s in ((stuck, workers_module.ANSWER_S), (dead, 0.0)):
+            sampler.use = use  # type: ignore[method-assign]
+            began_s = asyncio.get_running_loop().time()
+            found = await workers.uses()
+            assert found.keys() == {"learner", "reward correct", "reward format"}
+            assert asyncio.get_running_loop().time() - began_s == waited_s
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         runner.run(run())
