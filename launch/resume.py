@@ -16,7 +16,6 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.control.budget import Budget, replaces_budget
-from pipeline.plan.size_controller import SizeController
 from pipeline.rollout.restarts import RESTARTED
 from pipeline.run.history import REWARDS, provenance
 from pipeline.run.run_folder import RunFolder
@@ -54,16 +53,13 @@ def _last_checkpoint(folder: RunFolder) -> int | None:
     return max((entry["step"] for entry in folder.valid_entries("checkpoint")), default=None)
 
 
-def resume(
-    restored: Restored, folder: RunFolder, sizes: SizeController
-) -> tuple[Progress, int | None]:
+def resume(restored: Restored, folder: RunFolder) -> tuple[Progress, int | None]:
     """Resumes from the newest usable checkpoint; later steps are trained again."""
     for line in restored.damaged:
         folder.journal("checkpoint_damaged", what=line)
         say(line)
     progress, resumed_from = Progress(), None
     if restored.meta is not None:
-        sizes.resume(restored.meta)
         progress = Progress.of_meta(restored.meta)
         resumed_from = progress.step
         say(f"resuming after step {progress.step}")

@@ -23,7 +23,6 @@ from typing import Any, Literal, TypeVar
 from configs.schema import Config
 from pipeline.contracts.clock import Clock, Stopwatch
 from pipeline.contracts.decisions import CHECKPOINT, EXPORT, SYNC, Decision, JournalEntry, TrainStep
-from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
 from pipeline.control.controller import RunController
 from pipeline.control.deadline import Deadline
@@ -146,7 +145,7 @@ class Coordinator:
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
-            OutOfMemory: if no smaller sizes are left; a checkpoint is written first.
+            OutOfMemory: if a process runs out of memory.
             TrainingStopped: if an alarm or an error of a reward stops the run, or too many updates
                 were skipped; a checkpoint is written first.
             BudgetTooSmallError: if not one step fits into a time budget.
@@ -179,7 +178,7 @@ class Coordinator:
             await self._account(Counter() if untaken is None else Counter(repeated=untaken.tokens))
             self._summarize(self.progress, ended="interrupted")
             return "interrupted"
-        except (OutOfMemory, TrainingStopped):
+        except TrainingStopped:
             # A step that was trained and not counted would be trained twice after a resume.
             if not self._is_uncounted:
                 await self._save()
@@ -203,7 +202,7 @@ class Coordinator:
             async with self.producer.ahead(update.ahead, data.next_state):
                 updating = Stopwatch(self.clock.now)
                 with during("learn"):
-                    learned = await self.workers.update(data, step, update.left)
+                    learned = await self.workers.update(data, step)
                 self._is_uncounted = True
                 self.controller.observe_update(step, updating.total_s)
                 watch.lap("learn")
@@ -430,7 +429,7 @@ class Coordinator:
             **sampled,
             **updated,
             **self._time_metrics(step, watch),
-            **self.meter.step_metrics(self.workers.sizes.in_force),
+            **self.meter.step_metrics(self.workers.sizes),
             **self.controller.outlook(self._now_s),
             "faults/reward_errors": float(progress.reward_errors),
             "faults/skipped_updates": float(progress.skipped_updates),

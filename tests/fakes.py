@@ -41,7 +41,6 @@ from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.restarts import Restarts
@@ -639,12 +638,10 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
-        self.sizes = SizeController(config, first_sizes(config, self.folder.plan), Console())
+        self.sizes = first_sizes(config, self.folder.plan)
         self.records = Records(self.folder, self.tracker, Console())
         restored = disk[self.learner.version][1] if disk else None
         progress = Progress.of_meta(restored) if restored else Progress()
-        if restored:
-            self.sizes.resume(restored)
         self.folder.create(config)
         self.clock = Clock(
             started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
@@ -660,7 +657,6 @@ class Process:
         self.meter = make_meter(self.folder, self.script.clock)
         if restored:
             self.meter.ledger.resumed()
-        self.sizes.record(self.records)
         self.deadline.recall(self.folder.metrics, sft_steps=config.sft_steps)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()

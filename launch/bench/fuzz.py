@@ -260,7 +260,7 @@ def _record_run(folder: Path) -> None:
     config = load_config(folder / "request.toml")
     run = RunFolder.of(config)
     run.create(config)
-    run.write_plan({"in_force": {"slots": 192}})
+    run.write_plan({"hardware": "", "sizes": {"slots": 192}})
     run.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
     ledger = Ledger(run.ledger, phases=PhaseClock(lambda: _EPOCH_S), start_s=_EPOCH_S)
     for step in (1, 2):

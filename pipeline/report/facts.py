@@ -26,7 +26,7 @@ _EVENTS = frozenset(
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
         "checkpoint_damaged", "checkpoint_lost", "checkpoint_abandoned", "code_changed",
         "hardware_changed", "rolled_back", "forked", "metrics_lost", "ledger_damaged",
-        "answers_damaged", "best_lost", "best_recovered", "replan", "abandoned", "refused",
+        "answers_damaged", "best_lost", "best_recovered", "sizes_reduced", "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "steered", "stop_notice",
         RESUMED, ENDED,
@@ -159,11 +159,6 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
         yield "seconds a step", f"{first:.3g}", f"{median(durations):.3g}", f"last plan {last:.3g}"
         total, steps = f"{planned[0]['total_steps']:,}", f"{run.steps:,}"
         yield "steps", total, steps, f"last plan {planned[-1]['total_steps']:,}"
-    for entry in run.entries("calibrated")[-1:]:
-        rate = _median(run, "speed/trained_tokens_per_s")
-        if rate:
-            expected = f"{entry['tokens_per_s']:,.0f}"
-            yield "trained tokens/s", expected, f"{rate:,.0f}", "calibrated at the start"
     last_row = run.metrics[-1] if run.metrics else {}
     suffix = "/planned_gib"
     for name in last_row:
@@ -177,9 +172,9 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
                 "not known" if peak is None else f"{peak:.3g}",
                 "" if compiled is None else f"compiled {compiled:.3g}",
             )
-    for key, size in run.plan.get("in_force", {}).items():
+    for key, size in run.plan.get("sizes", {}).items():
         given = run.setting(f"plan.{key}")
-        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "in force"
+        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "used"
 
 
 def events(run: RunRecords) -> list[tuple[str, str, str, str]]:

@@ -14,7 +14,7 @@ from typing import Literal
 from pipeline.control.alarm_rules import RULES
 from pipeline.evaluate.notices import EVALUATION_NOTICE, UNTRAINED_EXPORT
 from pipeline.report.run_records import Row, RunRecords
-from pipeline.report.time_use import COMPILING, training_seconds
+from pipeline.report.time_use import training_seconds
 from pipeline.run.ledger import DRIVER, STEP_ROWS
 
 Level = Literal["good", "note", "warning", "bad"]
@@ -47,8 +47,6 @@ SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
 STALLED_S = 5.0
 """Seconds that a process did not run during training from which on it is a problem."""
-COMPILED_S = 0.1
-"""Seconds of compilation in a step from which on it is a problem."""
 _NO_GRADIENT = 1e-10
 
 _TITLES: Mapping[str, tuple[str, str]] = {
@@ -79,7 +77,6 @@ def problems(run: RunRecords) -> list[Finding]:
         _small_batch,
         _slow_reward,
         _stalled,
-        _recompilation,
         _faults,
         _alarms,
     )
@@ -225,30 +222,6 @@ def _stalled(run: RunRecords) -> Iterator[Finding]:
             ", ".join(f"{name}: {value:.1f} s" for name, value in stalled.items()),
             "look for a process that is stopped, swaps, or shares its cores or chips with others",
         )
-
-
-def _recompilation(run: RunRecords) -> Iterator[Finding]:
-    """Compilation after the start; the start of a resumed process has rows of its own."""
-    seconds: dict[int, float] = {}
-    for row in run.ledger:
-        if row["step"] >= 1:
-            rows = row["seconds"].values()
-            spent = sum(own.get(name, 0.0) for own in rows for name in COMPILING)
-            seconds[row["step"]] = seconds.get(row["step"], 0.0) + spent
-    compiled = {step: value for step, value in seconds.items() if value >= COMPILED_S}
-    replanned = (entry for entry in run.entries("replan") if entry["step"] >= 1)
-    decided = {entry["step"]: entry["reason"] for entry in replanned}
-    if not compiled and not decided:
-        return
-    facts = [f"step {step}: {value:.1f} s" for step, value in compiled.items()]
-    facts += [f"sizes changed after step {step}: {why}" for step, why in decided.items()]
-    yield Finding(
-        "recompilation",
-        "warning",
-        f"Programs were compiled during the run, for {sum(compiled.values()):.1f} s.",
-        "; ".join(facts),
-        "put the sizes of plan.json into plan.slots and plan.micro_batch_tokens",
-    )
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:

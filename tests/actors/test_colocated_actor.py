@@ -11,6 +11,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from pipeline.plan.calibration import CalibrationStart, calibrate
+from pipeline.plan.size_choice import StepTimes
+from pipeline.plan.size_controller import SizeController, Worker
 
 import configs
 from actors.colocated_actor import ColocatedActor
@@ -23,11 +26,8 @@ from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Lengths, Speeds
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.search.fitting import PlanCase, with_plan
-from pipeline.plan.size_choice import StepTimes
-from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.run.console import Console
 from tests import tiny
 
@@ -55,7 +55,7 @@ class InProcess:
         actor = self.actor
         if self.limit is None:
             gc.collect()  # arrays of other tests do not count
-            needs = max(actor.learner.needs["update"].values())
+            needs = max(actor.learner.needs.values())
             self.limit = (resident_bytes() + needs - 1) / GIB
         actor.config = with_plan(actor.config, {"hbm_gib": self.limit})
         return actor.learner_speed()

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pipeline.plan.calibration import CalibrationStart
 
 from actors.handles import RunActors
 from configs.schema import Config, Plan
@@ -39,7 +40,6 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.phases import PhaseClock, unix_s
 from pipeline.contracts.workers import WorkerDied
 from pipeline.control.budget import Budget, used_s
-from pipeline.plan.calibration import CalibrationStart
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console

@@ -24,7 +24,6 @@ PLANTED = {
     "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
     "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
     "slow_reward": run(seconds={"driver": {"waiting_rewards": 3.0, "waiting_learner": 1.0}}),
-    "recompilation": run(seconds={"learner": {"update": 2.5, "compile": 1.5}}, steps=3),
     "stalled_process": run(seconds={"sampler 0": {"stalled": 1.0, "decode": 3.0}}),
     "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
     "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
@@ -86,19 +85,6 @@ def test_evidence_has_the_figures():
     assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
     (stalled,) = problems(PLANTED["stalled_process"])
     assert stalled.evidence == "sampler 0: 12.0 s"
-    (compiled,) = problems(PLANTED["recompilation"])
-    assert compiled.evidence == "step 1: 1.5 s; step 2: 1.5 s; step 3: 1.5 s"
-
-
-def test_the_start_of_a_resumed_process_is_no_recompilation():
-    records = run()
-    records.ledger[5]["seconds"]["learner"] = {"restart": 4.0}
-    assert kinds(records) == []
-
-
-def test_a_decision_to_change_sizes_is_named_without_a_ledger():
-    replan = {"event": "replan", "step": 3, "reason": "lengths"}
-    assert kinds(run(journal=[replan], ledger=False)) == ["recompilation"]
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():

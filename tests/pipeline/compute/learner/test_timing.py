@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+from pipeline.compute.learner.timing import micro_batch_s
 
 from pipeline.compute.learner import timing
-from pipeline.compute.learner.timing import micro_batch_s
 from pipeline.contracts.batches import TokenBatch
 from pipeline.inputs.dataset.batching import batch_shape
 from tests import tiny
