@@ -314,7 +314,7 @@ BENCHMARK = Benchmark(
                 ),
             ),
             (
-                Bound("of_best", least=0.98),
+                Bound("of_best", least=0.95),
                 Bound("of_recipe", least=3.0),
                 Bound("compiled", most=0),
             ),

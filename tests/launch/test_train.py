@@ -167,12 +167,6 @@ def test_a_run_that_cannot_be_fetched_is_one_line(
     assert re.match(what, line)
 
 
-def test_a_rehearsal_adopts_nothing(request_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert train.main([str(request_path), "--adopt", "x", "--rehearse"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "--adopt: has no effect with --rehearse" in line
-
-
 def test_another_run_is_not_replaced_by_an_adopted_one(
     request_path: Path, refused: Refused, ended: Callable[..., RunFolder]
 ):

@@ -487,7 +487,7 @@ def test_lines_longer_than_the_tail_that_is_searched_first(folder: RunFolder):
 def test_a_damaged_plan_is_refused_with_the_remedy(
     folder: RunFolder, config: Config, damage: Callable[[Path], None]
 ):
-    folder.write_plan({"in_force": {"slots": 16}})
+    folder.write_plan({"sizes": {"slots": 16}})
     folder.close()
     damage(folder.path / "plan.json")
     with pytest.raises(DamagedFileError, match=r"plan.json is damaged: .* or delete it to plan"):
@@ -529,7 +529,7 @@ def test_the_plan_in_force_is_replaced(tmp_path: Path):
     folder.create(config)
     seen = [folder.plan]
     for rows in (8, 6):
-        folder.write_plan({"in_force": {"slots": rows}})
+        folder.write_plan({"sizes": {"slots": rows}})
         seen.append(folder.plan)
-    assert seen == [None, *({"in_force": {"slots": rows}} for rows in (8, 6))]
+    assert seen == [None, *({"sizes": {"slots": rows}} for rows in (8, 6))]
     folder.close()
