@@ -9,6 +9,7 @@ from actors.model_actor import during
 from actors.sampler_actor import SamplerActor
 from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import AdapterRef
+from pipeline.contracts.sizes import WorkerPhase
 
 
 class ColocatedActor(LearnerActor, SamplerActor):
@@ -23,7 +24,7 @@ class ColocatedActor(LearnerActor, SamplerActor):
         """See `ModelActor`; of learner and sampler."""
         return LearnerActor.programs(self, model) + SamplerActor.programs(self, model)
 
-    def needs(self) -> dict[str, int]:
+    def needs(self) -> dict[WorkerPhase, dict[str, int]]:
         """See `ModelActor`; of sampling, scoring and training."""
         return {**LearnerActor.needs(self), **SamplerActor.needs(self)}
 

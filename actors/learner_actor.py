@@ -18,9 +18,8 @@ from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import AdapterRef, ExportReport, Restored
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.checkpoint_files import BEST, adapter_sha256
-from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.speeds import Speeds
+from pipeline.contracts.sizes import WorkerPhase
 from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -142,14 +141,13 @@ class LearnerActor(ModelActor):
             OutOfMemory: if a micro-batch does not fit into memory.
         """
         adapter, _ = self.adapter_of(which)
-        self.check_fits(lambda: self.learner.needs["score"])
         return self.learner.score(completions, adapter=adapter)
 
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
 
         Raises:
-            OutOfMemory: if a micro-batch does not fit into memory; the state is unchanged.
+            OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
         """
         return self._update(lambda: self.learner.sft_update(sequences))
 
@@ -157,7 +155,7 @@ class LearnerActor(ModelActor):
         """See `pipeline.compute.learner.learner.Learner.update`.
 
         Raises:
-            OutOfMemory: if a micro-batch does not fit into memory; the state is unchanged.
+            OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
         """
         return self._update(lambda: self.learner.update(rollouts, rate=rate))
 
@@ -167,52 +165,25 @@ class LearnerActor(ModelActor):
             f"{metrics['tokens_trained']:,.0f} tokens, loss {metrics.get('loss', math.nan):.4g},"
         )
     )
+    @during("update")
     def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Runs an update such that running out of memory neither loses nor changes the state.
-
-        See invariant 11 of the design.
-
-        Raises:
-            OutOfMemory: see `update`.
-            RuntimeError: if the state was lost nevertheless; resume from the last checkpoint.
-        """
-        learner = self.learner
-        state_before = learner.state
-        # A second update on the same batch, or the start of the next phase, may run out of memory
-        # after the first update was applied; the retry must not apply that one twice.
-        several_parts = self.config.learner.updates_per_batch > 1 or learner.ends_phase
-        host_state = learner.host_state() if several_parts else None
-
-        def check_and_update() -> dict[str, float]:
-            self.check_fits(lambda: self.learner.needs["update"])
-            return work()
-
-        try:
-            with self.phases.during("update"):
-                return catch_out_of_memory("update", check_and_update)
-        except OutOfMemory as error:
-            if host_state is not None:
-                learner.restore_state(host_state)
-            elif learner.state is not state_before or not learner.state.is_intact:
-                raise RuntimeError(f"adapter and optimizer were lost: {error}") from None
-            raise
+        return work()
 
     @logs(
         lambda actor, _: f"measured micro-batches of {actor.config.plan.micro_batch_tokens} tokens"
     )
     @during("update")
-    def learner_speed(self) -> Speeds:
-        """See `pipeline.compute.learner.learner.Learner.speed`.
+    def micro_batch_s(self) -> float:
+        """See `pipeline.compute.learner.learner.Learner.micro_batch_s`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
-        self.check_fits(lambda: self.learner.needs["update"])
-        return self.learner.speed()
+        return self.learner.micro_batch_s()
 
-    def needs(self) -> dict[str, int]:
+    def needs(self) -> dict[WorkerPhase, dict[str, int]]:
         """See `ModelActor`; of scoring and training."""
-        return {**self.learner.needs["score"], **self.learner.needs["update"]}
+        return {"update": self.learner.needs}
 
     @logs(lambda actor, _: f"copied version {actor.learner.state.version} for its checkpoint")
     def save(self, meta: Mapping[str, Any]) -> None:

@@ -17,7 +17,6 @@ from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memo
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
 from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.builds import Building, BuildLog, Ready
-from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
 from pipeline.contracts.workers import ProcessUse
@@ -100,9 +99,12 @@ class ModelActor(ABC):
                 self.opening = start_loading(self.config, role=self.role)
             self.log.begin(len(self.programs(self.opening)))
             self.open(self.opening)
+            needs = self.needs()
+            for phase, programs in needs.items():
+                catch_out_of_memory(phase, partial(check_fits, programs, self.config))
+            self._needs = {name: size for one in needs.values() for name, size in one.items()}
             share_programs()
             load_s = self.opening.wait().load_s
-            self._needs = self.needs()
             return Ready(load_s, self.log.read().done[known:])
 
     def find_model(self) -> str:
@@ -129,10 +131,6 @@ class ModelActor(ABC):
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""
         return self.log.read()
-
-    def memory(self) -> MemoryUse:
-        """Returns the memory of this process, as needed and as measured."""
-        return memory_use(self.needs())
 
     def use(self) -> ProcessUse:
         """Returns what the process does with its time and memory; can be called at any time."""
@@ -171,20 +169,8 @@ class ModelActor(ABC):
         """
 
     @abstractmethod
-    def needs(self) -> dict[str, int]:
-        """Returns the bytes per device of each program besides the live arrays."""
-
-    def check_fits(self, needs: Callable[[], Mapping[str, int]]) -> None:
-        """Refuses programs that exceed `plan.hbm_gib`, before they run.
-
-        Args:
-            needs: see the method `needs`; called only if there is a limit.
-
-        Raises:
-            DeviceMemoryError: naming the largest program.
-        """
-        if self.config.plan.hbm_gib is not None:
-            check_fits(needs(), hbm_gib=self.config.plan.hbm_gib)
+    def needs(self) -> dict[WorkerPhase, dict[str, int]]:
+        """Returns the bytes per device of each program besides the live arrays, by phase."""
 
 
 def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Exporter:

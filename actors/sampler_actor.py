@@ -16,7 +16,8 @@ from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.contracts.adapters import OpenedAdapter
 from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
-from pipeline.contracts.speeds import Speeds
+from pipeline.contracts.sizes import WorkerPhase
+from pipeline.contracts.speeds import SamplerTimes
 
 if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine
@@ -71,6 +72,8 @@ class SamplerActor(ModelActor):
             self.weights = catch_out_of_memory(
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
             )
+            # Merged weights take their memory from here on.
+            catch_out_of_memory("sync", lambda: self.weights.load(self.policy.no_adapter()))
         elif slots != self._slots:
             self._slots = None  # no programs exist unless resizing succeeds
             with self.phases.during("compile"):
@@ -145,7 +148,6 @@ class SamplerActor(ModelActor):
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        self.check_fits(lambda: self.engine.needs)
         self.finished()  # those of a call that failed
 
         def report(completions: Sequence[Completion]) -> None:
@@ -171,22 +173,19 @@ class SamplerActor(ModelActor):
                 found.append(self._finished.get_nowait())
         return found
 
-    @logs(lambda actor, _: f"measured the speed of {actor.config.plan.slots} slots")
+    @logs(lambda actor, _: f"timed programs of {actor.config.plan.slots} slots")
     @during("generate")
-    def sampler_speed(self) -> Speeds:
-        """See `Engine.speed`; without a loaded adapter it measures with a zero one.
+    def sampler_times(self) -> SamplerTimes:
+        """See `pipeline.compute.decode.timing.sampler_times`.
 
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        self.check_fits(lambda: self.engine.needs)
-        if not self.sha256:
-            self.weights.load(self.policy.no_adapter())
-        return self.engine.speed(self.weights.base, self.weights.adapter)
+        return self.engine.times(self.weights.base, self.weights.adapter)
 
-    def needs(self) -> dict[str, int]:
+    def needs(self) -> dict[WorkerPhase, dict[str, int]]:
         """See `ModelActor`; of sampling."""
-        return dict(self.engine.needs)
+        return {"generate": self.engine.needs}
 
     def work(self) -> DecodeWork:
         """Returns the amount of work of the last `generate`."""

@@ -22,20 +22,15 @@ _HEAD_TOKENS = 2048  # at most vocabulary x 2048 logits may exist on a device
 class Plan(Table):
     """Batch sizes, memory options, and placement of samplers and learner on devices."""
 
-    fixed: bool = Field(
-        True,
-        description="true: use the sizes below unchanged; false: plan the sizes, and reduce them "
-        "when a device runs out of memory",
-    )
     platform: Literal["cpu", "tpu", "gpu"] = Field(
         description="device type; never replaced by another one"
     )
     placement: Literal["auto", "split", "colocated"] = Field(
         "auto",
         description="split: samplers and learner are processes with their own devices; colocated: "
-        "one process owns all devices; auto: on TPUs with plan.fixed = false, what launch.plan "
-        "chooses for learner_devices chips, with segment_steps, prefill_tokens, remat and "
-        "per_layer_embeddings where these have their defaults; else colocated",
+        "one process owns all devices; auto: on TPUs what launch.plan chooses for learner_devices "
+        "chips, with segment_steps, prefill_tokens, remat and per_layer_embeddings where these "
+        "have their defaults; else colocated",
     )
     learner_devices: int = Field(
         1,
@@ -67,16 +62,9 @@ class Plan(Table):
     slots: int | None = Field(
         None,
         ge=1,
-        description="slots of a sampler: rollouts that it decodes concurrently; with plan.fixed = "
-        "false an upper bound, default: unbounded",
-    )
-    calibration_share: float | None = Field(
-        None,
-        ge=0,
-        le=0.5,
-        description="share of the time budget (with budget.steps: of one hour) for measuring sizes "
-        "at the start, planned ones first; 0: sizes are estimated; default: 0.02; only with "
-        "plan.fixed = false, and not on gpu, where the configured sizes are tried",
+        description="slots of a sampler: rollouts that it decodes concurrently; default: what "
+        "launch.plan chooses, or half or twice as many where a run measures them to be faster; "
+        "required on gpu",
     )
     slot_buckets: PositiveInts | None = Field(
         None,
@@ -109,9 +97,9 @@ class Plan(Table):
     hbm_gib: float | None = Field(
         None,
         gt=0,
-        description="memory limit of each device in GiB: a program for sampling, scoring or "
-        "updates that exceeds it by the compiler's estimate counts as out of memory before it "
-        "runs; default: the device's memory",
+        description="memory limit of each device in GiB: sizes whose programs for sampling, "
+        "scoring or updates exceed it by the compiler's estimate do not fit; default: the device's "
+        "memory",
     )
     segment_steps: int = Field(
         32,
@@ -133,7 +121,7 @@ class Plan(Table):
         None,
         ge=1,
         description="tokens of a micro-batch over all devices of the learner; sequences are packed "
-        "into rows of row_tokens; with plan.fixed = false an upper bound, default: unbounded",
+        "into rows of row_tokens; default: as for slots",
     )
     row_tokens: int | None = Field(
         None,
@@ -182,19 +170,12 @@ class Plan(Table):
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
         yield from self._placement_problems()
-        if self.fixed:
-            for key in ("slots", "micro_batch_tokens"):
-                if getattr(self, key) is None:
-                    what = "is required with plan.fixed = true; set it, or plan.fixed = false"
-                    yield key, f"{what} to plan it"
-            why = "with plan.fixed = true, where sizes are not measured"
-            yield from self.unused("calibration_share", why=why)
-        elif self.platform == "gpu":
-            why = "on gpu, where the configured sizes are tried"
-            yield from self.unused("calibration_share", why=why)
+        if self.platform == "gpu":
+            for key in self.planned_sizes:
+                yield key, "is required on gpu, whose memory is unknown until it is opened"
         if self.slots is not None:
             yield from self._slot_problems(self.slots)
-        elif not self.fixed:
+        else:
             yield from self.unused("slot_buckets", why="without plan.slots")
         if self.attention == "splash" and self.platform != "tpu":
             what = f'needs plan.platform = "tpu", not "{self.platform}"; nearest valid: "blocked"'
@@ -264,7 +245,12 @@ class Plan(Table):
     @property
     def searches_placement(self) -> bool:
         """Whether the planner chooses the placement; else "auto" is colocated."""
-        return self.placement == "auto" and self.platform == "tpu" and not self.fixed
+        return self.placement == "auto" and self.platform == "tpu"
+
+    @property
+    def planned_sizes(self) -> tuple[str, ...]:
+        """The sizes that are not given: `slots`, `micro_batch_tokens`, or none."""
+        return tuple(key for key in ("slots", "micro_batch_tokens") if getattr(self, key) is None)
 
     @property
     def embeddings_in_host(self) -> bool:
@@ -280,7 +266,7 @@ class Plan(Table):
     def slot_ladder(self) -> tuple[int, ...]:
         """Slot counts of a sampler, descending: `slots`, then the buckets for the last rollouts.
 
-        With `fixed = false` it is available only after planning.
+        Available only after planning.
         """
         assert self.slots is not None, "sizes are not planned yet"
         if self.slot_buckets is not None:

@@ -19,7 +19,7 @@ Change = tuple[str, object, object]
 # All other settings alter what is sampled, trained or measured. The free ones set when and how the
 # run ends, what is recorded, how fast rewards are computed, which alarms are raised, what checks
 # allow, which dead processes are restarted, the price, how chips are counted, and device memory
-# limits, whose consequences are journaled decisions. `budget.steps` is also the default end of the
+# limits: sizes that become smaller are journaled. `budget.steps` is also the default end of the
 # learning rate's decay, which `altering_changes` handles.
 FREE_TABLES = (
     *("budget", "checkpoint", "export", "parity"),
@@ -35,7 +35,6 @@ FREE_KEYS = (
     "rollout.min_prompts_per_step",
     "plan.hbm_gib",
     "plan.chip_hour_usd",
-    "plan.calibration_share",
 )
 # Devices, and how work is divided among and on them: they change the order of sums, and with it the
 # last bits of results. A resume may change them, e.g. from 8 chips to 4 or from colocated to split;
@@ -60,9 +59,6 @@ REWARDS = "rewards"
 ACCEPTED_KEYS = ("learner.lr", "learner.kl_coef", "eval.every_steps", "eval.every_minutes")
 """Other settings that `--accept KEY` lets a resume change; so may the weight of a reward."""
 _REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
-# Fixed sizes may become planned ones: changes of planned sizes are journaled decisions. The reverse
-# is refused: the run may have changed its sizes meanwhile.
-FREE_CHANGES: tuple[Change, ...] = (("plan.fixed", True, False),)
 _UNSET_METRIC = ("eval.metric", None)
 """Key and new value of a metric that is kept."""
 
@@ -104,7 +100,6 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
         change
         for change in diff_configs(before, after)
         if not _is_free(change[0])
-        and change not in FREE_CHANGES
         and (change[0], change[2]) != _UNSET_METRIC
         and not _is_moved(change)
         and not (change[0] in missing and _is_default(change))

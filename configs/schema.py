@@ -85,7 +85,7 @@ class Run(Table):
     """Name, folder, seed and phases of the run."""
 
     name: Slug = Field(
-        # File systems limit folder names to 255 bytes, and rehearsals add a prefix.
+        # File systems limit folder names to 255 bytes.
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
     )

@@ -26,20 +26,18 @@ def command_flags() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(add_help=False)
 
 
-def add_json(parser: argparse.ArgumentParser, *, only_with: str = "", default: str = "") -> None:
+def add_json(parser: argparse.ArgumentParser, *, default: str = "") -> None:
     """Adds `--json FILE`.
 
     Args:
         parser: of the command.
-        only_with: another flag that `--json` needs.
         default: where the figures go without the flag.
     """
-    condition = f"with {only_with}: " if only_with else ""
     otherwise = f" (default: {default})" if default else ""
     parser.add_argument(
         "--json",
         metavar="FILE",
-        help=f"{condition}write the figures that are shown to FILE as JSON{otherwise}",
+        help=f"write the figures that are shown to FILE as JSON{otherwise}",
     )
 
 

@@ -156,8 +156,6 @@ def prepare(
     extend: str | None,
     accept: Collection[str] = (),
     waited_s: float = 0.0,
-    tracked: bool = True,
-    weights_bytes: int | None = None,
     found: MistakeCollector | None = None,
 ) -> Prepared:
     """Checks everything and prints what was found.
@@ -167,8 +165,6 @@ def prepare(
         extend: budget to add; None: nothing.
         accept: what may have changed since the last start; see `configs.resume`.
         waited_s: seconds before the start of this process that count as used.
-        tracked: whether the run is logged to W&B.
-        weights_bytes: size of weights that do not exist yet; None: the model has weights.
         found: mistakes that are already known.
 
     Raises:
@@ -178,19 +174,18 @@ def prepare(
     """
     found = found or MistakeCollector()
     folder, more, base = RunFolder.of(config), None, None
-    chosen: tuple[tracking.Mode, str] | None = "disabled", ""
-    if tracked:
-        chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
+    chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
     _check_request(config, found, folder)
     rewards = found.check(("rewards",), check, config.rewards)
-    tokenizer = _check_model(config, found, weights=weights_bytes is None)
+    tokenizer = _check_model(config, found)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
-        if weights_bytes is None and _can_find_model(config, found):
+        weights_bytes = None
+        if _can_find_model(config, found):
             weights_bytes = found.attempt(_weights_bytes, config)
-            base = None if weights_bytes is None else found.attempt(_same_base, config, folder)
         if weights_bytes is not None:
+            base = found.attempt(_same_base, config, folder)
             budget = found.attempt(Budget.of, config, folder)
             if budget is not None:
                 found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
@@ -207,7 +202,7 @@ def prepare(
     mode, why = chosen
     if mode == "offline":
         why += f"; files in {folder.path / 'wandb'}"
-    for line in ([why] if tracked else []) + list(data.report):
+    for line in (why, *data.report):
         say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s, base)
 
@@ -277,24 +272,18 @@ def open_model_files(config: Config) -> Tokenizer:
         ValueError: with the mistakes in them, in words for the user.
     """
     found = MistakeCollector()
-    tokenizer = _check_model(config, found, weights=True)
+    tokenizer = _check_model(config, found)
     found.raise_if_any()
     assert tokenizer is not None
     return tokenizer
 
 
-def _check_model(config: Config, found: MistakeCollector, *, weights: bool) -> Tokenizer | None:
-    """Checks the model's files; returns the tokenizer if it could be opened.
-
-    Args:
-        config: names the model.
-        found: collects the mistakes.
-        weights: whether the model has weights to check.
-    """
+def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
+    """Checks the model's files; returns the tokenizer if it could be opened."""
     if not (_can_find_model(config, found) and found.intact("model.tokenizer")):
         return None
     folder = found.attempt(find_model, config.model)
-    if folder is not None and weights:
+    if folder is not None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
     if folder is None and config.model.tokenizer is None:

@@ -22,7 +22,6 @@ from pipeline.budget import Budget, replaces_budget
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
-from pipeline.plan.size_controller import SizeController
 from pipeline.rollout.restarts import RESTARTED
 from pipeline.run.history import REWARDS, REWARDS_CHANGED, SETTINGS_CHANGED, provenance
 from pipeline.run.run_folder import RunFolder
@@ -53,13 +52,10 @@ def check_restored(restored: Restored, folder: RunFolder) -> None:
         )
 
 
-def resume(
-    restored: Restored, folder: RunFolder, sizes: SizeController
-) -> tuple[Progress, int | None]:
+def resume(restored: Restored, folder: RunFolder) -> tuple[Progress, int | None]:
     """Resumes from the newest checkpoint; later steps are trained again."""
     progress, resumed_from = Progress(), None
     if restored.meta is not None:
-        sizes.resume(restored.meta)
         progress = Progress.of_meta(restored.meta)
         resumed_from = progress.step
         say(f"resuming after step {progress.step}")

@@ -25,6 +25,7 @@ from launch.ray_watch import RayWatch
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
+from pipeline.contracts.builds import built_facts
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.phases import PhaseClock
@@ -33,9 +34,9 @@ from pipeline.coordinator import Coordinator
 from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.plan.calibration import CalibrationStart, calibrate
 from pipeline.plan.cost_model.hardware import chip_speeds
-from pipeline.plan.size_controller import SizeController
+from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
 from pipeline.report.meter import Hardware, RunMeter
 from pipeline.rollout.parity import ParityError
 from pipeline.rollout.restarts import Restarts, TrainingStopped
@@ -71,7 +72,6 @@ class _Session:
         mirror: the copy on another host.
         console: what the user sees.
         restarts: of worker processes.
-        rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
         is_recorded: whether the start of this process is journaled.
     """
 
@@ -83,7 +83,6 @@ class _Session:
     mirror: Mirror
     console: Console
     restarts: Restarts
-    rehearse: Callable[[RunActors], RunActors] | None = None
     is_recorded: bool = False
 
     @property
@@ -92,18 +91,12 @@ class _Session:
         return self.meter.phases.during
 
 
-async def run_session(
-    prepared: Prepared,
-    *,
-    started: float,
-    rehearse: Callable[[RunActors], RunActors] | None = None,
-) -> int:
+async def run_session(prepared: Prepared, *, started: float) -> int:
     """Runs until the budget is used or a signal arrives; returns the exit status.
 
     Args:
         prepared: the run.
         started: start of this process by `time.monotonic`.
-        rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
 
     Raises:
         ValueError: if devices, weights or rewards are not as configured, before training starts.
@@ -132,7 +125,7 @@ async def run_session(
             restarts = _restarts(prepared, meter, console)
             mirror = Mirror(mirror_url(prepared.config))
             return await _run_and_upload(
-                _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts, rehearse)
+                _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts)
             )
 
 
@@ -242,8 +235,7 @@ async def _run(session: _Session) -> int:
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
-            say(error, file=sys.stderr)
-            return EXIT_FAILED
+            raise Failure(error) from None
         except TrainingStopped as error:
             raise Failure(f"{error}; the same command continues from the last checkpoint") from None
 
@@ -259,20 +251,16 @@ async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
     Raises:
         WorkerDied: if a process dies that is not restarted alone.
         Stopped: if a signal arrives before the coordinator runs.
-        OutOfMemory: if there are no sizes with which the processes can start.
+        OutOfMemory: if there are no sizes with which the processes can start, or continue.
     """
-    prepared = session.prepared
-    config = prepared.config
-    beginning = CalibrationStart.of(config, prepared.folder.plan)
+    config = session.prepared.config
     actors = RunActors.spawn(config)
     try:
-        if session.rehearse is not None:
-            actors = session.rehearse(actors)
-        workers = _workers(session, config, actors, beginning)
+        workers = _workers(session, config, actors)
         try:
             with session.during("loading"):
-                load_s = await unless(session.stop, _start(session, actors, workers, beginning))
-                status = await _coordinate(session, config, actors, workers, load_s=load_s)
+                chosen = await unless(session.stop, _start(session, config, actors, workers))
+                status = await _coordinate(session, config, actors, workers, chosen)
                 if status != EXIT_FAILED:
                     ray_watch.finish()
                 return status
@@ -282,15 +270,13 @@ async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
         actors.kill()
 
 
-def _workers(
-    session: _Session, config: Config, actors: RunActors, beginning: CalibrationStart
-) -> Workers:
+def _workers(session: _Session, config: Config, actors: RunActors) -> Workers:
     """The workers of the run; none is prepared yet."""
     return Workers(
         samplers=actors.samplers,
         learner=actors.learner,
         scorer=actors.scorer,
-        sizes=SizeController(config, beginning.sizes, session.console),
+        sizes=first_sizes(config, session.prepared.folder.plan),
         config=config,
         clock=session.clock,
         stop=session.stop.event,
@@ -299,52 +285,55 @@ def _workers(
     )
 
 
-async def _start(
-    session: _Session, actors: RunActors, workers: Workers, beginning: CalibrationStart
-) -> float:
-    """Acquires the devices, loads, compiles and measures sizes; returns the seconds of loading.
+async def _start(session: _Session, config: Config, actors: RunActors, workers: Workers) -> Chosen:
+    """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
         Failure: if the code of a reward has changed since it was checked.
+        NothingSmaller: if no sizes fit.
+        ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
-    config, during = session.prepared.config, session.during
+    during = session.during
     with session.clock.waiting(used=config.budget.from_submission), during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
-    load_s, rewards = await workers.start()
+    rewards = await workers.start()
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "
             "command again",
             EXIT_FAILED,
         )
-    with during("calibration"):
-        await calibrate(
-            workers.sizes,
-            beginning,
-            sampler=(workers.sampler_processes[0], actors.samplers[0]),
-            learner=(workers.learner_process, actors.learner),
-        )
-    return load_s
+    chosen = await choose_sizes(
+        config,
+        session.prepared.folder.plan,
+        learner=actors.learner,
+        samplers=actors.samplers,
+        one_process=actors.one_process,
+        display=session.console,
+    )
+    workers.sizes = chosen.sizes
+    return chosen
 
 
 async def _coordinate(
-    session: _Session, config: Config, actors: RunActors, workers: Workers, *, load_s: float
+    session: _Session, config: Config, actors: RunActors, workers: Workers, chosen: Chosen
 ) -> int:
     """Resumes and runs the coordinator; returns the exit status.
 
     Raises:
-        WorkerDied: if a process dies that is not restarted alone.
+        OutOfMemory: if there are no smaller sizes to continue with.
+        WorkerDied: if a process dies that is not restarted alone, or has run out of memory.
     """
     prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
     restored = await actors.learner.restore()
     check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
     changes = [] if session.is_recorded else record_start(prepared, clock, step=at)
-    progress, resumed_from = resume(restored, folder, workers.sizes)
+    progress, resumed_from = resume(restored, folder)
     budget = Budget.of(config, folder)
-    deadline = _deadline(prepared, clock, budget, load_s=load_s)
+    deadline = _deadline(prepared, clock, budget, load_s=chosen.load_s)
     records = Records(folder, session.tracker, session.console, session.mirror)
     session.console.update(
         step=progress.step,
@@ -361,9 +350,10 @@ async def _coordinate(
         session.mirror.start(folder.path, log_event=records.event)
         records.rewards_changed(progress.step, changes)
         session.is_recorded = True
-        if session.rehearse is None:
-            session.stop.notice = _SAVING
-    workers.sizes.record(records)
+        session.stop.notice = _SAVING
+    folder.journal("compiled", **built_facts(chosen.built))
+    folder.journal("sizes", **chosen.sizes.to_json(), measured=chosen.measured)
+    folder.write_plan(plan_file(config, chosen.sizes))
     coordinator = Coordinator(
         config,
         data=prepared.data,
@@ -381,15 +371,20 @@ async def _coordinate(
     except BudgetTooSmallError as mistake:
         say(mistake, file=sys.stderr)
         return EXIT_MISTAKE
+    except OutOfMemory as error:
+        less = reduced(config, chosen.sizes, error)
+        change = {"old": chosen.sizes.to_json(), "new": less.to_json(), "phase": error.phase}
+        folder.journal(REDUCED, step=coordinator.progress.step, reason=error.what, **change)
+        folder.write_plan(plan_file(config, less))
+        raise WorkerDied("run", f"{error}; plan.json has smaller sizes now") from None
     except WorkerDied:
         raise
     except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
         _report_failure(session, error)
         return EXIT_FAILED
-    if session.rehearse is None:
-        say(f"{ended}: {folder.path}")
-        if ended == "finished" and (why := (folder.summary or {}).get(UNTRAINED_EXPORT)):
-            say(f"WARNING: {why}")
+    say(f"{ended}: {folder.path}")
+    if ended == "finished" and (why := (folder.summary or {}).get(UNTRAINED_EXPORT)):
+        say(f"WARNING: {why}")
     return 0 if ended == "finished" else session.stop.exit_status
 
 
@@ -399,12 +394,12 @@ def _report_failure(session: _Session, error: Exception) -> None:
     problem = disk_problem(error)
     with suppress(*([] if problem is None else [OSError])):
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-    if problem is not None or isinstance(error, OutOfMemory | ParityError | TrainingStopped):
+    if problem is not None or isinstance(error, ParityError | TrainingStopped):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     # After a refused check the same command would fail again; its message has the remedy.
-    if session.rehearse is None and not isinstance(error, ParityError):
+    if not isinstance(error, ParityError):
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
         say(f"the run failed; the same command continues from its last checkpoint{remedy}")

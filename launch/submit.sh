@@ -17,7 +17,7 @@ usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
 for argument in "$@"; do
     case "$argument" in
         -h | --help) usage; exit 0 ;;
-        --dry-run | --rehearse)
+        --dry-run)
             echo "$argument: not possible for a job; use python -m launch.train" >&2
             exit 2
             ;;

@@ -2,7 +2,6 @@
 
     python -m launch.train CONFIG.toml [--table.key VALUE ...] [--dry-run] [--extend 1h]
                                        [--supervise]
-    python -m launch.train CONFIG.toml --rehearse [--random-weights] [--json FILE]
 
 This process never imports JAX, which would take the devices from the actors.
 """
@@ -26,12 +25,11 @@ from configs.load import config_to_json, read_config
 from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
-from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
+from launch.flags import SUPERVISE, SUPERVISED, command_flags
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
-finished. With --rehearse one step runs at full length, up to an export, and is compared with the
-plan; an existing run of that name is not touched.
+finished.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 Ray ended before the run did (the
 same command continues), 130 / 143 / 129 after Ctrl-C / SIGTERM /
 the end of the terminal (checkpointed)."""
@@ -41,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     # Mistakes are found before the run starts; `session` handles later errors itself.
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _command(parse_command(given), given), int)
+    return exit_status(lambda: _run(parse_command(given), given), int)
 
 
 def parse_command(argv: Sequence[str] | None) -> CommandLine:
@@ -74,71 +72,18 @@ def _flags() -> argparse.ArgumentParser:
         "best version starts anew",
     )
     flags.add_argument(
-        "--rehearse",
-        action="store_true",
-        help="run one step at full length on this machine, show time and memory beside the "
-        "plan's, and keep only compiled programs and measured speeds in the cache",
-    )
-    flags.add_argument(
-        "--random-weights",
-        action="store_true",
-        help="with --rehearse: use random weights of the model's shapes; needs only a tokenizer "
-        "and a config.json or a known model name",
-    )
-    flags.add_argument(
         SUPERVISE,
         action="store_true",
         help="start the run again where its process dies, or a process of its private Ray cluster; "
         "see faults.restarts (launch/submit.sh sets this flag)",
     )
-    add_json(flags, only_with="--rehearse")
     return flags
-
-
-def _check_flags(flags: argparse.Namespace) -> None:
-    """Refuses flags that would have no effect.
-
-    Raises:
-        ValueError: with one line per flag.
-    """
-    if flags.rehearse:
-        excluded = {
-            "--dry-run": flags.dry_run,
-            "--extend": flags.extend is not None,
-            "--accept": bool(flags.accept),
-            SUPERVISE: flags.supervise,
-        }
-        problem = "has no effect with --rehearse; remove one of them"
-    else:
-        excluded = {"--random-weights": flags.random_weights, "--json": flags.json is not None}
-        problem = "needs --rehearse; add it, or remove this flag"
-    mistakes = [f"command line: {flag}: {problem}" for flag, given in excluded.items() if given]
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
-
-
-def _command(command: CommandLine, argv: Sequence[str]) -> int:
-    return _rehearse(command) if command.flags.rehearse else _run(command, argv)
-
-
-def _rehearse(command: CommandLine) -> int:
-    read, flags = read_config(command.path, command.overrides), command.flags
-    found = MistakeCollector(read.mistakes)
-    found.attempt(_check_flags, flags)
-    found.raise_if_any()
-    config = read.config
-    assert config is not None
-    from launch.preparation import placed
-    from launch.rehearsal import rehearse
-
-    return rehearse(placed(config), random_weights=flags.random_weights, json_file=json_file(flags))
 
 
 def _run(command: CommandLine, argv: Sequence[str]) -> int:
     read = read_config(command.path, command.overrides)
     extend, accept = command.flags.extend, command.flags.accept
     found = MistakeCollector(read.mistakes, read.invalid)
-    found.attempt(_check_flags, command.flags)
     found.attempt(check_accept, accept)
     config = read.config
     if config is None:

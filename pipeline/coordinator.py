@@ -25,7 +25,6 @@ from configs.schema import Config
 from pipeline.alarms import AlarmWatch
 from pipeline.contracts.adapters import AdapterRef
 from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.memory import OutOfMemory
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.workers import ProcessUse
 from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
@@ -143,7 +142,7 @@ class Coordinator:
 
         Raises:
             ParityError: if sampler and learner are not the same policy.
-            OutOfMemory: if no smaller sizes are left; a checkpoint is written first.
+            OutOfMemory: if a process runs out of memory.
             TrainingStopped: if an alarm or an error of a reward stops the run, or too many updates
                 were skipped; a checkpoint is written first.
             BudgetTooSmallError: if not one step fits into a time budget.
@@ -171,7 +170,7 @@ class Coordinator:
             await self.checkpoints.save_at_stop(self.progress)
             self._summarize(self.progress, ended="interrupted")
             return "interrupted"
-        except (OutOfMemory, TrainingStopped):
+        except TrainingStopped:
             # A step that was trained and not counted would be trained twice after a resume.
             if not self._is_uncounted:
                 await self._save()
@@ -196,7 +195,7 @@ class Coordinator:
             and self.deadline.is_timed
             and not (self.exports.current or self.exports.is_behind)
         ):
-            await self._export("current", reason="rehearsal")
+            await self._export("current", reason="first")
         if in_time and self._validation_is_due():
             in_time = await self._validate()
         await self._perform("checkpoint", self.schedule.recover_best())
@@ -537,7 +536,7 @@ class Coordinator:
                 uses,
                 Work.of(data.decode_work, learned, passes=passes),
                 progress=self.progress,
-                sizes=self.workers.sizes.in_force,
+                sizes=self.workers.sizes,
             ),
             **self.deadline.outlook(number, self._now_s),
             "faults/reward_errors": float(progress.reward_errors),

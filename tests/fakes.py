@@ -40,7 +40,6 @@ from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.plan.size_controller import SizeController
 from pipeline.report.meter import Hardware, RunMeter
 from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import Workers
@@ -619,12 +618,10 @@ class Process:
             for number in range(config.plan.num_samplers)
         ]
         self.scorer = FakeScorer(self.script, config)
-        self.sizes = SizeController(config, first_sizes(config, self.folder.plan), Console())
+        self.sizes = first_sizes(config, self.folder.plan)
         self.records = Records(self.folder, self.tracker, Console())
         restored = disk[self.learner.version][1] if disk else None
         progress = Progress.of_meta(restored) if restored else Progress()
-        if restored:
-            self.sizes.resume(restored)
         self.folder.create(config)
         self.clock = Clock(
             started=self.script.clock(), used_before_s=used_s(self.folder), now=self.script.clock
@@ -633,7 +630,6 @@ class Process:
         self.deadline = Deadline(config, budget.steps, budget.time_s)
         self.folder.rewind_to(progress.step)
         self.meter = make_meter(self.folder, self.script.clock)
-        self.sizes.record(self.records)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()
         self.restarts = Restarts(config.faults, self.meter.phases, self.records.event)

@@ -22,7 +22,7 @@ from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file, output_file
 
 BENCHMARKS = {
-    "balance": "calibrated sizes beside fixed ones and Tunix's recipe, on this machine's CPU; "
+    "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
     "twenty minutes",
     "chaos": "signals to the processes of small runs, which must end with the undisturbed adapter, "
     "on this machine's CPU; half an hour",

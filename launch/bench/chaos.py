@@ -116,7 +116,6 @@ _SETTINGS: Mapping[str, Any] = {
     "rewards.functions": "[{{name = 'digits', function = '{scratch}/planted_rewards.py:digits', "
     "args = {{pause_s = {pause_s}}}}}]",
     "rewards.timeout_s": 5,
-    "plan.fixed": "true",
     # One shape of each program: most of a start is compiling.
     "plan.slots": 16,
     "plan.slot_buckets": "[]",

@@ -21,14 +21,9 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 import configs
-from configs.load import load_config
-from configs.schema import Config
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
-from pipeline.plan.calibration import CalibrationStart
-from pipeline.plan.size_controller import REPLAN
 from pipeline.report.run_records import RunRecords, read_run
 from pipeline.report.verdict import verdict
-from pipeline.run.run_folder import RunFolder
 
 _REWARDS = """
 import time
@@ -77,13 +72,11 @@ class Plant:
         settings: of the run, by dotted key.
         reward: a function of the file with rewards; "": the demo's.
         model: changes a copy of the demo's weights.
-        replan: sizes that the run changes to after the second step.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: str = "varied"
     model: Callable[[str, np.ndarray], np.ndarray] | None = None
-    replan: Mapping[str, int] = field(default_factory=dict)
 
 
 def _without_mlp(name: str, weights: np.ndarray) -> np.ndarray:
@@ -104,10 +97,6 @@ PLANTS: Mapping[str, Plant] = {
         }
     ),
     "truncation": Plant({"rollout.max_new_tokens": 12, **_alarm_after("truncation")}),
-    "recompilation": Plant(
-        {"plan.fixed": "false", "plan.calibration_share": 0.0},
-        replan={"slots": 24, "micro_batch_tokens": 768},
-    ),
     "entropy_collapse": Plant(
         {
             "learner.lr": 5e-3,
@@ -177,9 +166,6 @@ def _run(folder: Path, plant: Plant, *, seed: int) -> RunRecords:
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     path = Path(configs.__file__).parent / "demo.toml"
     command = [sys.executable, "-m", "launch.train", str(path), *arguments]
-    if plant.replan:
-        overrides = [(key, str(value)) for key, value in settings.items()]
-        _journal_replan(load_config(path, overrides), plant.replan)
     log = folder / "log"
     with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
@@ -191,15 +177,6 @@ def _run(folder: Path, plant: Plant, *, seed: int) -> RunRecords:
     if status:
         raise RuntimeError(log.read_text()[-2000:])
     return read_run(folder / "run")
-
-
-def _journal_replan(config: Config, sizes: Mapping[str, int]) -> None:
-    """Makes a folder of a run that decided on other sizes after its second step."""
-    folder, before = RunFolder.of(config), CalibrationStart.of(config, None).sizes
-    folder.create(config)
-    change = {"from": before.to_json(), "to": before.to_json() | dict(sizes)}
-    folder.journal(REPLAN, step=2, reason="lengths", **change)
-    folder.close()
 
 
 def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:

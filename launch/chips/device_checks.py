@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from pipeline.compute.model.timing import fastest_s
 
 from launch.chip_results import ChipResult
 from launch.chips.small_model import VOCABULARY, SmallModel
@@ -22,7 +23,6 @@ from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model.building import build_all
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
-from pipeline.compute.model.timing import fastest_s
 from pipeline.compute.program_cache import share_programs
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.topology import GIB

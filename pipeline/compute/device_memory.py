@@ -1,7 +1,7 @@
 """Device memory: sizes of arrays and programs, the limit `plan.hbm_gib`, and out-of-memory errors.
 
-Sizes of programs are the compiler's. It compiles without a memory limit; `check_fits` refuses a
-program that exceeds the limit before it runs. JAX is imported inside functions, so that the driver
+Sizes of programs are the compiler's. It compiles without regard to other arrays; `check_fits`
+refuses programs that do not fit beside them. JAX is imported inside functions, so that the driver
 can import the actors that use this module.
 """
 
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from configs.schema import Config
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
 from pipeline.contracts.sizes import WorkerPhase
 
@@ -93,22 +94,31 @@ def resident_bytes() -> int:
     return max((sum(sizes.values()) for sizes in held.values()), default=0)
 
 
-def check_fits(needs: Mapping[str, int], *, hbm_gib: float) -> None:
+def check_fits(needs: Mapping[str, int], config: Config) -> None:
     """Refuses programs that do not fit together with the live arrays.
 
     Args:
         needs: bytes per device that a program needs besides the live arrays, by its name.
-        hbm_gib: memory limit per device.
+        config: the limit is `plan.hbm_gib`, and the devices' memory where they report it.
 
     Raises:
         DeviceMemoryError: naming the largest program and its need.
     """
+    import jax
+
+    limits = {} if config.plan.hbm_gib is None else {"plan.hbm_gib": config.plan.hbm_gib * GIB}
+    for device in jax.local_devices():
+        if (size := (device.memory_stats() or {}).get("bytes_limit")) is not None:
+            limits[f"the memory of {device.device_kind}"] = size
+    if not limits:
+        return
     resident, name = resident_bytes(), max(needs, key=lambda name: needs[name])
-    available = hbm_gib * GIB - resident
+    what = min(limits, key=lambda what: limits[what])
+    available = limits[what] - resident
     if needs[name] > available:
         raise DeviceMemoryError(
             f"{name} needs {needs[name] / GIB:.4g} GiB of each device beside "
-            f"{resident / GIB:.4g} GiB that are in use; plan.hbm_gib = {hbm_gib:g}",
+            f"{resident / GIB:.4g} GiB that are in use; {what} is {limits[what] / GIB:.4g} GiB",
             available / needs[name],
         )
 

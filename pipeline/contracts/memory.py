@@ -9,7 +9,7 @@ from pipeline.contracts.sizes import WorkerPhase
 
 
 class OutOfMemory(Exception):  # noqa: N818  # asks for smaller sizes, like a signal
-    """A process ran out of device or host memory; it is alive, with its state unchanged.
+    """A process ran out of device or host memory; it is alive.
 
     Attributes:
         phase: activity of the process.

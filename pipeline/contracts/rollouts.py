@@ -118,16 +118,12 @@ class RolloutRequest:
         max_new_tokens: limit of the completion's length, tokens of `partial` included; None:
             `rollout.max_new_tokens`, which is also the maximum.
         partial: the truncated completion that this request continues; None: a new rollout.
-        hold: the rollout keeps its slot for as many segments as a completion of the maximum length
-            takes, even after it ends, and stop strings do not end it. For measurements, which must
-            not depend on the sampled tokens: a slot costs the same whether it is used or not.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
     max_new_tokens: int | None = None
     partial: Completion | None = None
-    hold: bool = False
 
     @property
     def num_partial(self) -> int:

@@ -1,6 +1,6 @@
-"""The two sizes of a plan that may change during a run: slots and micro-batch tokens.
+"""The two sizes of a plan that a run may choose itself: slots and micro-batch tokens.
 
-The configuration holds the requested values, `Sizes` those in force. `sized` combines them for
+The configuration holds the given values, `Sizes` those of the run. `sized` combines them for
 workers; the result is never written back to `config.json`. This module knows no devices and no
 clock.
 """
@@ -28,7 +28,7 @@ _TILE = 8
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes in force.
+    """The sizes of a run.
 
     Attributes:
         slots: slots of a sampler.
@@ -43,11 +43,6 @@ class Sizes:
         """The sizes of a configuration that sets both."""
         return Sizes(config.slots, config.micro_batch_rows * config.row_tokens)
 
-    @staticmethod
-    def of_json(found: Mapping[str, int]) -> Sizes:
-        """Reads the result of `to_json`."""
-        return Sizes(found["slots"], found["micro_batch_tokens"])
-
     def at_most(self, bounds: Mapping[str, int]) -> Sizes:
         """These sizes, each reduced to its bound if it is larger; a size without a bound stays."""
         return Sizes(
@@ -55,7 +50,7 @@ class Sizes:
         )
 
     def to_json(self) -> dict[str, int]:
-        """The sizes as `plan.json`, the journal and checkpoints store them."""
+        """The sizes as `plan.json` and the journal store them."""
         return asdict(self)
 
 

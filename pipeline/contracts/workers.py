@@ -21,7 +21,7 @@ from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.phases import Heartbeat
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import Speeds
+from pipeline.contracts.speeds import SamplerTimes
 from rewards.base import Outcome, RewardFacts, RewardInput
 
 
@@ -251,18 +251,18 @@ class ReportsUse(Protocol):
 
 
 class ResizableSampler(Sampler, Resizable, ReportsUse, Restartable, Protocol):
-    """A sampler whose number of slots can be reduced."""
+    """A sampler that is compiled for a number of slots."""
 
 
 class ResizableLearner(Learner, Resizable, ReportsUse, Restartable, Protocol):
-    """A learner whose micro-batches can be reduced."""
+    """A learner that is compiled for a size of micro-batches."""
 
 
 class MeasurableSampler(Protocol):
-    """A sampler that measures its own speed."""
+    """A sampler that times its programs."""
 
-    async def sampler_speed(self) -> Speeds:
-        """Returns the measured seconds of the compiled programs.
+    async def sampler_times(self) -> SamplerTimes:
+        """Returns the seconds of the compiled programs.
 
         Raises:
             OutOfMemory: if the slots do not fit into memory.
@@ -270,28 +270,21 @@ class MeasurableSampler(Protocol):
 
 
 class MeasurableLearner(Protocol):
-    """A learner that measures its own speed."""
+    """A learner that times its programs."""
 
-    async def learner_speed(self) -> Speeds:
-        """Returns the measured seconds of the compiled programs.
+    async def micro_batch_s(self) -> float:
+        """Returns the seconds of the largest micro-batch.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
 
 
-class ReportsMemory(Protocol):
-    """A process that reports its memory use."""
-
-    async def memory(self) -> MemoryUse:
-        """Returns the current memory use of the fullest device."""
-
-
-class SamplerWorker(ResizableSampler, AdapterSampler, MeasurableSampler, ReportsMemory, Protocol):
+class SamplerWorker(ResizableSampler, AdapterSampler, MeasurableSampler, Protocol):
     """All methods of a sampler's process."""
 
 
-class LearnerWorker(ResizableLearner, MeasurableLearner, ReportsMemory, Protocol):
+class LearnerWorker(ResizableLearner, MeasurableLearner, Protocol):
     """All methods of a learner's process."""
 
     async def restore(self) -> Restored:

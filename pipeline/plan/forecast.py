@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,21 +20,18 @@ from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
-from pipeline.deadline import SAFETY
-from pipeline.inputs.dataset.batching import Packing, batch_shape
 from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
-from pipeline.plan.search.fitting import PlanCase, SizedPlan, with_plan
-from pipeline.plan.search.placements import PLACEMENT_KEYS, with_placement
-from pipeline.plan.size_choice import neighbours
+from pipeline.plan.search.fitting import PlanCase, SizedPlan
+from pipeline.plan.sizes import candidates, measuring_limit_s
 
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
 SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
 Caches = Literal["cold", "warm"]
-"""Whether weights, compiled programs and measured speeds are in the caches of the host."""
+"""Whether weights and compiled programs are in the caches of the host."""
 
 ROWS = 1000
 """Assumed number of rows of a dataset whose size is unknown."""
@@ -89,10 +86,9 @@ class Forecast:
         tokens: trained tokens of these steps.
         cost_usd: expected cost; None: the price is unknown.
         disk_gib: GiB by kind of file.
-        programs: compiled programs; calibration compiles more for each size.
+        programs: compiled programs, those for sizes that are measured included.
         compile_s: time of compiling all of them one after the other.
         calibration_s: time of measuring sizes.
-        calibration_share_s: seconds allowed for measuring sizes; 0: nothing is measured.
         evaluated: prompts of each evaluation set.
         guessed: evaluation sets whose number of rows is unknown.
     """
@@ -109,7 +105,6 @@ class Forecast:
     programs: int
     compile_s: Seconds
     calibration_s: Seconds
-    calibration_share_s: float
     evaluated: Mapping[str, int]
     guessed: tuple[str, ...]
 
@@ -117,7 +112,7 @@ class Forecast:
 def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
-    names = built_programs(config, case.shape)
+    names = compiled_programs(case, plan)
     compiling = compile_s(names, case.shape, chip=chip)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
@@ -150,7 +145,6 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
         programs=len(names),
         compile_s=compiling,
         calibration_s=times.calibration,
-        calibration_share_s=calibration_share_s(config) if times.calibration.high else 0.0,
         evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
@@ -215,13 +209,8 @@ class RunTimes:
 
     def with_warm_caches(self) -> RunTimes:
         """Times on a host whose caches an earlier run of the same sizes has filled."""
-        measured = replace(self.calibration, expected=self.calibration.low)
-        return replace(
-            self,
-            download=self.download * 0.0,
-            compile=self.compile * _CACHED_SHARE,
-            calibration=measured,
-        )
+        compiling = self.compile * _CACHED_SHARE
+        return replace(self, download=self.download * 0.0, compile=compiling)
 
     def at(self, scenario: Scenario) -> dict[str, float]:
         """Seconds by activity in a scenario."""
@@ -361,96 +350,31 @@ def saved_bytes(config: Config, shape: ModelShape, *, checkpoints: int) -> dict[
     }
 
 
-CALIBRATION_SHARE = 0.02
-"""Default of `plan.calibration_share`."""
-_SHARE_OF_S = 3600.0
-"""Seconds that the share refers to with a budget of steps."""
-SEGMENTS, PREFILLS, FILLS, MICRO_BATCHES = 6, 7, 6, 4
-"""Runs of each program in a measurement, the warm-up run included."""
-
-
-def calibration_share_s(config: Config, *, now_s: float | None = None) -> float:
-    """Seconds allowed for measuring sizes.
-
-    Args:
-        config: the run, with its budget and share.
-        now_s: Unix time from which a budget with a date counts; None: now.
-    """
-    share, budget = config.plan.calibration_share, config.budget
-    whole_s = _SHARE_OF_S if budget.time_s is None else budget.time_s
-    if budget.until_s is not None:
-        whole_s = max(0.0, budget.until_s - (time.time() if now_s is None else now_s))
-    return (CALIBRATION_SHARE if share is None else share) * whole_s
+_STEPS_MEASURED = 3
+"""Measuring takes about as long as this many steps, if there is time."""
 
 
 def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
-    """Time of measuring sizes at the start of a run; zero where nothing is measured.
-
-    The expected time is that of the planned sizes, which are always measured, and of their
-    neighbours within the share of the budget. The low end is a run with cached speeds, which
-    measures only the micro-batches in force. At the high end a size that starts within the share
-    ends after it.
-    """
-    config, chip = plan.config, case.topology.chip
-    share = calibration_share_s(config)
-    if config.plan.fixed or not share or config.plan.platform == "gpu":
-        return fixed_time(0.0, chip=chip)
-    placement = {key: getattr(config.plan, key) for key in PLACEMENT_KEYS}
-    given = with_placement(case.config, placement).plan
-    bounds = {"slots": given.slots, "micro_batch_tokens": given.micro_batch_tokens}
-    bounded = replace(case, config=with_plan(config, bounds))
-    own = Sizes.of(config)
-    slots = [sized(config, one) for one in neighbours(bounded, own, "slots")]
-    rows = [sized(config, one) for one in neighbours(bounded, own, "micro_batch_tokens")]
-    measured = [*(_sampler_s(case, one) for one in slots), *(_learner_s(case, one) for one in rows)]
-    compiled = list(_compiled_s(case, [config, *slots, *rows]))[1:]
-    each = [run + built for run, built in zip(measured, compiled, strict=True)]
-    planned = _sampler_s(case, config) + _learner_s(case, config)
-    whole, latest = sum(each, planned), share + max((one.high for one in each), default=0.0)
-    return Seconds(
-        low=_learner_s(case, config).low,
-        expected=max(planned.expected, min(share, whole.expected)),
-        high=max(planned.high, min(latest, whole.high)),
-        regime=whole.regime,
-    )
+    """Time of measuring sizes at the start of a run, without compilation; zero if all are given."""
+    if not case.config.plan.planned_sizes:
+        return fixed_time(0.0, chip=case.topology.chip)
+    limit_s, once = measuring_limit_s(plan.config), plan.step.total * _STEPS_MEASURED
+    low, expected, high = (min(limit_s, one) for one in (once.low, once.expected, once.high))
+    return Seconds(low, expected, high, once.regime)
 
 
-def _sampler_s(case: PlanCase, config: Config) -> Seconds:
-    """Time of measuring a sampler's programs, as in `pipeline.compute.decode.timing`."""
-    model, plan = case.roofline(config), config.plan
-    total = fixed_time(0.0, chip=case.topology.chip)
-    for bucket in config.prompt_buckets:
-        total += model.prefill(config.prefill_rows(bucket) * bucket, seq=bucket) * PREFILLS
-        total += model.flush(config.slots // plan.sampler_shards) * FILLS
-    for size in plan.slot_ladder:
-        slots = size // plan.sampler_shards
-        once = model.decode_step(slots) * config.segment_steps + model.flush(slots)
-        total += once * SEGMENTS
-    return total
-
-
-def _learner_s(case: PlanCase, config: Config) -> Seconds:
-    """Time of measuring a learner's micro-batches, as in `pipeline.compute.learner.timing`."""
-    model, settings = case.roofline(config), config.learner
-    packing = Packing.expected(config, case.lengths)
-    others = int(settings.kl_coef > 0) + int(settings.teacher is not None)
-    total = fixed_time(0.0, chip=case.topology.chip)
-    for rows in batch_shape(config, pad=0).sizes:
-        positions = rows * config.row_tokens // config.plan.learner_shards
-        scored = model.score(positions, packing)
-        once = model.gradient(positions, packing) + scored * others
-        total += once * MICRO_BATCHES
-    return total
-
-
-def _compiled_s(case: PlanCase, configs: Sequence[Config]) -> Iterator[Seconds]:
-    """Time of compiling each configuration's programs that the earlier ones lack."""
-    known: set[tuple[str, int]] = set()
-    for config in configs:
-        named = {_key(config, name): name for name in built_programs(config, case.shape)}
-        new = [name for key, name in named.items() if key not in known]
-        known |= named.keys()
-        yield compile_s(new, case.shape, chip=case.topology.chip)
+def compiled_programs(case: PlanCase, plan: SizedPlan) -> list[str]:
+    """Names of the programs that a run compiles, those for sizes that it measures included."""
+    own, sized_case = Sizes.of(plan.config), replace(case, config=plan.config)
+    tried = [
+        replace(own, **{name: size})
+        for name in case.config.plan.planned_sizes
+        for size in candidates(sized_case, own, name)
+    ]
+    named: dict[tuple[str, int], str] = {}
+    for config in (plan.config, *(sized(plan.config, sizes) for sizes in tried)):
+        named |= {_key(config, name): name for name in built_programs(config, case.shape)}
+    return list(named.values())
 
 
 def _key(config: Config, name: str) -> tuple[str, int]:

@@ -71,7 +71,7 @@ def verify(
 ) -> Verified:
     """Compiles a plan's largest programs and returns the plan that results.
 
-    A plan fixed by the configuration stays as it is. If any other cannot be made to fit, the first
+    A plan whose sizes are given stays as it is. If any other cannot be made to fit, the first
     of `others` replaces it, as long as compilations are left.
 
     Args:
@@ -105,8 +105,8 @@ def verify(
     programs = check(plan)
     assert programs is not None, "a plan has fewer programs than the limit"
     left, learned = list(others), case
-    is_fixed = plan.configured and case.config.plan.fixed
-    while not _all_fit(programs) and not is_fixed:
+    is_given = plan.configured and not case.config.plan.planned_sizes
+    while not _all_fit(programs) and not is_given:
         searched += [
             f"{name} does not fit: {_needed(one.report)}"
             for name, one in programs.items()

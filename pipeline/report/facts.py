@@ -22,7 +22,7 @@ Figure = tuple[str, str, str]
 _EVENTS = frozenset(
     {
         "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
-        "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "replan",
+        "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "sizes_reduced",
         "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "settings_changed", "stop_notice",
@@ -129,11 +129,6 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
     planned = run.values("budget/steps_planned")
     if planned:
         yield "steps", f"{planned[0][1]:,.0f}", f"{run.steps:,}", "planned after the first step"
-    for entry in run.entries("calibrated")[-1:]:
-        rate = _median(run, "speed/trained_tokens_per_s")
-        if rate:
-            expected = f"{entry['tokens_per_s']:,.0f}"
-            yield "trained tokens/s", expected, f"{rate:,.0f}", "calibrated at the start"
     last_row = run.metrics[-1] if run.metrics else {}
     suffix = "/planned_gib"
     for name in last_row:
@@ -147,9 +142,9 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
                 "not known" if peak is None else f"{peak:.3g}",
                 "" if compiled is None else f"compiled {compiled:.3g}",
             )
-    for key, size in run.plan.get("in_force", {}).items():
+    for key, size in run.plan.get("sizes", {}).items():
         given = run.setting(f"plan.{key}")
-        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "in force"
+        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "used"
 
 
 def events(run: RunRecords) -> list[tuple[str, str, str, str]]:

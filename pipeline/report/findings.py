@@ -72,7 +72,6 @@ def problems(run: RunRecords) -> list[Finding]:
         _no_gradient,
         _small_batch,
         _slow_reward,
-        _recompilation,
         _faults,
         _alarms,
     )
@@ -193,19 +192,6 @@ def _slowest_part(run: RunRecords) -> str:
     if not totals.get(part):
         return ""
     return f"; part {part!r} takes the longest, {totals[part]:.1f} s"
-
-
-def _recompilation(run: RunRecords) -> Iterator[Finding]:
-    """Changes of sizes after the start."""
-    decided = [entry for entry in run.entries("replan") if entry["step"] >= 1]
-    if decided:
-        yield Finding(
-            "recompilation",
-            "warning",
-            "Programs were compiled during the run.",
-            "; ".join(f"sizes changed after step {e['step']}: {e['reason']}" for e in decided),
-            "put the sizes of plan.json into plan.slots and plan.micro_batch_tokens",
-        )
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:

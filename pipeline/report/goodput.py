@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.run.history import STARTED
 from pipeline.run.run_folder import ENDED
 

@@ -68,12 +68,9 @@ def _speeds_text(speeds: Figures) -> str:
 
 def _chosen(report: Figures) -> Iterator[str]:
     plan = report["plan"]
-    sizes = (
-        "sizes fixed by the configuration"
-        if plan["fixed"] and plan["configured"]
-        else "sizes planned"
-    )
-    yield f"chosen: {plan['name']}; {sizes}"
+    planned = plan["planned_sizes"]
+    which = "sizes" if len(planned) != 1 else f"plan.{planned[0]}"
+    yield f"chosen: {plan['name']}; {which} {'planned' if planned else 'as given'}"
     if plan["short"]:
         yield f"  DOES NOT FIT: {plan['short']}"
     yield (
@@ -237,13 +234,9 @@ def _budget(report: Figures) -> Iterator[str]:
     yield from _first_step(budget)
     compiling = _around(budget["compile_s"], _duration)
     yield f"  {budget['programs']} programs, {compiling} to compile all"
-    if budget["calibration_share_s"]:
+    if spent.get("calibration"):
         measuring = _around(budget["calibration_s"], _duration)
-        share = _duration(budget["calibration_share_s"])
-        yield (
-            f"  measuring sizes takes {measuring}: always the planned ones, neighbours within "
-            f"{share} (plan.calibration_share)"
-        )
+        yield f"  timing planned, half and double sizes takes {measuring}, without compilation"
     read = ", ".join(f"{name} {count:,}" for name, count in budget["evaluated"].items())
     guessed = ", ".join(budget["guessed"])
     unknown = f"; {guessed}: assumed, the number of rows is unknown" if guessed else ""

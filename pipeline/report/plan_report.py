@@ -143,7 +143,7 @@ def _plan(found: PlanReport) -> Figures:
     return {
         "name": plan.name,
         "configured": plan.configured,
-        "fixed": case.config.plan.fixed,
+        "planned_sizes": list(case.config.plan.planned_sizes),
         "fits": plan.fits,
         "short": None if plan.fits else _short(found),
         "reserve_gib": (case.topology.chip.hbm_gib * GIB - case.limit_bytes) / GIB,
@@ -191,12 +191,11 @@ def _host_gib(case: PlanCase, plan: SizedPlan) -> float:
 def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
     """Settings by dotted key that turn the configuration into this plan.
 
-    Sizes that a run plans itself are left out; bounds on them are adapted to the placement.
+    Sizes that a run plans itself are left out; given ones are adapted to the placement.
     """
     given, values = case.config, _settings(plan)
     placed = placed_as(given, plan.config)
-    if not given.plan.fixed:
-        values |= {key: getattr(placed.plan, key) for key in ("slots", "micro_batch_tokens")}
+    values |= {key: getattr(placed.plan, key) for key in ("slots", "micro_batch_tokens")}
     changed = {
         f"plan.{key}": value for key, value in values.items() if value != getattr(given.plan, key)
     }

@@ -16,7 +16,7 @@ from pipeline.contracts.checkpoint_files import (
 )
 from pipeline.contracts.evaluations import mean_of, show_mean
 from pipeline.contracts.record_files import TIME_FORMAT
-from pipeline.control.budget import show_duration
+from pipeline.deadline import show_duration
 from pipeline.report.facts import cost, state
 from pipeline.report.goodput import time_lines
 from pipeline.report.plan_lines import table

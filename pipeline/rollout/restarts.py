@@ -20,8 +20,6 @@ from pipeline.contracts.phases import Heartbeat, PhaseClock
 from pipeline.contracts.restarts import RestartBudget
 from pipeline.contracts.workers import Restartable, WorkerDied
 
-Attempt = Callable[[str, Callable[[], Awaitable[Any]]], Awaitable[Any]]
-
 RESTARTED = "restarted"
 """Journal event: a process died and was restarted."""
 HEARTBEAT_S = 2.0
@@ -117,8 +115,6 @@ class RestartingWorker:
     Args:
         target: the worker.
         restarts: of the run; None: a death raises `WorkerDied`.
-        attempt: makes a call of a method; repeats it with smaller sizes when out of memory, for
-            example.
         renew: after a restart, brings the new process into the state of the old one.
 
     Attributes:
@@ -131,13 +127,11 @@ class RestartingWorker:
         target: Any,
         *,
         restarts: Restarts | None,
-        attempt: Attempt = lambda _, work: work(),
         renew: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.target = target
         self.loaded: Published | None = None
         self._restarts = restarts
-        self._attempt = attempt
         self._renew = renew
         self._lock = asyncio.Lock()
         self._number = 0
@@ -172,9 +166,7 @@ class RestartingWorker:
                 try:
                     if self._is_fresh:
                         await self._unless_aborted(self._renewed())
-                    result = await self._attempt(
-                        method, lambda: getattr(self.target, method)(*args, **kwargs)
-                    )
+                    result = await getattr(self.target, method)(*args, **kwargs)
                 except WorkerDied as death:
                     if self._restarts is None:
                         raise

@@ -2,9 +2,8 @@
 
     coordinator, producer, evaluation -> Workers -> RestartingWorker -> sampler | learner | scorer
 
-`RestartingWorker` repeats a call whose process has died, and a call that runs out of memory with
-smaller sizes. `Workers` adds the time limit, the stop signal and the check that samplers hold the
-published adapter.
+`RestartingWorker` repeats a call whose process has died. `Workers` adds the time limit, the stop
+signal and the check that samplers hold the published adapter.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from pipeline.contracts.workers import (
     Sampler,
     ScorerWorker,
 )
-from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
 from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -46,10 +44,6 @@ TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
-_ANY_SIZE = frozenset(
-    {"abort", "resume", "work", "finished", "save", "saved", "keep_best", "recover_best"}
-)
-"""Methods that use no compiled programs."""
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -72,19 +66,19 @@ class Workers:
         samplers: at least one.
         learner: of the run.
         scorer: the reward workers.
-        sizes: decides the sizes of samplers and learner.
+        sizes: for which samplers and learner are compiled.
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
         restarts: of samplers and reward workers.
-        one_process: the sampler and the learner are the same process, which is prepared once.
+        one_process: the sampler and the learner are the same process.
 
     Attributes:
-        learner_process, sampler_processes: the processes; the same one in a colocated run.
-        learner: its methods, repeated with smaller sizes when out of memory.
+        learner: its methods.
         scorer: the reward workers.
         restarts: of the run's processes.
         published: the adapter that the samplers hold; None: none yet.
+        sizes: as given.
     """
 
     def __init__(
@@ -93,19 +87,13 @@ class Workers:
         samplers: Sequence[ResizableSampler],
         learner: ResizableLearner,
         scorer: ScorerWorker,
-        sizes: SizeController,
+        sizes: Sizes,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
         restarts: Restarts,
         one_process: bool = False,
     ) -> None:
-        name = "sampler and learner" if one_process else "learner"
-        self.learner_process = Worker(name, learner)
-        self.sampler_processes = [
-            self.learner_process if one_process else Worker(f"sampler {number}", sampler)
-            for number, sampler in enumerate(samplers)
-        ]
         self._reporting: dict[str, ReportsUse] = {"learner": learner}
         if not one_process:
             self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
@@ -119,41 +107,30 @@ class Workers:
         self.published: Published | None = None
         self._rewards: Sequence[RewardFacts] = ()
         # The death of the learner, which has a state, ends the coordinator.
-        pairs = zip(samplers, self.sampler_processes, strict=True)
         self._samplers = [
-            self._resizing(*pair, None if one_process else restarts) for pair in pairs
+            self._restarting(one, None if one_process else restarts) for one in samplers
         ]
-        self.learner = cast("Learner", self._resizing(learner, self.learner_process, None))
+        self.learner = cast("Learner", RestartingWorker(learner, restarts=None))
         self._scoring = RestartingWorker(scorer, restarts=restarts, renew=self._renew_rewards)
         self.scorer = cast("MeasuredScorer", self._scoring)
         self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
         self._stuck = False
-        self._saving: Sizes | None = None
 
-    @property
-    def processes(self) -> list[Worker]:
-        """Each process once, the learner's first."""
-        workers = (self.learner_process, *self.sampler_processes)
-        return list({id(worker): worker for worker in workers}.values())
-
-    async def start(self) -> tuple[float, Sequence[RewardFacts]]:
-        """Prepares all processes, and restarts from now on those that die.
+    async def start(self) -> Sequence[RewardFacts]:
+        """Starts the reward processes, and restarts from now on processes that die.
 
         Returns:
-            The seconds that loading the learner's base took, and what the reward processes report.
+            What the reward processes report.
 
         Raises:
-            OutOfMemory: if there are no sizes with which they can start.
             ValueError: if a reward function cannot be used.
             WorkerDied: if a process dies.
         """
         self._watching = asyncio.create_task(self._heartbeats.watch())
-        scorer = self._scoring.target
-        prepared, rewards = await asyncio.gather(self.sizes.start(self.processes), scorer.start())
-        self._rewards = rewards
-        return prepared[0].load_s, rewards
+        self._rewards = await self._scoring.target.start()
+        return self._rewards
 
     async def close(self) -> None:
         """Ends the watch over the processes."""
@@ -162,21 +139,15 @@ class Workers:
             await asyncio.wait({self._watching})
             self._heartbeats.close()
 
-    def _resizing(
-        self, target: Sampler | Learner, process: Worker, restarts: Restarts | None
-    ) -> Any:
-        """The methods of a sampler or a learner."""
-
-        def attempt(method: str, work: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
-            return work() if method in _ANY_SIZE else self.sizes.call(process, work)
+    def _restarting(self, sampler: ResizableSampler, restarts: Restarts | None) -> Any:
+        """The methods of a sampler."""
 
         async def renew() -> None:
-            process.restarted()
-            await self.sizes.prepare(process)
+            await sampler.prepare(self.sizes)
             if worker.loaded is not None:
-                await parity.sync([cast("Sampler", target)], worker.loaded)
+                await parity.sync([sampler], worker.loaded)
 
-        worker = RestartingWorker(target, restarts=restarts, attempt=attempt, renew=renew)
+        worker = RestartingWorker(sampler, restarts=restarts, renew=renew)
         return worker
 
     async def _renew_rewards(self) -> None:
@@ -281,28 +252,20 @@ class Workers:
             metrics = await self.learner.update(data.rollouts, rate=step.rate)
         else:
             metrics = await self.learner.sft_update(data.sequences)
-        self.sizes.step_done()
         self.restarts.step_done(step.number + 1)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """Begins to write a checkpoint with `meta` and the sizes in force."""
-        await self.learner.save({**meta, **self.sizes.meta})
-        self._saving = self.sizes.in_force
+        """Begins to write a checkpoint with `meta`."""
+        await self.learner.save(meta)
 
     async def saved(self, *, wait: bool) -> float | None:
-        """Seconds until the last checkpoint was complete; None: it is not, or there is none.
+        """Seconds until the last checkpoint was complete; None: it is not.
 
         Args:
             wait: until it is complete.
         """
-        if self._saving is None:
-            return None
-        seconds = await self.learner.saved(wait=wait)
-        if seconds is not None:
-            self.sizes.checkpointed(self._saving)
-            self._saving = None
-        return seconds
+        return await self.learner.saved(wait=wait)
 
     # --- use of time and memory
 

@@ -344,7 +344,7 @@ class Records:
         """Records an export: the fields of its `ExportReport`, hash, seconds and reason."""
         self.event("exported", _export_line(facts), **facts)
         self._mirror.request()
-        if facts["reason"] != "rehearsal":  # of the untrained policy
+        if facts["reason"] != "first":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
             self.tracker.log_artifact("export", Path(facts["folder"]), metadata=metadata)

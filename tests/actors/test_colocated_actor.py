@@ -1,33 +1,28 @@
-"""Calibration of a real colocated actor: sizes are found, and nothing else changes."""
+"""Sizes of a real colocated actor: they are chosen, and nothing else changes."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
 import pytest
 
-import configs
 from actors.colocated_actor import ColocatedActor
-from configs.load import load_config
-from pipeline.compute.device_memory import GIB, resident_bytes
+from configs.schema import Config
 from pipeline.compute.opening import OpenedModel
 from pipeline.contracts.builds import Building, Ready
 from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import Lengths, Speeds
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.contracts.speeds import SamplerTimes
+from pipeline.contracts.workers import LearnerWorker, SamplerWorker
+from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.plan.calibration import CalibrationStart, calibrate
-from pipeline.plan.cost_model.hardware import topology_of
-from pipeline.plan.search.fitting import PlanCase, with_plan
-from pipeline.plan.size_choice import StepTimes
-from pipeline.plan.size_controller import SizeController, Worker
+from pipeline.plan.sizes import choose_sizes
 from pipeline.run.console import Console
 from tests import tiny
 
@@ -36,11 +31,10 @@ ROW = 42
 
 
 class InProcess:
-    """The actor without Ray, which lacks one byte for a micro-batch of two rows."""
+    """An actor as a worker, without Ray."""
 
     def __init__(self, actor: ColocatedActor) -> None:
         self.actor = actor
-        self.limit: float | None = None
 
     async def prepare(self, sizes: Sizes) -> Ready:
         return self.actor.prepare(sizes)
@@ -48,17 +42,11 @@ class InProcess:
     async def building(self) -> Building:
         return self.actor.building()
 
-    async def sampler_speed(self) -> Speeds:
-        return self.actor.sampler_speed()
+    async def sampler_times(self) -> SamplerTimes:
+        return self.actor.sampler_times()
 
-    async def learner_speed(self) -> Speeds:
-        actor = self.actor
-        if self.limit is None:
-            gc.collect()  # arrays of other tests do not count
-            needs = max(actor.learner.needs["update"].values())
-            self.limit = (resident_bytes() + needs - 1) / GIB
-        actor.config = with_plan(actor.config, {"hbm_gib": self.limit})
-        return actor.learner_speed()
+    async def micro_batch_s(self) -> float:
+        return self.actor.micro_batch_s()
 
 
 @pytest.fixture
@@ -67,53 +55,43 @@ def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
     monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
     monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
-    plan: dict[str, Any] = {"fixed": False, "slots": 4, "slot_buckets": None}
-    made = tiny.make_config(plan=plan | {"micro_batch_tokens": 2 * ROW})
-    actor = ColocatedActor(made)
+    plan: dict[str, Any] = {"slots": None, "slot_buckets": None, "micro_batch_tokens": None}
+    actor = ColocatedActor(tiny.make_config(plan=plan))
     policy, base = tiny.policy(layers=2), tiny.base(layers=2)
     opened = OpenedModel(policy, base, tiny.VOCABULARY, read_tokenizer(DEMO), 0.0)
     actor.opening = opened  # type: ignore[assignment]
     return actor
 
 
-def assert_counted(actor: ColocatedActor) -> None:
-    """The total that was known before compilation is the number of compiled programs."""
+@pytest.mark.slow
+def test_sizes_are_chosen_and_the_adapter_does_not_change(
+    actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
+):
+    def shape_of(_: Config) -> ModelShape:
+        return read_model_shape(tiny.hf_config(num_hidden_layers=2))
+
+    monkeypatch.setattr("pipeline.plan.search.fitting.shape_of", shape_of)
+    process = InProcess(actor)
+    found = asyncio.run(
+        choose_sizes(
+            actor.requested,
+            None,
+            learner=cast("LearnerWorker", process),
+            samplers=[cast("SamplerWorker", process)],
+            one_process=True,
+            display=Console(write=lambda _: None),
+        )
+    )
+    assert found.measured.keys() == {"slots", "micro_batch_tokens"}
+    assert found.sizes == Sizes(actor.config.slots, actor.config.plan.micro_batch_tokens or 0)
+    # The total that was known before compilation is the number of compiled programs.
     building = actor.building()
     assert len(building.done) - building.earlier == building.total
-
-
-@pytest.mark.slow
-def test_calibration_finds_sizes_that_fit_and_leaves_the_adapter_unchanged(actor: ColocatedActor):
-    demo = load_config(Path(configs.__file__).parent / "demo.toml", [])
-    topology, lengths = topology_of(actor.config, None), Lengths.expected(actor.config)
-    case = PlanCase(actor.config, shape_of(demo), topology, lengths)
-    process, beginning = InProcess(actor), CalibrationStart(Sizes(4, 2 * ROW), case)
-    controller = SizeController(actor.config, beginning.sizes, Console())
-    worker = Worker("sampler and learner", process)
-
-    async def start() -> tuple[Any, StepTimes | None]:
-        await controller.start([worker])
-        assert_counted(actor)
-        before = jax.device_get(actor.learner.state.adapter)
-        found = await calibrate(
-            controller, beginning, sampler=(worker, process), learner=(worker, process)
-        )
-        return before, found
-
-    before, found = asyncio.run(start())
-    assert found is not None
-    assert found.best == controller.in_force
-    assert found.slots.keys() >= {4, 2, 1}
-    assert found.micro_batch_tokens.keys() == {ROW}
-    assert controller.room == {"micro_batch_tokens": ROW}
-    after = jax.device_get(actor.learner.state.adapter)
-    for name, value in before.items():
-        np.testing.assert_array_equal(value, after[name])
-    # Later work uses the sizes that were found.
-    actor.prepare(controller.in_force)
-    assert_counted(actor)
+    state = actor.learner.state
+    assert (state.version, state.updates) == (0, 0)
+    for name, value in jax.device_get(actor.learner.initial_adapter()).items():
+        np.testing.assert_array_equal(value, state.adapter[name])
     (version, sha256), payload = actor.publish(which="current")
     assert actor.load(version, sha256, payload) == sha256
     completions = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in completions] == [3, 14, 6]
-    assert max(actor.work().segments) == controller.in_force.slots

@@ -69,8 +69,8 @@ def test_tables_in_lists_are_compared_one_by_one_and_other_lists_as_a_whole(smal
         "rewards.workers=4; .timeout_s=5",
         "rewards.functions.0.workers=4; .timeout_s=5; .concurrency=2",
         "plan.hbm_gib=3.5",
-        "plan.fixed=false",
         "plan.micro_batch_tokens=768",
+        "plan.slots=none",
     ],
 )
 def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
@@ -132,10 +132,6 @@ def test_a_longer_budget_alters_the_run_if_it_moves_the_decay(small: Path) -> No
     linear, longer = "learner.schedule=linear", "learner.schedule=linear; budget.steps=20"
     assert altering(small, linear, longer) == [("learner.decay_steps", 10, 20)]
     assert altering(small, linear, f"{longer}; learner.decay_steps=10") == []
-
-
-def test_planned_sizes_are_not_fixed_again(small: Path) -> None:
-    assert altering(small, "plan.fixed=false", "") == [("plan.fixed", False, True)]
 
 
 def test_a_setting_that_an_earlier_version_did_not_write_has_its_default(small: Path) -> None:

@@ -66,11 +66,11 @@ plan.row_tokens=47
     plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
 plan.slot_buckets=[40,2,7]; .sampler_devices=2
     plan.slot_buckets: below slots = 32, in multiples of a sampler's 2 shards; nearest valid: [2]
-plan.slots=none
-    plan.slots: is required with plan.fixed = true; set it, or plan.fixed = false to plan it
-plan.fixed=false; .slots=none; .slot_buckets=[8]
+plan.platform=gpu; .slots=none
+    plan.slots: is required on gpu, whose memory is unknown until it is opened
+plan.slots=none; .slot_buckets=[8]
     plan.slot_buckets: has no effect without plan.slots; remove it
-plan.fixed=false; .micro_batch_tokens=100
+plan.slots=none; .micro_batch_tokens=100
     plan.micro_batch_tokens: must be a multiple of plan.row_tokens = 48 x 1 rows
 plan.attention=splash
     plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
@@ -264,10 +264,9 @@ def test_derived_numbers(small: Path) -> None:
     assert (config.row_tokens, config.micro_batch_rows) == (96, 4)
     config = load(small, "plan.placement=colocated; .learner_devices=8")
     assert config.plan.devices_per_sampler == 8
-    config = load(small, "plan.fixed=false")
-    assert (config.slots, config.micro_batch_rows) == (32, 8)
-    plan = load(small, "plan.fixed=false; .slots=none; .micro_batch_tokens=none").plan
-    assert (plan.slots, plan.micro_batch_tokens) == (None, None)
+    assert config.plan.planned_sizes == ()
+    plan = load(small, "plan.slots=none; .micro_batch_tokens=none").plan
+    assert plan.planned_sizes == ("slots", "micro_batch_tokens")
 
 
 @pytest.mark.parametrize(
@@ -305,7 +304,7 @@ def test_a_decay_without_a_known_end_follows_the_clock(
 def test_prompts_are_shared_where_that_saves_a_tenth(
     small: Path, settings: str, shared: bool, row: int
 ) -> None:
-    free = "plan.fixed=false; .row_tokens=none; .micro_batch_tokens=none"
+    free = "plan.row_tokens=none; .micro_batch_tokens=none"
     config = load(small, f"{free}; {settings}" if settings else free)
     assert (config.shares_prefix, config.row_tokens) == (shared, row)
 

@@ -30,7 +30,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
     ("command", "words"),
     [
         ("train", ["CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT"]),
-        ("train", ["--rehearse", "--learner.lr", "Exit status: 0 done, 1"]),
+        ("train", ["--dry-run", "--learner.lr", "Exit status: 0 done, 1"]),
         ("plan", ["CONFIG.toml [--table.key VALUE ...]", "--verify"]),
         (
             "doctor",

@@ -37,7 +37,6 @@ def test_every_preset_is_planned(
     assert err == ""
     figures = json.loads((tmp_path / "plan.json").read_text())
     assert figures["plan"]["fits"]
-    assert figures["plan"]["configured"] or not figures["plan"]["fixed"]
     assert figures["plan"]["configured"] != figures["plan"]["auto"]
     assert f"~{figures['step']['tokens_per_s']:,.0f} trained tokens per second" in out
     assert len(out.splitlines()) <= 70
@@ -50,8 +49,8 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_p
     assert "plan only: v6e-32 can be planned for, from its published limits" in out
     figures = json.loads(path.read_text())
     assert figures["topology"]["chips"] == figures["plan"]["learner_devices"] == 32
-    assert figures["plan"]["slots"] <= 4 * 512
-    assert figures["plan"]["set"]["plan.micro_batch_tokens"] == 4 * 16_384  # the upper bound
+    assert figures["plan"]["set"]["plan.slots"] == figures["plan"]["slots"] == 4 * 512
+    assert figures["plan"]["planned_sizes"] == ["micro_batch_tokens"]
     settings = [
         text
         for key, value in figures["plan"]["set"].items()
@@ -72,7 +71,7 @@ def test_several_hosts_are_planned_for_processes_of_one_host_each(
     assert "\ncolocated over 2 hosts (plan only), base on every device " in out
     assert "plan only:" not in out
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
-    out, _ = shown(capsys, ONE_B, *many, "--plan.fixed", "true")
+    out, _ = shown(capsys, ONE_B, *many)
     assert "plan only: a process of 16 chips spans 2 hosts of v5e-16" in out
 
 
@@ -95,10 +94,6 @@ def test_completion_tokens_change_the_estimate(
         (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
         (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
-        (
-            ["--plan.fixed", "true", "--plan.slots", "none"],
-            "is required with plan.fixed = true",
-        ),
         (["--model.path", "hf://a/b"], "model.path: hf://a/b: its shape is unknown"),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
@@ -115,7 +110,8 @@ def test_mistakes_are_reported(
 
 
 def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ["--plan.fixed", "true", "--plan.slots", "4096", "--plan.micro_batch_tokens", "16384"]
+    many = ["--plan.placement", "colocated"]
+    many += ["--plan.slots", "4096", "--plan.micro_batch_tokens", "16384"]
     many += ["--rollout.prompts_per_step", "256"]
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
@@ -180,7 +176,7 @@ def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) 
 def test_chips_that_no_process_can_lease_are_refused_at_once(
     command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    six = ["--plan.fixed", "true", "--plan.learner_devices", "6"]
+    six = ["--plan.learner_devices", "6"]
     six += ["--plan.slots", "384", "--plan.micro_batch_tokens", "12288"]
     dry = ["--dry-run"] if command is train.main else []
     assert command([ONE_B, *six, *dry]) == 2

@@ -277,7 +277,7 @@ def test_visible_chips_bound_those_that_are_given(
 def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(
     request_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    eight = {"plan.platform": "tpu", "plan.learner_devices": "8", "plan.fixed": "false"}
+    eight = {"plan.platform": "tpu", "plan.learner_devices": "8"}
     unset = dict.fromkeys(("plan.slots", "plan.micro_batch_tokens", "plan.slot_buckets"), "none")
     auto = load_config(request_path, [*eight.items(), *unset.items(), ("plan.placement", "auto")])
     found = placed(auto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.code_version import code_version
+from launch.exits import Failure
 from launch.preparation import Prepared
 from launch.ray_watch import RayWatch
 from launch.session import (
@@ -37,8 +39,11 @@ from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
+from pipeline.contracts.memory import OutOfMemory
+from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.contracts.workers import WorkerDied
-from pipeline.plan.calibration import CalibrationStart
+from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.sizes import Chosen
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
@@ -98,21 +103,21 @@ class Session:
     ) -> int:
         clock = _clock(self.prepared, started=started)
         config = self.prepared.config
-        beginning = CalibrationStart.of(config, self.folder.plan)
         actors = cast("RunActors", self)
         session = self._session(clock)
-        workers = _workers(session, config, actors, beginning)
+        workers = _workers(session, config, actors)
+        chosen = Chosen(first_sizes(config, self.folder.plan), load_s, (), {})
 
         async def run() -> int:
             if waited_s is not None:
-                await self._get_devices(session, workers, beginning, waited_s)
-            return await _coordinate(session, config, actors, workers, load_s=load_s)
+                await self._get_devices(session, config, workers, waited_s)
+            return await _coordinate(session, config, actors, workers, chosen)
 
         with closing(self.folder):
             return asyncio.run(run())
 
     async def _get_devices(
-        self, session: _Session, workers: Workers, beginning: CalibrationStart, waited_s: float
+        self, session: _Session, config: Config, workers: Workers, waited_s: float
     ) -> None:
         """The start of a process whose devices are free after `waited_s` seconds."""
         clock = session.clock
@@ -125,13 +130,11 @@ class Session:
         async def nothing(*_: object, **__: object) -> None:
             pass
 
-        crew = SimpleNamespace(
-            devices=None, started=nothing, samplers=self.samplers, learner=self.learner
-        )
+        own = {"samplers": self.samplers, "learner": self.learner, "one_process": False}
+        crew = SimpleNamespace(devices=None, started=nothing, **own)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
-            patch.setattr("launch.session.calibrate", nothing)
-            await _start(session, cast("RunActors", crew), workers, beginning)
+            await _start(session, config, cast("RunActors", crew), workers)
 
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, started=time.monotonic())
@@ -605,7 +608,7 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     def on(folder: Path, **plan: Any) -> Config:
-        sizes = {"slots": 2, "micro_batch_tokens": 176, "fixed": False, "calibration_share": 0.0}
+        sizes = {"slots": 2, "micro_batch_tokens": 176}
         return make_config(folder, plan={"platform": "cpu", **sizes, **plan})
 
     whole = Session(on(tmp_path / "whole", placement="split"), Disk())
@@ -623,27 +626,15 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     assert entry["after_step"] == 2
     assert ["plan.placement", "split", "colocated"] in entry["changes"]
     assert "other devices or sizes from step 3 on" in capsys.readouterr().out
-    # Sizes of the former hardware, in checkpoint and plan.json, do not count.
-    assert (second.folder.plan or {})["in_force"]["slots"] == 4
+    # Sizes of the former hardware, in plan.json, do not count.
+    assert (second.folder.plan or {})["sizes"]["slots"] == 4
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    whole = Session(make_config(tmp_path / "whole"), Disk())
-    assert whole.run() == 0
-    config, disk = make_config(tmp_path / "both"), Disk()
-    session = Session(config, disk)
+def run_all(session: Session, disk: Disk, patch: pytest.MonkeyPatch) -> int:
+    """Runs all starts of the processes, on no cluster; returns the exit status."""
 
-    def dies(worker: str) -> None:
-        raise WorkerDied(worker, "its process ended unexpectedly")
-
-    # The learner is called next when the step is sampled, by a new sampler.
-    session.script.on["sampler0.generate:train 2"] = partial(dies, "sampler 0")
-    session.script.on["learner.update 2"] = partial(dies, "learner")
-
-    async def nothing(*_: object) -> None:
+    async def nothing(*_: object, **__: object) -> None:
         pass
 
     @contextmanager
@@ -656,13 +647,29 @@ def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_c
         more = {"devices": None, "started": nothing, "kill": lambda: None}
         return SimpleNamespace(**workers, **more, one_process=False)
 
-    monkeypatch.setattr("launch.session.cluster", no_cluster)
-    monkeypatch.setattr("launch.session.RunActors.spawn", spawn)
-    for name in ("wait_for_devices", "calibrate"):
-        monkeypatch.setattr(f"launch.session.{name}", lambda *_, **__: nothing())
+    patch.setattr("launch.session.cluster", no_cluster)
+    patch.setattr("launch.session.RunActors.spawn", spawn)
+    patch.setattr("launch.session.wait_for_devices", nothing)
     with closing(session.folder), asyncio.Runner(loop_factory=VirtualLoop) as runner:
         clock = _clock(session.prepared, started=0.0)
-        assert runner.run(_run(session._session(clock))) == 0
+        return runner.run(_run(session._session(clock)))
+
+
+def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    whole = Session(make_config(tmp_path / "whole"), Disk())
+    assert whole.run() == 0
+    disk = Disk()
+    session = Session(make_config(tmp_path / "both"), disk)
+
+    def dies(worker: str) -> None:
+        raise WorkerDied(worker, "its process ended unexpectedly")
+
+    # The learner is called next when the step is sampled, by a new sampler.
+    session.script.on["sampler0.generate:train 2"] = partial(dies, "sampler 0")
+    session.script.on["learner.update 2"] = partial(dies, "learner")
+    assert run_all(session, disk, monkeypatch) == 0
     assert [entry["worker"] for entry in session.events("restarted")] == ["sampler 0", "learner"]
     said = capsys.readouterr().out
     assert "sampler 0: its process ended unexpectedly; it is restarted\n" in said
@@ -671,3 +678,46 @@ def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_c
         "from its last checkpoint\n"
     ) in said
     assert left_behind(session.folder) == left_behind(whole.folder)
+
+
+def test_a_run_resumes_with_smaller_sizes_after_memory_ran_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    whole = Session(make_config(tmp_path / "whole"), Disk())
+    assert whole.run() == 0
+    disk = Disk()
+    session = Session(make_config(tmp_path / "less"), disk)
+
+    def full(phase: WorkerPhase) -> None:
+        raise OutOfMemory(phase, "no 9 GiB are left")
+
+    session.script.on["learner.update 2"] = partial(full, "update")
+    session.script.on["sampler0.generate:train 2"] = partial(full, "generate")
+    assert run_all(session, disk, monkeypatch) == 0
+    changes = [
+        ({"slots": 2, "micro_batch_tokens": 176}, {"slots": 1, "micro_batch_tokens": 176}),
+        ({"slots": 1, "micro_batch_tokens": 176}, {"slots": 1, "micro_batch_tokens": 88}),
+    ]
+    entries = session.events("sizes_reduced")
+    assert [(one["old"], one["new"]) for one in entries] == changes
+    assert [(one["phase"], one["step"]) for one in entries] == [("generate", 2), ("update", 2)]
+    assert session.samplers[0].sizes == [Sizes(2, 176), Sizes(1, 176), Sizes(1, 88)]
+    assert (session.folder.plan or {})["sizes"] == changes[1][1]
+    said = capsys.readouterr().out
+    assert "run: out of memory (update): no 9 GiB are left; plan.json has smaller sizes now" in said
+    assert left_behind(session.folder) == left_behind(whole.folder)
+
+
+def test_a_run_ends_where_memory_runs_out_with_the_smallest_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = Disk()
+    session = Session(make_config(tmp_path, plan={"micro_batch_tokens": 88}), disk)
+
+    def full() -> None:
+        raise OutOfMemory("update", "no 9 GiB are left")
+
+    session.script.on["learner.update 1"] = full
+    told = "no 9 GiB are left; there is nothing smaller than plan.micro_batch_tokens = 88"
+    with pytest.raises(Failure, match=re.escape(told)):
+        run_all(session, disk, monkeypatch)

@@ -201,7 +201,7 @@ def test_a_module_named_like_a_project_package_is_refused_at_submission(
         ([], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["--no-wait"], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
         (["a.toml", "--help"], 0, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["a.toml", "--rehearse"], 2, "--rehearse: not possible for a job"),
+        (["a.toml", "--dry-run"], 2, "--dry-run: not possible for a job"),
     ],
 )
 def test_an_invalid_submission_is_refused_at_once(arguments: list[str], status: int, shown: str):

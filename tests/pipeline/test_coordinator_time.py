@@ -74,7 +74,7 @@ def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
     # A step takes 34 s, the end 2 + 1 + 40 + 5 s: after 4 steps 250 - 189 = 61 s are left, too few.
     assert summary(process)["steps"] == 4
     assert summary(process)["wall_s"] == pytest.approx(BEFORE_S + 4 * STEP_S + 2 + 40 + 5)
-    assert exports(process) == [(0, "rehearsal"), (4, "last")]
+    assert exports(process) == [(0, "first"), (4, "last")]
     reserved = [(entry["reason"], entry["seconds"]) for entry in process.events("reserved")]
     assert reserved == [
         ("test evaluation", 40.0),
@@ -101,7 +101,7 @@ def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
     skills = [0.2, 0.2, 0.5, 0.5, 0.3, 0.3, 0.9, 0.8]
     process = process_of(validated(tmp_path, 500), skills=skills)
     process.run_in_time()
-    assert exports(process) == [(0, "rehearsal"), (2, "better"), (6, "better")]
+    assert exports(process) == [(0, "first"), (2, "better"), (6, "better")]
     assert summary(process)["best"]["step"] == 6
     # The untrained policy was exported before the first step.
     calls = process.script.calls
@@ -115,7 +115,7 @@ def test_slow_exports_are_rarer_and_still_meet_the_deadline(tmp_path: Path):
     process.run_in_time()
     done = exports(process)
     # At 5% of the time, an export is due every 1200 s of the run; the last ones are near the end.
-    assert done[0] == (0, "rehearsal")
+    assert done[0] == (0, "first")
     assert len(done) < 1 + len(process.events("evaluated"))
     assert done[-1][0] == summary(process)["best"]["step"]
     assert summary(process)["wall_s"] <= 1200
@@ -160,7 +160,7 @@ def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
     # Without a validation split, and with a final test that never ends.
     process = process_of(config_of(tmp_path, 250), stalls={("test", 2): 1e6})
     process.run_in_time()
-    assert exports(process) == [(0, "rehearsal")]
+    assert exports(process) == [(0, "first")]
     assert "after" not in summary(process)["eval"]
     assert summary(process)["wall_s"] <= 250
 
@@ -198,7 +198,7 @@ def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
     assert summary(second)["steps"] > 4
     assert summary(second)["eval"] == {**result, "step": 4}
     # The evaluated version stays exported, and its result is not attributed to a later version.
-    assert exports(second) == [(0, "rehearsal"), (4, "last")]
+    assert exports(second) == [(0, "first"), (4, "last")]
     third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
     third.run_in_time()
     assert summary(third)["eval"] == {**result, "step": 4}
@@ -250,7 +250,7 @@ def test_an_unevaluated_version_replaces_an_unevaluated_export(tmp_path: Path):
     process.run_in_time()
     assert "after" not in summary(process)["eval"]
     assert summary(process)["steps"] > done
-    assert exports(process) == [(done, "rehearsal"), (summary(process)["steps"], "last")]
+    assert exports(process) == [(done, "first"), (summary(process)["steps"], "last")]
     assert summary(process)["wall_s"] <= 450
 
 
@@ -272,7 +272,7 @@ def test_a_budget_below_the_minimum_is_refused_and_the_minimum_suffices(tmp_path
     ) as no:
         process.run_in_time()
     assert process.folder.metrics == []
-    assert exports(process) == [(0, "rehearsal")]
+    assert exports(process) == [(0, "first")]
     again = process_of(validated(tmp_path / "b", int(no.value.minimum_s) + 1))
     assert again.run_in_time() == "finished"
     assert summary(again)["steps"] >= 1

@@ -28,11 +28,12 @@ from pipeline.compute.decode.programs import CompiledSampler, DecodePrograms
 from pipeline.compute.decode.schedule import Group, SlotAssignment, Slots
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
 from pipeline.compute.decode.stopping import StopStrings, TextOf
-from pipeline.compute.decode.timing import sampler_speed
+from pipeline.compute.decode.timing import sampler_times
 from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.timing import plain_token
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.rollouts import (
@@ -43,7 +44,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
     StopReason,
 )
-from pipeline.contracts.speeds import Speeds
+from pipeline.contracts.speeds import SamplerTimes
 
 Weights = tuple[Params, Params]
 """Base and adapter."""
@@ -95,23 +96,10 @@ class _Call:
     Attributes:
         requests: all requests.
         slots: which of them have a slot; the result of a prefill is its bucket and the caches.
-        held: for those that keep their slot after they end (`RolloutRequest.hold`), by index, the
-            number of segments left.
     """
 
     requests: Sequence[RolloutRequest]
     slots: Slots[tuple[int, Caches]]
-    held: dict[int, int]
-
-    def count_segment(self) -> None:
-        """Counts a segment for the held slots."""
-        for index in self.held.keys() & set(self.slots.occupants.flat):
-            self.held[index] -= 1
-
-    def held_slots(self) -> np.ndarray:
-        """True where a slot is held, bool `slots`, over all devices."""
-        held = [index for index, left in self.held.items() if left > 0]
-        return np.isin(self.slots.occupants, held).reshape(-1)
 
 
 class Engine:
@@ -178,14 +166,11 @@ class Engine:
         """Bytes per device that `generate` needs besides base and adapter, by program."""
         return self._programs.needs(array_bytes(self._policy.abstract_params()))
 
-    def speed(self, base: Params, adapter: Params) -> Speeds:
-        """Measures the programs; see `pipeline.compute.decode.timing`."""
-        return sampler_speed(
-            self._programs,
-            (base, adapter),
-            self._config,
-            mesh=self._policy.mesh,
-            vocabulary=self._vocabulary,
+    def times(self, base: Params, adapter: Params) -> SamplerTimes:
+        """Times the programs; see `pipeline.compute.decode.timing`."""
+        token = plain_token(self._vocabulary)
+        return sampler_times(
+            self._programs, (base, adapter), self._config, mesh=self._policy.mesh, token=token
         )
 
     def generate(
@@ -299,12 +284,7 @@ class Engine:
         sizes = list(programs.segment)
         size = sizes.pop(0)
         slots: Slots[tuple[int, Caches]] = Slots.of(requests, shards=self._shards, slots=size)
-        held = {
-            index: -(-(self._limit(request) - request.num_partial) // steps)
-            for index, request in enumerate(requests)
-            if request.hold
-        }
-        call = _Call(requests, slots, held)
+        call = _Call(requests, slots)
         self.work = DecodeWork()
         found: dict[int, FinishedSlot] = {}
         state = programs.empty()
@@ -329,7 +309,6 @@ class Engine:
                 indices = jax.device_put(kept.astype(np.int32).reshape(-1), self._place)
                 state = programs.compact[size](state, indices)
             state = programs.segment[size](*weights, state, sampling)
-            call.count_segment()
             self._phases.progress()
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
@@ -352,7 +331,6 @@ class Engine:
         """
         ended, strings = np.array(state.done), self._stop_string_ends(call, state)
         ended[list(strings)] = True
-        ended &= ~call.held_slots()
         found = {}
         released = call.slots.release(ended)
         for slot, index, finished in self._read(call.requests, state, released, strings):
@@ -402,8 +380,6 @@ class Engine:
         found = {}
         for slot in np.flatnonzero(call.slots.busy).tolist():
             request = call.requests[call.slots.occupants.flat[slot]]
-            if request.hold:
-                continue
             partial, sampled = request.partial, tokens[slot, : counts[slot]]
             if partial is not None:
                 sampled = np.concatenate([partial.tokens, sampled[len(partial.tokens) :]])

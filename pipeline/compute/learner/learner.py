@@ -27,16 +27,14 @@ from pipeline.compute.learner.programs import (
 )
 from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
-from pipeline.compute.learner.timing import micro_batch_s
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
-from pipeline.compute.model.timing import device_name
 from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.compute.timing import fastest_s, full_micro_batch, plain_token
 from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.speeds import Speeds
 from pipeline.inputs.dataset.batching import batches_to_learn
 from pipeline.inputs.dataset.packing import packed_batches
 
@@ -96,22 +94,9 @@ class Learner:
         self._compiled = self._programs.compile(log)
 
     @property
-    def needs(self) -> dict[str, dict[str, int]]:
-        """Bytes per device besides base and adapter, by phase and by program."""
+    def needs(self) -> dict[str, int]:
+        """Bytes per device besides base and adapter, by program."""
         return self._compiled.needs(array_bytes(self.policy.abstract_params()))
-
-    @property
-    def ends_phase(self) -> bool:
-        """Whether the next update is the last one of the SFT phase."""
-        return self.state.version + 1 == self._config.sft_steps
-
-    def host_state(self) -> LearnerState:
-        """A copy of the state in host memory."""
-        return self.state.on_host()
-
-    def restore_state(self, state: LearnerState) -> None:
-        """Restores the result of `host_state`, bit for bit."""
-        self.state = state.on_device(self._whole)
 
     def initial_adapter(self) -> Params:
         """The initial adapter of the run, on the devices.
@@ -194,9 +179,7 @@ class Learner:
             skipped.
         """
         batches = self._pack(rollouts)
-        # Copied before the first update donates the adapter. The copy must not be made later: the
-        # state must not change before an update has ended, and nothing may run out of memory after
-        # it, because the step would be repeated.
+        # Copied before the first update donates the adapter.
         initial = self._copy(self.state.adapter) if self._samples_ahead else None
         parity_ahead = self._parity_ahead(batches)
         # Batches that are used once are placed lazily, so that only one exists at a time.
@@ -260,19 +243,21 @@ class Learner:
             **padding_metrics(batches),
         }
 
-    def speed(self) -> Speeds:
-        """Measures micro-batches; the training state does not change."""
-        adapter = self.state.adapter
+    def micro_batch_s(self) -> float:
+        """Seconds of the largest micro-batch, from host arrays to the gradient.
 
-        def work(batch: TokenBatch) -> None:
+        Scoring by reference and teacher is included. The training state does not change.
+        """
+        adapter, token = self.state.adapter, plain_token(self._vocabulary)
+        batch = full_micro_batch(self._config, shape=self._programs.shape, token=token)
+        program = self._compiled.gradient[len(batch.weights)]
+
+        def work() -> None:
             total = jax.tree.map(jnp.zeros_like, adapter)
-            program = self._compiled.gradient[len(batch.weights)]
             _, share, scored = program(self.base, adapter, total, self._place(batch))
             jax.device_get((share, scored))
 
-        shape, vocabulary = self._programs.shape, self._vocabulary
-        found = micro_batch_s(work, config=self._config, shape=shape, vocabulary=vocabulary)
-        return Speeds(device_name(self.policy.mesh), micro_batch_s=found)
+        return fastest_s(work)
 
     def score(
         self, completions: Sequence[Completion], *, adapter: Params, base: Params | None = None

@@ -91,31 +91,25 @@ class CompiledLearner:
     sft_gradient: BySize
     apply_sft: jax.stages.Compiled | None
 
-    def needs(self, weights: int) -> dict[str, dict[str, int]]:
-        """Bytes per device besides base and adapter while a program runs.
+    def needs(self, weights: int) -> dict[str, int]:
+        """Bytes per device besides base and adapter while a program runs, by its name.
 
-        By phase, "score" or "update", and by name of the program. `apply` and `apply_sft` are left
-        out: they donate the optimizer state and need less than a gradient.
+        `apply` and `apply_sft` are left out: they donate the optimizer state and need less than a
+        gradient.
 
         Args:
             weights: bytes per device of base and adapter.
         """
         named = {
-            "score": {"score": self.score},
-            "update": {
-                "score": self.score,
-                "reference_top_k": self.reference_top_k,
-                "gradient": self.gradient,
-                "sft_gradient": self.sft_gradient,
-            },
+            "score": self.score,
+            "reference_top_k": self.reference_top_k,
+            "gradient": self.gradient,
+            "sft_gradient": self.sft_gradient,
         }
         return {
-            phase: {
-                f"{name} {size}": program_bytes(program) - weights
-                for name, programs in by_name.items()
-                for size, program in programs.items()
-            }
-            for phase, by_name in named.items()
+            f"{name} {size}": program_bytes(program) - weights
+            for name, programs in named.items()
+            for size, program in programs.items()
         }
 
 

@@ -10,8 +10,6 @@ import optax
 
 from pipeline.compute.model.policy import Params
 
-_Donated = tuple[Params, optax.OptState, Params | None]
-
 
 @dataclass(frozen=True)
 class LearnerState:
@@ -35,23 +33,8 @@ class LearnerState:
     reference: Params | None = None
     previous: Params | None = None
 
-    @property
-    def is_intact(self) -> bool:
-        """Whether no array has been deleted, as happens when a program fails after donation."""
-        return not any(leaf.is_deleted() for leaf in jax.tree.leaves(self._donated))
-
     def on_host(self) -> LearnerState:
         """A copy in host memory; `previous`, which is never donated, stays on the devices."""
-        return self._with(jax.tree.map(np.array, self._donated))
-
-    def on_device(self, place: jax.sharding.Sharding) -> LearnerState:
-        """The inverse of `on_host`, bit for bit, with this sharding."""
-        return self._with(jax.device_put(self._donated, place))
-
-    @property
-    def _donated(self) -> _Donated:
-        return self.adapter, self.optimizer, self.reference
-
-    def _with(self, donated: _Donated) -> LearnerState:
-        adapter, optimizer, reference = donated
+        donated = self.adapter, self.optimizer, self.reference
+        adapter, optimizer, reference = jax.tree.map(np.array, donated)
         return replace(self, adapter=adapter, optimizer=optimizer, reference=reference)

@@ -1,4 +1,4 @@
-"""Writes a model folder with random weights, for rehearsals. No JAX.
+"""Writes random weights into a model's folder, for benchmarks. No JAX.
 
 Sizes and data type equal those of the real model, so loading takes the same time and memory. The
 weights are scaled like those at initialization: nothing overflows, and all tokens are likely.
@@ -6,7 +6,6 @@ weights are scaled like those at initialization: nothing overflows, and all toke
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import ml_dtypes
@@ -14,7 +13,6 @@ import numpy as np
 
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_config import tensor_shapes
-from pipeline.inputs.hub.model_shape import hf_config_of
 from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
 
 _TYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -23,18 +21,11 @@ _AT_ONCE = 2**24
 """Random numbers that are generated at a time."""
 
 
-def write_random_folder(folder: Path, shape: ModelShape) -> None:
-    """Writes the configuration of a model of this shape, without weights and tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(hf_config_of(shape), indent=2)
-    (folder / "config.json").write_text(text + "\n", encoding="utf-8")
-
-
 def write_random_weights(folder: Path, shape: ModelShape, *, dtype: str, seed: int) -> None:
     """Writes the weights.
 
     Args:
-        folder: a folder of `write_random_folder`.
+        folder: of the model.
         shape: the model's shape.
         dtype: a value of `model.dtype`.
         seed: random seed of the weights.

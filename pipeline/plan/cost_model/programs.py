@@ -20,7 +20,7 @@ from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 # Settings that a kind of program does not depend on. All others count, so a new setting counts by
 # default.
 _PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
-_DECIDES = {"fixed", "placement", "chip_hour_usd", "hbm_gib", "calibration_share"}
+_DECIDES = {"placement", "chip_hour_usd", "hbm_gib"}
 _NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
 _OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
 _OF_SAMPLER = {

@@ -70,7 +70,7 @@ class PlanCase:
         if config.plan.platform == "gpu":
             raise ValueError(
                 'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
-                "set plan.slots and plan.micro_batch_tokens to the largest sizes to use"
+                "set plan.slots and plan.micro_batch_tokens"
             )
         lengths = Lengths.expected(config)
         return PlanCase(config, shape_of(config), topology_of(config, None), lengths)
@@ -159,9 +159,8 @@ class PlacementChoice:
 def choose_placement(case: PlanCase) -> PlacementChoice:
     """Plans every placement and chooses one.
 
-    On as many chips as the configuration's own, its placement is chosen if it has one, as is one
-    with fixed sizes: a run keeps it. Otherwise the fastest that fits; if none fits, the closest to
-    fitting.
+    On as many chips as the configuration's own, its placement is chosen if it has one: a run keeps
+    it. Otherwise the fastest that fits; if none fits, the closest to fitting.
 
     Raises:
         ValueError: if no placement on the topology suits the configuration's other settings.
@@ -191,7 +190,7 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     )
     others = [one for one in plans if not one.fits]
     ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
-    keeps = case.config.plan.fixed or has_own_topology(case.config, case.topology)
+    keeps = has_own_topology(case.config, case.topology)
     chosen = configured if keeps and configured is not None else ranked[0]
     return PlacementChoice(chosen, tuple(ranked))
 
@@ -252,38 +251,35 @@ def hardware_of(config: Config) -> str:
     return hardware_id(config.model_dump(mode="json"))
 
 
-def is_of_hardware(recorded: Mapping[str, Any], config: Config) -> bool:
-    """Whether recorded sizes were chosen for the configuration's hardware.
-
-    Records of earlier versions, which do not say for which, are taken to be.
-    """
-    return "hardware" not in recorded or recorded["hardware"] == hardware_of(config)
+def recorded_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes | None:
+    """The sizes in a run's `plan.json`; None: there is none, or it is of other hardware."""
+    if recorded is None or recorded["hardware"] != hardware_of(config):
+        return None
+    return Sizes(**recorded["sizes"])
 
 
 def first_sizes(config: Config, recorded: Mapping[str, Any] | None) -> Sizes:
-    """The sizes that a process starts with: recorded, else configured, else planned.
+    """The sizes that a process starts with: recorded, else given, else planned.
 
     Args:
         config: the run.
-        recorded: content of its `plan.json`, which `plan.fixed` overrides, and which counts for
-            the same hardware only; None: there is none.
+        recorded: content of its `plan.json`, which counts for the same hardware only; None: there
+            is none.
 
     Raises:
         FileNotFoundError: if sizes have to be planned and the model's folder is missing.
         ValueError: if sizes have to be planned and none fit or the devices are unknown.
     """
-    plan = config.plan
-    if recorded is not None and not plan.fixed and is_of_hardware(recorded, config):
-        return Sizes.of_json(recorded["at_checkpoint"] or recorded["in_force"])
-    if plan.slots is not None and plan.micro_batch_tokens is not None:
-        return Sizes.of(config)
-    return planned_sizes(PlanCase.of(config))
+    found = recorded_sizes(config, recorded)
+    if found is not None:
+        return found
+    return planned_sizes(PlanCase.of(config)) if config.plan.planned_sizes else Sizes.of(config)
 
 
 def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
     """Plans another case in the placement of `plan`.
 
-    Chooses sizes again unless they are fixed. Outside of the configuration's own placement it
+    Chooses sizes again that are not given. Outside of the configuration's own placement it
     starts from `plan`'s segment, prefill and remat settings and chooses these and the place of the
     per-layer embeddings again, too.
     """
@@ -338,9 +334,8 @@ def estimate_plan(
 
 
 def _as_configured(case: PlanCase, name: str) -> SizedPlan:
-    """The configured placement, with planned sizes unless they are fixed."""
-    fixed = case.config.plan.fixed
-    config = case.config if fixed else _with_sizes(case, case.config, free=())
+    """The configured placement, with planned sizes where none are given."""
+    config = _with_sizes(case, case.config, free=())
     return estimate_plan(case, name, config, configured=True)
 
 
@@ -386,22 +381,19 @@ def _with_free_settings(case: PlanCase, config: Config) -> Config:
 
 
 def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Config:
-    """The configuration with the best sizes within its bounds; if none fit, the closest to fitting.
+    """The configuration with its given and the best other sizes; if none fit, the closest to it.
 
     Memory of the sampler's phases does not depend on micro-batches, nor that of the learner's on
     slots, so the two are chosen separately.
 
     Args:
         case: the planner's input.
-        config: the placement; its sizes are bounds, unless the plan is fixed.
+        config: the placement.
         free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
     """
-    plan, bounded = config.plan, not case.config.plan.fixed
-    max_slots = plan.slots if bounded else None
-    max_tokens = plan.micro_batch_tokens if bounded else None
     model, lengths = case.roofline(config), case.lengths
-    for_slots = slot_options(config, model, lengths, max_slots=max_slots, free=free)
-    for_rows = row_options(config, model, lengths, max_tokens=max_tokens, free=free)
+    for_slots = slot_options(config, model, lengths, free=free)
+    for_rows = row_options(config, model, lengths, free=free)
     smallest = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
     sampler = _best_update(case, smallest, for_slots, ("prefill", "decode"))
     learner = _best_update(case, smallest, for_rows, ("score", "update"))

@@ -65,8 +65,8 @@ def placement_candidates(
 def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     """The configuration in another placement, not validated.
 
-    Sizes per device stay what the configuration sets, rounded down to whole shards, with at least
-    one slot and one row on each.
+    Given sizes stay the same on each device, rounded down to whole shards, with at least one slot
+    and one row on each.
 
     Args:
         config: the configuration as given.

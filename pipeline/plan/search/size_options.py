@@ -48,22 +48,22 @@ def slot_options(
     model: RooflineModel,
     lengths: Lengths,
     *,
-    max_slots: int | None,
     free: Collection[str],
 ) -> list[SizeOption]:
     """Options for generating rollouts, the smallest last.
 
     Args:
-        config: the placement; its own sizes are ignored.
+        config: the placement; where it has slots they are kept.
         model: times of the programs.
         lengths: expected lengths.
-        max_slots: most slots of a sampler, at least one per shard; None: no bound.
         free: settings of which other values than the configuration's are tried.
     """
-    plan, useful = config.plan, max_useful_slots(config)
-    bound = useful if max_slots is None else min(useful, max_slots // plan.sampler_shards)
+    plan = config.plan
+    sizes = sizes_up_to(max_useful_slots(config))
+    if plan.slots is not None:
+        sizes = [plan.slots // plan.sampler_shards]
     found = []
-    for slots_per_shard in sizes_up_to(bound):
+    for slots_per_shard in sizes:
         for segment, prefill in _segments_and_prefills(config, free=free):
             slots = slots_per_shard * plan.sampler_shards
             update = {
@@ -115,26 +115,26 @@ def row_options(
     model: RooflineModel,
     lengths: Lengths,
     *,
-    max_tokens: int | None,
     free: Collection[str],
 ) -> list[SizeOption]:
     """Options for learning, the smallest last.
 
     Args:
-        config: the placement; its own sizes are ignored.
+        config: the placement; where it has a size of micro-batches it is kept.
         model: times of the programs.
         lengths: expected lengths.
-        max_tokens: most positions of a micro-batch, at least a row per shard; None: no bound.
         free: see `slot_options`.
     """
-    plan, useful = config.plan, max_useful_rows(config, lengths)
+    plan = config.plan
     unit = config.row_tokens * plan.learner_shards
-    bound = useful if max_tokens is None else min(useful, max_tokens // unit)
+    sizes = sizes_up_to(max_useful_rows(config, lengths), aligned=False)
+    if plan.micro_batch_tokens is not None:
+        sizes = [plan.micro_batch_tokens // unit]
     remats = {plan.remat, *(_REMATS if "remat" in free else ())}
     if plan.platform == "cpu":
         remats -= {"offload"} - {plan.remat}
     found = []
-    for rows in sizes_up_to(bound, aligned=False):
+    for rows in sizes:
         for remat in sorted(remats):
             update = {"micro_batch_tokens": rows * unit, "remat": remat}
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
@@ -147,16 +147,13 @@ def row_options(
 
 
 def sizes_up_to(largest: int, *, aligned: bool = True) -> list[int]:
-    """Increasing sizes up to and including `largest`, each about `GROWTH` times the one before.
-
-    Empty if `largest` is below 1.
-    """
+    """Increasing sizes up to and including `largest`, each about `GROWTH` times the one before."""
     found: list[int] = []
     size = 1
     while size < largest:
         found.append(size)
         size = next_larger(size, aligned=aligned)
-    return [*found, largest] if largest >= 1 else []
+    return [*found, largest]
 
 
 def next_larger(size: int, *, aligned: bool = True) -> int:

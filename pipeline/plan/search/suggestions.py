@@ -41,12 +41,11 @@ _TWICE = {
     _LINKS: ("link_bytes_per_s",),
 }
 _FREE_SIZES = {
-    "plan.fixed": False,
     "plan.slots": None,
     "plan.micro_batch_tokens": None,
     "plan.slot_buckets": None,
 }
-"""Settings with which a run plans its sizes itself."""
+"""Without these settings a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
 _NO_TOP_K = {"learner.kl_top_k": 64, "learner.top_k_dtype": "float32"}
 _CUT_OFFS = (0.9, 0.75)
@@ -87,10 +86,10 @@ class Change:
 def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     """Changes of a plan that fits with a gain of a percent or more, else those that make it fit.
 
-    Gains are in decreasing order; fixed sizes stay fixed under every change, and planning them is a
-    change of its own. What makes a plan fit is ordered by kind: the smallest sufficient change of
-    each setting, or several settings together if no single one is enough; the memory of a chip; the
-    smallest sufficient topology of each kind.
+    Gains are in decreasing order; given sizes stay as they are under every change, and planning
+    them is a change of its own. What makes a plan fit is ordered by kind: the smallest sufficient
+    change of each setting, or several settings together if no single one is enough; the memory of a
+    chip; the smallest sufficient topology of each kind.
     """
     if plan.fits:
         found = [

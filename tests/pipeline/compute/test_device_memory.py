@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from configs.schema import Config
 from pipeline.compute.device_memory import (
     GIB,
     DeviceMemoryError,
@@ -17,6 +19,7 @@ from pipeline.compute.device_memory import (
     resident_bytes,
 )
 from pipeline.contracts.memory import OutOfMemory
+from tests import tiny
 
 
 def full(*_: Any, **__: Any) -> Any:
@@ -66,12 +69,22 @@ def test_memory_is_freed_before_the_error_is_raised():
     assert raised.value.__context__ is None
 
 
-def test_the_limit_covers_live_arrays_and_the_largest_program():
+def limited(size: int) -> Config:
+    return tiny.make_config(plan={"hbm_gib": size / GIB})
+
+
+def test_the_limit_covers_live_arrays_and_the_largest_program(monkeypatch: pytest.MonkeyPatch):
     held = jax.device_put(np.zeros(2**20, np.int8), jax.devices()[0])
     resident = resident_bytes()
     needs = {"prefill 8": 1000, "segment 4": 5000}
-    check_fits(needs, hbm_gib=(resident + 5000) / GIB)
-    with pytest.raises(DeviceMemoryError, match=r"segment 4 needs .* plan\.hbm_gib = ") as raised:
-        check_fits(needs, hbm_gib=(resident + 4000) / GIB)
+    check_fits(needs, limited(resident + 5000))
+    with pytest.raises(DeviceMemoryError, match=r"segment 4 needs .* plan\.hbm_gib is ") as raised:
+        check_fits(needs, limited(resident + 4000))
     assert raised.value.share == pytest.approx(0.8)
+    check_fits(needs, tiny.make_config())  # a CPU reports no limit
+    stats = {"bytes_limit": resident + 4000}
+    device = SimpleNamespace(memory_stats=lambda: stats, device_kind="a GPU")
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    with pytest.raises(DeviceMemoryError, match=r"segment 4 needs .* the memory of a GPU is "):
+        check_fits(needs, limited(2 * resident + GIB))
     assert held.nbytes == 2**20

@@ -15,7 +15,6 @@ PROJECT = Path(__file__).parents[3]
 KNOWN = [name for name in presets() if not name.endswith("gemma3_270m_cpu.toml")]
 """The presets whose model needs not be fetched before it can be planned for."""
 FREE = (
-    ("plan.fixed", "false"),
     ("plan.slots", "none"),
     ("plan.micro_batch_tokens", "none"),
 )
@@ -23,7 +22,6 @@ FREE = (
 AUTO = (*FREE, ("plan.placement", "auto"))
 """The same for the placement."""
 _COLOCATED = {
-    "plan.fixed": "true",
     "plan.placement": "colocated",
     "plan.remat": "full",
     "plan.micro_batch_tokens": "16384",
@@ -50,7 +48,7 @@ _PROMPTS = {
 def preset(model: str, *overrides: tuple[str, str]) -> Config:
     """The preset of `model`, such as gemma3_1b, with overrides.
 
-    By default it is colocated with fixed sizes, a copy of the base on each chip, remat "full",
+    By default it is colocated with given sizes, a copy of the base on each chip, remat "full",
     and prompts that fill the slots of a v5e-8 once.
     """
     own = {"plan.slots": _SLOTS[model], "rollout.prompts_per_step": _PROMPTS[model]}

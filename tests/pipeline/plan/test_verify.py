@@ -180,8 +180,7 @@ def test_fixed_sizes_are_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def configured(slots: int) -> tuple[PlanCase, SizedPlan]:
     """A base on each chip of slightly less memory, with `slots` slots."""
-    bounded = [("plan.fixed", "false"), ("plan.micro_batch_tokens", "16384")]
-    given = case(preset("gemma3_4b", *bounded, ("plan.slots", "none"), ("plan.hbm_gib", "14")))
+    given = case(preset("gemma3_4b", ("plan.slots", "none"), ("plan.hbm_gib", "14")))
     own = next(one for one in choose_placement(given).compared if one.configured)
     small = with_plan(own.config, {"slots": slots})
     return given, estimate_plan(given, own.name, small, configured=True)

@@ -200,8 +200,8 @@ def test_calibration_is_reported_if_the_run_does_it(found: PlanReport) -> None:
     assert seconds["range"]["low"] < seconds["expected"] < seconds["range"]["high"]
     text = text_lines(figures)
     assert ", calibration ~" in "".join(text)
-    said = line(text, "  measuring sizes takes ~")
-    assert said.endswith("neighbours within 9.6 min (plan.calibration_share)")
+    said = line(text, "  timing planned, half and double sizes takes ~")
+    assert said.endswith(", without compilation")
     assert "calibration" not in "".join(text_lines(plan_figures(planned())))
 
 

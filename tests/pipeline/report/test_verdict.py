@@ -22,10 +22,6 @@ PLANTED = {
     ),
     "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
     "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
-    "slow_reward": run(
-        change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
-    ),
-    "recompilation": run(journal=[{"event": "replan", "step": 3, "reason": "lengths"}]),
     "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
     "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
 }
@@ -80,8 +76,6 @@ def test_evidence_has_the_figures():
     )
     (batch,) = problems(PLANTED["small_batch"])
     assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
-    (compiled,) = problems(PLANTED["recompilation"])
-    assert compiled.evidence == "sizes changed after step 3: lengths"
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():

@@ -14,11 +14,9 @@ from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.contracts.workers import ProcessUse
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.plan.size_controller import SizeController
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import OutOfTime, Workers
-from pipeline.run.console import Console
 from pipeline.types import WorkDeadline
 from tests.fakes import (
     Disk,
@@ -66,7 +64,7 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
         samplers=[sampler],
         learner=learner,
         scorer=FakeScorer(script, config),
-        sizes=SizeController(config, first_sizes(config, None), Console()),
+        sizes=first_sizes(config, None),
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,

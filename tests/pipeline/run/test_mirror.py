@@ -260,7 +260,7 @@ def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folde
         await until(lambda: copied() == content(folder.path))
         write(folder.path, {"export/model": "exported"})
         kept.exported({"folder": "export", "version": 3, "mean_difference": None,
-                       "reason": "rehearsal"})  # fmt: skip
+                       "reason": "first"})  # fmt: skip
         await until(lambda: copied() == content(folder.path))
         write(folder.path, {"summary.json": "{}"})
         await mirror.finish()

@@ -484,7 +484,7 @@ def test_the_plan_in_force_is_replaced(tmp_path: Path):
     folder.create(config)
     seen = [folder.plan]
     for rows in (8, 6):
-        folder.write_plan({"in_force": {"slots": rows}})
+        folder.write_plan({"sizes": {"slots": rows}})
         seen.append(folder.plan)
-    assert seen == [None, *({"in_force": {"slots": rows}} for rows in (8, 6))]
+    assert seen == [None, *({"sizes": {"slots": rows}} for rows in (8, 6))]
     folder.close()

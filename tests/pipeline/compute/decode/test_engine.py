@@ -115,23 +115,6 @@ def test_two_requests_with_one_name_are_an_error():
         generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
 
 
-def test_held_slots_decode_up_to_the_limit_of_their_request(sampled: list[Completion]):
-    engine = tiny.engine()
-    few = REQUESTS[:4]
-    assert any(len(one.tokens) < NEW / 2 for one in sampled[:4])
-    found = generate(engine, [dataclasses.replace(request, hold=True) for request in few])
-    same_bits(found, sampled[:4])
-    steps = CONFIG.segment_steps
-    assert engine.work.segments == {4: -(-NEW // steps)}
-    # Lower limits: four slots are held for two segments, then again for one.
-    short = [
-        dataclasses.replace(request, hold=True, max_new_tokens=1 + steps * (number < 4))
-        for number, request in enumerate(REQUESTS[:8])
-    ]
-    generate(engine, short)
-    assert sum(engine.work.segments.values()) == 2 + 1
-
-
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
     for one, two in zip(first, second, strict=True):
         assert one.name == two.name

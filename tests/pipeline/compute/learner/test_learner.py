@@ -571,7 +571,9 @@ BAD = [float("nan"), float("inf"), 3e38]
 
 def leaves(learner: Learner) -> list[np.ndarray]:
     """The arrays that an update changes, on the host."""
-    return [np.array(leaf) for leaf in jax.tree.leaves(learner.host_state()._donated)]
+    state = learner.state
+    changed = jax.tree.leaves((state.adapter, state.optimizer, state.reference))
+    return [np.array(leaf) for leaf in changed]
 
 
 def poisoned(advantage: float) -> list[Rollout]:

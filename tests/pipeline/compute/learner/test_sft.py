@@ -127,7 +127,7 @@ def test_invariant_4_nothing_is_compiled_in_either_phase():
 def test_an_update_that_is_not_finite_is_skipped():
     found = start(learner(steps=4))
     found.sft_update(PACKED)
-    base, before = found.base, found.host_state()
+    base, before = found.base, found.state.on_host()
     found.base = {name: value * np.float32(np.nan) for name, value in base.items()}
     metrics = found.sft_update(PACKED)
     found.base = base

@@ -1,4 +1,4 @@
-"""Measuring the learner: full rows of each size, and an unchanged training state."""
+"""Timing a micro-batch: full rows, and an unchanged training state."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.compute.learner import timing
-from pipeline.compute.learner.timing import micro_batch_s
-from pipeline.contracts.batches import TokenBatch
+from pipeline.compute.timing import full_micro_batch
 from pipeline.inputs.dataset.batching import batch_shape
 from tests import tiny
 
@@ -17,15 +15,12 @@ PLAN = {"micro_batch_tokens": 4 * ROW}
 REFERENCE = {"kl_coef": 0.1, "kl": "topk", "kl_top_k": 4, "updates_per_batch": 2}
 
 
-def test_every_size_is_timed_and_the_state_does_not_change():
+def test_a_micro_batch_is_timed_and_the_state_does_not_change():
     settings = {"lr": 1e-2, "importance_cap": 2.0, **REFERENCE}
     learner = tiny.learner(plan=PLAN, learner=settings)
-    before = learner.host_state()
-    found = learner.speed()
-    assert found.device == "1 x cpu"
-    assert found.micro_batch_s.keys() == {4, 1}
-    assert all(seconds > 0 for seconds in found.micro_batch_s.values())
-    after = learner.host_state()
+    before = learner.state.on_host()
+    assert learner.micro_batch_s() > 0
+    after = learner.state.on_host()
     assert (before.version, before.updates) == (after.version, after.updates) == (0, 0)
     kept = jax.tree.leaves((before.adapter, before.optimizer))
     for one, other in zip(kept, jax.tree.leaves((after.adapter, after.optimizer)), strict=True):
@@ -36,14 +31,9 @@ def test_every_size_is_timed_and_the_state_does_not_change():
 def test_rows_hold_rollouts_of_the_expected_length(share: bool, of_row: int):
     plan = {"micro_batch_tokens": 4 * 2 * ROW, "row_tokens": 2 * ROW}
     config = tiny.make_config(plan=plan, learner={"share_prefix": share})
-    shape, seen = batch_shape(config, pad=0), list[TokenBatch]()
-    found = micro_batch_s(seen.append, config=config, shape=shape, vocabulary=tiny.VOCABULARY)
-    assert list(found) == [4, 1]
-    assert [len(batch.tokens) for batch in seen] == [4] * 4 + [1] * 4
-    assert len(seen) == 2 * (1 + timing.REPEATS)
+    batch = full_micro_batch(config, shape=batch_shape(config, pad=0), token=4)
     # Half of 14 prompt tokens and 0.35 of 28 completion tokens: sequences of 6 + 10 in a row of 84,
     # or completions beside one prompt, which then has its own segment.
-    for batch in seen:
-        assert (batch.segments.max(axis=1) == of_row + share).all()
-        assert batch.num_tokens == of_row * 10 * len(batch.tokens)
-        assert set(np.unique(batch.tokens)) == {0, 4}
+    assert (batch.segments.max(axis=1) == of_row + share).all()
+    assert batch.num_tokens == of_row * 10 * len(batch.tokens) == of_row * 10 * 4
+    assert set(np.unique(batch.tokens)) == {0, 4}

@@ -16,13 +16,15 @@ from pipeline.compute.opening import open_policy
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.hub.hf_folder import check_folder
-from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
+from pipeline.inputs.hub.model_shape import hf_config_of
+from pipeline.inputs.hub.random_folder import write_random_weights
 from tests import tiny
 
 
 def write(folder: Path, *, dtype: str = "float32", seed: int = 0, **changes: Any) -> ModelShape:
     shape = read_model_shape(tiny.hf_config(**{"num_hidden_layers": 2} | changes))
-    write_random_folder(folder, shape)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf_config_of(shape)))
     write_random_weights(folder, shape, dtype=dtype, seed=seed)
     return shape
 

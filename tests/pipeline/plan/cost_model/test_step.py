@@ -57,8 +57,8 @@ def test_each_update_on_the_same_rollouts_counts(one: PlanCase) -> None:
 
 def test_further_prompts_of_a_step_raise_the_high_end_of_sampling(one: PlanCase) -> None:
     more = (("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "96"))
-    dynamic = case(preset("gemma3_1b", ("plan.fixed", "false"), *more))
-    config = with_plan(dynamic.config, {"fixed": True})
+    dynamic = case(preset("gemma3_1b", *more))
+    config = dynamic.config
     off, on = one.step(one.config), dynamic.step(config)
     whole = estimate_sampling(dynamic.roofline(config), one.lengths, prompts=96, samples=16)
     for phase, most in (("prefill", whole.prefill), ("decode", whole.decode)):

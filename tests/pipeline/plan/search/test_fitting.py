@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +38,7 @@ from pipeline.plan.search.size_options import (
     next_larger,
     sizes_up_to,
 )
+from pipeline.plan.sizes import plan_file
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.presets import AUTO, FREE, KNOWN, PROJECT, case, preset
 
@@ -58,7 +60,6 @@ def test_sizes_grow_by_about_a_quarter(most: int, aligned: bool) -> None:
     for small, large in pairwise(found[:-1]):
         assert large == next_larger(small, aligned=aligned)
         assert large <= max(small + 1, 1.34 * small)
-    assert sizes_up_to(0) == []
 
 
 @given(size=st.integers(1, 5000))
@@ -102,7 +103,7 @@ def test_replicated_wins_for_a_base_that_is_small() -> None:
     assert found.chosen.config.plan.fsdp * found.chosen.config.plan.tp == 1
 
 
-def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
+def test_given_sizes_are_taken_as_they_are_and_compared() -> None:
     config = preset("gemma3_1b", ("plan.slots", "64"))
     found = choose_placement(case(config))
     assert found.chosen.configured
@@ -110,14 +111,19 @@ def test_fixed_sizes_are_taken_as_they_are_and_compared() -> None:
     assert found.compared[0].step.tokens_per_s > 1.2 * found.chosen.step.tokens_per_s
 
 
-def test_configured_sizes_bound_planned_sizes() -> None:
-    bounds = [("plan.fixed", "false"), ("plan.slots", "128")]
-    found = choose_placement(case(preset("gemma3_1b", *bounds)))
+def test_given_sizes_stay_the_same_on_each_device() -> None:
+    found = choose_placement(case(preset("gemma3_1b", ("plan.slots", "128"))))
     for one in found.compared:
         plan = one.config.plan
-        assert one.config.slots <= 128
-        assert one.config.micro_batch_rows * one.config.row_tokens <= 16_384
-        assert one.config.slots % plan.sampler_shards == 0
+        assert one.config.slots == max(plan.sampler_shards, 16 * plan.devices_per_sampler)
+        assert plan.micro_batch_tokens == 2048 * plan.learner_devices
+
+
+def test_one_size_is_given_and_the_other_planned() -> None:
+    given_ = case(preset("gemma3_1b", ("plan.slots", "none")))
+    found = planned_sizes(given_)
+    assert found.micro_batch_tokens == 16_384
+    assert found.slots == planned_sizes(case(preset("gemma3_1b", *FREE))).slots
 
 
 @pytest.mark.slow
@@ -126,7 +132,7 @@ def test_there_is_a_plan_on_every_topology(name: str, monkeypatch: pytest.Monkey
     monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
     config = load_config("configs/demo.toml")
     if name != "demo":
-        config = preset(name, ("plan.fixed", "false"))
+        config = preset(name)
     own = config.plan
     assert own.slots is not None
     assert own.micro_batch_tokens is not None
@@ -255,7 +261,7 @@ def test_compiled_memory_replaces_the_reserve() -> None:
 
 @pytest.mark.slow
 def test_without_a_fit_the_closest_plan_is_chosen() -> None:
-    given_ = small_chip(case(preset("gemma3_4b", ("plan.fixed", "false")), "v5e-1"), 8.0)
+    given_ = small_chip(case(preset("gemma3_4b", *FREE), "v5e-1"), 8.0)
     found = choose_placement(given_).chosen
     assert not found.fits
     smallest = {"slots": 1, "micro_batch_tokens": 2048}
@@ -269,15 +275,6 @@ def test_without_a_fit_the_closest_plan_is_chosen() -> None:
     totals_ = [one.fullest.total for one in several.compared]
     assert totals_ == sorted(totals_)
     assert several.chosen is several.compared[0]
-
-
-def test_fewer_slots_have_fewer_slot_buckets() -> None:
-    buckets = [("plan.slot_buckets", "[1000, 512]"), ("plan.hbm_gib", "1.8")]
-    given_ = case(preset("gemma3_270m", ("plan.fixed", "false"), *buckets))
-    plan = next(one for one in choose_placement(given_).compared if one.configured)
-    assert plan.config.slots < 1000
-    assert plan.config.plan.slot_buckets == (512,)
-    assert plan_again(given_, plan) == plan
 
 
 def test_the_configured_plan_stays_configured_when_planned_again() -> None:
@@ -304,29 +301,30 @@ def demo(folder: Path, *overrides: tuple[str, str]) -> Config:
 
 
 def test_first_sizes_are_the_configured_ones_where_both_are_set(tmp_path: Path) -> None:
-    for overrides in ((), FREE[:1]):
-        assert first_sizes(demo(tmp_path, *overrides), None) == Sizes(192, 6144)
+    assert first_sizes(demo(tmp_path), None) == Sizes(192, 6144)
 
 
-def test_first_sizes_are_planned_within_the_configured_bounds(tmp_path: Path) -> None:
+def test_first_sizes_that_are_not_given_are_planned(tmp_path: Path) -> None:
     config = demo(tmp_path, *FREE)
     found = first_sizes(config, None)
     assert found == planned_sizes(PlanCase.of(config))
     assert found.slots % 2 == found.micro_batch_tokens % (2 * 192) == 0
     assert Sizes.of(sized(config, found)) == found
-    bounded = demo(tmp_path, *FREE[:2], ("plan.micro_batch_tokens", "384"))
-    assert first_sizes(bounded, None).micro_batch_tokens == 384
+    one = demo(tmp_path, *FREE[:1], ("plan.micro_batch_tokens", "384"))
+    assert first_sizes(one, None) == Sizes(found.slots, 384)
 
 
-def test_a_resumed_run_starts_with_the_sizes_of_its_checkpoint(tmp_path: Path) -> None:
-    config = demo(tmp_path, *FREE)
+@pytest.mark.parametrize("given_", [(), FREE])
+def test_a_resume_on_the_same_hardware_has_the_sizes_of_plan_json(
+    tmp_path: Path, given_: Sequence[tuple[str, str]]
+) -> None:
+    config, sizes = demo(tmp_path, *given_), Sizes(8, 384)
     folder = RunFolder.of(config)
     folder.create(config)
-    sizes = [Sizes(8, 384), Sizes(4, 384)]
-    folder.write_plan({"in_force": sizes[0].to_json(), "at_checkpoint": None})
-    assert first_sizes(config, folder.plan) == sizes[0]
-    folder.write_plan({"in_force": sizes[0].to_json(), "at_checkpoint": sizes[1].to_json()})
-    assert first_sizes(config, folder.plan) == sizes[1]
+    folder.write_plan(plan_file(config, sizes))
+    assert first_sizes(config, folder.plan) == sizes
+    other = demo(tmp_path, *given_, ("plan.learner_devices", "1"))
+    assert first_sizes(other, folder.plan) == first_sizes(other, None) != sizes
     folder.close()
 
 
@@ -400,11 +398,6 @@ def test_auto_on_tpu_has_no_settings_of_a_placement() -> None:
             load_config(FOUR_B, [(f"plan.{key}", value)])
     with pytest.raises(ConfigError, match="must be a power of two; nearest valid: 16"):
         load_config(FOUR_B, [("plan.learner_devices", "24")])
-    fixed = [("plan.fixed", "true"), ("plan.slots", "128"), ("plan.slot_buckets", "[64]")]
-    sized_ = load_config(FOUR_B, [*fixed, ("plan.micro_batch_tokens", "16384")])
-    run = with_chosen_placement(sized_, None)
-    assert run.plan.placement == "colocated"
-    assert run.plan.slot_buckets == (64,)
 
 
 def test_with_auto_settings_that_are_given_are_kept() -> None:

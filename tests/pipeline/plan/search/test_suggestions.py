@@ -107,20 +107,17 @@ def test_fixed_sizes_stay_with_more_hardware() -> None:
     assert "twice the links between chips" not in found
 
 
-def test_planning_fixed_sizes_is_a_separate_change() -> None:
+def test_planning_given_sizes_is_a_separate_change() -> None:
     left = next(
         one for one in choose_placement(case(preset("gemma3_1b", *FREE))).compared if one.configured
     )
-    for fixed, change in (
-        ("true", "plan.fixed = false, no plan.slots, no plan.micro_batch_tokens"),
-        ("false", "no plan.slots, no plan.micro_batch_tokens"),
-    ):
-        given = case(preset("gemma3_1b", ("plan.fixed", fixed), ("plan.slots", "8")))
-        plan = next(one for one in choose_placement(given).compared if one.configured)
-        expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
-        found = gains(given, plan)
-        assert next(iter(found)) == change
-        assert found[change] == pytest.approx(expected)
+    change = "no plan.slots, no plan.micro_batch_tokens"
+    given = case(preset("gemma3_1b", ("plan.slots", "8")))
+    plan = next(one for one in choose_placement(given).compared if one.configured)
+    expected = left.step.tokens_per_s / plan.step.tokens_per_s - 1
+    found = gains(given, plan)
+    assert next(iter(found)) == change
+    assert found[change] == pytest.approx(expected)
     assert not any("slots" in text for text in gains(case(preset("gemma3_1b", *FREE)), left))
 
 
@@ -128,7 +125,7 @@ def test_links_need_more_than_one_chip() -> None:
     demo = case(load_config(PROJECT / "configs/demo.toml"))
     slow = replace(demo.topology.chip, link_bytes_per_s=1e3)  # as if they took all of the time
     demo = replace(demo, topology=replace(demo.topology, chip=slow))
-    single = case(preset("gemma3_270m", ("plan.fixed", "false")), "v5e-1")
+    single = case(preset("gemma3_270m"), "v5e-1")
     for given in (demo, single):
         changes = gains(given, choose_placement(given).chosen)
         assert changes
@@ -282,5 +279,5 @@ def test_settings_are_combined_only_if_no_single_one_is_enough() -> None:
     (together,) = [
         one for one in suggestions(fixed, choose_placement(fixed).chosen) if one.settings
     ]
-    assert together.settings["plan.fixed"] is False
+    assert together.settings["plan.slots"] is None
     assert together.settings["model.quantization"] == "nf4"

@@ -1,14 +1,13 @@
-"""Measures the learner's micro-batches after a warm-up run: full rows, transfers included."""
+"""Times compiled programs on their devices, after a warm-up run."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
 from configs.schema import Config
-from pipeline.compute.model.timing import fastest_s, plain_token
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.contracts.batches import BatchShape, TokenBatch
 from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
@@ -16,29 +15,40 @@ from pipeline.contracts.speeds import Lengths
 from pipeline.inputs.dataset.batching import micro_batches
 
 REPEATS = 3
-"""Timed runs of each size after a warm-up."""
+"""Timed runs after the warm-up; the fastest counts, because the others were delayed."""
 
 
-def micro_batch_s(
-    work: Callable[[TokenBatch], None],
-    *,
-    config: Config,
-    shape: BatchShape,
-    vocabulary: Vocabulary,
-) -> dict[int, float]:
-    """Seconds of `work` on a micro-batch of each size, by rows; the largest first.
+def fastest_s(work: Callable[[], object], *, before: Callable[[], None] | None = None) -> float:
+    """Seconds of the fastest of `REPEATS` runs after a warm-up.
 
-    Each row holds as many rollouts of the expected length as fit into it, of one prompt if rollouts
-    share theirs.
+    Args:
+        work: waits for its results.
+        before: runs before each of them, untimed.
     """
-    token = plain_token(vocabulary)
-    return {
-        rows: fastest_s(partial(work, _batch(rows, config, shape, token)), repeats=REPEATS)
-        for rows in shape.sizes
-    }
+    seconds = []
+    for _ in range(1 + REPEATS):
+        if before is not None:
+            before()
+        began = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[1:])
 
 
-def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBatch:
+def plain_token(vocabulary: Vocabulary) -> int:
+    """A token without a special meaning."""
+    special = {vocabulary.pad, *vocabulary.stops, *vocabulary.forbidden}
+    return next(token for token in range(len(special) + 1) if token not in special)
+
+
+def full_micro_batch(config: Config, *, shape: BatchShape, token: int) -> TokenBatch:
+    """A micro-batch of the largest size, whose rows are full of rollouts of the expected length.
+
+    Args:
+        config: of the run; a row of rollouts that share their prompt holds it once.
+        shape: of the micro-batches.
+        token: of which all rollouts consist.
+    """
     lengths = Lengths.expected(config)
     prompt, new = max(1, round(lengths.prompt)), max(1, round(lengths.completion))
     prefix = prompt - 1
@@ -61,7 +71,7 @@ def _batch(rows: int, config: Config, shape: BatchShape, token: int) -> TokenBat
             reward=1.0,
             advantage=1.0,
         )
-        for number in range(rows * of_row)
+        for number in range(shape.sizes[0] * of_row)
     ]
     weights = [1 / len(rollouts)] * len(rollouts)
     (batch,) = micro_batches(rollouts, shape=shape, weights=weights, keep_zero_advantage=True)
