@@ -157,13 +157,22 @@ class LearnerActor(ModelActor):
         """
         return self._update(lambda: self.learner.sft_update(sequences))
 
-    def update(self, rollouts: Sequence[Rollout], **scalars: float | None) -> dict[str, float]:
+    def update(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        rate: float | None = None,
+        lr: float | None = None,
+        kl_coef: float | None = None,
+    ) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory; the state is unchanged.
         """
-        return self._update(lambda: self.learner.update(rollouts, **scalars))
+        return self._update(
+            lambda: self.learner.update(rollouts, rate=rate, lr=lr, kl_coef=kl_coef)
+        )
 
     @logs(
         lambda actor, metrics: (

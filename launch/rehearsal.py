@@ -42,7 +42,7 @@ from pipeline.inputs.hub.model_source import HF
 from pipeline.inputs.hub.random_folder import write_random_folder, write_random_weights
 from pipeline.plan.forecast import calibration_share_s, saved_bytes
 from pipeline.report.rehearsal import PHASE_OF_PROMPTS, Observed, figures, lines
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 
 _PHASE_OF_CALL = {

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from configs.resume import Change, change_lines, hardware_changes, reward_changes
 from configs.schema import Config
 from launch.exits import say
-from launch.flags import SUPERVISED
+from launch.flags import RESTARTED_WHY
 from launch.preparation import Prepared
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
@@ -17,8 +17,7 @@ from pipeline.contracts.progress import Progress
 from pipeline.contracts.steering import REWARDS_CHANGED
 from pipeline.control.budget import Budget, replaces_budget
 from pipeline.plan.size_controller import SizeController
-from pipeline.rollout.restarts import RESTARTED
-from pipeline.run.history import REWARDS, provenance
+from pipeline.run.history import RESTARTED, REWARDS, provenance
 from pipeline.run.run_folder import RunFolder
 
 _NOTABLE_WAIT_S = 1.0
@@ -99,8 +98,8 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     _record_hardware(prepared, step=step)
     changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
-    if why := os.environ.get(SUPERVISED):
-        folder.journal(RESTARTED, worker="run", why=why)
+    if why := os.environ.get(RESTARTED_WHY):
+        folder.journal(RESTARTED, why=why)
     record_reward_code(folder, prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)

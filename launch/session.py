@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -10,17 +11,18 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from actors.handles import RunActors
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
+from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
+from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.heartbeat import send_heartbeats
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
-from launch.ray_watch import RayWatch
+from launch.progress import Reporter
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.clock import Clock
@@ -41,8 +43,7 @@ from pipeline.plan.size_controller import SizeController
 from pipeline.report.goodput import Hardware
 from pipeline.report.meter import RunMeter
 from pipeline.rollout.parity import ParityError
-from pipeline.rollout.restarts import Restarts, TrainingStopped
-from pipeline.rollout.workers import Workers
+from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.ledger import DAMAGED, Ledger, missing_lines, repair_ledger
@@ -74,9 +75,8 @@ class _Session:
         tracker: W&B.
         mirror: the copy on another host.
         console: what the user sees.
-        restarts: of worker processes.
+        reporter: tells the parent about progress.
         rehearse: of a rehearsal, whose folder is deleted afterwards: changes the actors.
-        is_recorded: whether the start of this process is journaled.
     """
 
     prepared: Prepared
@@ -86,9 +86,8 @@ class _Session:
     tracker: Tracker
     mirror: Mirror
     console: Console
-    restarts: Restarts
+    reporter: Reporter
     rehearse: Callable[[RunActors], RunActors] | None = None
-    is_recorded: bool = False
 
     @property
     def during(self) -> Callable[[str], AbstractContextManager[None]]:
@@ -116,7 +115,6 @@ async def run_session(
     """
     stop = Stop("stopping; Ctrl-C again does not wait")
     stop.listen()
-    send_heartbeats(asyncio.get_running_loop(), stuck_s=prepared.config.faults.stuck_s)
     if prepared.config.plan.platform == "tpu":
         stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
@@ -133,10 +131,10 @@ async def run_session(
             _console(prepared, clock, meter) as console,
             closing(_tracker(prepared)) as tracker,
         ):
-            restarts = _restarts(prepared, meter, console)
+            reporter = Reporter(meter.ledger.phases)
             mirror = Mirror.of(prepared.config)
             return await _run_and_upload(
-                _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts, rehearse)
+                _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter, rehearse)
             )
 
 
@@ -156,6 +154,7 @@ async def _run_and_upload(session: _Session) -> int:
             raise
     # The devices are free, and the budget's clock has stopped.
     meter.close()
+    session.reporter.write()
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
     await session.tracker.finish(exit_status=status)
     await mirror.finish()
@@ -229,64 +228,28 @@ def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-def _restarts(prepared: Prepared, meter: RunMeter, console: Console) -> Restarts:
-    """The restarts of worker processes, which are journaled once there is a run."""
-    folder = prepared.folder
-
-    def log(event: str, text: str, **facts: object) -> None:
-        console.say(text)
-        if folder.holds_run:
-            folder.journal(event, **facts)
-
-    return Restarts(prepared.config.faults, meter.ledger.phases, log)
-
-
 async def _run(session: _Session) -> int:
-    """Runs on a cluster; where the learner dies, all processes resume from the last checkpoint."""
-    stop, ledger, config = session.stop, session.meter.ledger, session.prepared.config
+    """Runs on a cluster; returns the exit status."""
+    stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            ray_watch = stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
+            stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
             stop.listen()
         try:
-            while True:
-                try:
-                    return await _run_actors(session, ray_watch)
-                except WorkerDied as death:
-                    if stop.event.is_set():
-                        raise Stopped from None
-                    if session.prepared.folder.holds_run:
-                        ledger.account(ledger.step, {}, repeated=True)
-                        ledger.resumed()
-                    if _budget_is_used_up(session):
-                        raise Failure(
-                            f"{death}; no time is left to restart it; the last export stands"
-                        ) from None
-                    then = (
-                        "all processes are restarted, and the run goes on from its last checkpoint"
-                    )
-                    pause_s = session.restarts.pause_s(death, then=then)
-                with session.during("restart"):
-                    await unless(stop, asyncio.sleep(pause_s))
+            return await _run_actors(session)
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
             say(error, file=sys.stderr)
             return EXIT_FAILED
-        except TrainingStopped as error:
-            raise Failure(f"{error}; the same command continues from the last checkpoint") from None
 
 
-def _budget_is_used_up(session: _Session) -> bool:
-    budget = Budget.of(session.prepared.config, session.prepared.folder)
-    return budget.is_used_up(elapsed_s=session.clock.elapsed_s, now_s=time.time())
-
-
-async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
+async def _run_actors(session: _Session) -> int:
     """Starts all processes and runs the coordinator; returns the exit status.
 
+    The death of one of them ends this process.
+
     Raises:
-        WorkerDied: if a process dies that is not restarted alone.
         Stopped: if a signal arrives before the coordinator runs.
         OutOfMemory: if there are no sizes with which the processes can start.
     """
@@ -298,17 +261,30 @@ async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
         if session.rehearse is not None:
             actors = session.rehearse(actors)
         workers = _workers(session, config, actors, beginning)
-        try:
+        processes = {name: process.heartbeat for name, process in workers.reporting.items()}
+        processes["rewards"] = actors.scorer.heartbeat
+
+        async def work() -> int:
             with session.during("loading"):
                 load_s = await unless(session.stop, _start(session, actors, workers, beginning))
-                status = await _coordinate(session, config, actors, workers, load_s=load_s)
-                if status != EXIT_FAILED:
-                    ray_watch.finish()
-                return status
-        finally:
-            await workers.close()
+                return await _coordinate(session, config, actors, workers, load_s=load_s)
+
+        return await session.reporter.watched(work(), processes)
+    except WorkerDied as death:
+        _end_at_once(session, death)
     finally:
         actors.kill()
+
+
+def _end_at_once(session: _Session, death: WorkerDied) -> NoReturn:
+    """Ends this process, as if it were killed: Ray may be gone, and would be waited for."""
+    with suppress(OSError):
+        if session.prepared.folder.holds_run:
+            session.prepared.folder.journal("failed", error=str(death))
+    say(f"{death}; the same command continues from the last checkpoint", file=sys.stderr)
+    if session.stop.event.is_set():
+        os._exit(session.stop.exit_status)
+    os._exit(EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED)
 
 
 def _workers(
@@ -323,7 +299,6 @@ def _workers(
         config=config,
         clock=session.clock,
         stop=session.stop.event,
-        restarts=session.restarts,
         one_process=actors.one_process,
     )
 
@@ -341,7 +316,7 @@ async def _start(
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
-    load_s, rewards = await workers.start()
+    load_s, rewards = await asyncio.gather(workers.start(), actors.scorer.start())
     if reward_code(rewards) != session.prepared.reward_code:
         raise Failure(
             "the file of a reward function has changed while the run was starting; give the "
@@ -364,13 +339,13 @@ async def _coordinate(
     """Resumes and runs the coordinator; returns the exit status.
 
     Raises:
-        WorkerDied: if a process dies that is not restarted alone.
+        WorkerDied: if a process dies.
     """
     prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
     restored = await actors.learner.restore()
     check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
-    changes = [] if session.is_recorded else record_start(prepared, clock, step=at)
+    changes = record_start(prepared, clock, step=at)
     progress, resumed_from = resume(restored, folder, workers.sizes)
     if resumed_from is not None:
         session.meter.ledger.resumed()
@@ -383,15 +358,14 @@ async def _coordinate(
         deadline_s=deadline.time_s,
         last_alarm=records.last_alarm,
     )
-    if not session.is_recorded:
-        await _track(prepared, clock, records, step=progress.step)
-        session.mirror.start(folder.path, log_event=records.event)
-        records.rewards_changed(progress.step, changes)
-        session.meter.ledger.phases.watch_for_stalls()
-        session.is_recorded = True
-        if session.rehearse is None:
-            session.stop.notice = _SAVING
+    await _track(prepared, clock, records, step=progress.step)
+    session.mirror.start(folder.path, log_event=records.event)
+    records.rewards_changed(progress.step, changes)
+    session.meter.ledger.phases.watch_for_stalls()
+    if session.rehearse is None:
+        session.stop.notice = _SAVING
     workers.sizes.record(records)
+    await workers.prepare()
     coordinator = Coordinator(
         config,
         data=prepared.data,

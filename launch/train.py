@@ -1,9 +1,10 @@
 """Starts a run, resumes it, or reports that it is finished: the one way to start anything.
 
     python -m launch.train CONFIG.toml [--table.key VALUE ...] [--dry-run] [--extend 1h]
-                                       [--supervise]
+                                       [--no-supervise]
     python -m launch.train CONFIG.toml --rehearse [--random-weights] [--json FILE]
 
+It is the parent of the run's process, which it starts again if it dies (`launch/supervise.py`).
 This process never imports JAX, which would take the devices from the actors.
 """
 
@@ -26,15 +27,15 @@ from configs.load import config_to_json, read_config
 from configs.resume import REWARDS
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
-from launch.flags import SUPERVISE, SUPERVISED, add_json, command_flags, json_file
+from launch.flags import SUPERVISOR, add_json, command_flags, json_file
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
 finished. With --rehearse one step runs at full length, up to an export, and is compared with the
 plan; an existing run of that name is not touched.
-Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 Ray ended before the run did (the
-same command continues), 130 / 143 / 129 after Ctrl-C / SIGTERM /
-the end of the terminal (checkpointed)."""
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 the cluster of a submitted job is
+gone (submitted again, the job continues), 130 / 143 / 129 after Ctrl-C / SIGTERM / the end of the
+terminal (checkpointed)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -92,10 +93,11 @@ def _flags() -> argparse.ArgumentParser:
         "and a config.json or a known model name",
     )
     flags.add_argument(
-        SUPERVISE,
-        action="store_true",
-        help="start the run again where its process dies, or a process of its private Ray cluster; "
-        "see faults.restarts (launch/submit.sh sets this flag)",
+        "--no-supervise",
+        dest="supervise",
+        action="store_false",
+        help="for debuggers: run in this process, and do not start the run again where it dies or "
+        "hangs; see faults.restarts",
     )
     add_json(flags, only_with="--rehearse")
     return flags
@@ -113,7 +115,6 @@ def _check_flags(flags: argparse.Namespace) -> None:
             "--extend": flags.extend is not None,
             "--accept": bool(flags.accept),
             "--adopt": flags.adopt is not None,
-            SUPERVISE: flags.supervise,
         }
         problem = "has no effect with --rehearse; remove one of them"
     else:
@@ -201,7 +202,7 @@ def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -
 
 if __name__ == "__main__":
     status = main()
-    if status == EXIT_FAILED and SUPERVISED in os.environ:
+    if status == EXIT_FAILED and SUPERVISOR in os.environ:
         status = EXIT_REPORTED
     with suppress(OSError):  # the terminal is gone
         sys.stdout.flush()

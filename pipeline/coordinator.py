@@ -38,9 +38,9 @@ from pipeline.report.profile import Profiler
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
-from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
-from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
+from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.run.history import RESTARTED
 from pipeline.run.ledger import Work
 from pipeline.run.records import Records, finite
 from pipeline.run.requests import Requests
@@ -138,8 +138,7 @@ class Coordinator:
         alarms = records.folder.valid_entries("alarm")
         self.controller.alarms.replay(rows, self.schedule.validations, alarms)
         self._is_uncounted = False
-        restarts = sum(entry["event"] == RESTARTED for entry in entries)
-        self._restarts_before = restarts - workers.restarts.total
+        self._restarts = sum(entry["event"] == RESTARTED for entry in entries)
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """Runs the training loop and all duties.
@@ -459,11 +458,6 @@ class Coordinator:
                 "adapter and optimizer are those before them; look at the rewards and log-probs in "
                 f"{self.records.folder.rollouts}"
             )
-
-    @property
-    def _restarts(self) -> int:
-        """Restarts of worker processes, those in earlier processes of the run included."""
-        return self._restarts_before + self.workers.restarts.total
 
     def _time_metrics(self, step: TrainStep, watch: Stopwatch) -> dict[str, float]:
         found = watch.metrics() | {"time/elapsed_s": self._now_s}

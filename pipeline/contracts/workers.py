@@ -14,7 +14,6 @@ from pipeline.contracts.adapters import (
     ExportReport,
     OpenedAdapter,
     Published,
-    Restored,
 )
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
@@ -23,42 +22,14 @@ from pipeline.contracts.phases import Heartbeat, Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import Speeds
-from rewards.base import Outcome, RewardFacts, RewardInput
+from rewards.base import Outcome, RewardInput
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened
-    """The process of a worker has ended.
+    """The process of a worker has ended; the message says which, and how."""
 
-    Attributes:
-        worker: its name.
-        why: how it ended.
-        alone: whether it can be restarted while the others go on.
-    """
-
-    def __init__(self, worker: str, why: str, *, alone: bool = True) -> None:
+    def __init__(self, worker: str, why: str) -> None:
         super().__init__(f"{worker}: {why}")
-        self.worker, self.why, self.alone = worker, why, alone
-
-
-class Restartable(Protocol):
-    """A worker in a process of its own, which may die or hang."""
-
-    async def heartbeat(self) -> Heartbeat:
-        """Returns what the process does; can be called at any time."""
-
-    def kill(self, why: str | None = None) -> None:
-        """Ends the process at once; its calls raise `WorkerDied`.
-
-        Args:
-            why: the message of the error.
-        """
-
-    async def restart(self) -> None:
-        """Replaces the process by a new one, in which nothing is loaded.
-
-        Raises:
-            WorkerDied: if the new one dies, too.
-        """
 
 
 @dataclass(frozen=True)
@@ -224,17 +195,6 @@ class MeasuredScorer(Scorer, Protocol):
         """
 
 
-class ScorerWorker(MeasuredScorer, Restartable, Protocol):
-    """All methods of the host of the reward processes."""
-
-    async def start(self) -> list[RewardFacts]:
-        """Starts the reward processes; returns what they report about their functions.
-
-        Raises:
-            ValueError: with a line for each function that cannot be used.
-        """
-
-
 class Resizable(Protocol):
     """A process that compiles its programs for given sizes."""
 
@@ -249,11 +209,14 @@ class Resizable(Protocol):
         """Returns the progress of compilation; can be called while `prepare` runs."""
 
 
-class ReportsUse(Protocol):
-    """A process that reports what it does with its time and memory, and can be traced."""
+class Process(Resizable, Protocol):
+    """A process with the model: reports what it does with its time and memory, can be traced."""
 
     async def use(self) -> ProcessUse:
         """Returns its phases since the last call, and its memory; can be called at any time."""
+
+    async def heartbeat(self) -> Heartbeat:
+        """Returns what the process does now; can be called at any time."""
 
     async def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""
@@ -262,12 +225,12 @@ class ReportsUse(Protocol):
         """Ends the trace and writes it."""
 
 
-class ResizableSampler(Sampler, Resizable, ReportsUse, Restartable, Protocol):
-    """A sampler whose number of slots can be reduced."""
+class SamplerProcess(Sampler, Process, Protocol):
+    """The process of a sampler."""
 
 
-class ResizableLearner(Learner, Resizable, ReportsUse, Restartable, Protocol):
-    """A learner whose micro-batches can be reduced."""
+class LearnerProcess(Learner, Process, Protocol):
+    """The process of a learner."""
 
 
 class MeasurableSampler(Protocol):
@@ -290,21 +253,3 @@ class MeasurableLearner(Protocol):
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
-
-
-class ReportsMemory(Protocol):
-    """A process that reports its memory use."""
-
-    async def memory(self) -> MemoryUse:
-        """Returns the current memory use of the fullest device."""
-
-
-class SamplerWorker(ResizableSampler, AdapterSampler, MeasurableSampler, ReportsMemory, Protocol):
-    """All methods of a sampler's process."""
-
-
-class LearnerWorker(ResizableLearner, MeasurableLearner, ReportsMemory, Protocol):
-    """All methods of a learner's process."""
-
-    async def restore(self) -> Restored:
-        """Restores the newest usable checkpoint, if there is one."""

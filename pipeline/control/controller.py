@@ -105,6 +105,7 @@ class RunController:
         ended_s = [entry["elapsed_s"] for entry in measured if entry["reason"] == VALIDATION]
         self._validated_at_s = max(ended_s, default=0.0)
         self._due_at = {e["step"] for e in self.entries if e["event"] == VALIDATION_DUE}
+        self._checkpointed_s = self.began_s
         self._duties = self._start()
 
     # --- queries of the coordinator
@@ -331,8 +332,9 @@ class RunController:
         if self._timed:
             yield from self._export_if_better()
         requested = self._steering.wants("checkpoint") or self._checkpoint_requested
+        requested |= self._now_s - self._checkpointed_s >= self.config.checkpoint.every_s
         if requested or step % self.config.checkpoint.every_steps == 0:
-            self._checkpoint_requested = False
+            self._checkpoint_requested, self._checkpointed_s = False, self._now_s
             yield Duty("checkpoint")
         self.deadline.step_time.observe_between(self._now_s - began_s - self._validations_s)
         yield from self._steering.single_duties()

@@ -65,10 +65,6 @@ class Worker:
     sizes: Sizes | None = None
     logged: int = 0
 
-    def restarted(self) -> None:
-        """Notes that the process is a new one."""
-        self.sizes, self.logged = None, 0
-
 
 @dataclass
 class SizeController:

@@ -1,10 +1,9 @@
 """Calls workers; holds no training logic.
 
-    coordinator, producer, evaluation -> Workers -> RestartingWorker -> sampler | learner | scorer
+    coordinator, producer, evaluation -> Workers -> sampler | learner | scorer
 
-`RestartingWorker` repeats a call whose process has died, and a call that runs out of memory with
-smaller sizes. `Workers` adds the time limit, the stop signal and the check that samplers hold the
-published adapter.
+`Workers` adds the time limit, the stop signal and the check that samplers hold the published
+adapter. The death of a process raises `WorkerDied`, which ends the process of the run.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
@@ -22,22 +21,18 @@ from pipeline.contracts.phases import Span
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import (
-    Learner,
+    LearnerProcess,
     MeasuredScorer,
+    Process,
     ProcessUse,
-    ReportsUse,
-    ResizableLearner,
-    ResizableSampler,
-    Restartable,
     Sampler,
-    ScorerWorker,
+    SamplerProcess,
 )
 from pipeline.plan.size_controller import SizeController, Worker
 from pipeline.rollout import dispatch, parity
-from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
-from rewards.base import Outcome, RewardFacts, RewardInput
+from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
@@ -47,10 +42,6 @@ TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
-_ANY_SIZE = frozenset(
-    {"abort", "resume", "work", "finished", "save", "saved", "keep_best", "recover_best"}
-)
-"""Methods that use no compiled programs."""
 
 
 class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for it
@@ -59,6 +50,10 @@ class Interrupted(Exception):  # noqa: N818  # not an error: the user asked for 
 
 class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is reserved
     """Work took too long and was abandoned."""
+
+
+class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
+    """Training makes no progress; the user has to act."""
 
 
 class Workers:
@@ -72,29 +67,27 @@ class Workers:
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
-        restarts: of samplers and reward workers.
         one_process: the sampler and the learner are the same process, which is prepared once.
 
     Attributes:
         learner_process, sampler_processes: the processes; the same one in a colocated run.
         evaluation_tokens: tokens generated for evaluations.
-        learner: its methods, repeated with smaller sizes when out of memory.
+        learner: of the run.
         scorer: the reward workers.
-        restarts: of the run's processes.
+        reporting: samplers and learner, by name.
         published: the adapter that the samplers hold; None: none yet.
     """
 
     def __init__(
         self,
         *,
-        samplers: Sequence[ResizableSampler],
-        learner: ResizableLearner,
-        scorer: ScorerWorker,
+        samplers: Sequence[SamplerProcess],
+        learner: LearnerProcess,
+        scorer: MeasuredScorer,
         sizes: SizeController,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
-        restarts: Restarts,
         one_process: bool = False,
     ) -> None:
         name = "sampler and learner" if one_process else "learner"
@@ -103,28 +96,18 @@ class Workers:
             self.learner_process if one_process else Worker(f"sampler {number}", sampler)
             for number, sampler in enumerate(samplers)
         ]
-        self._reporting: dict[str, ReportsUse] = {"learner": learner}
+        self.reporting: dict[str, Process] = {"learner": learner}
         if not one_process:
-            self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
+            self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self._asked: dict[str, asyncio.Future[dict[str, ProcessUse]]] = {}
-        watched = cast("dict[str, Restartable]", {**self._reporting, "rewards": scorer})
-        self._heartbeats = Heartbeats(watched, config.faults)
-        self._watching: asyncio.Task[None] | None = None
-        self.restarts = restarts
         self.sizes = sizes
         self._probe_bound = config.parity_bounds.probe
         self._max_new_tokens = config.rollout.max_new_tokens
         self.published: Published | None = None
         self.evaluation_tokens = 0
-        self._rewards: Sequence[RewardFacts] = ()
-        # The death of the learner, which has a state, ends the coordinator.
-        pairs = zip(samplers, self.sampler_processes, strict=True)
-        self._samplers = [
-            self._resizing(*pair, None if one_process else restarts) for pair in pairs
-        ]
-        self.learner = cast("Learner", self._resizing(learner, self.learner_process, None))
-        self._scoring = RestartingWorker(scorer, restarts=restarts, renew=self._renew_rewards)
-        self.scorer = cast("MeasuredScorer", self._scoring)
+        self._samplers = samplers
+        self.learner = learner
+        self.scorer = scorer
         self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
@@ -137,59 +120,18 @@ class Workers:
         workers = (self.learner_process, *self.sampler_processes)
         return list({id(worker): worker for worker in workers}.values())
 
-    async def start(self) -> tuple[float, Sequence[RewardFacts]]:
-        """Prepares all processes, and restarts from now on those that die.
-
-        Returns:
-            The seconds that loading the learner's base took, and what the reward processes report.
+    async def start(self) -> float:
+        """Prepares all processes; returns the seconds that loading the learner's base took.
 
         Raises:
             OutOfMemory: if there are no sizes with which they can start.
-            ValueError: if a reward function cannot be used.
             WorkerDied: if a process dies.
         """
-        self._watching = asyncio.create_task(self._heartbeats.watch())
-        scorer = self._scoring.target
-        prepared, rewards = await asyncio.gather(self.sizes.start(self.processes), scorer.start())
-        self._rewards = rewards
-        return prepared[0].load_s, rewards
+        return (await self.sizes.start(self.processes))[0].load_s
 
-    async def close(self) -> None:
-        """Ends the watch over the processes."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-            self._heartbeats.close()
-
-    def _resizing(
-        self, target: Sampler | Learner, process: Worker, restarts: Restarts | None
-    ) -> Any:
-        """The methods of a sampler or a learner."""
-
-        def attempt(method: str, work: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
-            return work() if method in _ANY_SIZE else self.sizes.call(process, work)
-
-        async def renew() -> None:
-            process.restarted()
-            await self.sizes.prepare(process)
-            if worker.loaded is not None:
-                await parity.sync([cast("Sampler", target)], worker.loaded)
-
-        worker = RestartingWorker(target, restarts=restarts, attempt=attempt, renew=renew)
-        return worker
-
-    async def _renew_rewards(self) -> None:
-        """Starts the reward processes again.
-
-        Raises:
-            TrainingStopped: if the code of a reward has changed.
-        """
-        found = await self._scoring.target.start()
-        if list(found) != list(self._rewards):
-            raise TrainingStopped(
-                "the file of a reward function has changed since the run was started; put it back, "
-                "or start the run again with --accept rewards"
-            )
+    async def prepare(self) -> None:
+        """Compiles for the sizes in force, where they have changed."""
+        await asyncio.gather(*map(self.sizes.prepare, self.processes))
 
     # --- samplers
 
@@ -241,6 +183,7 @@ class Workers:
             Interrupted: if the run is stopped.
             OutOfTime: at the deadline.
         """
+        await asyncio.gather(*map(self.sizes.prepare, self.sampler_processes))
         work = dispatch.generate(
             self._samplers, requests, temperature=temperature, cut_off=cut_off, report=report
         )
@@ -280,6 +223,7 @@ class Workers:
         self, data: TrainingStep, step: TrainStep, left: RemainingTime
     ) -> dict[str, float]:
         """Updates the policy; returns the metrics of the update."""
+        await self.sizes.prepare(self.learner_process)
         if isinstance(data, RolloutStep):
             metrics = await self.learner.update(
                 data.rollouts, rate=step.rate, lr=step.lr, kl_coef=step.kl_coef
@@ -288,7 +232,6 @@ class Workers:
         else:
             metrics = await self.learner.sft_update(data.sequences)
             self.sizes.step_done((), left)
-        self.restarts.step_done(step.number + 1)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
@@ -319,9 +262,7 @@ class Workers:
         does not answer, because it is stuck or dead, has an empty report, and is not waited for
         again until it has answered.
         """
-        if self._watching is not None and self._watching.done():
-            self._watching.result()  # an error: hanging processes would not be noticed any more
-        work = {name: self._use_of(name) for name in self._reporting}
+        work = {name: self._use_of(name) for name in self.reporting}
         work["rewards"] = self._use_of_rewards()
         new = dict[str, asyncio.Future[dict[str, ProcessUse]]]()
         for name, one in work.items():
@@ -344,13 +285,13 @@ class Workers:
             del self._asked[name]
             if not isinstance(task.exception(), RuntimeError):  # dead: its next call raises
                 return task.result()
-        return {name: ProcessUse()} if name in self._reporting else {}
+        return {name: ProcessUse()} if name in self.reporting else {}
 
     async def _use_of(self, name: str) -> dict[str, ProcessUse]:
-        return {name: await self._reporting[name].use()}
+        return {name: await self.reporting[name].use()}
 
     async def _use_of_rewards(self) -> dict[str, ProcessUse]:
-        busy = await self._scoring.target.busy()
+        busy = await self.scorer.busy()
         return {
             f"reward {name}": ProcessUse([Span("scoring", *time) for time in times])
             for name, times in busy.items()
@@ -366,10 +307,10 @@ class Workers:
         """Writes the traces; see `_of_each`."""
         return await self._of_each(lambda _, process: process.stop_trace())
 
-    async def _of_each(self, call: Callable[[str, ReportsUse], Awaitable[None]]) -> dict[str, str]:
+    async def _of_each(self, call: Callable[[str, Process], Awaitable[None]]) -> dict[str, str]:
         """Calls samplers and learner; the errors, by name: a trace must not end the run."""
 
-        async def of(name: str, process: ReportsUse) -> str | None:
+        async def of(name: str, process: Process) -> str | None:
             try:
                 await asyncio.wait_for(call(name, process), TRACE_S)
             except TimeoutError:
@@ -378,8 +319,8 @@ class Workers:
                 return str(error)
             return None
 
-        found = await asyncio.gather(*(of(*item) for item in self._reporting.items()))
-        pairs = zip(self._reporting, found, strict=True)
+        found = await asyncio.gather(*(of(*item) for item in self.reporting.items()))
+        pairs = zip(self.reporting, found, strict=True)
         return {name: error for name, error in pairs if error is not None}
 
     # --- stop signal and time limit

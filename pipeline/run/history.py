@@ -12,6 +12,8 @@ RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
 STARTED = "started"
 """Journal event: a process has started; with the hashes of what it reads."""
+RESTARTED = "restarted"
+"""Journal event: the run died or hung, and its parent has started it again; with the reason."""
 REWARDS = "rewards"
 """Journal event: the hashes of the reward functions' code."""
 

@@ -104,6 +104,11 @@ class RewardHost:
         """
         return {name: times for part in self._parts for name, times in part.busy().items()}
 
+    @property
+    def quiet_s(self) -> float | None:
+        """Seconds since the last call ended, or began; None: no call is waited for."""
+        return min((part.quiet_s for part in self._parts if part.is_busy), default=None)
+
     async def close(self) -> None:
         """Ends all processes."""
         await asyncio.gather(*(part.close() for part in self._parts))
@@ -154,6 +159,17 @@ class _Part:
         self._tasks: list[asyncio.Task[None]] = []
         self._busy: list[list[tuple[float, float]]] = [[] for _ in range(count)]
         self._busy_since: list[float | None] = [None] * count
+        self._moved_s = time.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process scores."""
+        return any(since is not None for since in self._busy_since)
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a call ended, or began."""
+        return time.monotonic() - self._moved_s
 
     def busy(self) -> dict[str, list[tuple[float, float]]]:
         """See `RewardHost.busy`."""
@@ -229,6 +245,7 @@ class _Part:
                 await self._wake.wait()
                 continue
             self._busy_since[index] = time.time()
+            self._moved_s = time.monotonic()
             try:
                 await self._score(index, jobs, alone=alone)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
@@ -302,6 +319,7 @@ class _Part:
         """
         patience_s = self._timeout_s + (_SILENCE_S if self._async_room else 0.0)
         answer = await asyncio.wait_for(process.answer(), patience_s)
+        self._moved_s = time.monotonic()
         process.read_output()
         process.flush_output()
         try:

@@ -21,7 +21,6 @@ from actors.handles import RunActors
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation, rehearsal, session, train
-from launch.ray_watch import RayWatch
 from launch.rehearsal import FullLengthWorker, full_length_data, one_step, temporary_folder
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.memory import MemoryUse, OutOfMemory
@@ -30,7 +29,7 @@ from pipeline.contracts.sizes import WorkerPhase
 from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.cost_model.programs import depends_on, programs_of
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import (
     Disk,
@@ -266,8 +265,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A configuration whose model has no weights; no cluster is started."""
 
     @contextlib.contextmanager
-    def no_cluster(_: object, *, tpu_chips: int | None) -> Iterator[RayWatch]:
-        yield RayWatch()
+    def no_cluster(_: object, *, tpu_chips: int | None) -> Iterator[None]:
+        yield
 
     async def no_wait(*_: object) -> None:
         pass

@@ -193,44 +193,59 @@ def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, nu
     assert not alive
 
 
-def test_a_run_survives_a_death_in_each_role(head: Head, tmp_path: Path):
-    """A share of `launch.bench chaos`; test_private_cluster.py has the deaths of raylet and GCS."""
-    settings = ["--budget.steps=3", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
+def test_a_run_survives_deaths_and_a_hang(head: Head, tmp_path: Path):
+    """A share of `launch.bench chaos`; test_private_cluster.py has the death of a raylet."""
+    settings = ["--budget.steps=4", "--checkpoint.every_steps=1", "--wandb.mode=disabled"]
     whole, faulty = (write_config(tmp_path, name=name) for name in ("whole", "faulty"))
     (tmp_path / "mirror").mkdir()
     undisturbed = head.start(*train_command(whole, *settings))
-    settings += [f"--run.mirror={tmp_path}/mirror", "--supervise"]
+    settings += [f"--run.mirror={tmp_path}/mirror", "--faults.stuck_s=20"]
     process = start(train_command(faulty, *settings), private_environment())
     run = tmp_path / "runs" / "faulty"
 
-    def kill(*roles: str) -> None:
-        found = {role: below(process.pid, role) for role in roles}  # before one takes others along
-        assert all(found.values()), found
-        for processes in found.values():
-            processes[0].kill()
+    def victim(role: str) -> psutil.Process:
+        return below(process.pid, role)[0]
 
     while not below(process.pid, "LearnerActor"):
         assert process.poll() is None, finish(process)
         time.sleep(0.1)
-    kill("launch.train")
+    victim("--no-supervise").kill()
     wait_for_lines(run / "metrics.jsonl", 1, process)
-    kill("SamplerActor", "RewardActor", "rewards.processes")
+    victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 2, process)
-    kill("LearnerActor")
+    victim("SamplerActor").kill()
+    wait_for_lines(run / "metrics.jsonl", 3, process)
+    victim("LearnerActor").suspend()
     assert finish(undisturbed)[0] == 0
     status, output = finish(process)
     assert status == 0, output
-    assert {entry["worker"] for entry in journal(run) if entry["event"] == "restarted"} == {
-        "run", "sampler 0", "rewards", "learner"
-    }  # fmt: skip
-    assert output.count("it is started again, and the run resumes") == 1
+    assert [entry["why"] for entry in journal(run) if entry["event"] == "restarted"] == [
+        "the run's process was ended by SIGKILL",
+        "a process of the run died",
+        "the run made no progress for 20 s (faults.stuck_s)",
+    ]
+    assert "sampler 0: its process ended unexpectedly; the same command continues" in output
     expected = tmp_path / "runs" / "whole"
     assert summary(run)["adapter_sha256"] == summary(expected)["adapter_sha256"]
+    assert summary(run)["faults"]["reward_errors"] == 0
     for path in sorted((expected / "rollouts").iterdir()):
         assert (run / "rollouts" / path.name).read_bytes() == path.read_bytes(), path.name
     copied = (tmp_path / "mirror" / "faulty" / "summary.json").read_bytes()
     assert copied == (run / "summary.json").read_bytes()
     check_ledger(run)
+
+
+def test_nothing_remains_of_a_stopped_run_whose_parent_is_killed(tmp_path: Path):
+    config = write_config(tmp_path, name="killed")
+    process = start(train_command(config, "--budget.steps=500"), private_environment())
+    wait_for_lines(tmp_path / "runs" / "killed" / "metrics.jsonl", 1, process)
+    processes = family(process.pid)
+    for role in ("--no-supervise", "LearnerActor"):
+        below(process.pid, role)[0].suspend()
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert alive == []
 
 
 def test_a_lower_memory_limit_on_resume_gives_smaller_micro_batches(head: Head, tmp_path):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,14 +19,14 @@ import pytest
 from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.code_version import code_version
+from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
-from launch.ray_watch import RayWatch
+from launch.progress import Reporter
 from launch.session import (
     _clock,
     _coordinate,
     _meter,
     _recording_time,
-    _restarts,
     _run,
     _Session,
     _start,
@@ -60,7 +61,6 @@ from tests.fakes import (
     make_config,
     make_data,
 )
-from tests.simulation import VirtualLoop
 
 
 class Session:
@@ -128,7 +128,11 @@ class Session:
             pass
 
         crew = SimpleNamespace(
-            devices=None, started=nothing, samplers=self.samplers, learner=self.learner
+            devices=None,
+            started=nothing,
+            samplers=self.samplers,
+            learner=self.learner,
+            scorer=self.scorer,
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
@@ -139,8 +143,8 @@ class Session:
         meter = _meter(self.prepared, clock, started=0.0)
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
-        restarts = _restarts(prepared, meter, console)
-        return _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts)
+        reporter = Reporter(meter.ledger.phases)
+        return _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -494,8 +498,8 @@ def test_devices_are_released_before_wandb_finishes(
     order: list[str] = []
 
     @contextmanager
-    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
-        yield RayWatch()
+    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[None]:
+        yield
         order.append("Ray is left")
 
     async def start(*_: object) -> float:
@@ -696,46 +700,33 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_changes(
+def test_a_death_ends_the_process_with_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    whole = Session(make_config(tmp_path / "whole"), Disk())
-    assert whole.run() == 0
-    config, disk = make_config(tmp_path / "both"), Disk()
-    session = Session(config, disk)
+    session = Session(make_config(tmp_path), Disk())
 
-    def dies(worker: str) -> None:
-        raise WorkerDied(worker, "its process ended unexpectedly")
-
-    # The learner is called next when the step is sampled, by a new sampler.
-    session.script.on["sampler0.generate:train 2"] = partial(dies, "sampler 0")
-    session.script.on["learner.update 2"] = partial(dies, "learner")
-
-    async def nothing(*_: object) -> None:
-        pass
-
-    @contextmanager
-    def no_cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
-        yield RayWatch()
+    async def dies() -> None:
+        raise WorkerDied("sampler 0", "its process ended unexpectedly")
 
     def spawn(_: Config) -> SimpleNamespace:
-        learner = FakeLearner(session.script, disk=disk)
-        workers = {"samplers": session.samplers, "learner": learner, "scorer": session.scorer}
-        more = {"devices": None, "started": nothing, "kill": lambda: None}
-        return SimpleNamespace(**workers, **more, one_process=False)
+        workers = {"samplers": session.samplers, "learner": session.learner}
+        more = {"devices": None, "started": dies, "kill": lambda: None}
+        return SimpleNamespace(**workers, scorer=session.scorer, **more, one_process=False)
 
-    monkeypatch.setattr("launch.session.cluster", no_cluster)
+    async def nothing(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setenv("GEMMA_GRPO_SUPERVISOR", str(tmp_path))
+    monkeypatch.setattr("launch.session.cluster", lambda *_, **__: nullcontext())
     monkeypatch.setattr("launch.session.RunActors.spawn", spawn)
-    for name in ("wait_for_devices", "calibrate"):
-        monkeypatch.setattr(f"launch.session.{name}", lambda *_, **__: nothing())
-    with closing(session.folder), asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        clock = _clock(session.prepared, started=0.0)
-        assert runner.run(_run(session._session(clock))) == 0
-    assert [entry["worker"] for entry in session.events("restarted")] == ["sampler 0", "learner"]
-    said = capsys.readouterr().out
-    assert "sampler 0: its process ended unexpectedly; it is restarted\n" in said
+    monkeypatch.setattr("launch.session.wait_for_devices", nothing)
+    monkeypatch.setattr("os._exit", sys.exit)
+    session.folder.create(session.prepared.config)
+    with closing(session.folder), pytest.raises(SystemExit) as ended:
+        asyncio.run(_run(session._session(_clock(session.prepared, started=0.0))))
+    assert ended.value.code == EXIT_DIED
+    why = "sampler 0: its process ended unexpectedly"
     assert (
-        "learner: its process ended unexpectedly; all processes are restarted, and the run goes on "
-        "from its last checkpoint\n"
-    ) in said
-    assert left_behind(session.folder) == left_behind(whole.folder)
+        capsys.readouterr().err == f"{why}; the same command continues from the last checkpoint\n"
+    )
+    assert [entry["error"] for entry in session.events("failed")] == [why]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.budget import Budget
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.ledger import read_ledger
 from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
 from tests.pipeline.test_coordinator_faults import broken

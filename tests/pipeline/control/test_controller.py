@@ -48,6 +48,17 @@ def kinds(due: Sequence[Duty]) -> list[str]:
     return [duty.kind for duty in due]
 
 
+def test_a_checkpoint_is_due_after_some_steps_or_some_seconds():
+    checkpoint = {"every_steps": 100, "every_s": 50.0}
+    found = controller(make_config(Path("runs"), budget={"steps": 5}, checkpoint=checkpoint))
+    duties(found, RunStatus(0))
+    due = []
+    for number, now_s in enumerate([40.0, 80.0, 120.0, 140.0]):
+        found.next(RunStatus(number), now_s)
+        due.append(kinds(duties(found, RunStatus(number + 1), now_s)))
+    assert due == [[], ["checkpoint"], [], ["checkpoint"]]
+
+
 def test_a_run_of_steps_starts_trains_and_ends_in_order():
     found = controller(make_config(Path("runs"), budget={"steps": 2}))
     start = ["check_parity", "evaluate_before", "recover_best", "repair_answers"]
