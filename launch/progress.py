@@ -99,9 +99,8 @@ class Reporter:
                 return working.result()
             return watching.result()
         finally:
-            for task in tasks:
+            for task in tasks:  # not waited for: what a death leaves may take a minute
                 task.cancel()
-            await asyncio.wait(tasks)
 
     async def _watch(self, processes: Mapping[str, Callable[[], Awaitable[Heartbeat]]]) -> NoReturn:
         asked = dict[str, asyncio.Future[Heartbeat]]()

@@ -169,10 +169,10 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
             found.raise_if_any()
             say(message)
             return 0
-    if command.flags.supervise and not command.flags.dry_run:
+    # With mistakes it goes on in this process, which finds the others.
+    if command.flags.supervise and not command.flags.dry_run and found.is_empty:
         from launch.supervise import supervise
 
-        found.raise_if_any()
         return supervise(argv, config)
     queued_s = None
     if found.intact("budget"):

@@ -226,7 +226,7 @@ def test_a_reservation_waits_for_its_devices_unless_a_node_ends(monkeypatch: pyt
         await found.placed()
 
     asyncio.run(wait())
-    is_free.clear()
+    found.group = cast("PlacementGroup", SimpleNamespace(ready=asyncio.Event().wait))
     cluster.total = (8,)
     with pytest.raises(WorkerDied, match=r"^devices: a node of the cluster is gone$"):
         asyncio.run(found.placed())

@@ -44,6 +44,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
         return 0
 
     monkeypatch.setattr(session, "run_session", run_session)
+    monkeypatch.setattr(
+        "launch.supervise.supervise", lambda argv, _: train.main([*argv, "--no-supervise"])
+    )
     return runs
 
 
@@ -132,8 +135,8 @@ def test_a_supervised_run_is_adopted_once(
         return -signal.SIGKILL if len(started) == 1 else 0
 
     monkeypatch.setattr("launch.supervise._Supervisor._run_child", child)
-    monkeypatch.setattr("pipeline.contracts.restarts._FIRST_PAUSE_S", 0.0)
-    assert train.main([str(request_path), "--supervise", "--adopt", "copy"]) == 0
+    monkeypatch.setattr("launch.supervise._LONGEST_PAUSE_S", 0.0)
+    assert train.main([str(request_path), "--adopt", "copy"]) == 0
     assert started == [[str(request_path)]] * 2
     assert everything_below(copy) == before
 
@@ -163,7 +166,7 @@ def test_a_run_with_other_settings_is_not_adopted(
 def test_a_run_that_cannot_be_fetched_is_one_line(
     refused: Refused, arguments: list[str], what: str
 ):
-    (line,) = refused(*arguments, "--supervise")
+    (line,) = refused(*arguments)
     assert re.match(what, line)
 
 
@@ -653,7 +656,7 @@ def test_ctrl_c_before_the_start_gives_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(preparation, "load_data", interrupted)
-    assert train.main([str(request_path)]) == 130
+    assert train.main([str(request_path), "--no-supervise"]) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -666,6 +669,6 @@ def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
         raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
 
     monkeypatch.setattr(session, "run_session", run_session)
-    assert train.main([str(request_path)]) == 2
+    assert train.main([str(request_path), "--no-supervise"]) == 2
     told = "plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0\n"
     assert capsys.readouterr().err == told
