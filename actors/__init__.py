@@ -11,6 +11,8 @@ if "RAY_ADDRESS" not in os.environ:
     # A cluster that this process starts has one node, whose address is 127.0.0.1. Despite its name
     # the variable is read on every platform.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    # Its GCS does not come back: processes that have lost it end after so many seconds, not 60.
+    os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
 
 # Ray puts the driver's folder first on its workers' path. As in `launch`, it becomes the last.
 _CURRENT = Path.cwd()

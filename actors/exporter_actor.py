@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.log import logs, open_log
+from actors.log import begin_process, logs
 from actors.model_actor import make_exporter
 from configs.schema import Config
 from pipeline.compute.opening import open_model
@@ -27,7 +27,7 @@ class ExporterActor:
     """
 
     def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
-        open_log()
+        begin_process()
         self.config, self.described = config, described
         self.examples = examples
         self.exporter: Exporter

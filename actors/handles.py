@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -15,24 +15,38 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from actors.colocated_actor import ColocatedActor
 from actors.exporter_actor import ExporterActor
 from actors.learner_actor import LearnerActor
+from actors.model_actor import ModelActor
 from actors.placement import Bundle, Lease, Reservation, device_free_lease, lease
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
-from pipeline.contracts.adapters import AdapterRef, Published
-from pipeline.contracts.rollouts import Completion
+from pipeline.contracts.adapters import (
+    AdapterRef,
+    ExportReport,
+    Format,
+    OpenedAdapter,
+    Published,
+    Restored,
+)
+from pipeline.contracts.batches import PackedRow
+from pipeline.contracts.builds import Building, Ready
+from pipeline.contracts.memory import MemoryUse
+from pipeline.contracts.phases import Heartbeat
+from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker, ScorerWorker, WorkerDied
+from pipeline.contracts.speeds import SamplerTimes
+from pipeline.contracts.workers import ProcessUse, WorkerDied
 from pipeline.run.run_folder import RunFolder
-from rewards.base import Outcome, RewardInput
+from rewards.base import Outcome, RewardFacts, RewardInput
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 # One works, one may write a trace, one answers `abort`, `building` and `heartbeat` meanwhile.
 _THREADS = 3
 # Rollouts that have ended are scored in calls of their own.
 _CONCURRENT_SCORES = 10_000
 _CLOSING_S = 5.0
-_START_S = 300.0
-"""Time limit for a process to start again."""
 _MEMORY = "low on memory"
 """In Ray's message where it has ended a process because the host ran out of memory."""
 
@@ -64,40 +78,29 @@ def spawn(
     return ray.remote(cls).options(**options).remote(*args)
 
 
-class RayWorker:
-    """A Ray actor as a worker: each method of the actor, as an async method.
+class Handle:
+    """A Ray actor as a worker; the subclasses have its methods, as async methods.
 
-    Callers see the protocols of `pipeline.contracts.workers`. Exceptions are the actor's own; a
-    `WorkerDied` is raised if its process died. An adapter travels through Ray's object store,
-    from actor to actor; the driver holds only a reference to it.
+    Exceptions are the actor's own; a `WorkerDied` is raised if its process died. An adapter travels
+    through Ray's object store, from actor to actor; the driver holds only a reference to it.
 
     Args:
-        start: starts the process.
+        actor: the Ray actor.
         name: of the process, in messages.
         bundle: its devices; None: it has none.
-
-    Attributes:
-        actor: the Ray actor.
     """
 
-    def __init__(
-        self, start: Callable[[], Any], *, name: str, bundle: Bundle | None = None
-    ) -> None:
-        self._start = start
+    def __init__(self, actor: Any, name: str, bundle: Bundle | None = None) -> None:
+        self.actor = actor
         self._name = name
         self._bundle = bundle
-        self._why: str | None = None
-        self.actor = start()
 
-    def __getattr__(self, name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        method = getattr(self.actor, name)
-
-        async def call(*args: Any, **kwargs: Any) -> Any:
-            return await self._result(method.remote(*args, **kwargs))
-
-        return call
+    async def _call(
+        self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Calls a method of the actor, given as one of its class."""
+        found: T = await self._result(getattr(self.actor, method.__name__).remote(*args, **kwargs))
+        return found
 
     async def _result(self, ref: Awaitable[Any]) -> Any:
         """Awaits a call; raises the actor's own exception, without Ray's wrapper.
@@ -113,57 +116,15 @@ class RayWorker:
             why = "its process ended unexpectedly"
             if _MEMORY in str(error):
                 why += ", because the host ran low on memory"
-            raise WorkerDied(self._name, self._why or why) from None
-
-    async def publish(self, which: AdapterRef = "current") -> Published:
-        """See `pipeline.contracts.workers.Learner`; the payload is a reference."""
-        label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
-        version, sha256 = await self._result(label)
-        return Published(version, sha256, payload)
-
-    async def load(self, published: Published) -> str:
-        """See `pipeline.contracts.workers.Sampler`; Ray resolves the payload in the actor."""
-        sha256: str = await self._result(
-            self.actor.load.remote(published.version, published.sha256, published.payload)
-        )
-        return sha256
-
-    def kill(self, why: str | None = None) -> None:
-        """See `pipeline.contracts.workers.Restartable`."""
-        self._why = why
-        ray.kill(self.actor)
-
-    async def restart(self) -> None:
-        """See `pipeline.contracts.workers.Restartable`."""
-        ray.kill(self.actor)
-        self._why = None
-        try:
-            await asyncio.wait_for(self._start_again(), _START_S)
-        except TimeoutError:
-            why = f"its process did not start again in {_START_S:.0f} s"
-            if self._bundle is not None and self._bundle.node is None:
-                why = f"its node is gone, and no other had devices for it in {_START_S:.0f} s"
             raise WorkerDied(self._name, why) from None
-        except (FileNotFoundError, ValueError) as error:
-            raise WorkerDied(self._name, str(error)) from None
 
-    async def _start_again(self) -> None:
-        """Starts the process; one with devices on their node, or on another one.
+    def kill(self) -> None:
+        """Ends the process at once."""
+        ray.kill(self.actor)
 
-        Raises:
-            FileNotFoundError: if the node does not have the model's files.
-            ValueError: if they cannot be used.
-            WorkerDied: if the process dies, or cannot be restarted without the others.
-        """
-        if self._bundle is not None:
-            await self._bundle.settled()
-            if self._bundle.devices.is_stranded():
-                why = "its node is gone, and only the node of this command has devices for it"
-                raise WorkerDied(self._name, why, alone=False)
-        self.actor = self._start()
-        await self._result(self.actor.__ray_ready__.remote())
-        if self._bundle is not None:
-            await self.find_model()
+
+class ModelHandle(Handle):
+    """A process that holds the model; see `actors.model_actor.ModelActor`."""
 
     async def find_model(self) -> str:
         """Finds the model's files on the process's node; returns the fingerprint of the weights.
@@ -174,25 +135,187 @@ class RayWorker:
             WorkerDied: if the process dies.
         """
         try:
-            fingerprint: str = await self._result(self.actor.find_model.remote())
+            return await self._call(ModelActor.find_model)
         except (FileNotFoundError, ValueError) as error:
             raise type(error)(
                 f"{error}; this is on {self.node}, where {self._name} runs: each node needs the "
                 "files at that path, or a model of the hub (hf://OWNER/NAME) and a network"
             ) from None
-        return fingerprint
 
     @property
     def node(self) -> str:
         """The node of the process, in words."""
         return str(self._bundle and self._bundle.node)
 
+    async def prepare(self, sizes: Sizes) -> Ready:
+        """See `pipeline.contracts.workers.Process`."""
+        return await self._call(ModelActor.prepare, sizes)
 
-class RayScorer(RayWorker):
-    """The host of the reward processes."""
+    async def building(self) -> Building:
+        """See `pipeline.contracts.workers.Process`."""
+        return await self._call(ModelActor.building)
+
+    async def memory(self) -> MemoryUse:
+        """Returns the current memory use of the fullest device."""
+        return await self._call(ModelActor.memory)
+
+    async def use(self) -> ProcessUse:
+        """See `pipeline.contracts.workers.Process`."""
+        return await self._call(ModelActor.use)
+
+    async def heartbeat(self) -> Heartbeat:
+        """See `pipeline.contracts.workers.Process`."""
+        return await self._call(ModelActor.heartbeat)
+
+    async def start_trace(self, folder: str) -> None:
+        """See `pipeline.contracts.workers.Process`."""
+        await self._call(ModelActor.start_trace, folder)
+
+    async def stop_trace(self) -> None:
+        """See `pipeline.contracts.workers.Process`."""
+        await self._call(ModelActor.stop_trace)
+
+
+class SamplerHandle(ModelHandle):
+    """See `pipeline.contracts.workers.Sampler`."""
+
+    async def load(self, published: Published) -> str:
+        """Ray resolves the payload in the actor."""
+        sha256: str = await self._result(
+            self.actor.load.remote(published.version, published.sha256, published.payload)
+        )
+        return sha256
+
+    async def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
+    ) -> list[Completion]:
+        """See `pipeline.contracts.workers.Sampler`."""
+        return await self._call(
+            SamplerActor.generate, requests, temperature=temperature, min_finished=min_finished
+        )
+
+    async def finished(self) -> list[Completion]:
+        """See `pipeline.contracts.workers.Sampler`."""
+        return await self._call(SamplerActor.finished)
+
+    async def work(self) -> DecodeWork:
+        """See `pipeline.contracts.workers.Sampler`."""
+        return await self._call(SamplerActor.work)
+
+    async def abort(self) -> None:
+        """See `pipeline.contracts.workers.Sampler`."""
+        await self._call(SamplerActor.abort)
+
+    async def resume(self) -> None:
+        """See `pipeline.contracts.workers.Sampler`."""
+        await self._call(SamplerActor.resume)
+
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        """See `pipeline.contracts.workers.AdapterSampler`."""
+        return await self._call(SamplerActor.open_adapter, path)
+
+    async def sampler_times(self) -> SamplerTimes:
+        """See `pipeline.contracts.workers.MeasurableSampler`."""
+        return await self._call(SamplerActor.sampler_times)
+
+
+class LearnerHandle(ModelHandle):
+    """See `pipeline.contracts.workers.Learner`."""
+
+    async def publish(self, which: AdapterRef = "current") -> Published:
+        """The payload is a reference."""
+        label, payload = self.actor.publish.options(num_returns=2).remote(which=which)
+        version, sha256 = await self._result(label)
+        return Published(version, sha256, payload)
+
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
+        """See `pipeline.contracts.workers.Learner`."""
+        return await self._call(LearnerActor.score, completions, which=which)
+
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
+        """See `pipeline.contracts.workers.Learner`."""
+        return await self._call(LearnerActor.sft_update, sequences)
+
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
+        """See `pipeline.contracts.workers.Learner`."""
+        return await self._call(LearnerActor.update, rollouts, rate=rate)
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        """See `pipeline.contracts.workers.Learner`."""
+        await self._call(LearnerActor.save, meta)
+
+    async def saved(self, *, wait: bool) -> float | None:
+        """See `pipeline.contracts.workers.Learner`."""
+        return await self._call(LearnerActor.saved, wait=wait)
+
+    async def keep_best(self) -> None:
+        """See `pipeline.contracts.workers.Learner`."""
+        await self._call(LearnerActor.keep_best)
+
+    async def recover_best(self, version: int, sha256: str) -> None:
+        """See `pipeline.contracts.workers.Learner`."""
+        await self._call(LearnerActor.recover_best, version, sha256)
+
+    async def export(
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
+    ) -> ExportReport:
+        """See `pipeline.contracts.workers.Learner`."""
+        return await self._call(LearnerActor.export, folder, examples, which=which)
+
+    async def restore(self) -> Restored:
+        """Restores the newest usable checkpoint, if there is one."""
+        return await self._call(LearnerActor.restore)
+
+    async def micro_batch_s(self) -> float:
+        """See `pipeline.contracts.workers.MeasurableLearner`."""
+        return await self._call(LearnerActor.micro_batch_s)
+
+
+class ColocatedHandle(LearnerHandle, SamplerHandle):
+    """One process that learns and samples."""
+
+
+class ExporterHandle(Handle):
+    """See `actors.exporter_actor.ExporterActor`."""
+
+    async def start(self) -> str:
+        """Opens devices, model and adapter, compiles; returns a description of the adapter."""
+        return await self._call(ExporterActor.start)
+
+    async def begin(self, folder: str) -> None:
+        """Makes the temporary folder beside `folder` that the export is written to."""
+        await self._call(ExporterActor.begin, folder)
+
+    async def add(self, kind: Format) -> float | None:
+        """See `pipeline.compute.learner.export.Exporter.add`."""
+        return await self._call(ExporterActor.add, kind)
+
+    async def finish(self, folder: str, formats: Sequence[Format]) -> None:
+        """See `pipeline.compute.learner.export.Exporter.finish`."""
+        await self._call(ExporterActor.finish, folder, formats)
+
+
+class ScorerHandle(Handle):
+    """The host of the reward processes; see `pipeline.contracts.workers.Scorer`."""
+
+    async def start(self) -> list[RewardFacts]:
+        """Starts the reward processes; returns what they report about their functions.
+
+        Raises:
+            ValueError: with a line for each function that cannot be used.
+        """
+        return await self._await(RewardActor.start)
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """See `pipeline.contracts.workers.Scorer`; a call that is cancelled ends in the actor."""
+        """A call that is cancelled ends in the actor."""
         ref = self.actor.score.remote(inputs)
         try:
             scored: list[dict[str, Outcome]] = await self._result(ref)
@@ -201,11 +324,32 @@ class RayScorer(RayWorker):
             raise
         return scored
 
-    def kill(self, why: str | None = None) -> None:
+    async def notices(self) -> list[str]:
+        """See `pipeline.contracts.workers.Scorer`."""
+        return await self._await(RewardActor.notices)
+
+    async def busy_s(self) -> dict[str, float]:
+        """See `pipeline.contracts.workers.MeasuredScorer`."""
+        return await self._await(RewardActor.busy_s)
+
+    async def heartbeat(self) -> Heartbeat:
+        """See `pipeline.contracts.workers.Scorer`."""
+        return await self._await(RewardActor.heartbeat)
+
+    def kill(self) -> None:
         """Ends the reward processes and what they have started, then their host."""
-        if why is None:  # else it does not answer
-            ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
-        super().kill(why)
+        ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
+        super().kill()
+
+    async def _await(
+        self,
+        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> T:
+        """As `_call`, of an async method."""
+        found: T = await self._result(getattr(self.actor, method.__name__).remote(*args, **kwargs))
+        return found
 
 
 @dataclass(frozen=True)
@@ -225,6 +369,14 @@ class Process:
     args: tuple[Any, ...]
 
 
+class Started(NamedTuple):
+    """Arguments of the `Handle` of a process."""
+
+    actor: Any
+    name: str
+    bundle: Bundle
+
+
 @dataclass(frozen=True)
 class DeviceActors:
     """Ray actors that get their devices together or not at all.
@@ -235,31 +387,7 @@ class DeviceActors:
     """
 
     devices: Reservation
-    workers: tuple[RayWorker, ...]
-
-    async def started(self) -> None:
-        """Returns when the processes have been started and have found the model on their nodes.
-
-        Deaths are ignored here: the next call of an actor that died raises them.
-
-        Raises:
-            FileNotFoundError: if the model's files are missing on a node.
-            ValueError: if they cannot be used, or differ between nodes.
-        """
-        finding = (worker.find_model() for worker in self.workers)
-        found = await asyncio.gather(*finding, return_exceptions=True)
-        first: tuple[str, str] | None = None
-        for worker, fingerprint in zip(self.workers, found, strict=True):
-            if isinstance(fingerprint, FileNotFoundError | ValueError):
-                raise fingerprint
-            if isinstance(fingerprint, BaseException):
-                continue
-            first = first or (fingerprint, worker.node)
-            if fingerprint != first[0]:
-                raise ValueError(
-                    f"model.path: the weights on {worker.node} differ from those on {first[1]}; "
-                    "put the same files on both, or name a revision: hf://OWNER/NAME@REVISION"
-                )
+    workers: Sequence[Handle]
 
     def kill(self) -> None:
         """Ends all processes and releases their devices."""
@@ -268,9 +396,33 @@ class DeviceActors:
         self.devices.release()
 
 
+@dataclass(frozen=True)
+class ModelActors(DeviceActors):
+    """Ray actors of a run: each holds the model."""
+
+    workers: Sequence[ModelHandle]
+
+    async def started(self) -> None:
+        """Returns when the processes have been started and have found the model on their nodes.
+
+        Raises:
+            FileNotFoundError: if the model's files are missing on a node.
+            ValueError: if they cannot be used, or differ between nodes.
+            WorkerDied: if a process died.
+        """
+        found = await asyncio.gather(*(worker.find_model() for worker in self.workers))
+        for worker, fingerprint in zip(self.workers, found, strict=True):
+            if fingerprint != found[0]:
+                raise ValueError(
+                    f"model.path: the weights on {worker.node} differ from those on "
+                    f"{self.workers[0].node}; put the same files on both, or name a revision: "
+                    "hf://OWNER/NAME@REVISION"
+                )
+
+
 def _spawn_together(
     config: Config, processes: Sequence[Process], *, learner: bool = True
-) -> DeviceActors:
+) -> tuple[Reservation, list[Started]]:
     """Requests processes from Ray; they get devices in their order, and may have to wait.
 
     Args:
@@ -280,23 +432,19 @@ def _spawn_together(
     """
     leases = [lease(config.plan, process.devices) for process in processes]
     devices = Reservation(_run_name(config), leases, learner=learner)
-    workers = (
-        RayWorker(
-            partial(
-                spawn,
-                process.cls,
-                *process.args,
-                lease=leases[number],
-                name=f"{_run_name(config)}: {process.name}",
-                strategy=devices.bundle(number).strategy,
-                threads=_THREADS,
-            ),
-            name=process.name,
-            bundle=devices.bundle(number),
+    started = []
+    for number, (process, one) in enumerate(zip(processes, leases, strict=True)):
+        bundle = devices.bundle(number)
+        actor = spawn(
+            process.cls,
+            *process.args,
+            lease=one,
+            name=f"{_run_name(config)}: {process.name}",
+            strategy=bundle.strategy,
+            threads=_THREADS,
         )
-        for number, process in enumerate(processes)
-    )
-    return DeviceActors(devices, tuple(workers))
+        started.append(Started(actor, process.name, bundle))
+    return devices, started
 
 
 def _run_name(config: Config) -> str:
@@ -314,21 +462,21 @@ def _samplers(config: Config) -> list[Process]:
 
 
 @dataclass(frozen=True)
-class SamplerActors(DeviceActors):
+class SamplerActors(ModelActors):
     """The sampler processes of a command that does not train.
 
     Attributes:
         samplers: one per actor.
     """
 
-    samplers: list[SamplerWorker]
+    samplers: Sequence[SamplerHandle]
 
     @staticmethod
     def spawn(config: Config) -> SamplerActors:
         """Requests the processes from Ray."""
-        found = _spawn_together(config, _samplers(config), learner=False)
-        samplers = [cast("SamplerWorker", worker) for worker in found.workers]
-        return SamplerActors(found.devices, found.workers, samplers)
+        devices, started = _spawn_together(config, _samplers(config), learner=False)
+        samplers = [SamplerHandle(*one) for one in started]
+        return SamplerActors(devices, samplers, samplers)
 
     async def start(self, sizes: Sizes) -> None:
         """Compiles the programs of all samplers for these sizes; see `started` for errors."""
@@ -338,36 +486,34 @@ class SamplerActors(DeviceActors):
 
 @dataclass(frozen=True)
 class ExportActors(DeviceActors):
-    """The exporter's process.
+    """The exporter's process."""
 
-    Attributes:
-        exporter: the methods of `actors.exporter_actor.ExporterActor`.
-    """
-
-    exporter: RayWorker
+    exporter: ExporterHandle
 
     @staticmethod
     def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> ExportActors:
         """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
         args = (config, described, tuple(examples))
-        process = Process(ExporterActor, config.plan.learner_devices, "exporter", args)
-        found = _spawn_together(config, [process])
-        return ExportActors(found.devices, found.workers, found.workers[0])
+        devices = config.plan.learner_devices
+        process = Process(ExporterActor, devices, "exporter", args)
+        reserved, (started,) = _spawn_together(config, [process])
+        exporter = ExporterHandle(*started)
+        return ExportActors(reserved, [exporter], exporter)
 
 
 @dataclass(frozen=True)
-class RunActors(DeviceActors):
+class RunActors(ModelActors):
     """All processes of a training run.
 
     Attributes:
-        samplers: in a colocated run, the learner's worker.
+        samplers: in a colocated run, the learner's process.
         learner: the learner's process.
         scorer: hosts the reward processes.
     """
 
-    samplers: list[SamplerWorker]
-    learner: LearnerWorker
-    scorer: ScorerWorker
+    samplers: Sequence[SamplerHandle]
+    learner: LearnerHandle
+    scorer: ScorerHandle
 
     @staticmethod
     def spawn(config: Config) -> RunActors:
@@ -375,15 +521,14 @@ class RunActors(DeviceActors):
         colocated = config.plan.placement == "colocated"
         cls = ColocatedActor if colocated else LearnerActor
         learner = Process(cls, config.plan.learner_devices, "learner", (config,))
-        found = _spawn_together(config, [learner, *([] if colocated else _samplers(config))])
-        workers = found.workers
-        return RunActors(
-            found.devices,
-            workers,
-            [cast("SamplerWorker", worker) for worker in (workers if colocated else workers[1:])],
-            cast("LearnerWorker", workers[0]),
-            spawn_scorer(config),
-        )
+        others = [] if colocated else _samplers(config)
+        devices, (first, *rest) = _spawn_together(config, [learner, *others])
+        scorer = spawn_scorer(config)
+        if colocated:
+            both = ColocatedHandle(*first)
+            return RunActors(devices, [both], [both], both, scorer)
+        handle, samplers = LearnerHandle(*first), [SamplerHandle(*one) for one in rest]
+        return RunActors(devices, [handle, *samplers], samplers, handle, scorer)
 
     @property
     def one_process(self) -> bool:
@@ -396,11 +541,10 @@ class RunActors(DeviceActors):
         super().kill()
 
 
-def spawn_scorer(config: Config) -> ScorerWorker:
+def spawn_scorer(config: Config) -> ScorerHandle:
     """Starts the host of the reward processes on this machine, where the run folder is."""
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    start = partial(
-        spawn,
+    actor = spawn(
         RewardActor,
         config.rewards,
         str(RunFolder.of(config).rewards_log),
@@ -409,4 +553,4 @@ def spawn_scorer(config: Config) -> ScorerWorker:
         strategy=here,
         threads=_CONCURRENT_SCORES,
     )
-    return cast("ScorerWorker", RayScorer(start, name="rewards"))
+    return ScorerHandle(actor, "rewards")

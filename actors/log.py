@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from rewards.processes.parent import end_with_parent
+
 A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -29,8 +31,9 @@ class _StandardOutput(logging.Handler):
         sys.stdout.flush()
 
 
-def open_log() -> None:
-    """Makes this process write its log to standard output, with UTC time stamps."""
+def begin_process() -> None:
+    """Makes this process die with Ray's, and write its log to standard output, in UTC."""
+    end_with_parent()
     if LOG.handlers:
         return
     handler, form = _StandardOutput(), logging.Formatter("%(asctime)s %(message)s")

@@ -11,7 +11,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.log import logs, open_log
+from actors.log import begin_process, logs
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
@@ -69,7 +69,7 @@ class ModelActor(ABC):
     role: Role
 
     def __init__(self, config: Config) -> None:
-        open_log()
+        begin_process()
         self.requested = self.config = config
         self.log = BuildLog()
         self.opening: LoadingModel | None = None
@@ -138,9 +138,8 @@ class ModelActor(ABC):
         return ProcessUse(self.phases.take(), memory)
 
     def heartbeat(self) -> Heartbeat:
-        """Returns what the process does; can be called at any time."""
-        is_ready = self._needs is not None
-        return self.phases.heartbeat() if is_ready else Heartbeat("loading")
+        """Returns what the process does now; can be called at any time."""
+        return self.phases.heartbeat()
 
     def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace."""

@@ -9,7 +9,6 @@ In a cluster of several nodes the learner is on the node of this process, sample
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,15 +28,11 @@ from configs.schema import Plan
 from pipeline.compute.devices import environment
 from pipeline.contracts.workers import WorkerDied
 
-cluster_is_gone = threading.Event()
-"""Set if the cluster ends before this process: calls get no answer, devices need no release."""
-_POLL_S = 0.5
+_POLL_S = 5.0
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
 _NODE_LABEL = "ray.io/node-id"
 _DIGITS = 12
 """Digits of a node's id that are shown."""
-_CONNECT_S = 5.0
-_NOTICE_EVERY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -61,28 +56,16 @@ class Node:
         ident: Ray's id.
         host: name of the machine.
         address: its IP address.
-        port: of Ray's process on it.
         resources: total amounts by Ray's resource names.
     """
 
     ident: str
     host: str
     address: str
-    port: int
     resources: Mapping[str, float]
 
     def __str__(self) -> str:
         return f"node {self.address} (host {self.host}, id {self.ident[:_DIGITS]})"
-
-    async def answers(self) -> bool:
-        """Whether Ray's process still takes connections; Ray notices its end with a delay."""
-        try:
-            connecting = asyncio.open_connection(self.address, self.port)
-            _, writer = await asyncio.wait_for(connecting, _CONNECT_S)
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return True
 
 
 def alive_nodes() -> list[Node]:
@@ -93,7 +76,6 @@ def alive_nodes() -> list[Node]:
             node["NodeID"],
             node["NodeManagerHostname"],
             node["NodeManagerAddress"],
-            node["NodeManagerPort"],
             node["Resources"],
         )
         for node in ray.nodes()
@@ -136,8 +118,7 @@ def assign(
 class Reservation:
     """The devices of all processes of a command, as a placement group with a bundle for each.
 
-    Ray removes it when this process ends, if it was not released before. If a node dies, Ray places
-    its bundles on other nodes, as soon as they have room.
+    Ray removes it when this process ends, if it was not released before.
 
     Args:
         name: shown to other commands that wait for these devices.
@@ -149,24 +130,21 @@ class Reservation:
     """
 
     def __init__(self, name: str, leases: Sequence[Lease], *, learner: bool = True) -> None:
-        self._resource, *_ = (name for one in leases for name in one.resources)
-        self._amounts = [one.resources[self._resource] for one in leases]
-        self._learner = learner
-        nodes = alive_nodes()
+        resource, *_ = (name for one in leases for name in one.resources)
+        amounts = [one.resources[resource] for one in leases]
+        nodes, found = alive_nodes(), available_resources_per_node()
         home = nodes[0].ident
-        totals = {node.ident: node.resources.get(self._resource, 0.0) for node in nodes}
+        totals = {node.ident: node.resources.get(resource, 0.0) for node in nodes}
         self._nodes = frozenset(totals)
+        free = {node.ident: found.get(node.ident, {}).get(resource, 0.0) for node in nodes}
         placed = (
-            assign(self._amounts, self._free(nodes), learner=learner)
-            or assign(self._amounts, totals, learner=learner)
+            assign(amounts, free, learner=learner)
+            or assign(amounts, totals, learner=learner)
             or [home] * len(leases)
         )
-        self._elsewhere = [
-            amount for amount, node in zip(self._amounts, placed, strict=True) if node != home
-        ]
         self.group: PlacementGroup = placement_group(
             [dict(one.resources) for one in leases],
-            strategy="SPREAD" if self._elsewhere else "PACK",
+            strategy="PACK" if set(placed) == {home} else "SPREAD",
             name=name,
             bundle_label_selector=[
                 {_NODE_LABEL: home if node == home else f"!{home}"} for node in placed
@@ -181,50 +159,20 @@ class Reservation:
         """Returns when all devices are reserved.
 
         Raises:
-            WorkerDied: if a node has ended, and only another reservation would find devices.
+            WorkerDied: if a node has ended: the devices must be chosen among the others.
         """
         ready = asyncio.ensure_future(self.group.ready())
         try:
-            while not (await asyncio.wait({ready}, timeout=_NOTICE_EVERY_S))[0]:
-                if self.is_stranded():
-                    why = "a node is gone, and the node of this command has enough"
-                    raise WorkerDied("devices", why, alone=False)
+            while not (await asyncio.wait({ready}, timeout=_POLL_S))[0]:
+                if not self._nodes <= {node.ident for node in alive_nodes()}:
+                    raise WorkerDied("devices", "a node of the cluster is gone")
             ready.result()
         finally:
             ready.cancel()
 
     def release(self) -> None:
         """Releases the devices; actors that still hold them are ended."""
-        # In a thread: without its GCS, Ray would wait for a minute, and then end this process.
-        work = threading.Thread(target=remove_placement_group, args=(self.group,), daemon=True)
-        if not cluster_is_gone.is_set():
-            work.start()
-        while work.is_alive() and not cluster_is_gone.is_set():
-            work.join(_POLL_S)
-
-    def is_stranded(self) -> bool:
-        """Whether a node is gone, and only another reservation would find free devices now.
-
-        Devices of other runs do not count: this one keeps what it holds while it waits for them.
-        """
-        nodes = alive_nodes()
-        if self._nodes <= {node.ident for node in nodes}:
-            return False
-        free = self._free(nodes)
-        held: Mapping[int, str] = placement_group_table(self.group)["bundles_to_node_id"]
-        for number, node in held.items():
-            if node in free:  # not a lost one
-                free[node] += self._amounts[number]
-        (home, room), *others = free.items()
-        amounts, rooms = self._elsewhere, dict(others)
-        fits = not amounts or (rooms and assign(amounts, rooms, learner=False) is not None)
-        anew = assign(self._amounts, {home: room, **rooms}, learner=self._learner)
-        return not fits and anew is not None
-
-    def _free(self, nodes: Sequence[Node]) -> dict[str, float]:
-        """Devices of each node that nobody holds."""
-        free = available_resources_per_node()
-        return {node.ident: free.get(node.ident, {}).get(self._resource, 0.0) for node in nodes}
+        remove_placement_group(self.group)
 
 
 @dataclass(frozen=True)
@@ -254,11 +202,6 @@ class Bundle:
             return None
         ident = table["bundles_to_node_id"][self.number]
         return next((node for node in alive_nodes() if node.ident == ident), None)
-
-    async def settled(self) -> None:
-        """Returns when Ray has noticed a death of the node, on which it starts processes else."""
-        while (node := self.node) is not None and not await node.answers():  # noqa: ASYNC110
-            await asyncio.sleep(_NOTICE_EVERY_S)
 
 
 def lease(plan: Plan, devices: int) -> Lease:

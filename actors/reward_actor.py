@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.log import logged_work, open_log
+from actors.log import begin_process, logged_work
 from configs.schema import Rewards
 from pipeline.contracts.phases import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
@@ -22,7 +22,7 @@ class RewardActor:
     """
 
     def __init__(self, rewards: Rewards, log: str) -> None:
-        open_log()
+        begin_process()
         self._rewards = rewards
         self._log = RewardLog(Path(log))
         self._host: RewardHost | None = None
@@ -52,8 +52,9 @@ class RewardActor:
         return {} if self._host is None else self._host.busy_s()
 
     async def heartbeat(self) -> Heartbeat:
-        """Returns that the process answers; its reward processes have time limits of their own."""
-        return Heartbeat()
+        """Returns since when no call of a reward function has ended, while some are waited for."""
+        quiet_s = None if self._host is None else self._host.quiet_s
+        return Heartbeat() if quiet_s is None else Heartbeat("scoring", quiet_s)
 
     async def close(self) -> None:
         """Ends the reward processes."""

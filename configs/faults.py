@@ -8,23 +8,19 @@ from configs.base import Table
 
 
 class Faults(Table):
-    """Restarts of processes that die or hang."""
+    """Restarts of a run whose process, or one of its processes, dies or hangs."""
 
     restarts: int = Field(
         3,
         ge=0,
-        description="restarts of a process without a new training step in between; one more death "
-        "ends the run, with a checkpoint if the learner lives",
+        description="restarts of the run without a new training step in between; one more death or "
+        "hang ends it",
     )
-    silent_s: float = Field(
-        60.0,
+    stuck_s: float | None = Field(
+        None,
         ge=5.0,
-        description="seconds without a heartbeat after which a process is ended and restarted; ten "
-        "times as many while it loads or compiles",
-    )
-    stuck_s: float = Field(
-        3600.0,
-        ge=5.0,
-        description="seconds without progress in a phase after which a process is ended and "
-        "restarted; loading, compiling and writing files have no such limit",
+        description="seconds without progress (a step, a segment, a micro-batch, a call of a "
+        "reward) after which the run is ended and started again; at least 1800 while it loads, "
+        "compiles or writes files. Default: the largest of 300, ten times the longest step and "
+        "twice the time limit of a reward",
     )

@@ -139,7 +139,13 @@ class Run(Table):
 class Checkpoint(Table):
     """Checkpoints of the learner's state."""
 
-    every_steps: int = Field(10, ge=1, description="steps between two checkpoints")
+    every_steps: int = Field(10, ge=1, description="most steps between two checkpoints")
+    every_s: float = Field(
+        120.0,
+        gt=0,
+        description="seconds after which a checkpoint is written though fewer steps are done: a "
+        "death costs at most so much work, and a step",
+    )
     keep: int = Field(
         2,
         ge=1,

@@ -8,22 +8,20 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-import psutil
 import ray
 from ray._private import auto_init_hook
-from ray._private import worker as ray_worker
 from ray.util.placement_group import placement_group_table
 
 from actors.handles import DeviceActors
 from actors.placement import RESOURCE, Reservation, alive_nodes, shortage, total_resources
 from configs.schema import Config, Plan
-from launch.exits import Failure, say
+from launch.exits import EXIT_CLUSTER_LOST, Failure, say
+from launch.flags import RESTARTED_WHY
 from launch.private_cluster import private_cluster
-from launch.ray_watch import ClusterLost, RayWatch
 from launch.stop import Stop, Stopped, unless
 from pipeline.contracts.workers import WorkerDied
 
@@ -39,7 +37,7 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @contextmanager
-def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Iterator[RayWatch]:
+def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Iterator[None]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
@@ -47,26 +45,22 @@ def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Itera
         tpu_chips: number of chips of this host, for a private cluster; None: as Ray counts them.
         learner: whether the command has a learner; otherwise only samplers need devices.
 
-    Yields:
-        The watch over the processes of Ray that this one needs.
-
     Raises:
         ValueError: if the cluster can never provide the plan's devices, or if RAY_ADDRESS names no
             cluster, or a dashboard, which only takes jobs.
-        Failure: if a private cluster does not start, or a process of the body dies that it does not
-            restart.
-        ClusterLost: if the cluster ends before the body does.
+        Failure: if a private cluster does not start, a process of the body dies, or the cluster of
+            a run that is started again is gone.
     """
     # Otherwise a call after the end of the cluster would start another one.
     auto_init_hook.enable_auto_connect = False
     joins = "RAY_ADDRESS" in os.environ
     started = partial(_started, plan, tpu_chips=tpu_chips, learner=learner)
-    with _joined() if joins else started() as watch:
+    with _joined() if joins else started():
         problem = shortage(plan, alive_nodes(), learner=learner)
         if problem:
             raise ValueError(problem)
         try:
-            yield watch
+            yield
         except WorkerDied as death:
             raise Failure(f"{death}; give the same command again") from None
 
@@ -113,54 +107,41 @@ def with_actors(
 
 
 @contextmanager
-def _joined() -> Iterator[RayWatch]:
+def _joined() -> Iterator[None]:
     address = os.environ["RAY_ADDRESS"]
     if address.startswith(("http://", "https://")):
         raise ValueError(
             f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs: use launch/submit.sh, "
             "or unset RAY_ADDRESS for a private cluster"
         )
-    watch = RayWatch()
     try:
         ray.init(log_to_driver=False)
-        watch.begin(_own_raylet())
-        yield watch
     except ConnectionError as error:
-        if ray.is_initialized():
-            raise
+        if RESTARTED_WHY in os.environ:
+            raise Failure(
+                f"the cluster of this run at RAY_ADDRESS = {address} is gone; the same command "
+                "continues once it runs again",
+                EXIT_CLUSTER_LOST,
+            ) from None
         raise ValueError(
             f"RAY_ADDRESS = {address}: no Ray cluster answers there; start one, or unset "
             "RAY_ADDRESS for a private cluster"
         ) from error
+    try:
+        yield
     finally:
-        watch.stop()
-        if not watch.is_lost:  # Ray would wait for its processes for a minute
-            ray.shutdown()
-        try:
-            watch.raise_if_lost()
-        except ClusterLost as lost:  # nobody here can start it again
-            raise Failure(f"{lost}, once the cluster runs again") from None
-
-
-def _own_raylet() -> dict[str, int]:
-    """Name and pid of the raylet that this process is connected to, if it can be seen."""
-    socket = ray_worker.global_worker.node.raylet_socket_name
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if process.name() == "raylet" and f"--raylet_socket_name={socket}" in process.cmdline():
-                return {"raylet": process.pid}
-    return {}
+        ray.shutdown()
 
 
 @contextmanager
-def _started(plan: Plan, *, tpu_chips: int | None, learner: bool) -> Iterator[RayWatch]:
+def _started(plan: Plan, *, tpu_chips: int | None, learner: bool) -> Iterator[None]:
     with private_cluster(
         num_cpus=_cpus(plan, learner=learner),
         resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
         log_to_driver=False,
         object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-    ) as watch:
-        yield watch
+    ):
+        yield
 
 
 def _cpus(plan: Plan, *, learner: bool) -> int:

@@ -26,9 +26,9 @@ from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from actors.handles import SamplerActors
+    from actors.handles import SamplerActors, ScorerHandle
     from pipeline.contracts.sizes import Sizes
-    from pipeline.contracts.workers import Scorer, ScorerWorker
+    from pipeline.contracts.workers import Scorer
     from pipeline.evaluate.measurement import Measured
     from pipeline.inputs.dataset.splits import LoadedSplit
     from pipeline.inputs.text.tokenizer import Tokenizer
@@ -213,7 +213,7 @@ def run(prepared: Prepared) -> int:
 
 
 @asynccontextmanager
-async def _scorer(config: Config) -> AsyncIterator[ScorerWorker | None]:
+async def _scorer(config: Config) -> AsyncIterator[ScorerHandle | None]:
     """The reward processes, started; None: the metric needs none.
 
     Raises:

@@ -10,10 +10,12 @@ from typing import TextIO, TypeVar
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
-EXIT_RAY_LOST = 75
-"""Ray ended before the command did (`EX_TEMPFAIL` of sysexits.h): it can be given again."""
+EXIT_DIED = 69
+"""Of a run's process, to its parent: one of the run's processes died."""
 EXIT_REPORTED = 70
-"""Of a supervised process that has said why it failed; Ray itself ends processes with 1."""
+"""Of a run's process, to its parent: it has said why it failed; Ray ends processes with 1."""
+EXIT_CLUSTER_LOST = 75
+"""The cluster of a submitted job is gone (`EX_TEMPFAIL` of sysexits.h): submit the job again."""
 EXIT_INTERRUPTED = 130
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
 

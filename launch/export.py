@@ -32,7 +32,7 @@ from pipeline.inputs.hub.model_source import HF_LOG_IN
 if TYPE_CHECKING:
     import numpy as np
 
-    from actors.handles import RayWorker
+    from actors.handles import ExporterHandle
     from pipeline.contracts.rollouts import Completion
     from pipeline.inputs.text.tokenizer import Tokenizer
     from pipeline.run.run_folder import RunFolder
@@ -348,13 +348,13 @@ def _export(prepared: Prepared) -> None:
     print(f"exported: {prepared.out}", flush=True)
 
 
-async def _write(exporter: RayWorker, prepared: Prepared) -> None:
+async def _write(exporter: ExporterHandle, prepared: Prepared) -> None:
     out = str(prepared.out)
     print(f"exporting {await exporter.start()}", flush=True)
     await exporter.begin(out)
     tokens = sum(len(completion.tokens) for completion in prepared.examples)
     for kind in prepared.formats:
-        difference: float | None = await exporter.add(kind)
+        difference = await exporter.add(kind)
         if not prepared.examples:
             result = "written, not verified"
         elif kind == "peft" or difference is None:

@@ -7,10 +7,10 @@ import os
 from pathlib import Path
 from typing import NoReturn
 
-SUPERVISE = "--supervise"
-"""Flag of `launch.train`."""
-SUPERVISED = "GEMMA_GRPO_SUPERVISED"
-"""Environment variable of the process that `launch.train --supervise` starts."""
+SUPERVISOR = "GEMMA_GRPO_SUPERVISOR"
+"""Environment variable of a run's process and of all that it starts: its parent's folder."""
+RESTARTED_WHY = "GEMMA_GRPO_RESTARTED"
+"""Environment variable of a run's process that its parent has started again: why."""
 
 
 class Parser(argparse.ArgumentParser):

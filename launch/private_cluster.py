@@ -7,8 +7,6 @@ import os
 import secrets
 import shutil
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -17,105 +15,64 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import worker as ray_worker
 
-from launch import reaper
 from launch.exits import Failure, say
-from launch.ray_watch import RayWatch
 from pipeline.contracts.folder_lock import LockedFolder
 
 _RETRY_PAUSES_S = (2.0, 8.0)
 """Pauses between attempts to start. Ray itself waits 30 s for a node on a busy machine."""
 _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
-_ESSENTIAL = {"gcs_server", "raylet"}
-"""Ray's processes that the cluster cannot run without."""
+_KILL_S = 30.0
+"""Killed processes get some time: an uninterruptible system call may delay their end."""
 _TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 @contextmanager
-def private_cluster(**settings: Any) -> Iterator[RayWatch]:
-    """Starts Ray; no process and no file of it remains, however this process ends.
+def private_cluster(**settings: Any) -> Iterator[None]:
+    """Starts Ray; no process of it remains, however this process ends.
+
+    Linux kills Ray's own processes with this one (Ray asks for that), and actors with Ray's
+    (`rewards.processes.parent`).
 
     Args:
         settings: of `ray.init`.
 
-    Yields:
-        The watch over Ray's essential processes.
-
     Raises:
         Failure: if Ray does not start.
-        ClusterLost: if one of its essential processes ends before the body does.
     """
     # This folder has mode 0700. Ray makes its own folder inside readable to everybody.
     folder = LockedFolder(_short_folder(), prefix="grpo-")
     try:
         with _environment(_own_token(folder.path)):
-            cluster = _start(folder.path, settings)
+            _start(folder.path, settings)
             try:
-                yield cluster.watch
+                yield
             finally:
-                cluster.stop()
-                cluster.watch.raise_if_lost()
+                _stop(folder.path)
     finally:
         folder.remove()
 
 
-class _Cluster:
-    """Ray's processes, and a reaper process that ends them when this process is gone.
-
-    Args:
-        folder: Ray's folder, which does not exist yet.
-        settings: of `ray.init`.
-
-    Attributes:
-        watch: over Ray's essential processes.
-    """
-
-    def __init__(self, folder: Path, settings: Mapping[str, Any]) -> None:
-        self._folder = str(folder)
-        self.watch = RayWatch(lambda: reaper.end_processes(self._folder))
-        # In a separate session: signals to the terminal's processes do not reach it.
-        self._reaper = subprocess.Popen(
-            [sys.executable, "-P", reaper.__file__, self._folder],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        try:
-            # Inherited by the processes that Ray starts, and by no other child process.
-            with _environment({reaper.VARIABLE: self._folder}):
-                ray.init(
-                    address="local", include_dashboard=False, _temp_dir=self._folder, **settings
-                )
-            # Ray's agents would print 20 lines of the log of a raylet that ended.
-            ray_worker.print_to_stdstream = lambda *_, **__: None
-            self.watch.begin(_essential_processes(self._folder))
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """Ends all processes."""
-        self.watch.stop()
-        ray.shutdown()
-        self._reaper.communicate()
+def _stop(folder: Path) -> None:
+    """Ends all processes of the cluster in a folder."""
+    found = [
+        one
+        for child in psutil.Process().children()
+        if str(folder) in " ".join(child.cmdline())
+        for one in (child, *child.children(recursive=True))
+    ]
+    ray.shutdown()
+    for one in found:
+        with suppress(psutil.Error):
+            one.kill()
+    psutil.wait_procs(found, timeout=_KILL_S)
 
 
-def _essential_processes(folder: str) -> dict[str, int]:
-    """Returns names and pids of the processes that the cluster cannot run without.
-
-    Raises:
-        RuntimeError: if one of them is missing.
-    """
-    found = {process.name(): process.pid for process in reaper.processes(folder)}
-    if not found.keys() >= _ESSENTIAL:
-        raise RuntimeError(f"{' or '.join(sorted(_ESSENTIAL))} ended at once.")
-    return {name: found[name] for name in _ESSENTIAL}
-
-
-def _start(folder: Path, settings: Mapping[str, Any]) -> _Cluster:
+def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     """Starts the cluster, in several attempts with a new folder each.
 
     Raises:
@@ -124,10 +81,19 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> _Cluster:
     _end_at_signals()
     for number, pause_s in enumerate((*_RETRY_PAUSES_S, None)):
         try:
-            return _Cluster(folder / str(number), settings)
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                _temp_dir=str(folder / str(number)),
+                **settings,
+            )
+            # Ray's agents would print 20 lines of the log of a raylet that ended.
+            ray_worker.print_to_stdstream = lambda *_, **__: None
+            return
         except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
             raise SystemExit(128 + signal.SIGTERM) from None
         except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
+            _stop(folder)
             shutil.rmtree(folder / str(number), ignore_errors=True)
             message = (str(error).splitlines() or [type(error).__name__])[0]
             if pause_s is None:
@@ -137,7 +103,6 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> _Cluster:
                 ) from None
             say(f"Ray did not start: {message} Retrying in {pause_s:g} s")
             time.sleep(pause_s)
-    raise AssertionError
 
 
 def _end_at_signals() -> None:

@@ -16,14 +16,19 @@ from configs.resume import (
 )
 from configs.schema import Config
 from launch.exits import say
-from launch.flags import SUPERVISED
+from launch.flags import RESTARTED_WHY
 from launch.preparation import Prepared
 from pipeline.budget import Budget, replaces_budget
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
 from pipeline.contracts.progress import Progress
-from pipeline.rollout.restarts import RESTARTED
-from pipeline.run.history import REWARDS, REWARDS_CHANGED, SETTINGS_CHANGED, provenance
+from pipeline.run.history import (
+    RESTARTED,
+    REWARDS,
+    REWARDS_CHANGED,
+    SETTINGS_CHANGED,
+    provenance,
+)
 from pipeline.run.run_folder import RunFolder
 
 _NOTABLE_WAIT_S = 1.0
@@ -78,8 +83,8 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     _record_accepted(folder, config, step=step)
     changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
-    if why := os.environ.get(SUPERVISED):
-        folder.journal(RESTARTED, worker="run", why=why)
+    if why := os.environ.get(RESTARTED_WHY):
+        folder.journal(RESTARTED, why=why)
     record_reward_code(folder, prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -10,18 +11,18 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from actors.handles import RunActors
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
+from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
+from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.heartbeat import send_heartbeats
 from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
-from launch.ray_watch import RayWatch
+from launch.progress import Reporter
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
@@ -39,8 +40,7 @@ from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
 from pipeline.report.meter import Hardware, RunMeter
 from pipeline.rollout.parity import ParityError
-from pipeline.rollout.restarts import Restarts, TrainingStopped
-from pipeline.rollout.workers import Workers
+from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import Mirror, mirror_url
@@ -71,8 +71,7 @@ class _Session:
         tracker: W&B.
         mirror: the copy on another host.
         console: what the user sees.
-        restarts: of worker processes.
-        is_recorded: whether the start of this process is journaled.
+        reporter: tells the parent about progress.
     """
 
     prepared: Prepared
@@ -82,8 +81,7 @@ class _Session:
     tracker: Tracker
     mirror: Mirror
     console: Console
-    restarts: Restarts
-    is_recorded: bool = False
+    reporter: Reporter
 
     @property
     def during(self) -> Callable[[str], AbstractContextManager[None]]:
@@ -105,7 +103,6 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop("stopping; Ctrl-C again does not wait")
     stop.listen()
-    send_heartbeats(asyncio.get_running_loop(), stuck_s=prepared.config.faults.stuck_s)
     if prepared.config.plan.platform == "tpu":
         stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
@@ -122,10 +119,10 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
             _console(prepared, clock, meter) as console,
             closing(_tracker(prepared)) as tracker,
         ):
-            restarts = _restarts(prepared, meter, console)
             mirror = Mirror(mirror_url(prepared.config))
+            reporter = Reporter(meter.phases)
             return await _run_and_upload(
-                _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts)
+                _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
             )
 
 
@@ -143,6 +140,7 @@ async def _run_and_upload(session: _Session) -> int:
             await mirror.finish()
             raise
     # The devices are free, and the budget's clock has stopped.
+    session.reporter.write()
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
     await session.tracker.finish(exit_status=status)
     await mirror.finish()
@@ -196,60 +194,27 @@ def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
         thread.join()
 
 
-def _restarts(prepared: Prepared, meter: RunMeter, console: Console) -> Restarts:
-    """The restarts of worker processes, which are journaled once there is a run."""
-    folder = prepared.folder
-
-    def log(event: str, text: str, **facts: object) -> None:
-        console.say(text)
-        if folder.holds_run:
-            folder.journal(event, **facts)
-
-    return Restarts(prepared.config.faults, meter.phases, log)
-
-
 async def _run(session: _Session) -> int:
-    """Runs on a cluster; where the learner dies, all processes resume from the last checkpoint."""
+    """Runs on a cluster; returns the exit status."""
     stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            ray_watch = stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
+            stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
             stop.listen()
         try:
-            while True:
-                try:
-                    return await _run_actors(session, ray_watch)
-                except WorkerDied as death:
-                    if stop.event.is_set():
-                        raise Stopped from None
-                    if _budget_is_used_up(session):
-                        raise Failure(
-                            f"{death}; no time is left to restart it; the last export stands"
-                        ) from None
-                    then = (
-                        "all processes are restarted, and the run goes on from its last checkpoint"
-                    )
-                    pause_s = session.restarts.pause_s(death, then=then)
-                with session.during("restart"):
-                    await unless(stop, asyncio.sleep(pause_s))
+            return await _run_actors(session)
         except Stopped:
             return stop.exit_status
         except OutOfMemory as error:
             raise Failure(error) from None
-        except TrainingStopped as error:
-            raise Failure(f"{error}; the same command continues from the last checkpoint") from None
 
 
-def _budget_is_used_up(session: _Session) -> bool:
-    budget = Budget.of(session.prepared.config, session.prepared.folder)
-    return budget.is_used_up(elapsed_s=session.clock.elapsed_s, now_s=time.time())
-
-
-async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
+async def _run_actors(session: _Session) -> int:
     """Starts all processes and runs the coordinator; returns the exit status.
 
+    The death of one of them ends this process.
+
     Raises:
-        WorkerDied: if a process dies that is not restarted alone.
         Stopped: if a signal arrives before the coordinator runs.
         OutOfMemory: if there are no sizes with which the processes can start, or continue.
     """
@@ -257,17 +222,30 @@ async def _run_actors(session: _Session, ray_watch: RayWatch) -> int:
     actors = RunActors.spawn(config)
     try:
         workers = _workers(session, config, actors)
-        try:
+        processes = {name: process.heartbeat for name, process in workers.reporting.items()}
+        processes["rewards"] = actors.scorer.heartbeat
+
+        async def work() -> int:
             with session.during("loading"):
                 chosen = await unless(session.stop, _start(session, config, actors, workers))
-                status = await _coordinate(session, config, actors, workers, chosen)
-                if status != EXIT_FAILED:
-                    ray_watch.finish()
-                return status
-        finally:
-            await workers.close()
+                return await _coordinate(session, config, actors, workers, chosen)
+
+        return await session.reporter.watched(work(), processes)
+    except WorkerDied as death:
+        _end_at_once(session, death)
     finally:
         actors.kill()
+
+
+def _end_at_once(session: _Session, death: WorkerDied) -> NoReturn:
+    """Ends this process, as if it were killed: Ray may be gone, and would be waited for."""
+    with suppress(OSError):
+        if session.prepared.folder.holds_run:
+            session.prepared.folder.journal("failed", error=str(death))
+    say(f"{death}; the same command continues from the last checkpoint", file=sys.stderr)
+    if session.stop.event.is_set():
+        os._exit(session.stop.exit_status)
+    os._exit(EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED)
 
 
 def _workers(session: _Session, config: Config, actors: RunActors) -> Workers:
@@ -280,7 +258,6 @@ def _workers(session: _Session, config: Config, actors: RunActors) -> Workers:
         config=config,
         clock=session.clock,
         stop=session.stop.event,
-        restarts=session.restarts,
         one_process=actors.one_process,
     )
 
@@ -298,14 +275,7 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
-    rewards = await workers.start()
-    if reward_code(rewards) != session.prepared.reward_code:
-        raise Failure(
-            "the file of a reward function has changed while the run was starting; give the "
-            "command again",
-            EXIT_FAILED,
-        )
-    chosen = await choose_sizes(
+    choosing = choose_sizes(
         config,
         session.prepared.folder.plan,
         learner=actors.learner,
@@ -313,6 +283,13 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
         one_process=actors.one_process,
         display=session.console,
     )
+    chosen, rewards = await asyncio.gather(choosing, actors.scorer.start())
+    if reward_code(rewards) != session.prepared.reward_code:
+        raise Failure(
+            "the file of a reward function has changed while the run was starting; give the "
+            "command again",
+            EXIT_FAILED,
+        )
     workers.sizes = chosen.sizes
     return chosen
 
@@ -324,13 +301,13 @@ async def _coordinate(
 
     Raises:
         OutOfMemory: if there are no smaller sizes to continue with.
-        WorkerDied: if a process dies that is not restarted alone, or has run out of memory.
+        WorkerDied: if a process dies, or has run out of memory.
     """
     prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
     restored = await actors.learner.restore()
     check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
-    changes = [] if session.is_recorded else record_start(prepared, clock, step=at)
+    changes = record_start(prepared, clock, step=at)
     progress, resumed_from = resume(restored, folder)
     budget = Budget.of(config, folder)
     deadline = _deadline(prepared, clock, budget, load_s=chosen.load_s)
@@ -341,16 +318,13 @@ async def _coordinate(
         deadline_s=deadline.time_s,
         last_alarm=records.last_alarm,
     )
-    if not session.is_recorded:
-        uses = await workers.uses()
-        spent = session.meter.start(
-            uses, elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s
-        )
-        await _track(prepared, records, step=progress.step, spent=spent)
-        session.mirror.start(folder.path, log_event=records.event)
-        records.rewards_changed(progress.step, changes)
-        session.is_recorded = True
-        session.stop.notice = _SAVING
+    spent = session.meter.start(
+        await workers.uses(), elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s
+    )
+    await _track(prepared, records, step=progress.step, spent=spent)
+    session.mirror.start(folder.path, log_event=records.event)
+    records.rewards_changed(progress.step, changes)
+    session.stop.notice = _SAVING
     folder.journal("compiled", **built_facts(chosen.built))
     folder.journal("sizes", **chosen.sizes.to_json(), measured=chosen.measured)
     folder.write_plan(plan_file(config, chosen.sizes))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Submits a run to a running Ray cluster as a job: launch.train --supervise with the same arguments.
+# Submits a run to a running Ray cluster as a job: launch.train with the same arguments.
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
@@ -118,7 +118,7 @@ echo "submitting job $job; to stop it with a checkpoint:" \
     "${RAY_AUTH_MODE:+RAY_AUTH_MODE=$RAY_AUTH_MODE }ray job stop $job"
 
 # `exec` makes the run the job's first process, so that signals reach it.
-command="exec $(printf '%q ' "$python" -m launch.train submitted --supervise "$@")"
+command="exec $(printf '%q ' "$python" -m launch.train submitted "$@")"
 "$python" -m ray.scripts.scripts job submit ${wait_flag[@]+"${wait_flag[@]}"} \
     --submission-id "$job" --metadata-json "{\"job_name\": \"$name\"}" \
     --working-dir "$upload" --runtime-env-json "$runtime_env" -- bash -c "$command"

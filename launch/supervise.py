@@ -1,38 +1,47 @@
-"""Starts `launch.train` again where its process dies, or Ray's.
+"""The parent of a run: starts its process, and starts it again where it dies or hangs.
 
-    launch.train --supervise  ->  launch.train (a child process)  ->  Ray, actors
+    launch.train  ->  launch.train --no-supervise (a child process)  ->  Ray, actors
 
-The new process resumes the run, whose clock goes on. Mistakes, failures that the run reports, and
-signals to this process end both.
+The new process resumes the run, whose clock goes on. What the run itself reports ends both, and so
+do signals to this process, which it passes on.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+
+import psutil
 
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED, say
-from launch.flags import SUPERVISE, SUPERVISED
-from launch.heartbeat import PIPE, has_beaten
+from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_REPORTED, say
+from launch.flags import RESTARTED_WHY, SUPERVISOR
+from launch.progress import forget_report, read_report
 from launch.stop import stop_signals
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.budget import Budget, used_s
+from pipeline.contracts.folder_lock import LockedFolder
 from pipeline.contracts.record_files import DamagedFileError
-from pipeline.contracts.restarts import RestartBudget
 from pipeline.run.run_folder import RunFolder
+from rewards.processes.parent import end_with_parent
 
 _POLL_S = 1.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: a child process must not do that between fork and exec
+_LONGEST_PAUSE_S = 60.0
+_STUCK_S, _STUCK_STEPS, _STUCK_CALLS = 300.0, 10, 2
+"""Defaults of `faults.stuck_s`: seconds, lengths of the longest step, time limits of a reward."""
+_SLOW_S = 1800.0
+"""The same while the run loads, compiles or writes files."""
+_KILL_S = 30.0
+"""Killed processes get some time: an uninterruptible system call may delay their end."""
 
 
 def supervise(argv: Sequence[str], config: Config) -> int:
@@ -42,40 +51,45 @@ def supervise(argv: Sequence[str], config: Config) -> int:
         argv: arguments of `launch.train`.
         config: of the run.
     """
-    given = [one for one in argv if one != SUPERVISE]
-    return _Supervisor(given, config).run()
+    scratch = LockedFolder(Path(tempfile.gettempdir()), prefix="grpo-")
+    try:
+        return _Supervisor(argv, config, scratch.path).run()
+    finally:
+        scratch.remove()
 
 
 class _Supervisor:
     """See `supervise`."""
 
-    def __init__(self, argv: Sequence[str], config: Config) -> None:
+    def __init__(self, argv: Sequence[str], config: Config, scratch: Path) -> None:
         self._argv = argv
         self._config = config
+        self._scratch = scratch
         self._folder = RunFolder.of(config)
-        self._faults = config.faults
-        self._budget = RestartBudget(config.faults.restarts)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
         self._unsent = deque[int]()
-        self._received = self._done = 0
+        self._received = self._done = self._deaths = 0
         self._lived_s = 0.0
-        self._is_silent = False
+        self._hung: str | None = None
 
     def run(self) -> int:
         """Runs the command, as often as necessary; returns the exit status."""
         for number in stop_signals():
             signal.signal(number, self._on_signal)
-        argv, environment = list(self._argv), {**os.environ, SUPERVISED: ""}
+        argv = list(self._argv)
+        environment = {**os.environ, SUPERVISOR: str(self._scratch)}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
             self._lived_s = time.monotonic()
             status = self._run_child(argv, environment)
-            if self._signalled.is_set():
-                return status if status >= 0 else 128 + self._received
+            if status == EXIT_REPORTED:
+                return EXIT_FAILED
             why = self._death(status)
             if why is None:
-                return EXIT_FAILED if status == EXIT_REPORTED else status
+                return status
+            if self._signalled.is_set():
+                return 128 + self._received
             pause_s = self._pause_s(why)
             if pause_s is None:
                 return EXIT_FAILED
@@ -84,7 +98,7 @@ class _Supervisor:
             if self._signalled.wait(pause_s):
                 return 128 + self._received
             self._count_time()
-            environment[SUPERVISED] = why
+            environment[RESTARTED_WHY] = why
             if SUBMITTED in environment:  # the time until now is counted already
                 environment[SUBMITTED] = str(time.time())
 
@@ -98,64 +112,82 @@ class _Supervisor:
         """Says what follows a death; seconds to wait before the restart, None: there is none."""
         steps = self._steps()
         if steps > self._done:
-            self._done = steps
-            self._budget.renew()
-        pause_s, text, out = self._budget.next_pause_s(), "", sys.stderr
+            self._done, self._deaths = steps, 0
+        self._deaths += 1
         if self._is_time_up():
-            pause_s, text = None, f"{why}; no time is left to start it again"
-        elif pause_s is None:
-            text = f"{why} {self._budget.used + 1} times without a new training step; the same "
-            text += "command continues from the last checkpoint"
-        else:
-            text, out = f"{why}; it is started again, and the run resumes", sys.stdout
-        say(text, file=out)
-        return pause_s
+            say(f"{why}; no time is left to start it again", file=sys.stderr)
+            return None
+        if self._deaths > self._config.faults.restarts:
+            say(
+                f"{why}; this is death {self._deaths} without a new training step (faults.restarts "
+                f"= {self._config.faults.restarts}); the same command continues from the last "
+                "checkpoint",
+                file=sys.stderr,
+            )
+            return None
+        say(f"{why}; it is started again, and the run resumes")
+        return min(4.0 ** (self._deaths - 1), _LONGEST_PAUSE_S)
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Runs the command once; returns its exit status, negative if a signal ended it."""
-        heartbeats, sends = os.pipe()
-        os.set_blocking(heartbeats, False)
+        forget_report(self._scratch)
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "launch.train", *argv],
-            env={**environment, PIPE: str(sends)},
-            pass_fds=(sends,),
+            [sys.executable, "-m", "launch.train", *argv, "--no-supervise"],
+            env=environment,
             # Ctrl-C reaches it through this process only, and thus once.
             start_new_session=True,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509  # a system call
+            preexec_fn=end_with_parent,  # noqa: PLW1509  # a system call
         )
-        os.close(sends)
         self._forward()  # what arrived while it was started
         try:
-            return self._wait(self._child, heartbeats)
+            return self._wait(self._child)
         finally:
             self._child = None
-            os.close(heartbeats)
+            _end_processes(str(self._scratch))
 
-    def _wait(self, child: subprocess.Popen[bytes], heartbeats: int) -> int:
-        """Waits for the end of the command, which is killed if its heartbeats cease."""
-        self._is_silent, has_begun = False, False
+    def _wait(self, child: subprocess.Popen[bytes]) -> int:
+        """Waits for the end of the command, which is killed if it makes no progress."""
+        self._hung, before, quiet_s = None, None, 0.0
+        last_s = time.monotonic()
         while True:
-            if has_beaten(heartbeats):
-                has_begun = True
-                self._lived_s = time.monotonic()
-            elif not has_begun:
-                self._lived_s = time.monotonic()
-            elif time.monotonic() - self._lived_s > self._faults.silent_s:
-                self._is_silent = True
-                child.kill()
             with suppress(subprocess.TimeoutExpired):
                 return child.wait(_POLL_S)
+            now_s = time.monotonic()
+            # Not the time in which this process itself was stopped.
+            passed_s, last_s = min(now_s - last_s, 2 * _POLL_S), now_s
+            report = read_report(self._scratch)
+            if report is None or report != before:
+                self._lived_s = last_s
+            moves = report is None or before is None or report.progress != before.progress
+            quiet_s = 0.0 if moves else quiet_s + passed_s
+            before = report
+            if report is not None and quiet_s > (self._config.faults.stuck_s or _STUCK_S):
+                limit_s = self._stuck_s(slow=report.slow)
+                if quiet_s > limit_s:
+                    self._hung = f"the run made no progress for {limit_s:.0f} s (faults.stuck_s)"
+                    child.kill()
+
+    def _stuck_s(self, *, slow: bool) -> float:
+        limit_s = self._config.faults.stuck_s
+        if limit_s is None:
+            rewards, longest_s = self._config.rewards, 0.0
+            with suppress(DamagedFileError):
+                rows = self._folder.metrics
+                longest_s = max((row.get("time/step_s", 0.0) for row in rows), default=0.0)
+            limits = [one.timeout_s or rewards.timeout_s for one in rewards.functions]
+            limit_s = max(_STUCK_S, _STUCK_STEPS * longest_s, _STUCK_CALLS * max(limits, default=0))
+        return max(limit_s, _SLOW_S) if slow else limit_s
 
     def _death(self, status: int) -> str | None:
         """How the command died; None if it has ended by itself."""
-        if self._is_silent and status < 0:
-            return f"the run's process gave no heartbeat for {self._faults.silent_s:g} s"
+        if self._hung is not None and status < 0:
+            return self._hung
         if status < 0:
             return f"the run's process was ended by {signal.Signals(-status).name}"
-        if status == EXIT_RAY_LOST:
-            return "the run lost its Ray cluster"
+        if status == EXIT_DIED:
+            return "a process of the run died"
         if status == EXIT_FAILED:
-            return "the run's process ended with status 1 and no reason, as without a raylet"
+            return "the run's process ended with status 1 and no reason, as without Ray's processes"
         return None
 
     def _is_time_up(self) -> bool:
@@ -197,6 +229,20 @@ def without(argv: Sequence[str], flag: str) -> list[str]:
     return found
 
 
-def _end_with_parent() -> None:
-    """Makes Linux send SIGTERM to this process when the one that starts it is gone."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def _end_processes(mark: str) -> None:
+    """Kills what is left of a command, found by its environment; returns when it is gone."""
+    deadline_s = time.monotonic() + _KILL_S
+    while (found := _marked(mark)) and time.monotonic() < deadline_s:
+        for one in found:
+            with suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(found, timeout=0.2)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for one in psutil.process_iter():
+        with suppress(psutil.Error, OSError):  # of another user, or gone
+            if one.environ().get(SUPERVISOR) == mark:
+                found.append(one)
+    return found

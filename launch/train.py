@@ -1,8 +1,9 @@
 """Starts a run, resumes it, or reports that it is finished: the one way to start anything.
 
     python -m launch.train CONFIG.toml [--table.key VALUE ...] [--dry-run] [--extend 1h]
-                                       [--supervise]
+                                       [--accept KEY] [--no-supervise]
 
+It is the parent of the run's process, which it starts again if it dies (`launch/supervise.py`).
 This process never imports JAX, which would take the devices from the actors.
 """
 
@@ -25,14 +26,14 @@ from configs.load import config_to_json, read_config
 from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
-from launch.flags import SUPERVISE, SUPERVISED, command_flags
+from launch.flags import SUPERVISOR, command_flags
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
 finished.
-Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 Ray ended before the run did (the
-same command continues), 130 / 143 / 129 after Ctrl-C / SIGTERM /
-the end of the terminal (checkpointed)."""
+Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 the cluster of a submitted job is
+gone (submitted again, the job continues), 130 / 143 / 129 after Ctrl-C / SIGTERM / the end of the
+terminal (checkpointed)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -72,10 +73,11 @@ def _flags() -> argparse.ArgumentParser:
         "best version starts anew",
     )
     flags.add_argument(
-        SUPERVISE,
-        action="store_true",
-        help="start the run again where its process dies, or a process of its private Ray cluster; "
-        "see faults.restarts (launch/submit.sh sets this flag)",
+        "--no-supervise",
+        dest="supervise",
+        action="store_false",
+        help="for debuggers: run in this process, and do not start the run again where it dies or "
+        "hangs; see faults.restarts",
     )
     return flags
 
@@ -105,10 +107,10 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
             found.raise_if_any()
             say(message)
             return 0
-    if command.flags.supervise and not command.flags.dry_run:
+    # With mistakes it goes on in this process, which finds the others.
+    if command.flags.supervise and not command.flags.dry_run and found.is_empty:
         from launch.supervise import supervise
 
-        found.raise_if_any()
         return supervise(argv, config)
     queued_s = None
     if found.intact("budget"):
@@ -134,7 +136,7 @@ def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -
 
 if __name__ == "__main__":
     status = main()
-    if status == EXIT_FAILED and SUPERVISED in os.environ:
+    if status == EXIT_FAILED and SUPERVISOR in os.environ:
         status = EXIT_REPORTED
     with suppress(OSError):  # the terminal is gone
         sys.stdout.flush()

@@ -38,9 +38,9 @@ from pipeline.report.profile import Profiler
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.parity import check_mean
 from pipeline.rollout.producer import RolloutProducer
-from pipeline.rollout.restarts import RESTARTED, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
-from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
+from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.run.history import RESTARTED
 from pipeline.run.records import Records, finite
 from pipeline.types import TrainStep, WorkDeadline
 
@@ -126,11 +126,10 @@ class Coordinator:
         entries = list(records.folder.entries())
         deadline.recall(records.folder.metrics, entries)
         deadline.restart_s = clock.elapsed_s - clock.used_before_s - clock.waited_s
-        restarts = sum(entry["event"] == RESTARTED for entry in entries)
-        self._restarts_before = restarts - workers.restarts.total
+        self._restarts = sum(entry["event"] == RESTARTED for entry in entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
         self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)
-        self._began_s = self._now_s
+        self._began_s = self._saved_at_s = self._now_s
         last = max(self.schedule.validated, default=0)
         at_s = (row["time/elapsed_s"] for row in records.folder.metrics if row["step"] == last)
         self._validated_at_s = next(at_s, 0.0)
@@ -325,9 +324,11 @@ class Coordinator:
             validated_s = self._now_s - began_s
         if self.deadline.is_timed:
             await self._export_if_better()
-        step = self.progress.step
-        if self._checkpoint_requested or step % self.config.checkpoint.every_steps == 0:
-            self._checkpoint_requested = False
+        step, settings = self.progress.step, self.config.checkpoint
+        is_due = step % settings.every_steps == 0
+        is_due |= self._now_s - self._saved_at_s >= settings.every_s
+        if is_due or self._checkpoint_requested:
+            self._checkpoint_requested, self._saved_at_s = False, self._now_s
             await self._perform("checkpoint", self._save())
         self.deadline.step_times.observe_between(self._now_s - began_s - validated_s)
         # Validating what seems to be the last version may leave time for one more step.
@@ -566,11 +567,6 @@ class Coordinator:
                 "adapter and optimizer are those before them; look at the rewards and log-probs in "
                 f"{self.records.folder.rollouts}"
             )
-
-    @property
-    def _restarts(self) -> int:
-        """Restarts of worker processes, those in earlier processes of the run included."""
-        return self._restarts_before + self.workers.restarts.total
 
     def _time_metrics(self, step: TrainStep, step_s: float) -> dict[str, float]:
         found = self.meter.driver_metrics()

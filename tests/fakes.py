@@ -32,7 +32,6 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import LearnerWorker, ProcessUse, SamplerWorker
 from pipeline.coordinator import Coordinator
 from pipeline.deadline import Deadline
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
@@ -41,7 +40,6 @@ from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.report.meter import Hardware, RunMeter
-from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.records import Records
@@ -81,7 +79,7 @@ _CONFIG: dict[str, dict[str, Any]] = {
         "slots": 2,
     },
     "budget": {"steps": 3},
-    "checkpoint": {"every_steps": 2},
+    "checkpoint": {"every_steps": 2, "every_s": 1e6},
     "wandb": {"mode": "disabled"},
 }
 
@@ -218,13 +216,6 @@ class Prepares:
     async def heartbeat(self) -> Heartbeat:
         return self.phases.heartbeat()
 
-    def kill(self, why: str | None = None) -> None:
-        self.script.note(f"kill {why}")
-
-    async def restart(self) -> None:
-        """Replaces the process: nothing is loaded."""
-        self.script.note("restart")
-
     async def use(self) -> ProcessUse:
         return ProcessUse(self.phases.take())
 
@@ -256,10 +247,6 @@ class FakeSampler(Prepares):
         self.aborted = asyncio.Event()
         self.done = DecodeWork()
         self.skill: Callable[[int], float] | None = None
-
-    async def restart(self) -> None:
-        await super().restart()
-        self.adapter, self.version = "", -2
 
     async def load(self, published: Published) -> str:
         self.note("sync", f"{self.name}.load {published.version}")
@@ -540,12 +527,6 @@ class FakeScorer:
     async def heartbeat(self) -> Heartbeat:
         return Heartbeat()
 
-    def kill(self, why: str | None = None) -> None:
-        self.script.note(f"scorer.kill {why}")
-
-    async def restart(self) -> None:
-        self.script.note("scorer.restart")
-
     async def notices(self) -> list[str]:
         return []
 
@@ -632,14 +613,13 @@ class Process:
         self.meter = make_meter(self.folder, self.script.clock)
         self.resumed_from = progress.step if restored else None
         self.progress, self.config, self.data = progress, config, data or make_data()
-        self.restarts = Restarts(config.faults, self.meter.phases, self.records.event)
         self.connect()
 
     def connect(
         self,
         *,
-        samplers: Sequence[SamplerWorker] | None = None,
-        learner: LearnerWorker | None = None,
+        samplers: Sequence[SamplerProcess] | None = None,
+        learner: LearnerProcess | None = None,
         one_process: bool = False,
     ) -> None:
         """Makes the coordinator and its workers, of the fakes or of others."""
@@ -651,7 +631,6 @@ class Process:
             config=self.config,
             clock=self.clock,
             stop=self.script.stop,
-            restarts=self.restarts,
             one_process=one_process,
         )
         self.coordinator = Coordinator(

@@ -24,8 +24,8 @@ from launch.flags import Parser, add_json, json_file, output_file
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
     "twenty minutes",
-    "chaos": "signals to the processes of small runs, which must end with the undisturbed adapter, "
-    "on this machine's CPU; half an hour",
+    "chaos": "seconds that the death of each process costs a small run, which must end with the "
+    "undisturbed adapter, on this machine's CPU; ten minutes",
     "fuzz": "commands given 750 damaged configurations, datasets and model folders; ten minutes",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",

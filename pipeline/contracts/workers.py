@@ -13,7 +13,6 @@ from pipeline.contracts.adapters import (
     ExportReport,
     OpenedAdapter,
     Published,
-    Restored,
 )
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
@@ -22,42 +21,14 @@ from pipeline.contracts.phases import Heartbeat
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import SamplerTimes
-from rewards.base import Outcome, RewardFacts, RewardInput
+from rewards.base import Outcome, RewardInput
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened
-    """The process of a worker has ended.
+    """The process of a worker has ended; the message says which, and how."""
 
-    Attributes:
-        worker: its name.
-        why: how it ended.
-        alone: whether it can be restarted while the others go on.
-    """
-
-    def __init__(self, worker: str, why: str, *, alone: bool = True) -> None:
+    def __init__(self, worker: str, why: str) -> None:
         super().__init__(f"{worker}: {why}")
-        self.worker, self.why, self.alone = worker, why, alone
-
-
-class Restartable(Protocol):
-    """A worker in a process of its own, which may die or hang."""
-
-    async def heartbeat(self) -> Heartbeat:
-        """Returns what the process does; can be called at any time."""
-
-    def kill(self, why: str | None = None) -> None:
-        """Ends the process at once; its calls raise `WorkerDied`.
-
-        Args:
-            why: the message of the error.
-        """
-
-    async def restart(self) -> None:
-        """Replaces the process by a new one, in which nothing is loaded.
-
-        Raises:
-            WorkerDied: if the new one dies, too.
-        """
 
 
 @dataclass(frozen=True)
@@ -212,17 +183,6 @@ class MeasuredScorer(Scorer, Protocol):
         """Returns the seconds of scoring since the last call, by function."""
 
 
-class ScorerWorker(MeasuredScorer, Restartable, Protocol):
-    """All methods of the host of the reward processes."""
-
-    async def start(self) -> list[RewardFacts]:
-        """Starts the reward processes; returns what they report about their functions.
-
-        Raises:
-            ValueError: with a line for each function that cannot be used.
-        """
-
-
 class Resizable(Protocol):
     """A process that compiles its programs for given sizes."""
 
@@ -237,11 +197,14 @@ class Resizable(Protocol):
         """Returns the progress of compilation; can be called while `prepare` runs."""
 
 
-class ReportsUse(Protocol):
-    """A process that reports what it does with its time and memory, and can be traced."""
+class Process(Resizable, Protocol):
+    """A process with the model: reports what it does with its time and memory, can be traced."""
 
     async def use(self) -> ProcessUse:
         """Returns its time since the last call, and its memory; can be called at any time."""
+
+    async def heartbeat(self) -> Heartbeat:
+        """Returns what the process does now; can be called at any time."""
 
     async def start_trace(self, folder: str) -> None:
         """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""
@@ -250,15 +213,15 @@ class ReportsUse(Protocol):
         """Ends the trace and writes it."""
 
 
-class ResizableSampler(Sampler, Resizable, ReportsUse, Restartable, Protocol):
-    """A sampler that is compiled for a number of slots."""
+class SamplerProcess(Sampler, Process, Protocol):
+    """The process of a sampler."""
 
 
-class ResizableLearner(Learner, Resizable, ReportsUse, Restartable, Protocol):
-    """A learner that is compiled for a size of micro-batches."""
+class LearnerProcess(Learner, Process, Protocol):
+    """The process of a learner."""
 
 
-class MeasurableSampler(Protocol):
+class MeasurableSampler(Resizable, Protocol):
     """A sampler that times its programs."""
 
     async def sampler_times(self) -> SamplerTimes:
@@ -269,7 +232,7 @@ class MeasurableSampler(Protocol):
         """
 
 
-class MeasurableLearner(Protocol):
+class MeasurableLearner(Resizable, Protocol):
     """A learner that times its programs."""
 
     async def micro_batch_s(self) -> float:
@@ -278,14 +241,3 @@ class MeasurableLearner(Protocol):
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory.
         """
-
-
-class SamplerWorker(ResizableSampler, AdapterSampler, MeasurableSampler, Protocol):
-    """All methods of a sampler's process."""
-
-
-class LearnerWorker(ResizableLearner, MeasurableLearner, Protocol):
-    """All methods of a learner's process."""
-
-    async def restore(self) -> Restored:
-        """Restores the newest usable checkpoint, if there is one."""

@@ -22,13 +22,7 @@ from pipeline.contracts.builds import Built, Ready
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes, sized, smaller
 from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import (
-    LearnerWorker,
-    MeasurableLearner,
-    MeasurableSampler,
-    Resizable,
-    SamplerWorker,
-)
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler, Resizable
 from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.search.fitting import (
     PlanCase,
@@ -192,8 +186,8 @@ async def choose_sizes(
     config: Config,
     recorded: Mapping[str, Any] | None,
     *,
-    learner: LearnerWorker,
-    samplers: Sequence[SamplerWorker],
+    learner: MeasurableLearner,
+    samplers: Sequence[MeasurableSampler],
     one_process: bool,
     display: Console,
     now: Callable[[], float] = time.monotonic,

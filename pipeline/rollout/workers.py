@@ -1,9 +1,9 @@
 """Calls workers; holds no training logic.
 
-    coordinator, producer, evaluation -> Workers -> RestartingWorker -> sampler | learner | scorer
+    coordinator, producer, evaluation -> Workers -> sampler | learner | scorer
 
-`RestartingWorker` repeats a call whose process has died. `Workers` adds the time limit, the stop
-signal and the check that samplers hold the published adapter.
+`Workers` adds the time limit, the stop signal and the check that samplers hold the published
+adapter. The death of a process raises `WorkerDied`, which ends the process of the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.contracts.adapters import AdapterRef, Published
@@ -19,22 +19,18 @@ from pipeline.contracts.clock import Clock
 from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.workers import (
-    Learner,
+    LearnerProcess,
     MeasuredScorer,
+    Process,
     ProcessUse,
-    ReportsUse,
-    ResizableLearner,
-    ResizableSampler,
-    Restartable,
     Sampler,
-    ScorerWorker,
+    SamplerProcess,
 )
 from pipeline.rollout import dispatch, parity
-from pipeline.rollout.restarts import Heartbeats, RestartingWorker, Restarts, TrainingStopped
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
 from pipeline.types import TrainStep, WorkDeadline
-from rewards.base import Outcome, RewardFacts, RewardInput
+from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
@@ -54,6 +50,10 @@ class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is
     """Work took too long and was abandoned."""
 
 
+class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
+    """Training makes no progress; the user has to act."""
+
+
 def _has_answered(task: asyncio.Future[Any]) -> bool:
     """Whether a process has answered; the next call of one that is dead raises its error."""
     return task.done() and not task.cancelled() and not isinstance(task.exception(), RuntimeError)
@@ -70,13 +70,12 @@ class Workers:
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
-        restarts: of samplers and reward workers.
         one_process: the sampler and the learner are the same process.
 
     Attributes:
-        learner: its methods.
+        learner: of the run.
         scorer: the reward workers.
-        restarts: of the run's processes.
+        reporting: samplers and learner, by name.
         published: the adapter that the samplers hold; None: none yet.
         sizes: as given.
     """
@@ -84,84 +83,29 @@ class Workers:
     def __init__(
         self,
         *,
-        samplers: Sequence[ResizableSampler],
-        learner: ResizableLearner,
-        scorer: ScorerWorker,
+        samplers: Sequence[SamplerProcess],
+        learner: LearnerProcess,
+        scorer: MeasuredScorer,
         sizes: Sizes,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
-        restarts: Restarts,
         one_process: bool = False,
     ) -> None:
-        self._reporting: dict[str, ReportsUse] = {"learner": learner}
+        self.reporting: dict[str, Process] = {"learner": learner}
         if not one_process:
-            self._reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
-        watched = cast("dict[str, Restartable]", {**self._reporting, "rewards": scorer})
-        self._heartbeats = Heartbeats(watched, config.faults)
-        self._watching: asyncio.Task[None] | None = None
-        self.restarts = restarts
+            self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self.sizes = sizes
         self._probe_bound = config.parity_bounds.probe
         self._max_new_tokens = config.rollout.max_new_tokens
         self.published: Published | None = None
-        self._rewards: Sequence[RewardFacts] = ()
-        # The death of the learner, which has a state, ends the coordinator.
-        self._samplers = [
-            self._restarting(one, None if one_process else restarts) for one in samplers
-        ]
-        self.learner = cast("Learner", RestartingWorker(learner, restarts=None))
-        self._scoring = RestartingWorker(scorer, restarts=restarts, renew=self._renew_rewards)
-        self.scorer = cast("MeasuredScorer", self._scoring)
+        self._samplers = samplers
+        self.learner = learner
+        self.scorer = scorer
         self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
         self._stuck = False
-
-    async def start(self) -> Sequence[RewardFacts]:
-        """Starts the reward processes, and restarts from now on processes that die.
-
-        Returns:
-            What the reward processes report.
-
-        Raises:
-            ValueError: if a reward function cannot be used.
-            WorkerDied: if a process dies.
-        """
-        self._watching = asyncio.create_task(self._heartbeats.watch())
-        self._rewards = await self._scoring.target.start()
-        return self._rewards
-
-    async def close(self) -> None:
-        """Ends the watch over the processes."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.wait({self._watching})
-            self._heartbeats.close()
-
-    def _restarting(self, sampler: ResizableSampler, restarts: Restarts | None) -> Any:
-        """The methods of a sampler."""
-
-        async def renew() -> None:
-            await sampler.prepare(self.sizes)
-            if worker.loaded is not None:
-                await parity.sync([sampler], worker.loaded)
-
-        worker = RestartingWorker(sampler, restarts=restarts, renew=renew)
-        return worker
-
-    async def _renew_rewards(self) -> None:
-        """Starts the reward processes again.
-
-        Raises:
-            TrainingStopped: if the code of a reward has changed.
-        """
-        found = await self._scoring.target.start()
-        if list(found) != list(self._rewards):
-            raise TrainingStopped(
-                "the file of a reward function has changed since the run was started; put it back, "
-                "or start the run again with --accept rewards"
-            )
 
     # --- samplers
 
@@ -252,7 +196,6 @@ class Workers:
             metrics = await self.learner.update(data.rollouts, rate=step.rate)
         else:
             metrics = await self.learner.sft_update(data.sequences)
-        self.restarts.step_done(step.number + 1)
         return metrics
 
     async def save(self, meta: Mapping[str, Any]) -> None:
@@ -275,11 +218,9 @@ class Workers:
         The processes are learner, `sampler 0`, ...; those of a reward part are `reward PART`, with
         their time only. One that does not answer, because it is stuck or dead, is left out.
         """
-        if self._watching is not None and self._watching.done():
-            self._watching.result()  # an error: hanging processes would not be noticed any more
-        asked = {name: process.use() for name, process in self._reporting.items()}
+        asked = {name: process.use() for name, process in self.reporting.items()}
         tasks = {name: asyncio.ensure_future(one) for name, one in asked.items()}
-        busy = asyncio.ensure_future(self._scoring.target.busy_s())
+        busy = asyncio.ensure_future(self.scorer.busy_s())
         _, unanswered = await asyncio.wait([*tasks.values(), busy], timeout=ANSWER_S)
         for one in unanswered:
             one.cancel()
@@ -301,10 +242,10 @@ class Workers:
         """Writes the traces; see `_of_each`."""
         return await self._of_each(lambda _, process: process.stop_trace())
 
-    async def _of_each(self, call: Callable[[str, ReportsUse], Awaitable[None]]) -> dict[str, str]:
+    async def _of_each(self, call: Callable[[str, Process], Awaitable[None]]) -> dict[str, str]:
         """Calls samplers and learner; the errors, by name: a trace must not end the run."""
 
-        async def of(name: str, process: ReportsUse) -> str | None:
+        async def of(name: str, process: Process) -> str | None:
             try:
                 await asyncio.wait_for(call(name, process), TRACE_S)
             except TimeoutError:
@@ -313,8 +254,8 @@ class Workers:
                 return str(error)
             return None
 
-        found = await asyncio.gather(*(of(*item) for item in self._reporting.items()))
-        pairs = zip(self._reporting, found, strict=True)
+        found = await asyncio.gather(*(of(*item) for item in self.reporting.items()))
+        pairs = zip(self.reporting, found, strict=True)
         return {name: error for name, error in pairs if error is not None}
 
     # --- stop signal and time limit

@@ -101,6 +101,11 @@ class RewardHost:
         """Seconds that the processes of each function have scored since the last call, summed."""
         return {part.name: part.take_busy_s() for part in self._parts}
 
+    @property
+    def quiet_s(self) -> float | None:
+        """Seconds since the last call ended, or began; None: no call is waited for."""
+        return min((part.quiet_s for part in self._parts if part.is_busy), default=None)
+
     async def close(self) -> None:
         """Ends all processes."""
         await asyncio.gather(*(part.close() for part in self._parts))
@@ -149,7 +154,17 @@ class _Part:
         self._processes: list[RewardProcess | None] = [None] * count
         self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
-        self._busy_s = 0.0
+        self._busy_s, self._scoring, self._moved_s = 0.0, 0, time.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a process scores."""
+        return self._scoring > 0
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since a call ended, or began."""
+        return time.monotonic() - self._moved_s
 
     def take_busy_s(self) -> float:
         """See `RewardHost.busy_s`."""
@@ -218,7 +233,8 @@ class _Part:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            began_s = time.monotonic()
+            began_s = self._moved_s = time.monotonic()
+            self._scoring += 1
             try:
                 await self._score(index, jobs, alone=alone)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
@@ -227,6 +243,7 @@ class _Part:
                         job.outcome.set_exception(error)
                 await self._end(index)
             finally:
+                self._scoring -= 1
                 self._busy_s += time.monotonic() - began_s
 
     def _top_up(self) -> None:
@@ -290,6 +307,7 @@ class _Part:
         """
         patience_s = self._timeout_s + (_SILENCE_S if self._async_room else 0.0)
         answer = await asyncio.wait_for(process.answer(), patience_s)
+        self._moved_s = time.monotonic()
         process.read_output()
         process.flush_output()
         try:

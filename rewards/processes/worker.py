@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import faulthandler
 import json
 import math
@@ -33,6 +32,7 @@ from typing import Any
 
 from rewards.base import Outcome, RewardInput
 from rewards.forms import Form, recognise
+from rewards.processes.parent import end_with_parent
 from rewards.resolve import resolve, source_sha256
 
 HEADER = 8
@@ -46,7 +46,6 @@ _FILE_BYTES = 2**30
 """Largest file that the process can write."""
 _CPU_SHARE = 4.0
 """CPU seconds of a call, of all its threads, as a multiple of its time limit."""
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -207,7 +206,7 @@ def _encoded(answer: object) -> bytes:
 
 def _limit(settings: Settings) -> None:
     """Sets the limits of the process, and how its end is reported."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     for kind, most in (
         (resource.RLIMIT_DATA, settings.memory_bytes),
         (resource.RLIMIT_FSIZE, _FILE_BYTES),

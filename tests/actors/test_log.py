@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from actors import log
-from actors.log import LOG, logged_work, logs, open_log
+from actors.log import LOG, begin_process, logged_work, logs
 
 STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
 
@@ -23,8 +23,8 @@ def fresh_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     readings = count(100.0, 1.5)  # of the clock at the start and the end of the work
     clock = SimpleNamespace(monotonic=lambda: next(readings), gmtime=time.gmtime)
     monkeypatch.setattr(log, "time", clock)
-    open_log()
-    open_log()  # once is enough
+    begin_process()
+    begin_process()  # once is enough
     yield
     LOG.propagate = True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from actors.placement import (
     Node,
     Reservation,
     assign,
-    cluster_is_gone,
     device_free_lease,
     lease,
     shortage,
@@ -41,7 +39,7 @@ def _without_a_cache_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
 def nodes(*resources: dict[str, float]) -> list[Node]:
     """Nodes a, b, ... with these resources; a is the node of the command."""
     return [
-        Node(ident, f"host-{ident}", f"10.0.0.{number}", 1, amounts)
+        Node(ident, f"host-{ident}", f"10.0.0.{number}", amounts)
         for number, (ident, amounts) in enumerate(zip("abc", resources, strict=False), 1)
     ]
 
@@ -118,25 +116,6 @@ def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str
     )
 
 
-def test_a_release_does_not_wait_for_a_cluster_that_is_gone(monkeypatch: pytest.MonkeyPatch):
-    asked, answered = threading.Event(), threading.Event()
-
-    def remove(_: object) -> None:
-        asked.set()
-        cluster_is_gone.set()
-        answered.wait()
-
-    monkeypatch.setattr(placement, "remove_placement_group", remove)
-    reservation = Reservation.__new__(Reservation)
-    reservation.group = None
-    try:
-        reservation.release()
-        assert asked.is_set()
-    finally:
-        cluster_is_gone.clear()
-        answered.set()
-
-
 @pytest.mark.parametrize(
     ("amounts", "rooms", "places"),
     [
@@ -187,19 +166,15 @@ class Ray:
     Attributes:
         total: devices of each node.
         used: those that any run holds, by node.
-        held: the node of each bundle of the last group, where it has one.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *total: float, **used: float) -> None:
         self.total = total
         self.used = used
-        self.held: dict[int, str] = {}
         self.requested: list[dict[str, Any]] = []
         monkeypatch.setattr(placement, "alive_nodes", self.alive_nodes)
         monkeypatch.setattr(placement, "available_resources_per_node", self.available)
         monkeypatch.setattr(placement, "placement_group", self.placement_group)
-        table = {"bundles_to_node_id": self.held}
-        monkeypatch.setattr(placement, "placement_group_table", lambda _: table)
 
     def alive_nodes(self) -> list[Node]:
         return nodes(*({"TPU": amount} for amount in self.total))
@@ -239,89 +214,19 @@ def test_free_devices_come_before_those_to_wait_for(monkeypatch: pytest.MonkeyPa
     assert Ray(monkeypatch, 8, 8, a=8, b=8).reserve(4, 4)[2] == ["a", "!a"]
 
 
-def test_only_a_reservation_that_could_be_replaced_is_stranded(monkeypatch: pytest.MonkeyPatch):
-    cluster = Ray(monkeypatch, 8, 8, 8)
-    small = cluster.reserve(4, 4)[0]
-    cluster.requested.clear()
-    large = cluster.reserve(8, 4, 4)[0]
-    assert not small.is_stranded()
-    cluster.total = (8, 8)  # another node is left
-    assert not small.is_stranded()
-    assert not large.is_stranded()
-    cluster.total = (8,)
-    assert small.is_stranded()  # both fit on the node of the command
-    assert not large.is_stranded()  # only a node that joins helps
-
-
-def test_devices_of_other_runs_replace_no_lost_node(monkeypatch: pytest.MonkeyPatch):
-    cluster = Ray(monkeypatch, 8, 8, 8)
-    found = cluster.reserve(4, 4)[0]
-    cluster.used.update(a=4, b=8)  # b has another run, a the learner
-    cluster.held.update({0: "a", 1: ""})
-    assert not found.is_stranded()  # no node is gone: it waits
-    cluster.total = (8, 8)
-    assert found.is_stranded()  # or it would wait for the other run, beside free devices
-    cluster.used["a"] = 8
-    assert not found.is_stranded()  # it would give up the learner's devices and wait, too
-    cluster.used["b"] = 0
-    assert not found.is_stranded()  # b has room for the sampler
-
-
-def test_what_a_reservation_still_holds_is_room_for_it(monkeypatch: pytest.MonkeyPatch):
-    cluster = Ray(monkeypatch, 8, 4, 4)
-    found = cluster.reserve(4, 4, 4)[0]
-    cluster.used.update(a=4, b=4)
-    cluster.held.update({0: "a", 1: "b", 2: "c"})
-    cluster.total = (8, 4)
-    assert found.is_stranded()  # the sampler of c fits beside the learner
-    cluster.total = (8, 8)
-    assert not found.is_stranded()  # b has room for both samplers
-
-
-def reserved(monkeypatch: pytest.MonkeyPatch, cluster: Ray) -> tuple[Reservation, asyncio.Event]:
-    """Devices on two nodes; they are free when the event is set."""
-    monkeypatch.setattr(placement, "_NOTICE_EVERY_S", 0.001)
-    found, is_free = cluster.reserve(4, 4)[0], asyncio.Event()
-    found.group = cast("PlacementGroup", SimpleNamespace(ready=is_free.wait))
-    return found, is_free
-
-
-def test_a_reservation_that_waits_for_a_node_that_is_gone_is_given_up(
-    monkeypatch: pytest.MonkeyPatch,
-):
+def test_a_reservation_waits_for_its_devices_unless_a_node_ends(monkeypatch: pytest.MonkeyPatch):
     """Ray notices the end of a node with a delay: a run that starts meanwhile counts on it."""
-    cluster = Ray(monkeypatch, 8, 8)
-    found, _ = reserved(monkeypatch, cluster)
+    cluster, is_free = Ray(monkeypatch, 8, 8), asyncio.Event()
+    monkeypatch.setattr(placement, "_POLL_S", 0.001)
+    found = cluster.reserve(4, 4)[0]
+    found.group = cast("PlacementGroup", SimpleNamespace(ready=is_free.wait))
+
+    async def wait() -> None:
+        asyncio.get_running_loop().call_later(0.01, is_free.set)
+        await found.placed()
+
+    asyncio.run(wait())
+    found.group = cast("PlacementGroup", SimpleNamespace(ready=asyncio.Event().wait))
     cluster.total = (8,)
-    with pytest.raises(WorkerDied, match=r"^devices: a node is gone, and the node of this") as died:
+    with pytest.raises(WorkerDied, match=r"^devices: a node of the cluster is gone$"):
         asyncio.run(found.placed())
-    assert not died.value.alone
-
-
-def test_a_reservation_waits_while_devices_are_in_use(monkeypatch: pytest.MonkeyPatch):
-    cluster = Ray(monkeypatch, 8, 8)
-    found, is_free = reserved(monkeypatch, cluster)
-    looks = [found.is_stranded, found.is_stranded]
-
-    def is_stranded() -> bool:
-        look = looks.pop()
-        if not looks:
-            is_free.set()
-        return look()
-
-    monkeypatch.setattr(found, "is_stranded", is_stranded)
-    asyncio.run(found.placed())
-    assert looks == []
-
-
-def test_a_node_answers_until_its_process_ends():
-    async def answers() -> tuple[bool, bool]:
-        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        node = Node("a", "host", "127.0.0.1", port, {})
-        before = await node.answers()
-        server.close()
-        await server.wait_closed()
-        return before, await node.answers()
-
-    assert asyncio.run(answers()) == (True, False)

@@ -49,7 +49,7 @@ class FakeRay:
         }.items():
             monkeypatch.setattr(ray, name, fake)
         monkeypatch.setattr(
-            cluster, "alive_nodes", lambda: [Node("a", "host", "10.0.0.1", 1, self.total)]
+            cluster, "alive_nodes", lambda: [Node("a", "host", "10.0.0.1", self.total)]
         )
         monkeypatch.setattr(cluster, "placement_group_table", self.placement_group_table)
 
@@ -68,7 +68,6 @@ class FakeRay:
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    monkeypatch.setattr("launch.cluster._own_raylet", dict)
     return FakeRay(monkeypatch)
 
 
@@ -106,6 +105,17 @@ def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
         cluster.cluster(CPU, tpu_chips=None),
     ):
         raise AssertionError
+
+
+def test_a_run_that_is_started_again_without_its_cluster_has_a_status_of_its_own(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("GEMMA_GRPO_RESTARTED", "a process of the run died")
+    fake.error = ConnectionError("long story")
+    gone = r"^the cluster of this run at RAY_ADDRESS = 10\.0\.0\.1:6379 is gone; the same command"
+    with pytest.raises(Failure, match=gone) as ends, cluster.cluster(CPU, tpu_chips=None):
+        raise AssertionError
+    assert ends.value.status == 75
 
 
 def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):

@@ -37,7 +37,7 @@ def has_checkpoint(store: Store) -> bool:
 
 
 def kill_child_of(submission: subprocess.Popen[str], head: Head) -> None:
-    """Kills the first process that the supervisor of a submitted job starts."""
+    """Kills the first process that the parent of a submitted run starts."""
     child = None
 
     def has_started() -> bool:
@@ -45,7 +45,7 @@ def kill_child_of(submission: subprocess.Popen[str], head: Head) -> None:
         assert submission.poll() is None, submission.communicate()[0]
         for one in head.actors("launch.train submitted"):
             with suppress(psutil.NoSuchProcess):
-                if "--supervise" not in " ".join(one.cmdline()):
+                if "--no-supervise" in " ".join(one.cmdline()):
                     child = one
         return child is not None
 

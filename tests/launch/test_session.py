@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import signal
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,15 +19,14 @@ import pytest
 from actors.handles import RunActors
 from configs.schema import Config, Plan
 from launch.code_version import code_version
-from launch.exits import Failure
+from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
-from launch.ray_watch import RayWatch
+from launch.progress import Reporter
 from launch.session import (
     _clock,
     _coordinate,
     _meter,
     _recording_time,
-    _restarts,
     _run,
     _Session,
     _start,
@@ -39,8 +38,6 @@ from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.sizes import Sizes, WorkerPhase
 from pipeline.contracts.workers import WorkerDied
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.sizes import Chosen
@@ -63,7 +60,6 @@ from tests.fakes import (
     make_config,
     make_data,
 )
-from tests.simulation import VirtualLoop
 
 
 class Session:
@@ -130,8 +126,13 @@ class Session:
         async def nothing(*_: object, **__: object) -> None:
             pass
 
-        own = {"samplers": self.samplers, "learner": self.learner, "one_process": False}
-        crew = SimpleNamespace(devices=None, started=nothing, **own)
+        crew = SimpleNamespace(
+            devices=None,
+            started=nothing,
+            samplers=self.samplers,
+            learner=self.learner,
+            scorer=self.scorer,
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
             await _start(session, config, cast("RunActors", crew), workers)
@@ -140,8 +141,8 @@ class Session:
         meter = _meter(self.prepared, started=time.monotonic())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
-        restarts = _restarts(prepared, meter, console)
-        return _Session(prepared, stop, clock, meter, tracker, mirror, console, restarts)
+        reporter = Reporter(meter.ledger.phases)
+        return _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -446,8 +447,8 @@ def test_devices_are_released_before_wandb_finishes(
     order: list[str] = []
 
     @contextmanager
-    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
-        yield RayWatch()
+    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[None]:
+        yield
         order.append("Ray is left")
 
     async def start(*_: object) -> float:
@@ -631,93 +632,33 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     assert left_behind(second.folder) == left_behind(whole.folder)
 
 
-def run_all(session: Session, disk: Disk, patch: pytest.MonkeyPatch) -> int:
-    """Runs all starts of the processes, on no cluster; returns the exit status."""
+def test_a_death_ends_the_process_with_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path), Disk())
+
+    async def dies() -> None:
+        raise WorkerDied("sampler 0", "its process ended unexpectedly")
+
+    def spawn(_: Config) -> SimpleNamespace:
+        workers = {"samplers": session.samplers, "learner": session.learner}
+        more = {"devices": None, "started": dies, "kill": lambda: None}
+        return SimpleNamespace(**workers, scorer=session.scorer, **more, one_process=False)
 
     async def nothing(*_: object, **__: object) -> None:
         pass
 
-    @contextmanager
-    def no_cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[RayWatch]:
-        yield RayWatch()
-
-    def spawn(_: Config) -> SimpleNamespace:
-        learner = FakeLearner(session.script, disk=disk)
-        workers = {"samplers": session.samplers, "learner": learner, "scorer": session.scorer}
-        more = {"devices": None, "started": nothing, "kill": lambda: None}
-        return SimpleNamespace(**workers, **more, one_process=False)
-
-    patch.setattr("launch.session.cluster", no_cluster)
-    patch.setattr("launch.session.RunActors.spawn", spawn)
-    patch.setattr("launch.session.wait_for_devices", nothing)
-    with closing(session.folder), asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        clock = _clock(session.prepared, started=0.0)
-        return runner.run(_run(session._session(clock)))
-
-
-def test_a_sampler_and_the_learner_that_die_at_once_are_both_named_and_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    whole = Session(make_config(tmp_path / "whole"), Disk())
-    assert whole.run() == 0
-    disk = Disk()
-    session = Session(make_config(tmp_path / "both"), disk)
-
-    def dies(worker: str) -> None:
-        raise WorkerDied(worker, "its process ended unexpectedly")
-
-    # The learner is called next when the step is sampled, by a new sampler.
-    session.script.on["sampler0.generate:train 2"] = partial(dies, "sampler 0")
-    session.script.on["learner.update 2"] = partial(dies, "learner")
-    assert run_all(session, disk, monkeypatch) == 0
-    assert [entry["worker"] for entry in session.events("restarted")] == ["sampler 0", "learner"]
-    said = capsys.readouterr().out
-    assert "sampler 0: its process ended unexpectedly; it is restarted\n" in said
+    monkeypatch.setenv("GEMMA_GRPO_SUPERVISOR", str(tmp_path))
+    monkeypatch.setattr("launch.session.cluster", lambda *_, **__: nullcontext())
+    monkeypatch.setattr("launch.session.RunActors.spawn", spawn)
+    monkeypatch.setattr("launch.session.wait_for_devices", nothing)
+    monkeypatch.setattr("os._exit", sys.exit)
+    session.folder.create(session.prepared.config)
+    with closing(session.folder), pytest.raises(SystemExit) as ended:
+        asyncio.run(_run(session._session(_clock(session.prepared, started=0.0))))
+    assert ended.value.code == EXIT_DIED
+    why = "sampler 0: its process ended unexpectedly"
     assert (
-        "learner: its process ended unexpectedly; all processes are restarted, and the run goes on "
-        "from its last checkpoint\n"
-    ) in said
-    assert left_behind(session.folder) == left_behind(whole.folder)
-
-
-def test_a_run_resumes_with_smaller_sizes_after_memory_ran_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    whole = Session(make_config(tmp_path / "whole"), Disk())
-    assert whole.run() == 0
-    disk = Disk()
-    session = Session(make_config(tmp_path / "less"), disk)
-
-    def full(phase: WorkerPhase) -> None:
-        raise OutOfMemory(phase, "no 9 GiB are left")
-
-    session.script.on["learner.update 2"] = partial(full, "update")
-    session.script.on["sampler0.generate:train 2"] = partial(full, "generate")
-    assert run_all(session, disk, monkeypatch) == 0
-    changes = [
-        ({"slots": 2, "micro_batch_tokens": 176}, {"slots": 1, "micro_batch_tokens": 176}),
-        ({"slots": 1, "micro_batch_tokens": 176}, {"slots": 1, "micro_batch_tokens": 88}),
-    ]
-    entries = session.events("sizes_reduced")
-    assert [(one["old"], one["new"]) for one in entries] == changes
-    assert [(one["phase"], one["step"]) for one in entries] == [("generate", 2), ("update", 2)]
-    assert session.samplers[0].sizes == [Sizes(2, 176), Sizes(1, 176), Sizes(1, 88)]
-    assert (session.folder.plan or {})["sizes"] == changes[1][1]
-    said = capsys.readouterr().out
-    assert "run: out of memory (update): no 9 GiB are left; plan.json has smaller sizes now" in said
-    assert left_behind(session.folder) == left_behind(whole.folder)
-
-
-def test_a_run_ends_where_memory_runs_out_with_the_smallest_sizes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    disk = Disk()
-    session = Session(make_config(tmp_path, plan={"micro_batch_tokens": 88}), disk)
-
-    def full() -> None:
-        raise OutOfMemory("update", "no 9 GiB are left")
-
-    session.script.on["learner.update 1"] = full
-    told = "no 9 GiB are left; there is nothing smaller than plan.micro_batch_tokens = 88"
-    with pytest.raises(Failure, match=re.escape(told)):
-        run_all(session, disk, monkeypatch)
+        capsys.readouterr().err == f"{why}; the same command continues from the last checkpoint\n"
+    )
+    assert [entry["error"] for entry in session.events("failed")] == [why]

@@ -1,8 +1,7 @@
-"""`launch.train --supervise`: what is started again, with which arguments, and what ends."""
+"""The parent of a run: what is started again, with which arguments, and what ends."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
@@ -10,22 +9,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from configs.faults import Faults
-from launch.exits import EXIT_FAILED, EXIT_RAY_LOST, EXIT_REPORTED
-from launch.heartbeat import PIPE, has_beaten, send_heartbeats
+from launch.exits import EXIT_CLUSTER_LOST, EXIT_DIED, EXIT_FAILED, EXIT_REPORTED
 from launch.submission import VARIABLE
 from launch.supervise import _Supervisor, supervise, without
 from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import make_config
+from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT
 
-ARGV = ["demo.toml", "--supervise", "--extend", "1h", "--run.seed=3"]
 Child = Callable[[RunFolder], int]
 
 
@@ -96,7 +96,7 @@ def test_a_killed_process_is_started_again(
     assert children.argv == [["demo.toml", "--extend", "1h", "--run.seed=3"]] * 2
 
 
-@pytest.mark.parametrize("status", [0, 2, 130, 143])
+@pytest.mark.parametrize("status", [0, 2, 129, 130, 143, EXIT_CLUSTER_LOST])
 def test_a_run_that_ends_by_itself_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
 ):
@@ -107,7 +107,7 @@ def test_a_run_that_ends_by_itself_is_not_started_again(
 def test_only_a_reported_failure_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    ends = [lambda _: EXIT_RAY_LOST, lambda _: EXIT_FAILED, lambda _: EXIT_REPORTED]
+    ends = [lambda _: EXIT_DIED, lambda _: EXIT_FAILED, lambda _: EXIT_REPORTED]
     children = Children(tmp_path, monkeypatch, *ends)
     assert children.run() == EXIT_FAILED
     assert len(children.argv) == 3
@@ -152,8 +152,8 @@ def test_deaths_without_a_new_step_are_limited(
     assert children.run(restarts=2) == EXIT_FAILED
     assert children.pauses == [1.0, 4.0, 1.0, 4.0]
     assert capsys.readouterr().err == (
-        "the run's process was ended by SIGKILL 3 times without a new training step; the same "
-        "command continues from the last checkpoint\n"
+        "the run's process was ended by SIGKILL; this is death 3 without a new training step "
+        "(faults.restarts = 2); the same command continues from the last checkpoint\n"
     )
 
 
@@ -272,26 +272,27 @@ def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
 
     module = SimpleNamespace(Popen=Child, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("launch.supervise.subprocess", module)
-    assert Interrupted(ARGV, make_config(tmp_path)).run() == 0
+    assert Interrupted(ARGV, make_config(tmp_path), tmp_path).run() == 0
     assert sent == [signal.SIGINT]
 
 
-BEATS_ONCE = """
-import os, signal
-os.write(int(os.environ["GEMMA_GRPO_HEARTBEATS"]), b".")
+REPORTS_ONCE = """
+import pathlib, os, signal
+report = pathlib.Path(os.environ["GEMMA_GRPO_SUPERVISOR"], "progress.json")
+report.write_text('{"written": 1, "progress": 1, "slow": false}')
 signal.pause()
 """
 SAYS_WHY = """
 import os, sys
-open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_SUPERVISED"])
+open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_RESTARTED"])
 """
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
-def test_a_process_whose_heartbeats_cease_is_killed_and_started_again(
+def test_a_run_without_progress_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    commands, said = [BEATS_ONCE, SAYS_WHY], tmp_path / "why"
+    commands, said = [REPORTS_ONCE, SAYS_WHY], tmp_path / "why"
     ended = list[subprocess.Popen[bytes]]()
 
     def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
@@ -302,46 +303,57 @@ def test_a_process_whose_heartbeats_cease_is_killed_and_started_again(
     module = SimpleNamespace(Popen=popen, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("launch.supervise.subprocess", module)
     monkeypatch.setattr("launch.supervise._POLL_S", 0.01)
-    # The clock goes on while the process sends nothing.
-    clock = SimpleNamespace(monotonic=itertools.count(step=40.0).__next__, time=time.time)
-    monkeypatch.setattr("launch.supervise.time", clock)
-    assert supervise(ARGV, make_config(tmp_path)) == 0
-    why = "the run's process gave no heartbeat for 60 s"
+    faults = Faults.model_construct(restarts=1, stuck_s=0.1)
+    assert supervise(ARGV, make_config(tmp_path).model_copy(update={"faults": faults})) == 0
+    why = "the run made no progress for 0 s (faults.stuck_s)"
     assert capsys.readouterr().out == f"{why}; it is started again, and the run resumes\n"
     assert [one.returncode for one in ended] == [-signal.SIGKILL, 0]
     # The new process journals why.
     assert said.read_text() == why
 
 
-def test_an_event_loop_that_is_stuck_sends_no_heartbeats(monkeypatch: pytest.MonkeyPatch):
-    reads, sends = os.pipe()
-    os.set_blocking(reads, False)
-    monkeypatch.setenv(PIPE, str(sends))
-    now_s, beats = 0.0, list[bool]()
+@pytest.mark.parametrize(
+    ("faults", "rewards", "longest_s", "limits_s"),
+    [
+        ({}, {}, 4.0, (300, 1800)),
+        ({}, {}, 40.0, (400, 1800)),
+        ({}, {"timeout_s": 200.0}, 4.0, (400, 1800)),
+        ({}, {}, 200.0, (2000, 2000)),
+        ({"stuck_s": 10.0}, {}, 200.0, (10, 1800)),
+    ],
+)
+def test_how_long_a_run_may_be_without_progress(
+    tmp_path: Path,
+    faults: dict[str, float],
+    rewards: dict[str, float],
+    longest_s: float,
+    limits_s: tuple[float, float],
+):
+    config = make_config(tmp_path, faults=faults, rewards=rewards)
+    with closing(RunFolder.of(config)) as folder:
+        folder.create(config)
+        folder.write_metrics({"step": 1, "time/step_s": longest_s})
+    supervisor = _Supervisor(ARGV, config, tmp_path)
+    assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s
 
-    def sleep(_: float) -> None:
-        nonlocal now_s
-        beats.append(has_beaten(reads))
-        now_s += 40.0
 
-    class Loop:
-        """Runs callbacks until 40 s, takes them until 200 s, and is closed then."""
+PARENT = """
+import sys
+from contextlib import closing
+from pathlib import Path
+from launch import supervise
+supervise.subprocess.Popen = (lambda popen: lambda _, **settings: popen(
+    [sys.executable, "-c", sys.argv[2]], **settings))(supervise.subprocess.Popen)
+from tests.fakes import make_config
+supervise.supervise([], make_config(Path(sys.argv[1])))
+"""
+STOPS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
 
-        def call_soon_threadsafe(self, callback: Callable[[], None]) -> None:
-            if now_s > 200:
-                raise RuntimeError("Event loop is closed")
-            if now_s <= 40:
-                callback()
 
-    class AtOnce(threading.Thread):
-        def start(self) -> None:
-            self.run()
-
-    monkeypatch.setattr(
-        "launch.heartbeat.time", SimpleNamespace(monotonic=lambda: now_s, sleep=sleep)
-    )
-    monkeypatch.setattr("launch.heartbeat.threading", SimpleNamespace(Thread=AtOnce))
-    send_heartbeats(Loop(), stuck_s=100.0)  # type: ignore[arg-type]
-    assert beats == [True, True, True, True, False, False]
-    os.close(reads)
-    os.close(sends)
+def test_a_stopped_process_dies_with_its_parent(tmp_path: Path):
+    command = [sys.executable, "-c", PARENT, str(tmp_path), STOPS]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        run = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    run.wait(PATIENCE_S)

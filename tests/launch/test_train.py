@@ -42,6 +42,9 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Prepared]:
         return 0
 
     monkeypatch.setattr(session, "run_session", run_session)
+    monkeypatch.setattr(
+        "launch.supervise.supervise", lambda argv, _: train.main([*argv, "--no-supervise"])
+    )
     return runs
 
 
@@ -116,7 +119,7 @@ def test_a_finished_run_is_known_on_an_empty_host(
 def test_a_run_that_cannot_be_fetched_is_one_line(
     refused: Refused, arguments: list[str], what: str
 ):
-    (line,) = refused(*arguments, "--supervise")
+    (line,) = refused(*arguments)
     assert re.match(what, line)
 
 
@@ -610,7 +613,7 @@ def test_ctrl_c_before_the_start_gives_no_traceback(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(preparation, "load_data", interrupted)
-    assert train.main([str(request_path)]) == 130
+    assert train.main([str(request_path), "--no-supervise"]) == 130
     assert capsys.readouterr().err == ""
 
 
@@ -623,6 +626,6 @@ def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
         raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
 
     monkeypatch.setattr(session, "run_session", run_session)
-    assert train.main([str(request_path)]) == 2
+    assert train.main([str(request_path), "--no-supervise"]) == 2
     told = "plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0\n"
     assert capsys.readouterr().err == told

@@ -37,7 +37,7 @@ from ray._private import services
 
 connect = services.get_node_to_connect_for_driver
 services.get_node_to_connect_for_driver = lambda gcs, **_: connect(gcs, node_name=sys.argv[1])
-sys.exit(train.main(sys.argv[2:]))
+sys.exit(train.main([*sys.argv[2:], "--no-supervise"]))
 """
 """`launch.train` on the node of this name, which on another host would be the only one there."""
 
@@ -91,7 +91,7 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
         assert node_of("SamplerActor", {left: nodes[left]}, command) == left
         status, output = finish(command)
         assert status == 0, output
-        assert output.count("; it is restarted") == 1, output
+        assert output.count("; it is started again") >= 1, output
 
         environment = head.environment | {"RAY_ADDRESS": head.gcs, "HOME": str(tmp_path / left)}
         exchanged = [sys.executable, "-c", ON, left, *train_command(config)[3:]]
@@ -151,6 +151,6 @@ def test_a_sampler_starts_on_a_node_that_joins_late_where_the_model_is_downloade
                 assert node_of("SamplerActor", {"third": third}, command) == "third"
                 status, output = finish(command)
     assert status == 0, output
-    assert output.count("; it is restarted") == 1, output
+    assert output.count("; it is started again") >= 1, output
     assert sorted(hub.downloads) == sorted(3 * [file.name for file in model.iterdir()])
     assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.contracts.workers import WorkerDied
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data, validated
 

@@ -13,7 +13,7 @@ from configs.schema import Config
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.progress import Progress
 from pipeline.contracts.rollouts import Rollout
-from pipeline.rollout.restarts import TrainingStopped
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data

@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from pipeline.contracts.clock import Clock
-from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
 from pipeline.contracts.workers import ProcessUse
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.rollout import workers as workers_module
-from pipeline.rollout.restarts import Restarts
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.types import WorkDeadline
 from tests.fakes import (
@@ -68,7 +66,6 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,
-        restarts=Restarts(config.faults, PhaseClock(), lambda *_, **__: None),
     )
     return found, sampler
 

@@ -1,0 +1,106 @@
+"""What a run's process tells its parent about progress."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from launch.progress import Reporter, forget_report, read_report
+from pipeline.contracts.phases import Heartbeat, PhaseClock
+from pipeline.contracts.workers import WorkerDied
+from tests.fakes import FakeClock
+
+QUIET_S = 1e6
+
+
+def test_a_heartbeat_says_how_long_a_phase_makes_no_progress():
+    clock = FakeClock()
+    phases = PhaseClock(clock)
+    assert phases.heartbeat() == Heartbeat()
+    with phases.during("decode"):
+        clock.seconds = 5.0
+        assert phases.heartbeat() == Heartbeat("decode", 5.0)
+        phases.take()
+        assert phases.heartbeat() == Heartbeat("decode", 5.0)
+        phases.progress()
+        clock.seconds = 7.0
+        assert phases.heartbeat() == Heartbeat("decode", 2.0)
+        with phases.during("prefill"):
+            assert phases.heartbeat() == Heartbeat("prefill", 0.0)
+
+
+def reported(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    heartbeat: Callable[[], Awaitable[Heartbeat]],
+    *,
+    phase: str = "sample",
+) -> tuple[int, bool]:
+    """How often progress was reported in about 50 reports, and whether the run is slow."""
+    monkeypatch.setenv("GEMMA_GRPO_SUPERVISOR", str(folder))
+    monkeypatch.setattr("launch.progress._EVERY_S", 0.0)
+    phases = PhaseClock(FakeClock())
+
+    async def work() -> None:
+        for _ in range(50):
+            await asyncio.sleep(0)
+
+    with phases.during(phase):
+        phases.now.seconds = QUIET_S  # type: ignore[attr-defined]
+        asyncio.run(Reporter(phases).watched(work(), {"sampler 0": heartbeat}))
+    report = read_report(folder)
+    assert report is not None
+    assert report.written > 5
+    return report.progress, report.slow
+
+
+@pytest.mark.parametrize(
+    ("beat", "phase", "moves", "slow"),
+    [
+        (Heartbeat("decode", 0.0), "sample", True, False),
+        (Heartbeat("decode", QUIET_S), "sample", False, False),
+        (Heartbeat(), "sample", False, False),
+        (Heartbeat("compile", QUIET_S), "loading", False, True),
+        (Heartbeat("checkpoint", QUIET_S), "coordination", False, True),
+        (Heartbeat(), "device_wait", True, False),  # for as long as others hold the devices
+    ],
+)
+def test_the_progress_of_any_process_is_the_runs(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    beat: Heartbeat,
+    phase: str,
+    moves: bool,
+    slow: bool,
+):
+    async def heartbeat() -> Heartbeat:
+        return beat
+
+    progress, is_slow = reported(tmp_path, monkeypatch, heartbeat, phase=phase)
+    assert (progress > 3, is_slow) == (moves, slow)
+    assert moves or progress == 0
+
+
+def test_a_process_that_does_not_answer_makes_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def heartbeat() -> Heartbeat:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    assert reported(tmp_path, monkeypatch, heartbeat) == (0, False)
+    forget_report(tmp_path)
+    assert read_report(tmp_path) is None
+
+
+def test_a_death_is_noticed_though_nobody_calls_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    async def heartbeat() -> Heartbeat:
+        raise WorkerDied("sampler 0", "its process ended unexpectedly")
+
+    with pytest.raises(WorkerDied, match=r"^sampler 0: its process ended unexpectedly$"):
+        reported(tmp_path, monkeypatch, heartbeat)
