@@ -30,7 +30,6 @@ from pipeline.contracts.adapters import (
 )
 from pipeline.contracts.batches import PackedRow
 from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.memory import MemoryUse
 from pipeline.contracts.phases import Heartbeat
 from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes
@@ -154,10 +153,6 @@ class ModelHandle(Handle):
     async def building(self) -> Building:
         """See `pipeline.contracts.workers.Process`."""
         return await self._call(ModelActor.building)
-
-    async def memory(self) -> MemoryUse:
-        """Returns the current memory use of the fullest device."""
-        return await self._call(ModelActor.memory)
 
     async def use(self) -> ProcessUse:
         """See `pipeline.contracts.workers.Process`."""

@@ -248,9 +248,10 @@ class Plan(Table):
         return self.placement == "auto" and self.platform == "tpu"
 
     @property
-    def planned_sizes(self) -> tuple[str, ...]:
+    def planned_sizes(self) -> tuple[Literal["slots", "micro_batch_tokens"], ...]:
         """The sizes that are not given: `slots`, `micro_batch_tokens`, or none."""
-        return tuple(key for key in ("slots", "micro_batch_tokens") if getattr(self, key) is None)
+        keys: tuple[Literal["slots", "micro_batch_tokens"], ...] = ("slots", "micro_batch_tokens")
+        return tuple(key for key in keys if getattr(self, key) is None)
 
     @property
     def embeddings_in_host(self) -> bool:

@@ -32,6 +32,7 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
 )
 from pipeline.contracts.sizes import Sizes
+from pipeline.contracts.workers import LearnerProcess, ProcessUse, SamplerProcess
 from pipeline.coordinator import Coordinator
 from pipeline.deadline import Deadline
 from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations

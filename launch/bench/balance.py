@@ -52,7 +52,7 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutRequest
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
 from pipeline.plan.sizes import choose_sizes
 from pipeline.run.console import Console
 
@@ -217,8 +217,8 @@ async def chosen(process: Process) -> Sizes:
     found = await choose_sizes(
         process.config,
         None,
-        learner=cast("LearnerWorker", process),
-        samplers=[cast("SamplerWorker", process)],
+        learner=cast("MeasurableLearner", process),
+        samplers=[cast("MeasurableSampler", process)],
         one_process=True,
         display=Console(write=lambda _: None),
     )

@@ -77,11 +77,11 @@ def measured(
     weights = RolloutWeights(policy, base, config)
     weights.load(adapter)
     engine = Engine(weights.policy, weights.base, config, VOCABULARY)
-    speed = engine.speed(weights.base, weights.adapter)
-    step_s = speed.segment_s[slots] / config.segment_steps
+    times = engine.times(weights.base, weights.adapter)
+    step_s = times.segment_s[slots] / config.segment_steps
     return {
         "slots": slots,
-        "device": speed.device,
+        "device": jax.devices()[0].device_kind,
         "mib": engine.needs[f"segment {slots}"] / 2**20,
         "step_ms": 1e3 * step_s,
         "tokens_per_s": slots / step_s,

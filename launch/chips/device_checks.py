@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from pipeline.compute.model.timing import fastest_s
 
 from launch.chip_results import ChipResult
 from launch.chips.small_model import VOCABULARY, SmallModel
@@ -24,6 +23,7 @@ from pipeline.compute.model.building import build_all
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
 from pipeline.compute.program_cache import share_programs
+from pipeline.compute.timing import fastest_s
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.topology import GIB
 

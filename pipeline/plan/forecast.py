@@ -20,6 +20,7 @@ from configs.schema import Config, Source
 from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.contracts.sizes import Sizes, sized
 from pipeline.contracts.topology import GIB
+from pipeline.deadline import SAFETY
 from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time

@@ -274,7 +274,7 @@ def measuring_limit_s(config: Config, *, now_s: float | None = None) -> float:
         config: the run, with its budget.
         now_s: Unix time from which a budget with a date counts; None: now.
     """
-    budget_s = config.budget.time_s
+    budget_s: float | None = config.budget.time_s
     if config.budget.until_s is not None:
         budget_s = max(0.0, config.budget.until_s - (time.time() if now_s is None else now_s))
     return _MOST_S if budget_s is None else min(_MOST_S, _SHARE * budget_s)

@@ -279,10 +279,10 @@ class RunFolder:
                 found = entry.get("summary")
         return found
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
         """Replaces `summary.json`, which is a copy for users, and journals the summary."""
         write_json(self._summary, summary)
-        self.journal(ENDED, summary=dict(summary))
+        self.journal(ENDED, summary=dict(summary), **facts)
 
     @property
     def plan(self) -> dict[str, Any] | None:

@@ -19,7 +19,7 @@ from pipeline.contracts.cache_folder import CACHE_VARIABLE
 from pipeline.contracts.model_shape import ModelShape
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
 from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import choose_sizes
@@ -76,8 +76,8 @@ def test_sizes_are_chosen_and_the_adapter_does_not_change(
         choose_sizes(
             actor.requested,
             None,
-            learner=cast("LearnerWorker", process),
-            samplers=[cast("SamplerWorker", process)],
+            learner=cast("MeasurableLearner", process),
+            samplers=[cast("MeasurableSampler", process)],
             one_process=True,
             display=Console(write=lambda _: None),
         )

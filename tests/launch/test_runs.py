@@ -226,6 +226,21 @@ def test_a_run_survives_deaths_and_a_hang(head: Head, tmp_path: Path):
     assert copied == (run / "summary.json").read_bytes()
     check_time(run)
 
+
+def test_nothing_remains_of_a_stopped_run_whose_parent_is_killed(tmp_path: Path):
+    config = write_config(tmp_path, name="killed")
+    process = start(train_command(config, "--budget.steps=500"), private_environment())
+    wait_for_lines(tmp_path / "runs" / "killed" / "metrics.jsonl", 1, process)
+    processes = family(process.pid)
+    for role in ("--no-supervise", "LearnerActor"):
+        below(process.pid, role)[0].suspend()
+    process.kill()
+    process.communicate(timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    assert alive == []
+
+
+def test_a_size_that_does_not_fit_is_refused_and_planned_ones_become_smaller(head: Head, tmp_path):
     config = write_config(tmp_path, name="limited")
     # A gradient of one row of the demo's model needs 0.112 GiB beside 0.005, of two rows 0.226.
     limited = ["--plan.hbm_gib=0.14", "--plan.micro_batch_tokens=1664", "--budget.steps=1"]

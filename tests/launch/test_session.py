@@ -38,6 +38,7 @@ from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.contracts.adapters import Restored
 from pipeline.contracts.clock import Clock
+from pipeline.contracts.record_files import read_rows
 from pipeline.contracts.workers import WorkerDied
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.sizes import Chosen
@@ -141,7 +142,7 @@ class Session:
         meter = _meter(self.prepared, started=time.monotonic())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
-        reporter = Reporter(meter.ledger.phases)
+        reporter = Reporter(meter.phases)
         return _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
 
     def events(self, kind: str) -> list[dict[str, Any]]:

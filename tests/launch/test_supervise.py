@@ -27,6 +27,7 @@ from tests.fakes import make_config
 from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT
 
 Child = Callable[[RunFolder], int]
+ARGV = ["demo.toml", "--extend", "1h", "--run.seed=3"]
 
 
 class Children:

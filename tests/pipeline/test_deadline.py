@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.clock import Clock, Stopwatch
+from pipeline.contracts.clock import Clock
 from pipeline.deadline import (
     EXIT,
     EXPORT,
@@ -199,20 +199,6 @@ def test_the_learning_rate_warms_up(tmp_path: Path):
     settings = {"schedule": "linear", "lr": 1.0, "warmup_steps": 4}
     deadline = time_budget(tmp_path, step_s=10.0, learner=settings)
     assert [deadline.rate(step, 95.0 + step) for step in range(4)] == [0.25, 0.5, 0.75, 1.0]
-
-
-def test_a_stopwatch_measures_each_part():
-    now = FakeClock()
-    watch = Stopwatch(now)
-    now.seconds = 3.0
-    watch.lap("sample")
-    now.seconds = 5.0
-    watch.lap("learn")
-    now.seconds = 6.0
-    assert watch.lap_s("sample") == 3.0
-    assert watch.total_s == 6.0
-    metrics = {"time/sample_s": 3.0, "time/learn_s": 2.0, "time/step_s": 5.0}
-    assert watch.metrics() == metrics
 
 
 def pace(*seconds: float) -> StepTimes:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +17,6 @@ ROW = 88
 
 def config(folder: Path = Path(), **plan: object) -> Config:
     return make_config(folder, plan={"platform": "cpu", "placement": "split", **plan})
-
-
-def test_sizes_round_trip_through_json() -> None:
-    sizes = Sizes(slots=48, micro_batch_tokens=4096)
-    assert Sizes.of_json(json.loads(json.dumps(sizes.to_json()))) == sizes
 
 
 def test_sized_changes_the_sizes_and_nothing_else() -> None:

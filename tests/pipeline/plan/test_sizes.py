@@ -15,7 +15,7 @@ from pipeline.contracts.builds import Building, Built, Ready
 from pipeline.contracts.memory import NothingSmaller, OutOfMemory
 from pipeline.contracts.sizes import Sizes
 from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import LearnerWorker, SamplerWorker
+from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
 from pipeline.plan.search.fitting import PlanCase, first_sizes
 from pipeline.plan.sizes import (
     Chosen,
@@ -102,8 +102,8 @@ def choose(
         choose_sizes(
             config,
             recorded,
-            learner=cast("LearnerWorker", process),
-            samplers=[cast("SamplerWorker", process)],
+            learner=cast("MeasurableLearner", process),
+            samplers=[cast("MeasurableSampler", process)],
             one_process=True,
             display=Console(write=said.append),
             now=lambda: process.clock,

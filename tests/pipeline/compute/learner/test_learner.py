@@ -449,18 +449,6 @@ def test_a_planned_rate_equals_the_schedule_and_compiles_nothing():
     close(planned.state.adapter, fixed.state.adapter, bound=1e-6)
 
 
-def test_another_rate_and_kl_coefficient_compile_nothing_and_equal_configured_ones():
-    settings = UNCLIPPED | {"schedule": "linear", "lr": 1e-3, "kl_coef": 0.1}
-    steered = start(tiny.learner(learner=settings))
-    configured = start(tiny.learner(learner=settings | {"lr": 2e-3, "kl_coef": 0.3}))
-    with compilations() as seen:
-        found = [steered.update(ROLLOUTS, lr=2e-3, kl_coef=0.3) for _ in range(2)]
-    assert seen == []
-    assert found == [configured.update(ROLLOUTS) for _ in range(2)]
-    assert steered.adapter_sha256 == configured.adapter_sha256
-    assert found[0]["lr"] == pytest.approx(2e-3)
-
-
 def _of_step(step: int) -> list[Rollout]:
     rollouts = tiny.make_rollouts(LENGTHS, advantages=ADVANTAGES, seed=step)
     return [_renamed(rollout, step) for rollout in rollouts]
