@@ -59,12 +59,11 @@ def private_cluster(**settings: Any) -> Iterator[None]:
 
 def _stop(folder: Path) -> None:
     """Ends all processes of the cluster in a folder."""
-    found = [
-        one
-        for child in psutil.Process().children()
-        if str(folder) in " ".join(child.cmdline())
-        for one in (child, *child.children(recursive=True))
-    ]
+    found = list[psutil.Process]()
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):  # it has ended
+            if str(folder) in " ".join(child.cmdline()):
+                found += [child, *child.children(recursive=True)]
     ray.shutdown()
     for one in found:
         with suppress(psutil.Error):
