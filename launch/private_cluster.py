@@ -36,7 +36,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
     """Starts Ray; no process of it remains, however this process ends.
 
     Linux kills Ray's own processes with this one (Ray asks for that), and actors with Ray's
-    (`rewards.processes.parent`).
+    (`rewards.processes.parent`). Ray's two agents of a killed process end by themselves after 60 s.
 
     Args:
         settings: of `ray.init`.

@@ -78,7 +78,8 @@ class _Supervisor:
         for number in stop_signals():
             signal.signal(number, self._on_signal)
         argv = list(self._argv)
-        environment = {**os.environ, SUPERVISOR: str(self._scratch)}
+        # With SPT_NOENV the environment of Ray's agents, which rename themselves, can be read.
+        environment = {**os.environ, SUPERVISOR: str(self._scratch), "SPT_NOENV": "1"}
         extensions, self._done = self._count("extended"), self._steps()
         while True:
             self._lived_s = time.monotonic()
