@@ -19,11 +19,11 @@ from launch.chips.small_model import VOCABULARY, SmallModel
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.learner.timing import fastest_s
 from pipeline.compute.model.building import build_all
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
 from pipeline.compute.program_cache import share_programs
-from pipeline.compute.timing import fastest_s
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.topology import GIB
 

@@ -30,10 +30,10 @@ from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmis
 from pipeline.compute.decode.stopping import StopStrings, TextOf
 from pipeline.compute.decode.timing import sampler_times
 from pipeline.compute.device_memory import array_bytes
+from pipeline.compute.learner.timing import plain_token
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.timing import plain_token
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.phases import PhaseClock
 from pipeline.contracts.rollouts import (

@@ -13,9 +13,9 @@ from configs.schema import Config
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler
 from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmissions
+from pipeline.compute.learner.timing import fastest_s
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import batch_shards, by_row
-from pipeline.compute.timing import fastest_s
 from pipeline.contracts.speeds import SamplerTimes
 
 

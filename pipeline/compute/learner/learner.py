@@ -27,11 +27,11 @@ from pipeline.compute.learner.programs import (
 )
 from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
+from pipeline.compute.learner.timing import fastest_s, full_micro_batch, plain_token
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.compute.timing import fastest_s, full_micro_batch, plain_token
 from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
 from pipeline.contracts.builds import BuildLog
 from pipeline.contracts.rollouts import Completion, Rollout

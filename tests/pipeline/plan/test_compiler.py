@@ -153,7 +153,7 @@ def test_the_key_is_json_and_names_the_program():
 
 
 def test_programs_of_a_run():
-    assert programs_of(preset()) == (
+    assert programs_of(preset(plan__micro_batch_tokens=16_384)) == (
         "empty",
         "prefill 192",
         "prefill 320",
@@ -208,12 +208,10 @@ def test_cached_reports_are_not_compiled_again(asked):
     assert again["apply"].hbm_bytes == 3 * GIB
 
 
-@pytest.mark.parametrize("damage", [lambda _: "{", lambda text: text.replace("3221", "3222", 1)])
-def test_a_damaged_report_is_compiled_again(asked, tmp_path, damage):
+def test_a_report_that_does_not_parse_is_compiled_again(asked, tmp_path):
     compile_programs(preset(), SHAPE, ["apply"])
     (kept,) = (tmp_path / "cache/plans").iterdir()
-    assert damage(kept.read_text()) != kept.read_text()
-    kept.write_text(damage(kept.read_text()))
+    kept.write_text("{")
     assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
     assert asked == ["apply", "apply"]
 

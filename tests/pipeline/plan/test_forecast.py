@@ -194,9 +194,9 @@ def test_measuring_planned_sizes_counts_in_the_budget() -> None:
     found = planned(*FREE, ("budget.time", "30m"))
     seconds = {name: one.spent_s["calibration"] for name, one in found.outcomes.items()}
     # At most a minute, and 2% of the budget.
-    assert 0 < seconds["low"] <= seconds["expected"] <= seconds["high"] == 36
+    assert 0 < seconds["low"] <= seconds["expected"] <= seconds["high"] <= 36
     longer = planned(*FREE_9H).outcomes
-    assert seconds["high"] < longer["high"].spent_s["calibration"] <= 60
+    assert seconds["high"] <= longer["high"].spent_s["calibration"] <= 60
     given = planned()
     assert {one.spent_s["calibration"] for one in given.outcomes.values()} == {0}
     assert given.programs < found.programs

@@ -270,10 +270,7 @@ def test_fixed_sizes_are_compared_with_better_ones() -> None:
     assert figures["plan"]["configured"]
     assert figures["plan"]["set"] == {}
     text = text_lines(figures)
-    assert (
-        "chosen: as configured (colocated, base on every device); sizes fixed by the configuration"
-        in text
-    )
+    assert "chosen: as configured (colocated, base on every device); sizes as given" in text
     settings = line(text, "settings for the fastest: ")
     assert settings.count(" = ") == len(figures["compared"][0]["set"])
 

@@ -219,7 +219,7 @@ def test_a_phase_of_demonstrations_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", "journal.jsonl", "metrics.jsonl", "plan.json", "step_000001.jsonl"]
+    "name", ["config.json", "journal.jsonl", "metrics.jsonl", "step_000001.jsonl"]
 )
 def test_a_damaged_file_costs_a_line_and_the_rest_is_shown(finished: Path, name: str):
     path = next(finished.rglob(name))

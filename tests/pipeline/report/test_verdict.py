@@ -20,6 +20,9 @@ PLANTED = {
         },
         journal=[alarm("all_equal", value=1.0)],
     ),
+    "slow_reward": run(
+        change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
+    ),
     "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
     "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
     "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),

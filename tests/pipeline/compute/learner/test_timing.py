@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from pipeline.compute.timing import full_micro_batch
+from pipeline.compute.learner.timing import full_micro_batch
 from pipeline.inputs.dataset.batching import batch_shape
 from tests import tiny
 
