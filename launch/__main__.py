@@ -16,7 +16,6 @@ COMMANDS = {
     "data": "show what the model will see",
     "reward": "try reward functions offline, or on recorded rollouts",
     "evaluate": "compare base and tuned policy on the test prompts",
-    "control": "steer a running run: checkpoint, evaluate, export, stop, set, extend",
     "runs": "list runs and checkpoints; roll back",
     "export": "write the merged model and the adapter of a run",
     "chat": "ask base and tuned policy the same questions",
