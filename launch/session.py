@@ -388,6 +388,8 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
         time_s=budget.deadline_s(elapsed_s=clock.elapsed_s, now_s=time.time()),
         until_s=budget.until_s,
         parts=PartTimes(estimates),
+        # As long as this start took, without what was waited for.
+        restart_s=clock.elapsed_s - clock.used_before_s - clock.waited_s - prepared.waited_s,
     )
 
 

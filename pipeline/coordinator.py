@@ -125,7 +125,6 @@ class Coordinator:
         self.alarms.replay(rows, self.schedule.validations, raised)
         entries = list(records.folder.entries())
         deadline.recall(records.folder.metrics, entries)
-        deadline.restart_s = clock.elapsed_s - clock.used_before_s - clock.waited_s
         self._restarts = sum(entry["event"] == RESTARTED for entry in entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
         self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)

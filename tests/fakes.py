@@ -624,6 +624,7 @@ class Process:
         one_process: bool = False,
     ) -> None:
         """Makes the coordinator and its workers, of the fakes or of others."""
+        self.deadline.restart_s = self.clock.elapsed_s - self.clock.used_before_s
         self.workers = Workers(
             samplers=samplers or self.samplers,
             learner=learner or self.learner,

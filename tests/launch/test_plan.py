@@ -116,7 +116,7 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     four = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml")
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: decode takes" in out
-    assert "settings for the fastest: " in out  # sizes that would fit
+    assert "no plan.slots, no plan.micro_batch_tokens" in out  # planned sizes would fit
 
 
 def test_a_plan_that_does_not_fit_has_no_budget(

@@ -26,7 +26,7 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
         check_same_code(folder, new, accept=())
     assert str(caught.value).splitlines()[1:] == [
-        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc"'
+        '  rewards.functions.format.code: was "bbbbbbbbbbbb", now "cccccccccccc" (--accept rewards)'
     ]
     check_same_code(folder, old, accept=())
     check_same_code(folder, new, accept=["rewards"])

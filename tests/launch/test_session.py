@@ -133,6 +133,7 @@ class Session:
             samplers=self.samplers,
             learner=self.learner,
             scorer=self.scorer,
+            one_process=False,
         )
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("launch.session.wait_for_devices", wait_for_devices)
@@ -452,10 +453,10 @@ def test_devices_are_released_before_wandb_finishes(
         yield
         order.append("Ray is left")
 
-    async def start(*_: object) -> float:
+    async def start(*_: object) -> Chosen:
         if ending == "interrupted":
             session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
-        return 0.0
+        return Chosen(first_sizes(session.prepared.config, None), 0.0, (), {})
 
     async def finish(_: FakeTracker, *, exit_status: int) -> None:
         order.append(f"W&B ends with {exit_status}")
