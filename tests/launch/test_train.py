@@ -454,12 +454,12 @@ def test_a_changed_setting_is_accepted_by_its_name(
     ended(ended="interrupted")
     changed = ("--learner.lr", "1e-4", "--learner.kl_coef", "0.5")
     accept = ("--accept", "learner.lr")
+    (line,) = refused("--accept", "run.seed")
+    assert line.startswith("command line: --accept run.seed: a resume cannot change this; it can ")
     *_, line = refused(*changed, *accept)
     assert line.endswith(", now 0.5 (--accept learner.kl_coef)")
     assert train.main([str(request_path), *changed, *accept, "--accept", "learner.kl_coef"]) == 0
     assert started[0].config.learner.lr == 1e-4
-    (line,) = refused("--accept", "run.seed")
-    assert line.startswith("command line: --accept run.seed: a resume cannot change this; it can ")
 
 
 def test_changed_rewards_are_refused_or_accepted(
