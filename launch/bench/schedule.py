@@ -12,7 +12,7 @@ from typing import Any
 from configs.schema import Config
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
-from launch.bench.v5e import v5e_config, v5e_preset
+from launch.bench.v5e import planned, v5e_config, v5e_preset
 from pipeline.contracts.programs import split_name
 from pipeline.contracts.speeds import Lengths
 from pipeline.contracts.topology import GIB
@@ -38,7 +38,7 @@ def by_position(*, model: str, phase: str, **changes: str) -> dict[str, Any]:
         phase: "prefill", where a position is one of a prompt, "score" or "update".
         changes: of the preset, as `table__key=value`.
     """
-    config = preset(v5e_preset(model), **changes)
+    config = planned(preset(v5e_preset(model), **changes))
     name = phase_programs(config)[phase][-1]
     kind, size = split_name(name)
     if kind == "prefill":
@@ -67,7 +67,7 @@ def by_step(
     if weights != "shared":
         settings["learner__importance_cap"] = 2.0
     if slots is None:
-        config = preset(v5e_preset(model), **settings)
+        config = planned(preset(v5e_preset(model), **settings))
     else:
         config = v5e_config(model, length=LENGTH, plan__slots=slots, **settings)
     return times(config, f"segment {config.slots}", unit_s=1e-3 * config.segment_steps)

@@ -15,9 +15,11 @@ from configs.schema import Config
 from launch.bench.small_gemma import preset
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.aot.estimated_time import program_seconds
+from pipeline.contracts.sizes import sized
 from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.inputs.hub.model_shape import shape_of
 from pipeline.plan.compiler import compile_programs
+from pipeline.plan.search.fitting import first_sizes
 
 PROMPT = 256
 """Tokens of a prompt; the rest of the length is the completion."""
@@ -31,13 +33,12 @@ def v5e_preset(model: str) -> str:
 def v5e_config(model: str, *, length: int, devices: int = 1, **changes: Any) -> Config:
     """Returns the model's v5e-8 preset for sequences of `length`, with other changes.
 
-    LoRA of rank 32 on all matrices, fixed sizes, one sequence a device, and full rematerialization
+    LoRA of rank 32 on all matrices, given sizes, one sequence a device, and full rematerialization
     unless `plan__remat` is given.
     """
     settings = {
         "lora__rank": 32,
         "lora__alpha": 64.0,
-        "plan__fixed": "true",
         "plan__placement": "colocated",
         "plan__remat": "full",
         "plan__learner_devices": devices,
@@ -50,6 +51,11 @@ def v5e_config(model: str, *, length: int, devices: int = 1, **changes: Any) -> 
         "rollout__max_new_tokens": length - PROMPT,
     }
     return preset(v5e_preset(model), **settings | changes)
+
+
+def planned(config: Config) -> Config:
+    """Returns the configuration with the sizes that a run begins with."""
+    return sized(config, first_sizes(config, None))
 
 
 def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:

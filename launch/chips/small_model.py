@@ -128,7 +128,6 @@ def _config(devices: Sequence[jax.Device], settings: Mapping[str, Any]) -> Confi
         "rollout__max_prompt_tokens": PROMPT,
         "rollout__max_new_tokens": NEW,
         "plan__platform": platform,
-        "plan__fixed": "true",
         "plan__learner_devices": count,
         "plan__slots": 2 * ROWS,
         "plan__slot_buckets": "[]",
