@@ -61,7 +61,7 @@ class ModelActor(ABC):
     Attributes:
         role: whose devices the process opens.
         requested: the configuration of the run.
-        config: the same with the sizes in force.
+        config: the same with the chosen sizes.
         opening: the model; None: not opened yet.
         phases: what the process does.
     """

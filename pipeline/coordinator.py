@@ -61,6 +61,8 @@ class Coordinator:
         workers: sample, score and learn.
         records: where the run is recorded.
         clock: the run's.
+        meter: measures the phases and makes the metrics of each step.
+        deadline: what fits into the time.
         progress: where to continue.
         resumed_from: step of the checkpoint that this process started from, if any.
     """

@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config, Lora
+from pipeline.compute.decode.cache import empty_rings, ring_slots
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
-from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
@@ -284,3 +285,12 @@ def make_rollouts(
         )
         rollouts.append(Rollout(completion, NO_TEXT, {"r": 0.0}, 0.0, advantage))
     return rollouts
+
+
+def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bool = False) -> int:
+    """KV bytes of one row over all layers."""
+    slots = ring_slots(architecture, max_tokens=max_tokens)
+    rings = jax.eval_shape(
+        lambda: empty_rings(architecture, rows=1, slots=slots, eight_bits=eight_bits)
+    )
+    return sum(ring.size * ring.dtype.itemsize for ring in jax.tree.leaves(rings))

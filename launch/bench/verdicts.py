@@ -1,8 +1,7 @@
 """Problems planted in small runs: whether the verdict of the report names each.
 
 Each row is a run of the demo's model by `launch.train`, with the settings, reward function or model
-that cause the problem. One has no such cause: the journal holds an earlier process's decision for
-other sizes. Healthy runs raise no alarm.
+that cause the problem. Healthy runs raise no alarm.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from pipeline.evaluate.recorded import (
 from pipeline.inputs.dataset.splits import LoadedData
 from pipeline.inputs.text.prompts import PromptMaker
 from pipeline.rollout.dispatch import counting
-from pipeline.rollout.workers import OutOfTime, Workers
+from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
 from pipeline.types import Measure, WorkDeadline
@@ -140,7 +140,7 @@ class EvaluationSchedule:
 
         Raises:
             OutOfTime: at the deadline.
-            ValueError: if the initial adapter is not the one that was evaluated by other rewards.
+            TrainingStopped: if the initial adapter is another than at the start of the run.
         """
         found = self._recorded_before()
         missing = [name for name in self._tests if name not in found]
@@ -157,7 +157,7 @@ class EvaluationSchedule:
         assert published is not None
         entry = last_entry(self._folder, f"{name}_before", since=None)
         if entry is not None and entry["adapter_sha256"] != published.sha256:
-            raise ValueError(
+            raise TrainingStopped(
                 "lora.start is another adapter than at the start of the run, and the evaluation "
                 "before training has to be repeated, because the rewards have changed; restore "
                 "the adapter, or start another run with --run.name"

@@ -226,14 +226,8 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
         by_rule.setdefault(entry["rule"], []).append(entry)
     for rule, alarms in by_rule.items():
         last, steps = alarms[-1], ", ".join(str(entry["step"]) for entry in alarms)
-        fact = last.get("fact") or _old_fact(last)
+        fact = last["fact"]
         kind, sentence = _TITLES.get(rule, (rule, f"{fact[:1].upper()}{fact[1:]}."))
         raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
         level: Level = "bad" if last.get("action") == "stop" else "warning"
-        yield Finding(kind, level, sentence, f"{raised}: {fact}", _ADVICE.get(rule, ""))
-
-
-def _old_fact(alarm: Row) -> str:
-    """The fact of an alarm of an earlier version, which journaled only figures."""
-    part = f" of {alarm['part']!r}" if alarm.get("part") else ""
-    return f"the value{part} is {alarm['value']:.3g}, with a threshold of {alarm['threshold']:g}"
+        yield Finding(kind, level, sentence, f"{raised}: {fact}", _ADVICE[rule])

@@ -33,7 +33,7 @@ Row = Mapping[str, Any]
 
 WAITING_PHASES = ("queue", "ray_start", "device_wait")
 """Phases without devices: a submitted job waits, Ray starts, other runs hold the devices."""
-START_PHASES = (*WAITING_PHASES, "loading", "compile", "calibration", "restart")
+START_PHASES = (*WAITING_PHASES, "loading", "compile", "calibration")
 STEP_PHASES = ("sample", "reward", "learn", "sync", "coordination")
 """Phases of training steps, as the driver sees them."""
 LOST = "lost"

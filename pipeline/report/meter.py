@@ -261,7 +261,7 @@ class RunMeter:
             uses: of all workers in the step.
             work: of the step.
             progress: the step included.
-            sizes: in force.
+            sizes: of the step.
         """
         found = {
             f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES

@@ -119,7 +119,7 @@ class RunRecords:
     def evaluations(self, name: str) -> list[Row]:
         """Results of an evaluation with a value, oldest first; the last one of each step.
 
-        With a reward as metric only those by the rewards in force, as others do not compare.
+        With a reward as metric only those by the current rewards, as others do not compare.
         """
         is_reward = self.setting("eval.metric") not in {None, EXACT_ANSWER}
         since = REWARDS_CHANGED if is_reward else None

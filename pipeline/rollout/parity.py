@@ -171,5 +171,5 @@ def check_labels(completions: Sequence[Completion], published: Published) -> Non
         if label != (published.version, published.sha256):
             raise ParityError(
                 f"rollout {completion.name} was sampled by version {label[0]} ({label[1][:12]}), "
-                f"in force is {published.version} ({published.sha256[:12]}): {_NOT_LOADED}"
+                f"published is {published.version} ({published.sha256[:12]}): {_NOT_LOADED}"
             )

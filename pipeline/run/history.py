@@ -59,19 +59,16 @@ def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int
 
 
 def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
-    """The number of the rewards in force: 0 at first, then one more with each change."""
+    """The number of the current rewards: 0 at first, then one more with each change."""
     return sum(entry["event"] == REWARDS_CHANGED for entry in entries)
 
 
 def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Hashes at the last start: `code`, `base`, `data` by split, `rewards` by function.
-
-    Those that an earlier version did not journal are left out.
-    """
+    """Hashes at the last start: `code`, `base`, `data` by split, `rewards` by function."""
     found: dict[str, Any] = {}
     for entry in entries:
         if entry["event"] == STARTED:
-            found |= {name: entry[name] for name in ("code", "base", "data") if name in entry}
+            found |= {name: entry[name] for name in ("code", "base", "data")}
         elif entry["event"] == REWARDS:
             found["rewards"] = entry["sha256"]
     return found

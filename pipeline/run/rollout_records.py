@@ -70,7 +70,7 @@ def recorded_input(record: Mapping[str, Any], *, tags: Tags) -> RewardInput:
         tags: of the run's configuration.
 
     Raises:
-        ValueError: if it is not such a record, or an earlier version wrote it.
+        ValueError: if it is not such a record.
     """
     missing = {"prompt_id", "prompt", "answer", "row", "text", "stop_reason"} - record.keys()
     if missing:

@@ -301,7 +301,7 @@ class RunFolder:
         write_json(self.plan_file, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
-        """Appends a decision or an event to the journal."""
+        """Appends an event to the journal."""
         append_row(self._journal, {"time": time_stamp(), "event": event, **facts})
 
     def entries(self) -> Iterator[dict[str, Any]]:
@@ -376,8 +376,7 @@ class RunFolder:
         """Moves the records of steps after `step` aside: they are written again.
 
         Rows go to `NAME.superseded.jsonl`, beside the file that they were in; the summary, which
-        the journal has, to `summary.superseded.json`. The journal is kept: a resumed run replays
-        its decisions.
+        the journal has, to `summary.superseded.json`. The journal is kept.
         """
         if not self._journal.is_file():
             return

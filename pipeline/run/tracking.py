@@ -88,7 +88,7 @@ def evaluation_message(
         metrics: its numbers, by their names in W&B.
         version: the policy version.
         step: training steps done.
-        rewards_version: the rewards in force; see `history.rewards_version`.
+        rewards_version: of the current rewards; see `history.rewards_version`.
     """
     return {
         "evaluation": name,

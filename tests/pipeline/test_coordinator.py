@@ -259,7 +259,9 @@ def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
         return replace(drawn, **wrong) if last else drawn
 
     run.samplers[0].draw = mislabelled  # type: ignore[method-assign]
-    with pytest.raises(ParityError, match=r"step=1.*sample=1.* was sampled by version .* in force"):
+    with pytest.raises(
+        ParityError, match=r"step=1.*sample=1.* was sampled by version .* published"
+    ):
         run.run()
     assert run.learner.version == 1
 

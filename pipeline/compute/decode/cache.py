@@ -74,15 +74,6 @@ def empty_rings(
     return tuple(map(ring, shape.kv_layers, slots))
 
 
-def bytes_per_row(architecture: Architecture, *, max_tokens: int, eight_bits: bool = False) -> int:
-    """KV bytes of one row over all layers."""
-    slots = ring_slots(architecture, max_tokens=max_tokens)
-    rings = jax.eval_shape(
-        lambda: empty_rings(architecture, rows=1, slots=slots, eight_bits=eight_bits)
-    )
-    return sum(ring.size * ring.dtype.itemsize for ring in jax.tree.leaves(rings))
-
-
 def _stored(
     key: Float[Array, "batch kv_heads slots head_dim"],
     value: Float[Array, "batch kv_heads slots head_dim"],

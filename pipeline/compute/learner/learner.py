@@ -153,10 +153,6 @@ class Learner:
         """Hash of the current adapter."""
         return lora.sha256(self.state.adapter)
 
-    def host_adapter(self) -> dict[str, np.ndarray]:
-        """The current adapter in host memory, for sending it to samplers."""
-        return jax.device_get(self.state.adapter)
-
     def update(
         self,
         rollouts: Sequence[Rollout],

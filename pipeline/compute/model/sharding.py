@@ -147,11 +147,6 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
-def is_sharded(mesh: Mesh) -> bool:
-    """Whether the weights are sharded."""
-    return mesh.shape[FSDP] * mesh.shape[TP] > 1
-
-
 def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
     """Compiles for the mesh's platform, which need not be on this machine."""
     return lowered(traced, mesh).compile()

@@ -87,17 +87,11 @@ def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
     assert kinds(run(journal=entries[:1])) == ["excluded"]
 
 
-def test_alarms_of_earlier_versions_have_no_fact_and_may_have_rules_that_are_gone():
-    entries = [alarm("excluded", value=0.75), alarm("gone", part="format", step=7)]
-    for entry in entries:
-        del entry["fact"]
-    excluded, gone = problems(run(journal=entries))
-    assert excluded.sentence == "The value is 0.75, with a threshold of 0.5."
+def test_an_alarm_has_its_fact_and_the_advice_of_its_rule():
+    (excluded,) = problems(run(journal=[alarm("excluded", step=7)]))
+    assert excluded.sentence == "The value is 0.99."
+    assert excluded.evidence == "alarm excluded at step 7: the value is 0.99"
     assert excluded.advice.startswith("reward/excluded/CAUSE has the share")
-    assert gone.evidence == (
-        "alarm gone at step 7: the value of 'format' is 0.99, with a threshold of 0.5"
-    )
-    assert gone.advice == ""
 
 
 def test_the_last_error_is_a_problem_until_the_run_goes_on():

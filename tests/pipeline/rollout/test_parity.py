@@ -153,7 +153,7 @@ def test_probe_completions_must_carry_the_probes_label():
         return replace(draw(request, temperature), version=0)
 
     samplers[0].draw = mislabelled  # type: ignore[method-assign]
-    with pytest.raises(ParityError, match=r"was sampled by version 0 .* in force is -1"):
+    with pytest.raises(ParityError, match=r"was sampled by version 0 .* published is -1"):
         probe(samplers, learner)
 
 
@@ -197,5 +197,5 @@ def test_the_first_wrong_label_is_named():
     check_labels([right], published)
     with pytest.raises(ParityError, match=r"sample=1\) was sampled by version 1 \(aaaaaaaaaaaa\)"):
         check_labels([right, labelled(1, 1, "a" * 64), labelled(2, 0, "")], published)
-    with pytest.raises(ParityError, match=r"version 2 \(bbbbbbbbbbbb\), in force is 2 \(aaaa"):
+    with pytest.raises(ParityError, match=r"version 2 \(bbbbbbbbbbbb\), published is 2 \(aaaa"):
         check_labels([labelled(3, 2, "b" * 64)], published)

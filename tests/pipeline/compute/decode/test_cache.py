@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from pipeline.compute.decode.cache import (
     PromptAttention,
     TokenAttention,
-    bytes_per_row,
     capacity,
     flush,
     held_positions,
@@ -61,10 +60,10 @@ def test_a_ring_has_the_size_of_the_window_or_the_row(window: int | None, longes
 
 def test_bytes_per_row_equal_a_hand_count():
     # Keys and values, 2 kv heads of 8, 4 bytes; 3 local layers of 8 slots, a global one of 40.
-    found = bytes_per_row(tiny.policy().architecture, max_tokens=40)
+    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40)
     assert found == 2 * 2 * 8 * 4 * (3 * 8 + 40)
     # One byte per number, and a float32 scale for each of the 2 kv heads.
-    found = bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
+    found = tiny.bytes_per_row(tiny.policy().architecture, max_tokens=40, eight_bits=True)
     assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
 
 
@@ -188,4 +187,4 @@ def test_flush_equals_writing_one_position_at_a_time(slots: int, steps: int):
 def test_bytes_per_row_of_gemma_2_equal_a_hand_count():
     # As above, but every second layer is local: 4 local and 3 global layers.
     shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
-    assert bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)
+    assert tiny.bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)

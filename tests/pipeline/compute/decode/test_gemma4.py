@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.device_memory import result_bytes
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
@@ -114,7 +113,7 @@ def test_layers_with_shared_keys_and_values_have_no_cache(engine: Engine):
     shapes = [ring[0].shape for ring in state.caches]
     assert shapes == [(4, 2, tiny.WINDOW, 8), (4, 2, total, 16)]
     # Keys and values, 2 kv heads, 4 bytes.
-    found = bytes_per_row(policy().architecture, max_tokens=total)
+    found = tiny.bytes_per_row(policy().architecture, max_tokens=total)
     assert found == 2 * 2 * 4 * (tiny.WINDOW * 8 + total * 16)
 
 

@@ -487,7 +487,7 @@ def test_invariant_4_nothing_is_compiled_after_construction(new: tuple[Learner, 
         learner.update(ROLLOUTS)
         learner.update(ROLLOUTS[:2])
         learner.score(completions, adapter=learner.state.adapter)
-        lora.sha256(learner.host_adapter())
+        _ = learner.adapter_sha256
     assert seen == []
 
 

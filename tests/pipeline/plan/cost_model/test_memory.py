@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.compute.decode.cache import bytes_per_row
 from pipeline.compute.model.architecture import architecture
 from pipeline.inputs.hub.hf_config import read_model_shape
 from pipeline.inputs.hub.model_shape import shape_of
@@ -74,7 +73,7 @@ def test_cache_bytes_equal_those_of_the_sampler(kv_cache, changes):
     hf = tiny.hf_config(**changes)
     config, shape = preset(plan__kv_cache=kv_cache), read_model_shape(hf)
     parts = program_memory(config, shape, "empty")
-    row = bytes_per_row(
+    row = tiny.bytes_per_row(
         architecture(hf, dtype=jnp.dtype("bfloat16")),
         max_tokens=config.rollout.max_tokens,
         eight_bits=kv_cache == "int8",
