@@ -28,7 +28,9 @@ def begin(config: Config) -> Prepared:
     prepared = prepare(config, extend=None)
     prepared.folder.create(config)
     data = prepared.data.fingerprints
-    prepared.folder.journal("started", wandb_id=None, base=prepared.base, data=data, elapsed_s=60.0)
+    prepared.folder.journal(
+        "started", wandb_id=None, code=None, base=prepared.base, data=data, elapsed_s=60.0
+    )
     prepared.folder.close()
     return prepared
 
