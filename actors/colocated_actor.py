@@ -8,8 +8,8 @@ from actors.learner_actor import LearnerActor
 from actors.model_actor import during
 from actors.sampler_actor import SamplerActor
 from pipeline.compute.opening import LoadingModel, OpenedModel
-from pipeline.contracts.adapters import AdapterRef
-from pipeline.contracts.sizes import WorkerPhase
+from pipeline.plan.sizes import WorkerPhase
+from pipeline.types import AdapterRef
 
 
 class ColocatedActor(LearnerActor, SamplerActor):

@@ -10,8 +10,7 @@ from actors.log import begin_process, logs
 from actors.model_actor import make_exporter
 from configs.schema import Config
 from pipeline.compute.opening import open_model
-from pipeline.contracts.adapters import Format
-from pipeline.contracts.rollouts import Completion
+from pipeline.types import Completion, Format
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter, Tuned

@@ -20,22 +20,24 @@ from actors.placement import Bundle, Lease, Reservation, device_free_lease, leas
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
-from pipeline.contracts.adapters import (
+from pipeline.clock import Heartbeat
+from pipeline.compute.builds import Building, Ready
+from pipeline.data.packed_batch import PackedRow
+from pipeline.plan.sizes import Sizes
+from pipeline.protocols import ProcessUse, SamplerTimes, WorkerDied
+from pipeline.run.run_folder import RunFolder
+from pipeline.types import (
     AdapterRef,
+    Completion,
+    DecodeWork,
     ExportReport,
     Format,
     OpenedAdapter,
     Published,
     Restored,
+    Rollout,
+    RolloutRequest,
 )
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.phases import Heartbeat
-from pipeline.contracts.rollouts import Completion, DecodeWork, Rollout, RolloutRequest
-from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import ProcessUse, WorkerDied
-from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardFacts, RewardInput
 
 P = ParamSpec("P")
@@ -147,32 +149,32 @@ class ModelHandle(Handle):
         return str(self._bundle and self._bundle.node)
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         return await self._call(ModelActor.prepare, sizes)
 
     async def building(self) -> Building:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         return await self._call(ModelActor.building)
 
     async def use(self) -> ProcessUse:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         return await self._call(ModelActor.use)
 
     async def heartbeat(self) -> Heartbeat:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         return await self._call(ModelActor.heartbeat)
 
     async def start_trace(self, folder: str) -> None:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         await self._call(ModelActor.start_trace, folder)
 
     async def stop_trace(self) -> None:
-        """See `pipeline.contracts.workers.Process`."""
+        """See `pipeline.protocols.Process`."""
         await self._call(ModelActor.stop_trace)
 
 
 class SamplerHandle(ModelHandle):
-    """See `pipeline.contracts.workers.Sampler`."""
+    """See `pipeline.protocols.Sampler`."""
 
     async def load(self, published: Published) -> str:
         """Ray resolves the payload in the actor."""
@@ -188,38 +190,38 @@ class SamplerHandle(ModelHandle):
         temperature: float,
         min_finished: int | None = None,
     ) -> list[Completion]:
-        """See `pipeline.contracts.workers.Sampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return await self._call(
             SamplerActor.generate, requests, temperature=temperature, min_finished=min_finished
         )
 
     async def finished(self) -> list[Completion]:
-        """See `pipeline.contracts.workers.Sampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return await self._call(SamplerActor.finished)
 
     async def work(self) -> DecodeWork:
-        """See `pipeline.contracts.workers.Sampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return await self._call(SamplerActor.work)
 
     async def abort(self) -> None:
-        """See `pipeline.contracts.workers.Sampler`."""
+        """See `pipeline.protocols.Sampler`."""
         await self._call(SamplerActor.abort)
 
     async def resume(self) -> None:
-        """See `pipeline.contracts.workers.Sampler`."""
+        """See `pipeline.protocols.Sampler`."""
         await self._call(SamplerActor.resume)
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """See `pipeline.contracts.workers.AdapterSampler`."""
+        """See `pipeline.protocols.AdapterSampler`."""
         return await self._call(SamplerActor.open_adapter, path)
 
     async def sampler_times(self) -> SamplerTimes:
-        """See `pipeline.contracts.workers.MeasurableSampler`."""
+        """See `pipeline.protocols.MeasurableSampler`."""
         return await self._call(SamplerActor.sampler_times)
 
 
 class LearnerHandle(ModelHandle):
-    """See `pipeline.contracts.workers.Learner`."""
+    """See `pipeline.protocols.Learner`."""
 
     async def publish(self, which: AdapterRef = "current") -> Published:
         """The payload is a reference."""
@@ -230,39 +232,39 @@ class LearnerHandle(ModelHandle):
     async def score(
         self, completions: Sequence[Completion], *, which: AdapterRef
     ) -> list[np.ndarray]:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.score, completions, which=which)
 
     async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.sft_update, sequences)
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.update, rollouts, rate=rate)
 
     async def save(self, meta: Mapping[str, Any]) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         await self._call(LearnerActor.save, meta)
 
     async def saved(self, *, wait: bool) -> float | None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.saved, wait=wait)
 
     async def keep_best(self) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         await self._call(LearnerActor.keep_best)
 
     async def recover_best(self, version: int, sha256: str) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         await self._call(LearnerActor.recover_best, version, sha256)
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.export, folder, examples, which=which)
 
     async def restore(self) -> Restored:
@@ -270,7 +272,7 @@ class LearnerHandle(ModelHandle):
         return await self._call(LearnerActor.restore)
 
     async def micro_batch_s(self) -> float:
-        """See `pipeline.contracts.workers.MeasurableLearner`."""
+        """See `pipeline.protocols.MeasurableLearner`."""
         return await self._call(LearnerActor.micro_batch_s)
 
 
@@ -299,7 +301,7 @@ class ExporterHandle(Handle):
 
 
 class ScorerHandle(Handle):
-    """The host of the reward processes; see `pipeline.contracts.workers.Scorer`."""
+    """The host of the reward processes; see `pipeline.protocols.Scorer`."""
 
     async def start(self) -> list[RewardFacts]:
         """Starts the reward processes; returns what they report about their functions.
@@ -320,15 +322,15 @@ class ScorerHandle(Handle):
         return scored
 
     async def notices(self) -> list[str]:
-        """See `pipeline.contracts.workers.Scorer`."""
+        """See `pipeline.protocols.Scorer`."""
         return await self._await(RewardActor.notices)
 
     async def busy_s(self) -> dict[str, float]:
-        """See `pipeline.contracts.workers.MeasuredScorer`."""
+        """See `pipeline.protocols.MeasuredScorer`."""
         return await self._await(RewardActor.busy_s)
 
     async def heartbeat(self) -> Heartbeat:
-        """See `pipeline.contracts.workers.Scorer`."""
+        """See `pipeline.protocols.Scorer`."""
         return await self._await(RewardActor.heartbeat)
 
     def kill(self) -> None:

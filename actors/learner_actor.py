@@ -15,12 +15,11 @@ from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
-from pipeline.contracts.adapters import AdapterRef, ExportReport, Restored
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.checkpoint_files import BEST, adapter_sha256
-from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.contracts.sizes import WorkerPhase
+from pipeline.data.packed_batch import PackedRow
+from pipeline.plan.sizes import WorkerPhase
+from pipeline.run.checkpoint_files import BEST, adapter_sha256
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import AdapterRef, Completion, ExportReport, Restored, Rollout
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.checkpoint import Checkpoints
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from pipeline.compute.model.policy import Params
 
 PROBE_VERSION = -1
-"""Version of the random adapter that the parity check uses."""
+"""Version of the random adapter that the mismatch check uses."""
 
 
 class LearnerActor(ModelActor):
@@ -187,14 +186,14 @@ class LearnerActor(ModelActor):
 
     @logs(lambda actor, _: f"copied version {actor.learner.state.version} for its checkpoint")
     def save(self, meta: Mapping[str, Any]) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         with self.phases.during("checkpoint"):
             self.checkpoints.save(
                 self.learner.state, {**meta, "teacher_sha256": self.learner.teacher_sha256}
             )
 
     def saved(self, *, wait: bool) -> float | None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         if wait:
             with self.phases.during("checkpoint"):
                 self.checkpoints.wait()
@@ -202,14 +201,14 @@ class LearnerActor(ModelActor):
 
     @logs(lambda actor, _: f"keeps version {actor.learner.state.version} as the best one")
     def keep_best(self) -> None:
-        """See `pipeline.contracts.workers.Learner`."""
+        """See `pipeline.protocols.Learner`."""
         state = self.learner.state
         with self.phases.during("checkpoint"):
             copy = {name: np.array(value) for name, value in state.adapter.items()}
             self.checkpoints.keep_best(copy, version=state.version)
 
     def recover_best(self, version: int, sha256: str) -> None:
-        """See `pipeline.contracts.workers.Learner`; a kill may come before the file is replaced."""
+        """See `pipeline.protocols.Learner`; a kill may come before the file is replaced."""
         import jax
 
         from pipeline.compute.model.adapter_file import write_adapter_file

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from actors.log import begin_process, logs
 from configs.schema import Config
+from pipeline.clock import Heartbeat, PhaseClock
+from pipeline.compute.builds import Building, BuildLog, Ready
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
 from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
 from pipeline.compute.program_cache import share_programs
-from pipeline.contracts.builds import Building, BuildLog, Ready
-from pipeline.contracts.phases import Heartbeat, PhaseClock
-from pipeline.contracts.sizes import Sizes, WorkerPhase, sized
-from pipeline.contracts.workers import ProcessUse
+from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.hf_folder import check_folder
+from pipeline.data.models.model_source import find_model, find_tokenizer
+from pipeline.data.text.tokenizer_files import open_tokenizer
 from pipeline.evaluate.recorded import comparable_since
-from pipeline.inputs.hub.fingerprint import weights_fingerprint
-from pipeline.inputs.hub.hf_folder import check_folder
-from pipeline.inputs.hub.model_source import find_model, find_tokenizer
-from pipeline.inputs.text.tokenizer_files import open_tokenizer
+from pipeline.plan.sizes import Sizes, WorkerPhase, sized
+from pipeline.protocols import ProcessUse
 from pipeline.run.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs.schema import Plan
 from pipeline.compute.devices import environment
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import WorkerDied
 
 _POLL_S = 5.0
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}

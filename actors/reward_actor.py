@@ -7,7 +7,7 @@ from pathlib import Path
 
 from actors.log import begin_process, logged_work
 from configs.schema import Rewards
-from pipeline.contracts.phases import Heartbeat
+from pipeline.clock import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog

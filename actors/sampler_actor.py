@@ -14,10 +14,9 @@ from actors.model_actor import ModelActor, Role, during
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
 from pipeline.compute.opening import LoadingModel, OpenedModel
-from pipeline.contracts.adapters import OpenedAdapter
-from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutRequest
-from pipeline.contracts.sizes import WorkerPhase
-from pipeline.contracts.speeds import SamplerTimes
+from pipeline.plan.sizes import WorkerPhase
+from pipeline.protocols import SamplerTimes
+from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
 
 if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine

@@ -22,7 +22,7 @@ Change = tuple[str, object, object]
 # limits: sizes that become smaller are journaled. `budget.steps` is also the default end of the
 # learning rate's decay, which `altering_changes` handles.
 FREE_TABLES = (
-    *("budget", "checkpoint", "export", "parity"),
+    *("budget", "checkpoint", "export", "mismatch"),
     *("wandb", "records", "profile", "alarms", "faults"),
 )
 FREE_KEYS = (

@@ -31,8 +31,8 @@ from configs.budget import Budget
 from configs.evaluation import EXACT_ANSWER, Eval, default_metric, metric_problems
 from configs.faults import Faults
 from configs.learner import Learner, Sft
+from configs.mismatch import Mismatch, MismatchBounds, measured_bounds
 from configs.model import Export, Lora, Model
-from configs.parity import Parity, ParityBounds, measured_bounds
 from configs.plan import Plan, chip_problems, rollout_weights_problems
 from configs.rollout import (
     Rollout,
@@ -211,7 +211,7 @@ class Config(Table):
     eval: Eval = Field(Eval(), description=Eval.__doc__)
     export: Export = Field(Export(), description=Export.__doc__)
     checkpoint: Checkpoint = Field(Checkpoint(), description=Checkpoint.__doc__)
-    parity: Parity = Field(Parity(), description=Parity.__doc__)
+    mismatch: Mismatch = Field(Mismatch(), description=Mismatch.__doc__)
     wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
     records: Records = Field(Records(), description=Records.__doc__)
     profile: Profile = Field(Profile(), description=Profile.__doc__)
@@ -274,16 +274,16 @@ class Config(Table):
         return reward_weights(self.rewards, self.rollout)
 
     @property
-    def parity_bounds(self) -> ParityBounds:
+    def mismatch_bounds(self) -> MismatchBounds:
         """Bounds of the difference between sampler and learner: configured, else measured ones."""
-        given = self.parity.model_dump(exclude_none=True)
+        given = self.mismatch.model_dump(exclude_none=True)
         return replace(measured_bounds(self.model, self.plan), **given)
 
     def alarm_rule(self, name: str) -> AlarmRule:
         """The settings of a rule of `alarms`, with its threshold."""
         rule = self.alarms.rule(name)
         if isinstance(rule, Disagreement) and rule.above is None:
-            return rule.model_copy(update={"above": self.parity_bounds.p999})
+            return rule.model_copy(update={"above": self.mismatch_bounds.p999})
         return rule
 
     @property

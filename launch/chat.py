@@ -24,8 +24,8 @@ from launch.flags import command_flags
 if TYPE_CHECKING:
     import asyncio
 
+    from pipeline.data.text.prompts import PromptMaker
     from pipeline.evaluate.conversation import Conversation
-    from pipeline.inputs.text.prompts import PromptMaker
 
 DESCRIPTION = """\
 Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and show
@@ -82,10 +82,10 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     from actors.handles import SamplerActors
     from launch.cluster import cluster, wait_for_devices
     from launch.preparation import open_model_files
-    from pipeline.contracts.sizes import Sizes
+    from pipeline.data.text.prompts import PromptMaker
     from pipeline.evaluate.conversation import Conversation
     from pipeline.evaluate.measurement import open_adapter
-    from pipeline.inputs.text.prompts import PromptMaker
+    from pipeline.plan.sizes import Sizes
 
     config = _single_sampler_config(config, adapter=str(folder))
     plan = config.plan

@@ -28,10 +28,10 @@ from launch.exits import say
 from launch.host import Host
 from launch.host_checks import LOCK_FILE, Finding, State
 from pipeline.compute.devices import environment
-from pipeline.contracts.cache_folder import cache_folder
-from pipeline.contracts.topology import HBM_GIB
 from pipeline.plan.chip_limits import ChipLimits, save_limits
 from pipeline.plan.cost_model.hardware import SPEEDS, TOPOLOGIES
+from pipeline.plan.topology import HBM_GIB
+from pipeline.run.cache_folder import cache_folder
 
 _CHIPS, _HALF = 8, 4
 """Chips of a host, and of a process that shares it with another one."""

@@ -23,7 +23,7 @@ from launch.exits import EXIT_CLUSTER_LOST, Failure, say
 from launch.flags import RESTARTED_WHY
 from launch.private_cluster import private_cluster
 from launch.stop import Stop, Stopped, unless
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import WorkerDied
 
 A = TypeVar("A", bound=DeviceActors)
 T = TypeVar("T")

@@ -58,12 +58,12 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
         ValueError: for data that a run would refuse.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
+    from pipeline.data.inspection import Inspector
+    from pipeline.data.load import load_splits, make_disjoint
+    from pipeline.data.references import reference_notices
+    from pipeline.data.text.prompts import PromptMaker
+    from pipeline.data.text.tokenizer_files import open_tokenizer
     from pipeline.evaluate.notices import data_notices
-    from pipeline.inputs.dataset.inspection import Inspector
-    from pipeline.inputs.dataset.load import load_splits, make_disjoint
-    from pipeline.inputs.dataset.references import reference_notices
-    from pipeline.inputs.text.prompts import PromptMaker
-    from pipeline.inputs.text.tokenizer_files import open_tokenizer
 
     if show < 0:
         raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")

@@ -27,11 +27,11 @@ from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
     from actors.handles import SamplerActors, ScorerHandle
-    from pipeline.contracts.sizes import Sizes
-    from pipeline.contracts.workers import Scorer
+    from pipeline.data.splits import LoadedSplit
+    from pipeline.data.text.tokenizer import Tokenizer
     from pipeline.evaluate.measurement import Measured
-    from pipeline.inputs.dataset.splits import LoadedSplit
-    from pipeline.inputs.text.tokenizer import Tokenizer
+    from pipeline.plan.sizes import Sizes
+    from pipeline.protocols import Scorer
 
 DESCRIPTION = """\
 Evaluate the base and the tuned policy on the test split and on eval.sets, in one run and on the
@@ -115,11 +115,11 @@ def prepare(
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
     from launch.reward_columns import check_columns
+    from pipeline.data.load import load_tests, setting_name
+    from pipeline.data.rows import report_lines
+    from pipeline.data.splits import EVAL_SET_PREFIX
+    from pipeline.data.text.prompts import PromptMaker
     from pipeline.evaluate.metric import check_references, with_metric
-    from pipeline.inputs.dataset.load import load_tests, setting_name
-    from pipeline.inputs.dataset.rows import report_lines
-    from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX
-    from pipeline.inputs.text.prompts import PromptMaker
     from pipeline.plan.search.fitting import first_sizes
     from pipeline.run.run_folder import RunFolder
     from rewards.processes.host import check
@@ -191,7 +191,7 @@ def run(prepared: Prepared) -> int:
     """Evaluates, shows and writes the result; returns the exit status."""
     from actors.handles import SamplerActors
     from launch.cluster import with_actors
-    from pipeline.contracts.memory import OutOfMemory
+    from pipeline.protocols import OutOfMemory
 
     config = prepared.config
 
@@ -284,9 +284,9 @@ async def _measure(
 
 def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
     """Prints the result and writes it and each answer, if there is a file for it."""
-    from pipeline.contracts.record_files import write_atomically
     from pipeline.evaluate.comparison import answer_rows, document, lines
     from pipeline.evaluate.protocol import data_facts, protocol
+    from pipeline.run.record_files import write_atomically
 
     data = prepared.config.data
     sources = {"test": data.test} | {source.name: source for source in prepared.config.eval.sets}

@@ -24,18 +24,18 @@ from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
 from launch.push import RECORD, REQUEST, Repository, find_repository, push, read_record
-from pipeline.contracts.adapters import FORMATS, Format
-from pipeline.contracts.checkpoint_files import adapter_sha256
-from pipeline.contracts.record_files import write_json
-from pipeline.inputs.hub.model_source import HF_LOG_IN
+from pipeline.data.models.model_source import HF_LOG_IN
+from pipeline.run.checkpoint_files import adapter_sha256
+from pipeline.run.record_files import write_json
+from pipeline.types import FORMATS, Format
 
 if TYPE_CHECKING:
     import numpy as np
 
     from actors.handles import ExporterHandle
-    from pipeline.contracts.rollouts import Completion
-    from pipeline.inputs.text.tokenizer import Tokenizer
+    from pipeline.data.text.tokenizer import Tokenizer
     from pipeline.run.run_folder import RunFolder
+    from pipeline.types import Completion
 
 DESCRIPTION = """\
 Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the adapter in adapter/;
@@ -280,7 +280,7 @@ def find_examples(
 def _completion(number: int, tokenizer: Tokenizer, tokens: np.ndarray) -> Completion:
     import numpy as np
 
-    from pipeline.contracts.rollouts import Completion, RolloutName
+    from pipeline.types import Completion, RolloutName
 
     return Completion(
         name=RolloutName("export", 0, prompt_id=number, sample=0),

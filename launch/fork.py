@@ -14,7 +14,7 @@ from pathlib import Path
 from configs.base import nearest_hint
 from configs.resume import change_lines
 from configs.schema import Config
-from pipeline.contracts.checkpoint_files import CheckpointFiles, read_checkpoints
+from pipeline.run.checkpoint_files import CheckpointFiles, read_checkpoints
 from pipeline.run.run_folder import RunFolder
 
 _SHAPE = ("rank", "alpha", "scaling", "targets")

@@ -22,7 +22,7 @@ from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from pipeline.report.plan_report import PlanReport
+    from pipeline.plan.plan_report import PlanReport
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, steps and
@@ -67,8 +67,8 @@ def _run(argv: Sequence[str] | None) -> int:
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
     config, flags = load_config(command.path, command.overrides), command.flags
     # Imported late: `--help` and configuration errors do not need these modules.
-    from pipeline.report.plan_lines import lines
-    from pipeline.report.plan_report import plan_figures
+    from pipeline.plan.plan_lines import lines
+    from pipeline.plan.plan_report import plan_figures
 
     file = json_file(flags)
     planned = _plan(config, flags)
@@ -87,13 +87,13 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
         FileNotFoundError: if the model's folder is missing.
         ValueError: if the request is invalid.
     """
-    from pipeline.contracts.speeds import Lengths
-    from pipeline.inputs.hub.model_shape import shape_of
+    from pipeline.data.models.find_shape import shape_of
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
+    from pipeline.plan.lengths import Lengths
+    from pipeline.plan.plan_report import PlanReport
     from pipeline.plan.search.fitting import PlanCase, choose_placement
     from pipeline.plan.search.suggestions import suggestions
-    from pipeline.report.plan_report import PlanReport
 
     if config.budget.until_s is not None and config.budget.until_s <= time.time():
         raise ValueError(f"budget.until = {config.budget.until} has passed; set a later one")

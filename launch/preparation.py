@@ -20,22 +20,22 @@ from launch.fork import check_base
 from launch.reward_columns import check_columns, scored_splits
 from launch.submission import VARIABLE
 from pipeline.budget import Budget, check_more, extension
-from pipeline.contracts.checkpoint_files import BEST, BEST_FILE
+from pipeline.data.load import check_rows, load_data, setting_name
+from pipeline.data.models import hf_folder
+from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.model_source import find_model
+from pipeline.data.order import check_window
+from pipeline.data.splits import EVAL_SET_PREFIX, LoadedData
+from pipeline.data.text.special_tokens import check_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import open_tokenizer
 from pipeline.deadline import least_run_s, show_duration
 from pipeline.evaluate.metric import check_references, with_metric
-from pipeline.inputs.dataset.load import check_rows, load_data, setting_name
-from pipeline.inputs.dataset.order import check_window
-from pipeline.inputs.dataset.splits import EVAL_SET_PREFIX, LoadedData
-from pipeline.inputs.hub import hf_folder
-from pipeline.inputs.hub.fingerprint import weights_fingerprint
-from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.special_tokens import check_tokenizer
-from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.inputs.text.tokenizer_files import open_tokenizer
 from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.plan.search.fitting import with_chosen_placement
 from pipeline.plan.search.suggestions import settings_text
 from pipeline.run import tracking
+from pipeline.run.checkpoint_files import BEST, BEST_FILE
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder

@@ -20,7 +20,7 @@ import ray
 from ray._private import worker as ray_worker
 
 from launch.exits import Failure, say
-from pipeline.contracts.folder_lock import LockedFolder
+from pipeline.run.folder_lock import LockedFolder
 
 _RETRY_PAUSES_S = (2.0, 8.0)
 """Pauses between attempts to start. Ray itself waits 30 s for a node on a busy machine."""

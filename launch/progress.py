@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from launch.flags import SUPERVISOR
-from pipeline.contracts.phases import Heartbeat, PhaseClock
+from pipeline.clock import Heartbeat, PhaseClock
 
 T = TypeVar("T")
 
 _FILE = "progress.json"
 _EVERY_S = 2.0
-_SLOW = frozenset({"ray_start", "loading", "calibration", "compile", "checkpoint", "export", "end"})
+_SLOW = frozenset({"ray_start", "loading", "probe", "compile", "checkpoint", "export", "end"})
 """Phases that may last long without progress."""
 _WAITS = "device_wait"
 

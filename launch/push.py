@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launch.exits import Failure
-from pipeline.contracts.record_files import read_json, write_json
-from pipeline.inputs.hub.model_source import HF, HF_HANDLE, HF_LOG_IN
+from pipeline.data.models.model_source import HF, HF_HANDLE, HF_LOG_IN
+from pipeline.run.record_files import read_json, write_json
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi

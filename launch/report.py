@@ -56,11 +56,11 @@ def _folders(flags: argparse.Namespace) -> tuple[list[Path], Path]:
 
 def _write(folders: Sequence[Path], out: Path) -> int:
     from launch.exits import EXIT_MISTAKE, Failure
-    from pipeline.contracts.record_files import write_atomically
-    from pipeline.report.comparison_page import comparison_page
-    from pipeline.report.run_page import run_page
-    from pipeline.report.run_records import read_run
-    from pipeline.report.verdict import verdict
+    from pipeline.run.record_files import write_atomically
+    from pipeline.run.report.comparison_page import comparison_page
+    from pipeline.run.report.run_page import run_page
+    from pipeline.run.report.run_records import read_run
+    from pipeline.run.report.verdict import verdict
 
     try:
         runs = [read_run(folder) for folder in folders]

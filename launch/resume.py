@@ -19,9 +19,8 @@ from launch.exits import say
 from launch.flags import RESTARTED_WHY
 from launch.preparation import Prepared
 from pipeline.budget import Budget, replaces_budget
-from pipeline.contracts.adapters import Restored
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.progress import Progress
+from pipeline.clock import Clock
+from pipeline.progress import Progress
 from pipeline.run.history import (
     RESTARTED,
     REWARDS,
@@ -30,6 +29,7 @@ from pipeline.run.history import (
     provenance,
 )
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import Restored
 
 _NOTABLE_WAIT_S = 1.0
 """Shorter waits for devices are not journaled: free devices are reserved sooner."""

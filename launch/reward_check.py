@@ -17,11 +17,11 @@ from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
+from pipeline.data.references import reference_notices
+from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
-from pipeline.inputs.dataset.references import reference_notices
-from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.report.reward_check import check_figures, check_lines, finding_lines
+from pipeline.run.report.reward_check import check_figures, check_lines, finding_lines
 from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from configs.base import name_hint
 from configs.schema import Config
 from configs.task import MIXTURE_TRAIN
-from pipeline.inputs.dataset.load import setting_name
-from pipeline.inputs.dataset.splits import MIXTURE_PREFIX, LoadedData, LoadedSplit
+from pipeline.data.load import setting_name
+from pipeline.data.splits import MIXTURE_PREFIX, LoadedData, LoadedSplit
 from rewards.base import RewardFacts
 
 

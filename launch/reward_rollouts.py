@@ -15,8 +15,8 @@ from tqdm import tqdm
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
-from pipeline.report.rescoring import Rescored, rescoring_figures, rescoring_lines
 from pipeline.rollout.scoring import SUM, score_parts
+from pipeline.run.report.rescoring import Rescored, rescoring_figures, rescoring_lines
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput, Tags

@@ -10,12 +10,12 @@ import numpy as np
 
 from configs.schema import Config
 from configs.schema import Prompt as PromptConfig
-from pipeline.contracts.rollouts import Prompt
-from pipeline.inputs.dataset.load import answer_settings, extract_reference, load_data
-from pipeline.inputs.dataset.rows import parse_messages
-from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.chat import GEMMA3, GEMMA4, render, sole_column
-from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.data.load import answer_settings, extract_reference, load_data
+from pipeline.data.rows import parse_messages
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.chat import GEMMA3, GEMMA4, render, sole_column
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.types import Prompt
 from rewards.base import RewardInput, Tags
 from rewards.checks.cases import RowOf
 from rewards.checks.probes import ProbeRow

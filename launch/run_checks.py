@@ -15,17 +15,17 @@ from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
 from launch.preparation import check_devices
 from pipeline.compute.program_cache import MOST_BYTES as PROGRAMS_BYTES
-from pipeline.contracts.cache_folder import cache_folder
-from pipeline.contracts.model_shape import LOADING_COPIES
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.load import locate_data
-from pipeline.inputs.hub import hf_folder
-from pipeline.inputs.hub.model_shape import shape_of
-from pipeline.inputs.hub.model_source import HF, KAGGLE, has_kaggle_login, locate_model
+from pipeline.data.load import locate_data
+from pipeline.data.models import hf_folder
+from pipeline.data.models.find_shape import shape_of
+from pipeline.data.models.model_shape import LOADING_COPIES
+from pipeline.data.models.model_source import HF, KAGGLE, has_kaggle_login, locate_model
 from pipeline.plan.cost_model.hardware import device_count
 from pipeline.plan.forecast import Forecast, forecast
 from pipeline.plan.search.fitting import PlanCase, choose_placement, shortage
+from pipeline.plan.topology import GIB
 from pipeline.run import tracking
+from pipeline.run.cache_folder import cache_folder
 from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 

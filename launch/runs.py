@@ -17,7 +17,7 @@ from launch.exits import exit_status, print_lines
 from launch.flags import Parser, add_json, json_file
 
 if TYPE_CHECKING:
-    from pipeline.report.run_list import RunFacts
+    from pipeline.run.report.run_list import RunFacts
 
 DESCRIPTION = """\
 List the runs of a folder, the latest first, or the checkpoints of one run: their step, when they
@@ -62,7 +62,7 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     flags = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     # Imported late: `--help` needs none of it.
     from configs.base import nearest_hint
-    from pipeline.report.run_list import RunFacts, read_facts, run_folders
+    from pipeline.run.report.run_list import RunFacts, read_facts, run_folders
     from pipeline.run.run_folder import RunFolder
 
     path: Path = flags.path
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def run(prepared: Prepared) -> int:
     """Prints the tables."""
-    from pipeline.report.run_list import checkpoint_lines, run_lines
+    from pipeline.run.report.run_list import checkpoint_lines, run_lines
 
     lines = checkpoint_lines(prepared.runs[0]) if prepared.is_run else run_lines(prepared.runs)
     print_lines([*lines, *prepared.unreadable])

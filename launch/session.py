@@ -26,23 +26,21 @@ from launch.progress import Reporter
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
-from pipeline.contracts.builds import built_facts
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.phases import PhaseClock
-from pipeline.contracts.workers import WorkerDied
+from pipeline.clock import Clock, PhaseClock
+from pipeline.compute.builds import built_facts
 from pipeline.coordinator import Coordinator
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartTimes
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.plan.choose_sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
 from pipeline.plan.cost_model.hardware import chip_speeds
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.plan.sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
-from pipeline.report.meter import Hardware, RunMeter
-from pipeline.rollout.parity import ParityError
+from pipeline.protocols import OutOfMemory, WorkerDied
+from pipeline.rollout.mismatch import MismatchError
 from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
+from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
@@ -368,12 +366,12 @@ def _report_failure(session: _Session, error: Exception) -> None:
     problem = disk_problem(error)
     with suppress(*([] if problem is None else [OSError])):
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-    if problem is not None or isinstance(error, ParityError | TrainingStopped):
+    if problem is not None or isinstance(error, MismatchError | TrainingStopped):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
     # After a refused check the same command would fail again; its message has the remedy.
-    if not isinstance(error, ParityError):
+    if not isinstance(error, MismatchError):
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
         say(f"the run failed; the same command continues from its last checkpoint{remedy}")

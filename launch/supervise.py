@@ -29,8 +29,8 @@ from launch.progress import forget_report, read_report
 from launch.stop import stop_signals
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.budget import Budget, used_s
-from pipeline.contracts.folder_lock import LockedFolder
-from pipeline.contracts.record_files import DamagedFileError
+from pipeline.run.folder_lock import LockedFolder
+from pipeline.run.record_files import DamagedFileError
 from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 

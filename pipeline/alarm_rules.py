@@ -17,7 +17,7 @@ from typing import Any
 
 from configs.alarms import NOISE, START_STEPS
 from configs.schema import Config
-from pipeline.contracts.evaluations import mean_of, show_interval, show_mean
+from pipeline.evaluate.summary import mean_of, show_interval, show_mean
 
 
 @dataclass(frozen=True)
@@ -381,10 +381,10 @@ RULES = (
     ),
     Rule(
         "disagreement",
-        lambda history: history.of_run("learner/parity_p999"),
+        lambda history: history.of_run("learner/mismatch_p999"),
         "the 99.9th percentile of the difference of sampler's and learner's log-probs is "
         "{value:.3g}",
-        "see learner/parity_mean and learner/parity_max; choose plan.rollout_weights and "
+        "see learner/mismatch_mean and learner/mismatch_max; choose plan.rollout_weights and "
         "plan.kv_cache with less rounding, or correct for it with learner.importance_cap",
     ),
     Rule(

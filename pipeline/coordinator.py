@@ -23,26 +23,25 @@ from typing import Any, Literal
 
 from configs.schema import Config
 from pipeline.alarms import AlarmWatch
-from pipeline.contracts.adapters import AdapterRef
-from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.progress import Progress
-from pipeline.contracts.workers import ProcessUse
+from pipeline.clock import Clock, Stopwatch
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
-from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.report.goodput import time_lines
-from pipeline.report.meter import RunMeter, Work
-from pipeline.report.profile import Profiler
+from pipeline.progress import Progress
+from pipeline.protocols import ProcessUse
 from pipeline.rollout.checkpoints import Checkpoints
-from pipeline.rollout.parity import check_mean
+from pipeline.rollout.mismatch import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
+from pipeline.run.goodput import time_lines
 from pipeline.run.history import RESTARTED
+from pipeline.run.meter import RunMeter, Work
+from pipeline.run.profile import Profiler
 from pipeline.run.records import Records, finite
-from pipeline.types import TrainStep, WorkDeadline
+from pipeline.types import AdapterRef, TrainStep, WorkDeadline
 
 REFUSED = "refused"
 """Journal event: not one step fits into the budget."""
@@ -141,7 +140,7 @@ class Coordinator:
         """Runs the training loop and what is around it.
 
         Raises:
-            ParityError: if sampler and learner are not the same policy.
+            MismatchError: if sampler and learner are not the same policy.
             OutOfMemory: if a process runs out of memory.
             TrainingStopped: if an alarm or an error of a reward stops the run, or too many updates
                 were skipped; a checkpoint is written first.
@@ -188,7 +187,7 @@ class Coordinator:
         """
         self.records.best(self.schedule.best)
         self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
-        await self._perform("calibration", self._check_parity())
+        await self._perform("probe", self._check_mismatch())
         in_time = await self._evaluate_before()
         if (
             in_time
@@ -205,12 +204,12 @@ class Coordinator:
             self._refuse_too_small(abandoned=not in_time)
             await self._export_if_better()
 
-    async def _check_parity(self) -> None:
-        bound = self.config.parity_bounds.probe
+    async def _check_mismatch(self) -> None:
+        bound = self.config.mismatch_bounds.probe
         largest = await self.workers.probe(self.data.train.prompts)
         self.records.event(
-            "parity",
-            f"parity: sampler and learner differ by {largest:.2g} of what a random adapter "
+            "mismatch",
+            f"mismatch: sampler and learner differ by {largest:.2g} of what a random adapter "
             f"changes, allowed {bound:g}",
             largest=largest,
             bound=bound,
@@ -294,7 +293,7 @@ class Coordinator:
                 self.deadline.observe_update(
                     updating.total_s, prompts=step.prompts, phase=step.phase
                 )
-        check_mean(learned, bound=self.config.parity_bounds.mean_stop)
+        check_mean(learned, bound=self.config.mismatch_bounds.mean_stop)
         syncing = Stopwatch(self.clock.now)
         with during("sync"):
             await self.workers.publish()
@@ -408,8 +407,8 @@ class Coordinator:
         await self.checkpoints.settle()
         result, progress = self.schedule.result, self.progress
         assert result is not None
-        untaken, partial = self.producer.untaken, progress.sampling.partial
-        stale, lost = (0, 0) if untaken is None else (untaken.tokens, len(untaken.all_rollouts))
+        unused, partial = self.producer.unused, progress.sampling.partial
+        stale, lost = (0, 0) if unused is None else (unused.tokens, len(unused.all_rollouts))
         progress = replace(
             progress,
             tokens_generated=progress.tokens_generated + stale,

@@ -20,7 +20,7 @@ import pytest
 from hypothesis import settings
 
 from pipeline.compute.program_cache import ProgramCache
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.run.cache_folder import CACHE_VARIABLE
 
 KEPT = Path(__file__).parents[1] / ".test_cache"
 FLAGS = (

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers
 
 from launch.demo.task import make_problem, solution
 from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
-from pipeline.inputs.text.tokenizer import CHANNEL, MARKERS
+from pipeline.data.text.tokenizer import CHANNEL, MARKERS
 
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 

@@ -17,35 +17,37 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.budget import Budget, used_s
-from pipeline.contracts.adapters import AdapterRef, ExportReport, Published, Restored
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.phases import Heartbeat, PhaseClock
-from pipeline.contracts.progress import Progress
-from pipeline.contracts.rollouts import (
-    Completion,
-    DecodeWork,
-    Demonstration,
-    Prompt,
-    Rollout,
-    RolloutRequest,
-)
-from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import LearnerProcess, ProcessUse, SamplerProcess
+from pipeline.clock import Clock, Heartbeat, PhaseClock
+from pipeline.compute.builds import Building, Ready
 from pipeline.coordinator import Coordinator
+from pipeline.data.demonstrations import LoadedDemonstrations
+from pipeline.data.packed_batch import PackedRow
+from pipeline.data.splits import LoadedData, LoadedSplit
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.deadline import Deadline
-from pipeline.inputs.dataset.demonstrations import LoadedDemonstrations
-from pipeline.inputs.dataset.splits import LoadedData, LoadedSplit
-from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer import Tokenizer
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.report.meter import Hardware, RunMeter
+from pipeline.plan.sizes import Sizes
+from pipeline.progress import Progress
+from pipeline.protocols import LearnerProcess, ProcessUse, SamplerProcess
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
+from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
+from pipeline.types import (
+    AdapterRef,
+    Completion,
+    DecodeWork,
+    Demonstration,
+    ExportReport,
+    Prompt,
+    Published,
+    Restored,
+    Rollout,
+    RolloutRequest,
+)
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.forms import recognise
 from rewards.resolve import resolve
@@ -451,7 +453,7 @@ class FakeLearner(Prepares):
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
         metrics = {"loss": int(self.adapter[:4], 16) / 2**16, **_tokens(learned)}
-        return {**metrics, "parity_mean": 0.0, "parity_p999": 0.0, **self.metrics}
+        return {**metrics, "mismatch_mean": 0.0, "mismatch_p999": 0.0, **self.metrics}
 
     async def save(self, meta: Mapping[str, Any]) -> None:
         self.write()

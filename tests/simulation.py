@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
+from pipeline.clock import Clock
+from pipeline.data.packed_batch import PackedRow
+from pipeline.types import AdapterRef, Completion, ExportReport, Published, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.fakes import PROMPTS, Disk, FakeLearner, FakeSampler, FakeScorer, Killed, Process, Script
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.inputs.hub import hf_folder
+from pipeline.data.models import hf_folder
 from tests.launch.cluster_fixtures import PROJECT
 
 PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")

@@ -24,7 +24,7 @@ from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
 
 WINDOW = 8
 VOCAB = 96

@@ -1,4 +1,4 @@
-"""Buffers of a compiled program that invariant 3 forbids: logits of many positions at once."""
+"""Buffers of a compiled program that promise 7 forbids: logits of many positions at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def buffers(module: Module) -> Iterator[Buffer]:
 def whole_logits(
     module: Module, *, vocab: int, model: Collection[int], most: int = 2048
 ) -> list[Buffer]:
-    """Buffers with more than vocab x `most` elements; invariant 3 allows none.
+    """Buffers with more than vocab x `most` elements; promise 7 allows none.
 
     Any shape counts: logits that are flattened, or split into blocks of the vocabulary and stacked,
     are as large as whole ones. Arrays with one of the `model` dimensions, which logits do not have,

@@ -45,16 +45,15 @@ from launch.bench.small_gemma import (
     small_policy,
 )
 from launch.bench.tunix import Peer, padded_in_front, train_example
+from pipeline.compute.builds import Building, BuildLog, Ready
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
-from pipeline.contracts.builds import Building, BuildLog, Ready
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutRequest
-from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
-from pipeline.plan.sizes import choose_sizes
+from pipeline.plan.choose_sizes import choose_sizes
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.protocols import MeasurableLearner, MeasurableSampler, SamplerTimes
+from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.console import Console
+from pipeline.types import NO_TEXT, Rollout, RolloutRequest
 
 FIXED = (2, 8, 32, 64)
 """Fixed numbers of slots."""
@@ -162,7 +161,7 @@ class Process:
         self._sizes: Sizes | None = None
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.contracts.workers.Resizable`."""
+        """See `pipeline.protocols.Resizable`."""
         config, before = sized(self.config, sizes), self._sizes
         known = len(self.log.read().done)
         if before is None:
@@ -176,15 +175,15 @@ class Process:
         return Ready(0.0, self.log.read().done[known:])
 
     async def building(self) -> Building:
-        """See `pipeline.contracts.workers.Resizable`."""
+        """See `pipeline.protocols.Resizable`."""
         return self.log.read()
 
     async def sampler_times(self) -> SamplerTimes:
-        """See `pipeline.contracts.workers.MeasurableSampler`."""
+        """See `pipeline.protocols.MeasurableSampler`."""
         return self.engine.times(self.base, self.learner.state.adapter)
 
     async def micro_batch_s(self) -> float:
-        """See `pipeline.contracts.workers.MeasurableLearner`."""
+        """See `pipeline.protocols.MeasurableLearner`."""
         return self.learner.micro_batch_s()
 
     def engine_of(self, slots: int) -> Engine:

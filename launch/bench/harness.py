@@ -23,8 +23,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from pipeline.compute.builds import cores
 from pipeline.compute.devices import malloc_environment
-from pipeline.contracts.builds import cores
 
 CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
 """Environment of measurements on the CPU, the same as in a run's processes."""

@@ -23,9 +23,9 @@ from pipeline.compute.aot.compile import VOCABULARY, v5e_devices
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_score import score
 from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
-from pipeline.contracts.topology import HBM_GIB, TPU_COMPILER
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.memory import memory_beside
+from pipeline.plan.topology import HBM_GIB, TPU_COMPILER
 
 LENGTH = 1024
 """Tokens of a sequence, 256 of the prompt among them."""

@@ -24,9 +24,9 @@ from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.top_k import TopK
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
+from pipeline.data.load import load_data
+from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.evaluate.evaluation import requests
-from pipeline.inputs.dataset.load import load_data
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
 
 KS = (1, 4, 8, 16, 32, 64, 128, 256)
 POSITIONS = 64

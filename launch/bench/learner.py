@@ -33,8 +33,8 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
-from pipeline.inputs.dataset.batching import micro_batches, token_weights
+from pipeline.data.batching import micro_batches, token_weights
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
 
 BODY: dict[str, Any] = SMALL | {
     "vocab_size": 262_144,

@@ -4,7 +4,7 @@
 
 For each number format it takes random adapters through the rollout engine and the learner, without
 Ray on one device, and prints the largest value of the probe's statistic by rounding alone, and the
-smallest under each fault (`pipeline.rollout.parity.probe_statistic`).
+smallest under each fault (`pipeline.rollout.mismatch.probe_statistic`).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.rollout.parity import probe_statistic
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.rollout.mismatch import probe_statistic
+from pipeline.types import Completion, RolloutName, RolloutRequest
 
 FORMATS: dict[str, dict[str, dict[str, str]]] = {
     "float32": {"model": {"dtype": "float32"}},

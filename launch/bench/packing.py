@@ -18,11 +18,11 @@ import numpy as np
 
 from launch.bench.harness import Row, Section
 from pipeline.compute.model.attention import band_sizes
-from pipeline.contracts.batches import BatchShape
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.dataset.packing import first_fit
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.hub.model_shape import PUBLISHED
+from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.data.packed_batch import BatchShape
+from pipeline.data.packing import first_fit
 
 PROMPT_MEAN, COMPLETION_MEANS = 150, (296, 448, 576)
 """Mean tokens of GSM8K's prompts, and of completions as seen in training."""

@@ -11,10 +11,10 @@ from typing import Any
 
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.v5e import figures, v5e_config
-from pipeline.contracts.programs import split_name
-from pipeline.contracts.topology import GIB, HBM_GIB
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.program_memory import program_memory
+from pipeline.plan.program_names import split_name
+from pipeline.plan.topology import GIB, HBM_GIB
 
 FULL = 0.6
 """Share of a chip above which the narrow bounds hold."""

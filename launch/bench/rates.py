@@ -32,7 +32,13 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.contracts.rollouts import (
+from pipeline.data.load import load_data
+from pipeline.data.order import prompts_for_step
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.evaluate.evaluation import Evaluation, judge, requests
+from pipeline.rollout.advantages import group_advantages
+from pipeline.types import (
     Completion,
     Prompt,
     Rollout,
@@ -40,12 +46,6 @@ from pipeline.contracts.rollouts import (
     RolloutPhase,
     RolloutRequest,
 )
-from pipeline.evaluate.evaluation import Evaluation, judge, requests
-from pipeline.inputs.dataset.load import load_data
-from pipeline.inputs.dataset.order import prompts_for_step
-from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.rollout.advantages import group_advantages
 from rewards.base import Tags
 
 SAMPLES = 8
@@ -128,7 +128,7 @@ class Runs:
             began = time.monotonic()
             rollouts, shares = self._rollouts(prompts, learner.state.adapter, seed=seed, step=step)
             metrics = learner.update(rollouts, rate=float(schedule(step)))
-            kept = ("grad_norm", "adapter_norm", "entropy", "parity_mean", "parity_p999")
+            kept = ("grad_norm", "adapter_norm", "entropy", "mismatch_mean", "mismatch_p999")
             shares |= {name: metrics[name] for name in kept if name in metrics}
             found.append(shares | {"seconds": time.monotonic() - began})
         after = self._validate(learner.state.adapter)

@@ -20,9 +20,9 @@ from pathlib import Path
 import configs
 from configs.schema import Prompt, RewardFunction, Rewards
 from launch.bench.harness import Benchmark, Bound, Figures, Row, Section
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.hub.hf_folder import read_config
-from pipeline.inputs.hub.random_folder import write_random_weights
+from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.hf_folder import read_config
+from pipeline.data.models.random_folder import write_random_weights
 from rewards.base import RewardInput, Tags
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog

@@ -38,11 +38,11 @@ from pipeline.compute.aot.compile import trace, v5e_devices
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.contracts.rollouts import Completion, RolloutRequest
-from pipeline.contracts.topology import HBM_GIB, TPU_COMPILER
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.program_memory import ProcessArrays
+from pipeline.plan.topology import HBM_GIB, TPU_COMPILER
+from pipeline.types import Completion, RolloutRequest
 
 LENGTH = 1312
 """Positions of a prompt and its completion on a v5e chip."""

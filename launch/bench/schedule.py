@@ -13,13 +13,13 @@ from configs.schema import Config
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
 from launch.bench.v5e import planned, v5e_config, v5e_preset
-from pipeline.contracts.programs import split_name
-from pipeline.contracts.speeds import Lengths
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
 from pipeline.plan.compiler import compile_programs
 from pipeline.plan.cost_model.programs import phase_programs
+from pipeline.plan.lengths import Lengths
+from pipeline.plan.program_names import split_name
 from pipeline.plan.search.fitting import PlanCase, choose_placement
+from pipeline.plan.topology import GIB
 from pipeline.plan.verify import verify
 
 MODEL = "gemma3_1b"

@@ -25,9 +25,9 @@ from launch.bench.tunix import PAD, Peer, train_example
 from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.opening import open_model
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
-from pipeline.inputs.dataset.batching import micro_batches, token_weights
+from pipeline.data.batching import micro_batches, token_weights
 from pipeline.plan.cost_model.workload import completion_lengths
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
 
 PROMPTS = 4
 """Prompts of the step."""

@@ -21,7 +21,7 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.types import RolloutName, RolloutRequest
 
 SMALL: dict[str, Any] = {
     "model_type": "gemma3_text",

@@ -18,9 +18,9 @@ from launch.bench.sweep_plot import write_plot
 from launch.bench.v5e import figures, v5e_config
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.memory import memory_beside
+from pipeline.plan.topology import GIB
 
 _TOP_K = "top k of 64"
 _NO_SLOWER = 0.9

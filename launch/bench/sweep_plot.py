@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from launch.bench.rollout import LENGTH
 from launch.bench.small_gemma import NEW, PROMPT
-from pipeline.contracts.topology import HBM_GIB
+from pipeline.plan.topology import HBM_GIB
 
 _MARKERS = "os^vDPX*"
 

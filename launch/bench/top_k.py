@@ -22,7 +22,7 @@ from pipeline.compute.model.head import Head
 from pipeline.compute.model.head_score import score
 from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
 from pipeline.compute.model.top_k import TopK
-from pipeline.contracts.topology import TPU_COMPILER
+from pipeline.plan.topology import TPU_COMPILER
 
 VOCAB, WIDTH = 262_144, 1152
 """Of gemma3-1b."""

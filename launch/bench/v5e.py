@@ -15,11 +15,11 @@ from configs.schema import Config
 from launch.bench.small_gemma import preset
 from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.aot.estimated_time import program_seconds
-from pipeline.contracts.sizes import sized
-from pipeline.contracts.topology import GIB, HBM_GIB
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.compiler import compile_programs
 from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.sizes import sized
+from pipeline.plan.topology import GIB, HBM_GIB
 
 PROMPT = 256
 """Tokens of a prompt; the rest of the length is the completion."""
@@ -63,7 +63,7 @@ def figures(config: Config, program: str, *, beside: int = 0) -> dict[str, Any]:
 
     Args:
         config: the run.
-        program: its name, see `pipeline.contracts.programs`.
+        program: its name, see `pipeline.plan.program_names`.
         beside: bytes of a chip that are in use while the program runs, without its own.
 
     Returns:

@@ -21,8 +21,8 @@ from safetensors.numpy import load_file, save_file
 
 import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
-from pipeline.report.run_records import RunRecords, read_run
-from pipeline.report.verdict import verdict
+from pipeline.run.report.run_records import RunRecords, read_run
+from pipeline.run.report.verdict import verdict
 
 _REWARDS = """
 import time

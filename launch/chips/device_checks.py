@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from launch.chip_results import ChipResult
 from launch.chips.small_model import VOCABULARY, SmallModel
+from pipeline.compute.builds import BuildLog
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.state import LearnerState
@@ -24,8 +25,7 @@ from pipeline.compute.model.building import build_all
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
 from pipeline.compute.program_cache import share_programs
-from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.topology import GIB
+from pipeline.plan.topology import GIB
 
 _State = tuple[Params, optax.OptState]
 _GROUP = 4

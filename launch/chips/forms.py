@@ -30,9 +30,9 @@ from pipeline.compute.learner.programs import CompiledLearner, LearnerPrograms
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import by_row, replicated
-from pipeline.contracts.batches import TokenBatch
-from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.dataset.batching import batches_to_learn
+from pipeline.data.batching import batches_to_learn
+from pipeline.data.packed_batch import TokenBatch
+from pipeline.types import Completion
 
 Check = Callable[[], ChipResult]
 """A check; its caller adds its name and its time."""

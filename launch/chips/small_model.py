@@ -22,7 +22,7 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
 
 ROWS = 8
 """Packed rows of a batch: one for each chip of a host."""

@@ -24,9 +24,9 @@ from configs.base import parse_duration_s
 from launch.demo.table import train
 from launch.exits import EXIT_MISTAKE
 from launch.flags import add_json, add_runs_dir, add_seeds, json_file
-from pipeline.contracts.evaluations import show_mean
 from pipeline.deadline import show_duration
 from pipeline.evaluate.significance import measure_accuracy
+from pipeline.evaluate.summary import show_mean
 
 FACTORS = (1, 2, 4)
 _TOO_SMALL_S = 40

@@ -17,8 +17,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from pipeline.inputs.hub.hf_config import read_model_shape, tensor_shapes
-from pipeline.inputs.hub.tensor_files import TensorSpec, plan_shards, write_shards
+from pipeline.data.models.hf_config import read_model_shape, tensor_shapes
+from pipeline.data.models.tensor_files import TensorSpec, plan_shards, write_shards
 
 _MODULES = {
     "input_layernorm": "attn_norm",

@@ -27,9 +27,9 @@ from rich.console import Console as Terminal
 
 from launch.exits import Failure, exit_status
 from launch.report import main as write_report
-from pipeline.contracts.evaluations import mean_of
-from pipeline.contracts.record_files import TIME_FORMAT, read_rows
+from pipeline.evaluate.summary import mean_of
 from pipeline.run.console import Console, view
+from pipeline.run.record_files import TIME_FORMAT, read_rows
 from pipeline.run.records import evaluation_line
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation

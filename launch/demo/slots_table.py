@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from launch.demo.table import DemoRun, train
 from launch.flags import add_runs_dir, add_seeds
-from pipeline.contracts.evaluations import show_mean
+from pipeline.evaluate.summary import show_mean
 
 _CAPPED = ("--learner.importance_cap", "2")
 WAYS: dict[str, tuple[str, ...]] = {

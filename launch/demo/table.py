@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from launch.flags import add_runs_dir, add_seeds
-from pipeline.contracts.evaluations import show_mean
+from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
 
 CONFIG = "configs/demo.toml"

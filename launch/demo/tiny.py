@@ -23,10 +23,10 @@ from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
-from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING
-from pipeline.inputs.text import chat
-from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING
+from pipeline.data.text import chat
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
 
 _SIZES: dict[str, Any] = {
     "vocab_size": 512,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.schema import Config
-from pipeline.contracts.memory import MemoryUse, OutOfMemory
-from pipeline.contracts.sizes import WorkerPhase
+from pipeline.plan.sizes import WorkerPhase
+from pipeline.protocols import MemoryUse, OutOfMemory
 
 if TYPE_CHECKING:
     import jax

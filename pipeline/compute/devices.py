@@ -11,7 +11,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from pipeline.compute.program_cache import use_program_cache
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.run.cache_folder import CACHE_VARIABLE
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

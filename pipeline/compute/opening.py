@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Literal
 
 from configs.schema import Config, Lora
 from pipeline.compute.devices import open_mesh
-from pipeline.inputs.hub.model_source import find_model
-from pipeline.inputs.text.special_tokens import check_tokenizer
-from pipeline.inputs.text.tokenizer_files import open_tokenizer
+from pipeline.data.models.model_source import find_model
+from pipeline.data.text.special_tokens import check_tokenizer
+from pipeline.data.text.tokenizer_files import open_tokenizer
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
 
     from pipeline.compute.model.policy import Params, Policy
     from pipeline.compute.model.vocabulary import Vocabulary
-    from pipeline.inputs.text.tokenizer import Tokenizer
+    from pipeline.data.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from pipeline.contracts.cache_folder import cache_folder
-from pipeline.contracts.folder_lock import LockedFolder
+from pipeline.run.cache_folder import cache_folder
+from pipeline.run.folder_lock import LockedFolder
 
 MOST_BYTES = 4 * 2**30
 """Size above which the oldest programs are deleted."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pipeline.contracts.evaluations import (
+from pipeline.evaluate import evaluation
+from pipeline.evaluate.evaluation import Evaluation
+from pipeline.evaluate.measurement import Measured
+from pipeline.evaluate.protocol import protocol_lines
+from pipeline.evaluate.summary import (
     metric_title,
     prompts_of,
     show_change,
     show_interval,
     show_mean,
 )
-from pipeline.evaluate import evaluation
-from pipeline.evaluate.evaluation import Evaluation
-from pipeline.evaluate.measurement import Measured
-from pipeline.evaluate.protocol import protocol_lines
 
 _SHARES = {
     "excluded": "excluded",

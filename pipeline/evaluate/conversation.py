@@ -11,11 +11,11 @@ from itertools import zip_longest
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
-from pipeline.contracts.workers import AdapterSampler
+from pipeline.data.rows import Malformed, Row, clean_row
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.measurement import answer, open_adapter
-from pipeline.inputs.dataset.rows import Malformed, Row, clean_row
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.protocols import AdapterSampler
+from pipeline.types import RolloutName, RolloutRequest
 
 _BETWEEN = " | "
 _NARROWEST = 8

@@ -20,16 +20,7 @@ import numpy as np
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
 from configs.schema import Config
 from configs.task import AnswerPlace
-from pipeline.contracts.evaluations import ACCURACY, SCORE
-from pipeline.contracts.rollouts import (
-    Completion,
-    Prompt,
-    Rollout,
-    RolloutName,
-    RolloutPhase,
-    RolloutRequest,
-    StopReason,
-)
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.score_statistics import (
     ScoreChange,
     compare_scores,
@@ -43,8 +34,17 @@ from pipeline.evaluate.significance import (
     measure_accuracy,
     pass_at,
 )
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.evaluate.summary import ACCURACY, SCORE
 from pipeline.rollout.scoring import reward_inputs, score_one
+from pipeline.types import (
+    Completion,
+    Prompt,
+    Rollout,
+    RolloutName,
+    RolloutPhase,
+    RolloutRequest,
+    StopReason,
+)
 from rewards.answers import answer_key, find_answer, same_answer
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.format import is_well_formed

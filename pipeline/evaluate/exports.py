@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.contracts.adapters import AdapterRef
-from pipeline.contracts.clock import Stopwatch
+from pipeline.clock import Stopwatch
 from pipeline.deadline import EXPORT
 from pipeline.evaluate.notices import UNTRAINED_EXPORT, untrained_export
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
-from pipeline.types import Measure
+from pipeline.types import AdapterRef, Measure
 
 COMPARED = 32
 """Number of answers whose log-probs an export has to reproduce."""

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.schema import Config
-from pipeline.contracts.adapters import OpenedAdapter, Published
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutRequest
-from pipeline.contracts.workers import AdapterSampler, Scorer
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
-from pipeline.inputs.text.prompts import PromptMaker
-from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.rollout import dispatch, parity
+from pipeline.protocols import AdapterSampler, Scorer
+from pipeline.rollout import dispatch, mismatch
+from pipeline.types import Completion, OpenedAdapter, Prompt, Published, RolloutRequest
 
 Advance = Callable[[int], None]
 """Receives the number of new answers."""
@@ -39,12 +38,12 @@ async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> 
     Raises:
         FileNotFoundError: if there is no adapter.
         ValueError: if it cannot be used, or is not for this base.
-        ParityError: if the samplers do not hold the same one.
+        MismatchError: if the samplers do not hold the same one.
     """
     first, *others = await asyncio.gather(*(sampler.open_adapter(path) for sampler in samplers))
     for other in others:
         if other.sha256 != first.sha256:
-            raise parity.ParityError(
+            raise mismatch.MismatchError(
                 f"samplers opened different adapters: {first.sha256[:12]} and {other.sha256[:12]}"
             )
     return first
@@ -70,7 +69,7 @@ async def answer(
         advance: receives the number of new answers.
 
     Raises:
-        ParityError: if a completion was sampled under another adapter.
+        MismatchError: if a completion was sampled under another adapter.
     """
     named = sorted(requests, key=lambda request: request.name)
     generated: dict[object, Completion] = {}
@@ -78,7 +77,7 @@ async def answer(
     for start in range(0, len(named), step):
         part = named[start : start + step]
         completions, _ = await dispatch.generate(samplers, part, temperature=temperature)
-        parity.check_labels(completions, Published(adapter.version, adapter.sha256, None))
+        mismatch.check_labels(completions, Published(adapter.version, adapter.sha256, None))
         generated |= {completion.name: completion for completion in completions}
         advance(len(part))
     return [generated[request.name] for request in requests]
@@ -110,7 +109,7 @@ async def measure(
     Raises:
         FileNotFoundError: as `open_adapter`.
         ValueError: as `open_adapter`.
-        ParityError: as `open_adapter` and `answer`.
+        MismatchError: as `open_adapter` and `answer`.
     """
     adapter = await open_adapter(samplers, path)
     protocol, found = config.eval, {}

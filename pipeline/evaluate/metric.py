@@ -7,7 +7,7 @@ from typing import Any
 
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, metric_names, unused_extraction
 from configs.schema import Config
-from pipeline.inputs.dataset.splits import LoadedSplit
+from pipeline.data.splits import LoadedSplit
 
 
 def with_metric(

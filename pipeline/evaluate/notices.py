@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.evaluations import show_number
-from pipeline.contracts.rollouts import Prompt
 from pipeline.evaluate.evaluation import Evaluation
 from pipeline.evaluate.protocol import PLACES
+from pipeline.evaluate.summary import show_number
 from pipeline.run.records import Records
+from pipeline.types import Prompt
 from rewards.answers import is_correct
 from rewards.base import Tags
 from rewards.checks.probes import ANSWER, REASONING, expected_form

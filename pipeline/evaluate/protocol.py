@@ -8,7 +8,7 @@ from typing import Any
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
 from configs.schema import Config, Source
 from configs.task import OVERLONG, AnswerPlace
-from pipeline.inputs.dataset.splits import LoadedSplit, fingerprint
+from pipeline.data.splits import LoadedSplit, fingerprint
 
 PLACES: Mapping[AnswerPlace, str] = {
     "tags": "the last answer block",

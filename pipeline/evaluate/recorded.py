@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.evaluations import mean_key, mean_of, show_mean
+from pipeline.evaluate.summary import mean_key, mean_of, show_mean
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import ENDED, RunFolder
 

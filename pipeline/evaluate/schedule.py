@@ -15,10 +15,9 @@ from math import ceil
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.adapters import AdapterRef
-from pipeline.contracts.clock import Stopwatch
-from pipeline.contracts.evaluations import prompts_of
-from pipeline.contracts.rollouts import Completion, Prompt
+from pipeline.clock import Stopwatch
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
@@ -32,13 +31,12 @@ from pipeline.evaluate.recorded import (
     last_entry,
     validations,
 )
-from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
-from pipeline.types import Measure, WorkDeadline
+from pipeline.types import AdapterRef, Completion, Measure, Prompt, WorkDeadline
 
 _PIECES = (0.5, 0.75, 1.0)
 """Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
+from pipeline.run.cache_folder import cache_folder, read_cached_json, write_cached_json
 
 
 @dataclass(frozen=True)

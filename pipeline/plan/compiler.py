@@ -23,11 +23,11 @@ from typing import Any
 
 import pipeline
 from configs.schema import Config
-from pipeline.contracts.cache_folder import cache_folder, read_cached_json, write_cached_json
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.programs import SAMPLER, split_name
-from pipeline.contracts.topology import GIB, TPU_COMPILER
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.programs import depends_on
+from pipeline.plan.program_names import SAMPLER, split_name
+from pipeline.plan.topology import GIB, TPU_COMPILER
+from pipeline.run.cache_folder import cache_folder, read_cached_json, write_cached_json
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
 _SHARED_SOURCES = (
@@ -35,14 +35,14 @@ _SHARED_SOURCES = (
     "pipeline/compute/aot/*.py",
     "pipeline/compute/device_memory.py",
     "pipeline/compute/model/*.py",
-    "pipeline/contracts/batches.py",
-    "pipeline/contracts/model_shape.py",
-    "pipeline/contracts/programs.py",
-    "pipeline/contracts/speeds.py",
-    "pipeline/inputs/dataset/batching.py",
-    "pipeline/inputs/dataset/packing.py",
-    "pipeline/inputs/hub/hf_config.py",
-    "pipeline/inputs/hub/model_shape.py",
+    "pipeline/data/packed_batch.py",
+    "pipeline/data/models/model_shape.py",
+    "pipeline/plan/program_names.py",
+    "pipeline/plan/lengths.py",
+    "pipeline/data/batching.py",
+    "pipeline/data/packing.py",
+    "pipeline/data/models/hf_config.py",
+    "pipeline/data/models/find_shape.py",
 )
 _SOURCES = {
     "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
@@ -97,7 +97,7 @@ def compile_programs(
         config: the run, with all sizes.
         shape: the model. An adapter of `lora.start` with separate lora_a matrices for keys and
             values counts as one with a shared matrix.
-        programs: names of programs, see `pipeline.contracts.programs`.
+        programs: names of programs, see `pipeline.plan.program_names`.
         say: receives lines of progress.
 
     Raises:

@@ -1,6 +1,6 @@
 """Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
-Counts everything that a run does: the download of the weights, start-up, compilation, calibration
+Counts everything that a run does: the download of the weights, start-up, compilation, sizing
 of sizes, the SFT phase, steps, evaluations, checkpoints, the export. All figures are estimates;
 times have a range.
 """
@@ -17,16 +17,16 @@ from typing import Literal
 
 from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
-from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
-from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.topology import GIB
+from pipeline.data.models.find_shape import unused_bytes
+from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.deadline import SAFETY
-from pipeline.inputs.hub.model_shape import unused_bytes
+from pipeline.plan.choose_sizes import candidates, measuring_limit_s
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, SizedPlan
-from pipeline.plan.sizes import candidates, measuring_limit_s
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.topology import GIB
 
 Scenario = Literal["low", "expected", "high"]
 """An end of every time's range."""
@@ -89,7 +89,7 @@ class Forecast:
         disk_gib: GiB by kind of file.
         programs: compiled programs, those for sizes that are measured included.
         compile_s: time of compiling all of them one after the other.
-        calibration_s: time of measuring sizes.
+        sizing_s: time of measuring sizes.
         evaluated: prompts of each evaluation set.
         guessed: evaluation sets whose number of rows is unknown.
     """
@@ -105,7 +105,7 @@ class Forecast:
     disk_gib: Mapping[str, float]
     programs: int
     compile_s: Seconds
-    calibration_s: Seconds
+    sizing_s: Seconds
     evaluated: Mapping[str, int]
     guessed: tuple[str, ...]
 
@@ -145,7 +145,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
         disk_gib=_disk_gib(case, plan, grpo, sum(counts.values())),
         programs=len(names),
         compile_s=compiling,
-        calibration_s=times.calibration,
+        sizing_s=times.sizing,
         evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
@@ -158,7 +158,7 @@ class RunTimes:
     download: Seconds
     start: Seconds
     compile: Seconds
-    calibration: Seconds
+    sizing: Seconds
     sft_step: Seconds
     step: Seconds
     checkpoint: Seconds
@@ -199,7 +199,7 @@ class RunTimes:
             download=fixed_time(_download_bytes(case) / DOWNLOAD_BYTES_PER_S, chip=chip),
             start=fixed_time(_START_S[chip.platform] + load_s, chip=chip),
             compile=compiling,
-            calibration=calibration_s(case, plan),
+            sizing=sizing_s(case, plan),
             sft_step=sft,
             step=plan.step.total,
             checkpoint=fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
@@ -242,7 +242,7 @@ def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dic
         timed: whether the budget is a time; then the initial policy is exported, too.
     """
     return {
-        **{name: s[name] for name in ("download", "start", "compile", "calibration", "tests")},
+        **{name: s[name] for name in ("download", "start", "compile", "sizing", "tests")},
         "validation": s["validation"] if config.eval.validates else 0.0,
         "export": s["export"] if timed else 0.0,
         "step": s["sft_step"] if config.sft_steps else s["step"],
@@ -275,7 +275,7 @@ def _outcome(
         "download": s["download"],
         "start": s["start"],
         "compile": s["compile"],
-        "calibration": s["calibration"],
+        "sizing": s["sizing"],
         "SFT phase": sft * s["sft_step"],
         "steps": steps * s["step"],
         "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
@@ -355,7 +355,7 @@ _STEPS_MEASURED = 3
 """Measuring takes about as long as this many steps, if there is time."""
 
 
-def calibration_s(case: PlanCase, plan: SizedPlan) -> Seconds:
+def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:
     """Time of measuring sizes at the start of a run, without compilation; zero if all are given."""
     if not case.config.plan.planned_sizes:
         return fixed_time(0.0, chip=case.topology.chip)

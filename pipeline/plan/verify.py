@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
 from pipeline.plan.compiler import CompilerReport, Say, compile_programs, uncached
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import StepEstimate
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again, validated
+from pipeline.plan.topology import GIB
 
 MAX_COMPILATIONS = 8
 """Most programs to compile for a plan."""

@@ -9,10 +9,9 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from pipeline.contracts.clock import Clock, Stopwatch
-from pipeline.contracts.phases import PhaseClock
-from pipeline.contracts.progress import Progress
+from pipeline.clock import Clock, PhaseClock, Stopwatch
 from pipeline.deadline import CHECKPOINT
+from pipeline.progress import Progress
 from pipeline.rollout.workers import Workers
 from pipeline.run.history import provenance
 from pipeline.run.records import Records

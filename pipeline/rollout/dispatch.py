@@ -9,15 +9,15 @@ from itertools import groupby
 from typing import Any
 
 from configs.rollout import min_finished
-from pipeline.contracts.rollouts import (
+from pipeline.protocols import Sampler, WorkerDied
+from pipeline.types import (
     Completion,
     DecodeWork,
     Report,
     RolloutName,
     RolloutRequest,
+    ShowProgress,
 )
-from pipeline.contracts.workers import Sampler, WorkerDied
-from pipeline.types import ShowProgress
 
 REPORT_S = 0.1
 """Seconds between two questions to a sampler for the rollouts that have ended."""

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.contracts.rollouts import Rollout
+from pipeline.types import Rollout
 
 Group = Sequence[Rollout]
 

@@ -50,9 +50,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import Rollout
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
+from pipeline.types import Rollout
 from rewards.answers import is_correct
 from rewards.base import NAME_SEPARATOR
 from rewards.format import is_well_formed

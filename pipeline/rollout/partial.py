@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pipeline.contracts.progress import PartialRollouts
-from pipeline.contracts.rollouts import Completion
+from pipeline.progress import PartialRollouts
+from pipeline.types import Completion
 
 
 @dataclass(frozen=True)

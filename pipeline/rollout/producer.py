@@ -32,13 +32,12 @@ from contextlib import asynccontextmanager
 from itertools import groupby
 
 from configs.schema import Config
-from pipeline.contracts.phases import PhaseClock
-from pipeline.contracts.progress import SamplingState, SignalShare
-from pipeline.contracts.rollouts import Completion, Prompt, RolloutName, RolloutRequest
-from pipeline.inputs.dataset.order import consecutive_prompts, evenly_spaced, prompts_for_step
-from pipeline.inputs.dataset.packing import sequences_for_step
-from pipeline.inputs.dataset.splits import LoadedData
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.clock import PhaseClock
+from pipeline.data.order import consecutive_prompts, evenly_spaced, prompts_for_step
+from pipeline.data.packing import sequences_for_step
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.progress import SamplingState, SignalShare
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.partial import split_partial
@@ -51,7 +50,7 @@ from pipeline.rollout.rollout_step import (
 from pipeline.rollout.scoring import EarlyScoring, reward_inputs, score_rollouts
 from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
 from pipeline.run.records import Records
-from pipeline.types import TrainStep
+from pipeline.types import Completion, Prompt, RolloutName, RolloutRequest, TrainStep
 from rewards.base import RewardInput, Tags
 
 
@@ -149,7 +148,7 @@ class RolloutProducer:
         self._ahead = sampling
 
     @property
-    def untaken(self) -> RolloutStep | None:
+    def unused(self) -> RolloutStep | None:
         """Rollouts that were sampled ahead and not taken."""
         if self._ahead is None or self._ahead.exception() is not None:
             return None

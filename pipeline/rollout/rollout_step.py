@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from configs.schema import Config
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.progress import Progress, SamplingState, SignalShare
-from pipeline.contracts.rollouts import DecodeWork, Rollout
+from pipeline.data.packed_batch import PackedRow
+from pipeline.progress import Progress, SamplingState, SignalShare
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
 from pipeline.run.records import Records
+from pipeline.types import DecodeWork, Rollout
 from rewards.base import RewardError
 
 

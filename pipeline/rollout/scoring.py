@@ -10,10 +10,10 @@ from itertools import chain, groupby
 
 from configs.schema import Config, Rewards
 from configs.task import OVERLONG
-from pipeline.contracts.rollouts import Completion, Prompt, Rollout
-from pipeline.contracts.workers import Scorer
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.protocols import Scorer
 from pipeline.rollout.advantages import GroupStats, group_advantages
+from pipeline.types import Completion, Prompt, Rollout
 from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
 from rewards.overlong import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards

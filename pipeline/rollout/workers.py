@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.schema import Config
-from pipeline.contracts.adapters import AdapterRef, Published
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, Report, RolloutRequest
-from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.workers import (
+from pipeline.clock import Clock
+from pipeline.plan.sizes import Sizes
+from pipeline.protocols import (
     LearnerProcess,
     MeasuredScorer,
     Process,
@@ -26,10 +24,20 @@ from pipeline.contracts.workers import (
     Sampler,
     SamplerProcess,
 )
-from pipeline.rollout import dispatch, parity
+from pipeline.rollout import dispatch, mismatch
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
-from pipeline.types import TrainStep, WorkDeadline
+from pipeline.types import (
+    AdapterRef,
+    Completion,
+    DecodeWork,
+    Prompt,
+    Published,
+    Report,
+    RolloutRequest,
+    TrainStep,
+    WorkDeadline,
+)
 from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
@@ -96,7 +104,7 @@ class Workers:
         if not one_process:
             self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self.sizes = sizes
-        self._probe_bound = config.parity_bounds.probe
+        self._probe_bound = config.mismatch_bounds.probe
         self._max_new_tokens = config.rollout.max_new_tokens
         self.published: Published | None = None
         self._samplers = samplers
@@ -110,12 +118,12 @@ class Workers:
     # --- samplers
 
     async def probe(self, prompts: Sequence[Prompt]) -> float:
-        """Difference of samplers and learner under a random adapter: `parity.probe_statistic`.
+        """Difference of samplers and learner under a random adapter: `mismatch.probe_statistic`.
 
         Raises:
-            ParityError: if they are not the same policy.
+            MismatchError: if they are not the same policy.
         """
-        work = parity.check_probe(
+        work = mismatch.check_probe(
             self._samplers,
             self.learner,
             prompts,
@@ -132,7 +140,7 @@ class Workers:
         """
         self.published = await self.learner.publish(which)
         if not self._stuck:
-            await parity.sync(self._samplers, self.published)
+            await mismatch.sync(self._samplers, self.published)
         return self.published
 
     async def generate(
@@ -162,7 +170,7 @@ class Workers:
         )
         completions, done = await self._within(deadline, work, aborts=self._samplers)
         assert self.published is not None
-        parity.check_labels(completions, self.published)
+        mismatch.check_labels(completions, self.published)
         return completions, done
 
     # --- rewards

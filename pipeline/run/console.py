@@ -20,8 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.record_files import TIME_FORMAT, write_atomically
+from pipeline.clock import Clock
+from pipeline.run.record_files import TIME_FORMAT, write_atomically
 from pipeline.run.status import Activity, Status, figures, phase_words, show_seconds, step_line
 from pipeline.types import ShowProgress
 
@@ -50,7 +50,7 @@ class Console:
     Args:
         run: its name.
         clock: the run's; None: no time is shown.
-        phase: reads the phase of this process, see `pipeline.contracts.phases`.
+        phase: reads the phase of this process, see `pipeline.clock`.
         status_file: path of `status.json`; None: it is not written.
         write: writes a line, where there is no terminal.
         now: reads the time of day.

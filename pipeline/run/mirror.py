@@ -25,7 +25,7 @@ from fsspec.spec import AbstractFileSystem
 from tqdm import tqdm
 
 from configs.schema import Config
-from pipeline.contracts.checkpoint_files import CHECKPOINT_MARK
+from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.threads import LogEvent, first_line, from_threads
 

@@ -13,8 +13,8 @@ from typing import Any
 from configs.evaluation import WEIGHTED_SUM
 from configs.resume import Change, change_lines
 from configs.schema import Config
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.evaluations import (
+from pipeline.data.packed_batch import PackedRow
+from pipeline.evaluate.summary import (
     NO_VALUE,
     mean_of,
     metric_title,
@@ -22,7 +22,6 @@ from pipeline.contracts.evaluations import (
     show_change,
     show_number,
 )
-from pipeline.contracts.rollouts import Rollout
 from pipeline.run.console import Console
 from pipeline.run.history import rewards_version
 from pipeline.run.mirror import Mirror
@@ -36,7 +35,7 @@ from pipeline.run.tracking import (
     mark_message,
     step_message,
 )
-from pipeline.types import ShowProgress
+from pipeline.types import Rollout, ShowProgress
 from rewards.base import RewardError
 
 ALARM = "alarm"

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.contracts.rollouts import Rollout
+from pipeline.types import Rollout
 from rewards.base import RewardInput, Tags
 
 

@@ -25,7 +25,8 @@ from configs.resume import (
 )
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.contracts.record_files import (
+from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
+from pipeline.run.record_files import (
     RESTORE,
     DamagedFileError,
     append_row,
@@ -38,7 +39,6 @@ from pipeline.contracts.record_files import (
     write_json,
     write_rows,
 )
-from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
 
 ENDED = "ended"
 """Journal event: a clean end with its summary."""

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipeline.contracts.evaluations import ACCURACY, mean_of, metric_title, show_number
-from pipeline.contracts.record_files import TIME_FORMAT
+from pipeline.evaluate.summary import ACCURACY, mean_of, metric_title, show_number
+from pipeline.run.record_files import TIME_FORMAT
 
 PHASES = {
     "queue": "waiting in the queue",
@@ -18,7 +18,7 @@ PHASES = {
     "device_wait": "waiting for devices",
     "loading": "loading and compiling",
     "compile": "compiling",
-    "calibration": "checking and measuring",
+    "probe": "checking and measuring",
     "sample": "sampling",
     "reward": "waiting for rewards",
     "learn": "updating",
@@ -109,7 +109,7 @@ class Status:
 
     Attributes:
         run: its name.
-        phase: of the driver, see `pipeline.contracts.phases`; at the end how the run ended.
+        phase: of the driver, see `pipeline.clock`; at the end how the run ended.
         step: training steps done.
         steps_planned: as planned now; None: not known yet.
         best_validation: None: there was none.

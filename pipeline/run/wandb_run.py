@@ -14,7 +14,7 @@ from typing import Any
 
 import wandb
 
-from pipeline.contracts.record_files import DamagedFileError, read_rows
+from pipeline.run.record_files import DamagedFileError, read_rows
 from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.run.threads import LogEvent, first_line
 from pipeline.run.tracking import START_S, Message, Mode, end_service

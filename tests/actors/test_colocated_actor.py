@@ -13,16 +13,15 @@ import pytest
 
 from actors.colocated_actor import ColocatedActor
 from configs.schema import Config
+from pipeline.compute.builds import Building, Ready
 from pipeline.compute.opening import OpenedModel
-from pipeline.contracts.builds import Building, Ready
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.sizes import Sizes
-from pipeline.contracts.speeds import SamplerTimes
-from pipeline.contracts.workers import MeasurableLearner, MeasurableSampler
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
-from pipeline.plan.sizes import choose_sizes
+from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.plan.choose_sizes import choose_sizes
+from pipeline.plan.sizes import Sizes
+from pipeline.protocols import MeasurableLearner, MeasurableSampler, SamplerTimes
+from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.console import Console
 from tests import tiny
 

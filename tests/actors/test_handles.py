@@ -18,9 +18,8 @@ from actors.handles import (
     ScorerHandle,
 )
 from actors.placement import Bundle, Reservation
-from pipeline.contracts.adapters import Published
-from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import OutOfMemory, WorkerDied
+from pipeline.types import Published
 
 
 class FakeMethod:

@@ -19,10 +19,10 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model.building import Builder
 from pipeline.compute.opening import OpenedModel
-from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.rollouts import Completion
-from pipeline.contracts.sizes import Sizes, smaller
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.plan.sizes import Sizes, smaller
+from pipeline.protocols import OutOfMemory
+from pipeline.types import Completion
 from tests import tiny
 
 pytestmark = pytest.mark.slow

@@ -12,6 +12,7 @@ import pytest
 
 from actors.learner_actor import LearnerActor
 from actors.sampler_actor import SamplerActor
+from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner import learner as learner_module
@@ -19,9 +20,8 @@ from pipeline.compute.learner.batches import place_inputs
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.opening import OpenedModel
-from pipeline.contracts.phases import Heartbeat, PhaseClock
-from pipeline.contracts.sizes import Sizes
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.plan.sizes import Sizes
 from tests import tiny
 from tests.actors.test_learner_actor import trained, update
 from tests.actors.test_sampler_actor import opened, sample

@@ -22,8 +22,8 @@ from actors.placement import (
 )
 from configs.schema import Plan
 from pipeline.compute.devices import malloc_environment
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import WorkerDied
+from pipeline.run.cache_folder import CACHE_VARIABLE
 
 
 def plan(platform: str, placement: str, **changes: Any) -> Plan:

@@ -20,8 +20,8 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import OpenedModel, open_model
-from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.types import Completion
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 
@@ -121,7 +121,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
     model = opened()
     SamplerActor.open(actor, model)
     pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}
-    bounds, drawn = actor.config.parity_bounds, []
+    bounds, drawn = actor.config.mismatch_bounds, []
     learned = tiny.make_rollouts([(3, 20), (3, 17)], advantages=[1.0, -1.0])
     for which in ("probe", "current"):
         if which == "current":

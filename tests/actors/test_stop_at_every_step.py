@@ -15,10 +15,10 @@ from actors.colocated_actor import ColocatedActor
 from configs.schema import Config
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.opening import OpenedModel
-from pipeline.contracts.adapters import AdapterRef, ExportReport, Published
-from pipeline.contracts.sizes import Sizes
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.plan.sizes import Sizes
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import AdapterRef, ExportReport, Published
 from tests import tiny
 from tests.fakes import Disk, Killed, Process, left_behind, make_data
 
@@ -136,7 +136,7 @@ def undisturbed(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(STEPS))
-def test_invariant_7_a_real_run_stopped_at_any_step_is_the_same_run(
+def test_promise_3_a_real_run_stopped_at_any_step_is_the_same_run(
     tmp_path: Path, actor: ColocatedActor, undisturbed: Any, step: int
 ):
     config = settings(tmp_path)
@@ -156,7 +156,7 @@ def test_invariant_7_a_real_run_stopped_at_any_step_is_the_same_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", range(1, STEPS + 1))
-def test_invariant_7_a_real_run_killed_during_any_save_is_the_same_run(
+def test_promise_3_a_real_run_killed_during_any_save_is_the_same_run(
     tmp_path: Path,
     actor: ColocatedActor,
     undisturbed: Any,

@@ -28,7 +28,7 @@ def test_a_rule_has_one_threshold_and_bounds():
     assert [gone.exceeds(value) for value in (0.05, 0.1, 0.2)] == [True, False, False]
 
 
-def test_invariant_9_a_rule_that_is_off_has_no_other_settings(tmp_path: Path):
+def test_promise_8_a_rule_that_is_off_has_no_other_settings(tmp_path: Path):
     rule = {"action": "off", "above": 0.3, "steps": 4}
     shown = problems(tmp_path, alarms={"excluded": rule})
     for key in ("above", "steps"):
@@ -36,7 +36,7 @@ def test_invariant_9_a_rule_that_is_off_has_no_other_settings(tmp_path: Path):
     make_config(tmp_path, alarms={"excluded": {"action": "off"}})
 
 
-def test_invariant_9_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Path):
+def test_promise_8_rules_that_the_run_cannot_evaluate_are_refused(tmp_path: Path):
     one = {"functions": [{"name": "a", "function": "a.py:f"}]}
     alarms = {
         "dominating": {"action": "stop"},

@@ -60,7 +60,7 @@ def test_unknown_options_suggest_flags_and_settings_all_at_once() -> None:
         "command line: b.toml: unexpected; expected one CONFIG.toml and --table.key VALUE",
         (
             "command line: --zzz: unknown; the configuration has run, model, lora, sft, data, "
-            "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, parity, "
+            "prompt, rewards, rollout, learner, plan, budget, eval, export, checkpoint, mismatch, "
             "wandb, records, profile, alarms, faults"
         ),
     )

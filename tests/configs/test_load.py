@@ -218,7 +218,7 @@ def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     assert mistakes(path) == (f"{path}: not UTF-8 text (byte 5)",)
 
 
-def test_six_mistakes_at_once(write: Write) -> None:
+def test_promise_8_six_mistakes_at_once(write: Write) -> None:
     path = write(
         SMALL.replace('platform = "cpu"', 'platform = "cpus"')
         .replace("max_new_tokens = 32", "")
@@ -326,7 +326,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, text: str | None, mes
         load_config(tmp_path)
 
 
-def test_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -> None:
+def test_promise_8_an_unknown_key_does_not_hide_other_mistakes_in_its_table(small: Path) -> None:
     told = mistakes(small, ("plan.sampler", "1"), ("plan.attention", "splash"))
     assert len(told) == 2
     assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')

@@ -17,8 +17,8 @@ from launch.bench.small_gemma import make_lengths, make_requests
 from launch.bench.sweep_plot import figure, write_plot
 from pipeline.compute.model.head import Head
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.topology import HBM_GIB
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.plan.topology import HBM_GIB
 
 MODEL = {
     "vocab_size": 96,

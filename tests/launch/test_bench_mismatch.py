@@ -13,7 +13,7 @@ TINY = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 
 def check(model: Path, *, number_format: str, adapters: int, engine: bool) -> None:
     found = measure(model, number_format=number_format, adapters=adapters, faulty=1, engine=engine)
-    bound = probe_config(model, number_format=number_format).parity_bounds.probe
+    bound = probe_config(model, number_format=number_format).mismatch_bounds.probe
     faults = {name: value for name, value in found.items() if name != "rounding"}
     assert found["rounding"] < bound < min(faults.values()), found
     assert len(faults) == (12 if engine else 6)

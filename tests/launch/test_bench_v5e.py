@@ -14,10 +14,10 @@ from launch.bench.bytes_read import bytes_read
 from launch.bench.harness import Row
 from pipeline.compute.aot.compile import compile_for
 from pipeline.compute.aot.hlo import parse
-from pipeline.contracts.programs import devices_of, split_name
-from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.plan import verify
 from pipeline.plan.compiler import CompilerReport
+from pipeline.plan.program_names import devices_of, split_name
+from pipeline.plan.topology import GIB, HBM_GIB
 
 PROGRAMS = Path(__file__).parents[1] / "pipeline/compute/aot/programs"
 

@@ -16,9 +16,9 @@ from launch import chip_checks
 from launch.chip_checks import Child
 from launch.chip_results import SPEED, VALUES, ChipResult
 from launch.host_checks import Finding
-from pipeline.contracts.topology import HBM_GIB
 from pipeline.plan.chip_limits import load_limits
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
+from pipeline.plan.topology import HBM_GIB
 from tests.launch.test_doctor import OTHER, PROJECT, Imitation, good
 
 __all__ = ["good"]

@@ -18,7 +18,7 @@ from actors.placement import Node, Reservation
 from configs.schema import Plan
 from launch import cluster
 from launch.exits import EXIT_FAILED, Failure
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import WorkerDied
 from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT, private_environment
 from tests.pipeline.compute.test_devices import KAGGLE
 

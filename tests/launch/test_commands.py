@@ -66,7 +66,7 @@ def test_the_driver_never_loads_jax():
     done = python("""
 import sys
 import launch.chat, launch.data, launch.evaluate, launch.export, launch.session
-import pipeline.evaluate.conversation, pipeline.inputs.dataset.inspection
+import pipeline.evaluate.conversation, pipeline.data.inspection
 import actors.handles
 print([name for name in ("jax", "flax", "qwix", "orbax") if name in sys.modules])
 """)

@@ -30,7 +30,7 @@ from launch import doctor
 from launch.host import Host
 from launch.host_checks import Finding
 from tests.pipeline.compute.test_devices import KAGGLE
-from tests.pipeline.inputs.hub.hub_server import hub_server
+from tests.pipeline.data.models.hub_server import hub_server
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30

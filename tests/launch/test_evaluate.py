@@ -12,7 +12,7 @@ from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch import chat, evaluate
 from launch.evaluate import Prepared, prepare
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.launch.small_run import everything_below, write_rows
 
 

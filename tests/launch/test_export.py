@@ -14,7 +14,7 @@ from actors.handles import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
 from launch.export import find_checkpoint, find_examples, prepare, working_config
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from tests.launch.push_hub import OLD_HTTPX, PushHub
 from tests.launch.small_run import everything_below

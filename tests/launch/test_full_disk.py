@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launch.exits import exit_status
-from pipeline.contracts.record_files import append_row, read_json, read_rows, write_json
+from pipeline.run.record_files import append_row, read_json, read_rows, write_json
 from tests.fakes import Disk, left_behind, make_config
 from tests.full_disk import fill_disk
 from tests.launch.test_session import Session

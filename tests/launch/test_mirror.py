@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.contracts.checkpoint_files import CHECKPOINT_MARK
+from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.mirror import Store
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,

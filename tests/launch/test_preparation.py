@@ -115,7 +115,7 @@ def test_a_run_does_not_resume_with_another_base(
         (["train", "test"], "data.train and data.test: the prompts have changed since"),
     ],
 )
-def test_invariant_7_a_run_does_not_resume_with_changed_data(
+def test_promise_3_a_run_does_not_resume_with_changed_data(
     tmp_path: Path, config: Config, changed: list[str], told: str
 ):
     begin(config)
@@ -148,7 +148,7 @@ def timed(config: Config, **budget: object) -> Config:
     return config.model_copy(update={"budget": config.budget.model_copy(update=given)})
 
 
-def test_invariant_10_a_budget_below_the_estimated_minimum_is_refused_at_once(config: Config):
+def test_promise_6_a_budget_below_the_estimated_minimum_is_refused_at_once(config: Config):
     told = r"^budget\.time = 10s is too short: .* take at least \d+s \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="10s"), extend=None)
@@ -197,7 +197,7 @@ def tree(folder: RunFolder) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
 
 
-def test_invariant_10_a_finished_run_is_not_reopened_with_too_little_time(config: Config):
+def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: Config):
     folder = begin(timed(config, time="5m")).folder
     folder.write_metrics({"step": 1, "time/step_s": 30.0, "time/elapsed_s": 250.0})
     folder.journal("checkpoint", step=1, seconds=2.0, wall_s=290.0)

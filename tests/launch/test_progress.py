@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launch.progress import Reporter, forget_report, read_report
-from pipeline.contracts.phases import Heartbeat, PhaseClock
-from pipeline.contracts.workers import WorkerDied
+from pipeline.clock import Heartbeat, PhaseClock
+from pipeline.protocols import WorkerDied
 from tests.fakes import FakeClock
 
 QUIET_S = 1e6

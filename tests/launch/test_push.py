@@ -9,7 +9,7 @@ import pytest
 
 from launch.exits import Failure
 from launch.push import RECORD, Repository, find_repository, push
-from pipeline.contracts.record_files import write_json
+from pipeline.run.record_files import write_json
 from tests.launch.push_hub import LOGIN, OLD_HTTPX, PushHub
 
 pytestmark = OLD_HTTPX

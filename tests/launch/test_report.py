@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launch.report import main
-from pipeline.contracts.evaluations import show_mean
+from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Process, make_config
 

@@ -78,7 +78,7 @@ def journal(run):
         pytest.param(GEMMA4, marks=pytest.mark.slow),
     ],
 )
-def test_invariant_7_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
+def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path: Path, how):
     settings = ["--budget.steps=4", "--learner.updates_per_batch=2", *WARM, *how, *VALIDATED]
     if how is GEMMA4:
         settings.append(f"--model.path={tiny_gemma4(tmp_path / 'base')}")

@@ -36,17 +36,17 @@ from launch.session import (
 )
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
-from pipeline.contracts.adapters import Restored
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.record_files import read_rows
-from pipeline.contracts.workers import WorkerDied
+from pipeline.clock import Clock
+from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.plan.sizes import Chosen
+from pipeline.protocols import WorkerDied
 from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
+from pipeline.run.record_files import read_rows
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import Restored
 from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
@@ -220,7 +220,7 @@ def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     assert session.run() == 1
     (entry,) = session.events("failed")
     told = "under a random adapter the log-probs of the sampler differ from the learner's by"
-    assert entry["error"].startswith(f"ParityError: {told}")
+    assert entry["error"].startswith(f"MismatchError: {told}")
     shown = capsys.readouterr()
     assert told in shown.err
     assert "Traceback" not in shown.err
@@ -290,7 +290,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_invariant_12_a_start_without_checkpoints_is_refused_and_changes_nothing(tmp_path: Path):
+def test_promise_4_a_start_without_checkpoints_is_refused_and_changes_nothing(tmp_path: Path):
     disk = Disk()
     first = interrupted(tmp_path, disk, steps=3)
     before = contents(first.folder.path)
@@ -507,7 +507,7 @@ def test_a_resumed_run_knows_its_step_time(tmp_path: Path, now: FakeClock):
     assert second.learner.version == 1
 
 
-def test_invariant_10_a_budget_below_the_measured_minimum_exits_with_2(
+def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], now: FakeClock
 ):
     config = make_config(tmp_path, budget={"time": "1000s", "steps": None})

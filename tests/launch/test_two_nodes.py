@@ -26,7 +26,7 @@ from tests.launch.cluster_fixtures import (
     wait_for_events,
     write_config,
 )
-from tests.pipeline.inputs.hub.hub_server import hub_server
+from tests.pipeline.data.models.hub_server import hub_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(PATIENCE_S)]
 

@@ -105,7 +105,7 @@ def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_clea
 
 
 @pytest.mark.parametrize("cut", range(10))
-def test_invariant_7_a_resumed_run_raises_the_same_alarms(cut: int):
+def test_promise_3_a_resumed_run_raises_the_same_alarms(cut: int):
     config = settings(
         all_equal={"above": 0.5, "steps": 2},
         length_correlation={"above": 0.5, "steps": 3},
@@ -422,7 +422,7 @@ def test_an_alarm_on_a_validation_says_both_figures():
 ABSOLUTE = [
     ("truncation", "rollout/truncated_share", 0.26, 0.25, 10),
     ("kl", "learner/kl", 0.51, 0.5, 10),
-    ("disagreement", "learner/parity_p999", 1.1e-3, 1e-3, 1),
+    ("disagreement", "learner/mismatch_p999", 1.1e-3, 1e-3, 1),
 ]
 
 
@@ -436,15 +436,15 @@ def test_rules_with_a_threshold_that_has_a_meaning_by_itself(
 
 
 def test_the_threshold_of_a_disagreement_depends_on_the_number_format():
-    rows = [{"learner/parity_p999": value} for value in (1.4, 1.6)]
+    rows = [{"learner/mismatch_p999": value} for value in (1.4, 1.6)]
     rounded = make_config(Path("runs"), model={"dtype": "bfloat16"})
     (alarm,) = raised(rounded, rows)
     assert (alarm.step, alarm.threshold) == (2, 1.5)
     assert alarm.text == (
         "alarm disagreement: step 2: the 99.9th percentile of the difference of sampler's and "
         "learner's log-probs is 1.6, above alarms.disagreement.above = 1.5; see "
-        "learner/parity_mean and learner/parity_max; choose plan.rollout_weights and plan.kv_cache "
-        "with less rounding, or correct for it with learner.importance_cap"
+        "learner/mismatch_mean and learner/mismatch_max; choose plan.rollout_weights and "
+        "plan.kv_cache with less rounding, or correct for it with learner.importance_cap"
     )
     own = {"disagreement": {"above": 0.3}}
     given = make_config(Path("runs"), model={"dtype": "bfloat16"}, alarms=own)
@@ -466,7 +466,7 @@ def test_a_healthy_run_raises_no_alarm():
             "rollout/entropy": 0.09 * (1 - 0.0056 * step),
             "learner/grad_norm": 0.2 if step % 20 else 0.46,
             "learner/kl": 0.0003 * step,
-            "learner/parity_p999": 2e-5,
+            "learner/mismatch_p999": 2e-5,
             # Other work on the host takes half of it for a step, now and then.
             "speed/generated_tokens_per_s": 20_000.0 if step % 7 else 8_500.0,
         }

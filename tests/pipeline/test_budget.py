@@ -219,7 +219,7 @@ def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> 
     check_more(budget, folder, waited_s=10.0, now_s=1e9, added=added)
 
 
-def test_invariant_10_a_finished_run_is_not_resumed_with_too_little_time(timed: Config):
+def test_promise_6_a_finished_run_is_not_resumed_with_too_little_time(timed: Config):
     folder = finished_run(timed)
     least_s = 300 + 10 + 79
     told = rf"^budget\.time = 6m28s is too short: 1m18s of it .* {least_s // 60}m{least_s % 60}s$"

@@ -12,13 +12,11 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts import record_files
-from pipeline.contracts.adapters import Published
-from pipeline.contracts.rollouts import Completion, RolloutRequest
-from pipeline.inputs.dataset.order import prompts_for_step
+from pipeline.data.order import prompts_for_step
 from pipeline.rollout import workers
-from pipeline.rollout.parity import ParityError
-from pipeline.run import run_folder
+from pipeline.rollout.mismatch import MismatchError
+from pipeline.run import record_files, run_folder
+from pipeline.types import Completion, Published, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.fakes import (
     FRESH,
@@ -169,14 +167,14 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     assert reported == {**(run.folder.summary or {}), "eval": None}
 
 
-# --- invariant 1: the sampled policy is the learned policy
+# --- the sampled policy is the learned policy
 
 
-def test_invariant_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
+def test_promise_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
     run = Process(make_config(tmp_path), disk=Disk())
     run.learner.score_error = 0.2
-    message = r"of what the adapter changes, allowed 0\.001 \(parity\.probe;"
-    with pytest.raises(ParityError, match=message):
+    message = r"of what the adapter changes, allowed 0\.001 \(mismatch\.probe;"
+    with pytest.raises(MismatchError, match=message):
         run.run()
     assert not any("train" in call or "test" in call for call in run.script.calls)
     assert (run.folder.summary, run.learner.disk) == (None, {})
@@ -220,18 +218,18 @@ def test_without_truncation_nothing_is_reported(tmp_path: Path):
     assert run.events("truncated_rollouts") == []
 
 
-def test_invariant_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
-    run = Process(make_config(tmp_path, parity={"probe": 0.5}, budget={"steps": 1}), disk=Disk())
+def test_promise_1_the_probe_is_journaled_and_then_discarded(tmp_path: Path):
+    run = Process(make_config(tmp_path, mismatch={"probe": 0.5}, budget={"steps": 1}), disk=Disk())
     run.learner.score_error = 0.01
     run.run()
-    ((entry),) = run.events("parity")
+    ((entry),) = run.events("mismatch")
     assert entry == {"largest": pytest.approx(0.01 / PROBE_EFFECT, rel=1e-3), "bound": 0.5}
     assert run.script.calls.index("sampler0.load 0") < run.script.calls.index(
         "sampler0.generate:test 0"
     )
 
 
-def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(tmp_path: Path):
+def test_promise_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(tmp_path: Path):
     run = Process(make_config(tmp_path, plan={"samplers": 2}), disk=Disk())
     load = run.samplers[1].load
 
@@ -240,14 +238,14 @@ def test_invariant_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(t
 
     run.samplers[1].load = stale  # type: ignore[method-assign]
     message = rf"a sampler holds adapter {FRESH[:12]}, version 1 is {'[0-9a-f]' * 12}:"
-    with pytest.raises(ParityError, match=message):
+    with pytest.raises(MismatchError, match=message):
         run.run()
     assert run.learner.version == 1
     assert run.folder.metrics == []
 
 
 @pytest.mark.parametrize("wrong", [{"version": 7}, {"adapter_sha256": "f" * 64}])
-def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
+def test_promise_1_a_completion_with_a_wrong_label_is_caught(
     tmp_path: Path, wrong: dict[str, Any]
 ):
     run = Process(make_config(tmp_path, budget={"steps": 2}), disk=Disk())
@@ -260,13 +258,13 @@ def test_invariant_1_a_completion_with_a_wrong_label_is_caught(
 
     run.samplers[0].draw = mislabelled  # type: ignore[method-assign]
     with pytest.raises(
-        ParityError, match=r"step=1.*sample=1.* was sampled by version .* published"
+        MismatchError, match=r"step=1.*sample=1.* was sampled by version .* published"
     ):
         run.run()
     assert run.learner.version == 1
 
 
-def test_invariant_1_every_recorded_rollout_carries_version_and_hash(tmp_path: Path):
+def test_promise_1_every_recorded_rollout_carries_version_and_hash(tmp_path: Path):
     run = Process(make_config(tmp_path), disk=Disk())
     run.run()
     hashes = [FRESH]
@@ -280,27 +278,27 @@ def test_invariant_1_every_recorded_rollout_carries_version_and_hash(tmp_path: P
     assert len({*hashes, run.learner.adapter}) == 4
 
 
-def test_invariant_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
-    run = Process(make_config(tmp_path, parity={"mean_stop": 0.01}), disk=Disk())
-    run.learner.metrics = {"parity_mean": 0.02}
-    with pytest.raises(ParityError, match=r"by 0\.02 on average, allowed 0\.01"):
+def test_promise_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
+    run = Process(make_config(tmp_path, mismatch={"mean_stop": 0.01}), disk=Disk())
+    run.learner.metrics = {"mismatch_mean": 0.02}
+    with pytest.raises(MismatchError, match=r"by 0\.02 on average, allowed 0\.01"):
         run.run()
     assert (run.folder.metrics, run.folder.summary) == ([], None)
 
 
-def test_invariant_1_a_percentile_above_its_bound_raises_an_alarm(tmp_path: Path):
+def test_promise_1_a_percentile_above_its_bound_raises_an_alarm(tmp_path: Path):
     alarms = {"disagreement": {"above": 0.1}}
     run = Process(make_config(tmp_path, alarms=alarms, budget={"steps": 1}), disk=Disk())
-    run.learner.metrics = {"parity_p999": 0.2}
+    run.learner.metrics = {"mismatch_p999": 0.2}
     assert run.run() == "finished"
     ((alarm),) = run.events("alarm")
     assert (alarm["rule"], alarm["step"], alarm["value"]) == ("disagreement", 1, 0.2)
 
 
-# --- invariant 6: an error is not a zero
+# --- an error is not a zero
 
 
-def test_invariant_6_reward_errors_are_counted_and_excluded(tmp_path: Path):
+def test_promise_5_reward_errors_are_counted_and_excluded(tmp_path: Path):
     config = make_config(tmp_path, budget={"steps": 1}, rollout={"group_size": 4})
     run = Process(config, disk=Disk())
     given: list[float | None] = [1.0, 0.0, None, 1.0, 1.0, 1.0, None, None]
@@ -415,7 +413,7 @@ def test_a_dead_sampler_does_not_prevent_the_checkpoint(tmp_path: Path):
     assert max(disk) == 2
 
 
-# --- invariant 7: given the same decisions, a resumed run is the same run
+# --- given the same decisions, a resumed run is the same run
 
 
 def undisturbed(folder: Path) -> tuple[Process, dict[str, Any]]:
@@ -430,7 +428,7 @@ def resumed(config: Config, disk: Disk) -> Process:
     return run
 
 
-def test_invariant_7_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Path):
+def test_promise_3_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Path):
     whole, expected = undisturbed(tmp_path / "whole")
     for number, call in enumerate(whole.script.calls[:-1]):
         config, disk = watched(tmp_path / str(number)), Disk()
@@ -445,14 +443,14 @@ def test_invariant_7_a_run_interrupted_at_any_call_is_the_same_run(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_invariant_7_a_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
+def test_promise_3_a_run_killed_at_any_call_is_the_same_run(tmp_path: Path):
     check_same_run(
         lambda folder, disk, script: process(watched(folder), disk, script), tmp_path, hard=True
     )
 
 
 @pytest.mark.slow
-def test_invariant_7_a_run_killed_before_any_write_is_the_same_run(
+def test_promise_3_a_run_killed_before_any_write_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     writes: list[Callable[[], None] | None] = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.workers import WorkerDied
+from pipeline.protocols import WorkerDied
 from pipeline.rollout.workers import TrainingStopped
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data, validated
@@ -60,7 +60,7 @@ def test_an_alarm_is_journaled_shown_and_sent_to_wandb(
     assert shown.count("alarm all_equal: step ") == len(expected)
 
 
-def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
+def test_promise_5_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
     run = Process(make_config(tmp_path, budget={"steps": 4}, alarms=QUIET), disk=Disk())
     score = run.scorer.score
 
@@ -75,7 +75,7 @@ def test_invariant_6_a_part_that_is_always_none_raises_an_alarm(tmp_path: Path):
     assert [row["reward/excluded_share"] for row in run.folder.metrics] == [0.0] * 4
 
 
-def test_invariant_7_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
+def test_promise_3_a_resumed_run_raises_the_same_alarms(tmp_path: Path):
     # The last two steps are beyond the threshold, whichever process trains them.
     alarms_too: dict[str, Any] = {"length_correlation": {"above": 0.0, "steps": 2}}
     logged = alarmed(tmp_path / "whole", "log", disk=Disk(), **alarms_too)
@@ -111,7 +111,7 @@ def test_a_repeated_step_sends_no_alert_again(logged: Process, tmp_path: Path):
     assert dying.tracker.alerts + resumed.tracker.alerts == logged.tracker.alerts
 
 
-def test_invariant_7_steps_with_new_rewards_count_after_a_rollback_before_the_change(
+def test_promise_3_steps_with_new_rewards_count_after_a_rollback_before_the_change(
     tmp_path: Path,
 ):
     disk, script = Disk(), Script()
@@ -160,7 +160,7 @@ def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_o
 
     def disagreeing() -> Process:
         run = Process(config, disk=disk)
-        run.learner.metrics = {"parity_p999": 0.2}
+        run.learner.metrics = {"mismatch_p999": 0.2}
         return run
 
     first = disagreeing()

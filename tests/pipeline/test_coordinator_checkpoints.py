@@ -68,7 +68,7 @@ def test_a_finished_checkpoint_is_journaled_before_the_next_step(tmp_path: Path)
 
 
 @pytest.mark.parametrize("step", range(STEPS))
-def test_invariant_7_a_run_killed_during_the_save_of_any_step_is_the_same_run(
+def test_promise_3_a_run_killed_during_the_save_of_any_step_is_the_same_run(
     tmp_path: Path, undisturbed: dict[str, Any], step: int
 ):
     config, disk = settings(tmp_path, every=1), Disk()
@@ -86,7 +86,7 @@ def test_invariant_7_a_run_killed_during_the_save_of_any_step_is_the_same_run(
 
 
 @pytest.mark.parametrize("step", range(STEPS))
-def test_invariant_7_a_run_stopped_at_any_step_is_the_same_run(
+def test_promise_3_a_run_stopped_at_any_step_is_the_same_run(
     tmp_path: Path, undisturbed: dict[str, Any], step: int
 ):
     config, disk = settings(tmp_path), Disk()

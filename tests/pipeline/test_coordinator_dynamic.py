@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
-from pipeline.inputs.dataset.order import consecutive_prompts
+from pipeline.data.order import consecutive_prompts
 from pipeline.rollout.dynamic_sampling import has_signal
+from pipeline.types import Completion, Rollout, RolloutRequest
 from tests.fakes import (
     Disk,
     Process,
@@ -228,7 +228,7 @@ def test_a_step_without_time_has_no_further_round(tmp_path: Path):
     assert watched.run.script.clock.seconds == 65
 
 
-# --- invariant 7: a resumed run of steps is the same run
+# --- a resumed run of steps is the same run
 
 
 SHORT: dict[str, Any] = {"budget": {"steps": 3}, "checkpoint": {"every_steps": 2}}
@@ -253,7 +253,7 @@ def ended_at_any_call(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, hard: bool):
+def test_promise_3_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, hard: bool):
     durations = {"sampler0.generate:train": 10.0, "learner.update": 60.0}
     ended_at_any_call(
         lambda folder: config_of(folder, **SHORT), tmp_path, hard=hard, durations=durations
@@ -262,7 +262,7 @@ def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(tmp_path: Path, *, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
+def test_promise_3_with_rollouts_sampled_ahead(tmp_path: Path, *, hard: bool):
     ahead: dict[str, Any] = {"rollout": {"ahead": "one"}, "learner": {"importance_cap": 2.0}}
     ended_at_any_call(
         lambda folder: config_of(folder, **SHORT, **ahead), tmp_path, hard=hard, durations={}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.batches import PackedRow
-from pipeline.contracts.progress import Progress
-from pipeline.contracts.rollouts import Rollout
+from pipeline.data.packed_batch import PackedRow
+from pipeline.progress import Progress
 from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import Rollout
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
 
@@ -38,7 +38,7 @@ def broken(process: Process, fails: Mapping[int, int]) -> Process:
 # --- too many rollouts without a reward
 
 
-def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: Path):
+def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: Path):
     config, disk = make_config(tmp_path, **STEPS), Disk()
     run = broken(Process(config, disk=disk), {0: 1, 1: 2, 2: 3})
     why = (
@@ -60,7 +60,7 @@ def test_invariant_6_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: P
     assert disk[2][1]["samples"] == 8
 
 
-def test_invariant_7_a_stopped_run_repeats_the_same_step(tmp_path: Path):
+def test_promise_3_a_stopped_run_repeats_the_same_step(tmp_path: Path):
     whole = Process(make_config(tmp_path / "whole", **STEPS), disk=Disk())
     whole.run()
     config, disk = make_config(tmp_path, **STEPS), Disk()
@@ -241,7 +241,7 @@ def test_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_state(tmp_
     assert fine.folder.summary["faults"]["skipped_updates"] == 6
 
 
-def test_invariant_7_a_signal_between_skipped_updates_changes_nothing(tmp_path: Path):
+def test_promise_3_a_signal_between_skipped_updates_changes_nothing(tmp_path: Path):
     whole = unstable(Process(longer(tmp_path / "whole"), disk=Disk()), [1, 2, 4])
     whole.run()
     disk, script = Disk(), Script()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.checkpoint_files import CHECKPOINT_MARK
+from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.mirror import Copier, fetch_run
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
@@ -79,7 +79,7 @@ def killed_after_copy(config: Config, call: int) -> bool:
     return False
 
 
-def test_invariant_7_another_host_ends_with_the_same_adapter(
+def test_promise_3_another_host_ends_with_the_same_adapter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     whole = Process(host(tmp_path / "whole", tmp_path), disk=Disk(), data=DATA)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import Completion, RolloutRequest
+from pipeline.types import Completion, RolloutRequest
 from tests.fakes import Disk, Process, Script, make_config, make_data
 from tests.resumes import check_same_run
 
@@ -189,7 +189,7 @@ def test_without_a_cut_off_there_are_no_metrics_of_it(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("partial", ["keep", "drop"])
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
+def test_promise_3_a_run_ended_at_any_call_is_the_same_run(
     tmp_path: Path, partial: str, *, hard: bool
 ):
     check_same_run(

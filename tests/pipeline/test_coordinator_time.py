@@ -84,7 +84,7 @@ def test_a_run_with_a_time_budget_by_hand(tmp_path: Path):
 
 
 @pytest.mark.parametrize("budget_s", [*range(180, 400, 13), 3600])
-def test_invariant_10_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
+def test_promise_6_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: int):
     process = process_of(validated(tmp_path, budget_s))
     assert process.run_in_time() == "finished"
     found = summary(process)
@@ -97,7 +97,7 @@ def test_invariant_10_a_time_budget_is_kept_and_used(tmp_path: Path, budget_s: i
     assert exports(process)[-1][0] == found["best"]["step"]
 
 
-def test_invariant_10_the_export_follows_each_better_validation(tmp_path: Path):
+def test_promise_6_the_export_follows_each_better_validation(tmp_path: Path):
     skills = [0.2, 0.2, 0.5, 0.5, 0.3, 0.3, 0.9, 0.8]
     process = process_of(validated(tmp_path, 500), skills=skills)
     process.run_in_time()
@@ -229,7 +229,7 @@ def steps_killed(folder: Path, make: Any, disk: Disk) -> int:
 
 @pytest.mark.parametrize("make", [config_of, validated])
 @pytest.mark.parametrize("more_s", [-20, 10])
-def test_invariant_10_a_run_of_steps_resumed_with_a_deadline_is_exported(
+def test_promise_6_a_run_of_steps_resumed_with_a_deadline_is_exported(
     tmp_path: Path, make: Any, more_s: int
 ):
     disk = Disk()
@@ -325,7 +325,7 @@ def test_the_decay_goes_on_after_a_kill(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", range(36))
-def test_invariant_10_deadlines_are_kept_with_noise_drift_stalls_and_kills(
+def test_promise_6_deadlines_are_kept_with_noise_drift_stalls_and_kills(
     tmp_path: Path, seed: int
 ):
     rng = np.random.default_rng(seed)

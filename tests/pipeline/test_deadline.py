@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.contracts.clock import Clock
+from pipeline.clock import Clock
 from pipeline.deadline import (
     EXIT,
     EXPORT,

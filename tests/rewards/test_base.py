@@ -75,7 +75,7 @@ class _NoFloat(float):
         ({str(n): 1 for n in range(33)}, "invalid", "returned 33 names, more than 32"),
     ],
 )
-def test_invariant_6_an_error_is_not_a_zero(value: Any, cause: Cause, message: str):
+def test_promise_5_an_error_is_not_a_zero(value: Any, cause: Cause, message: str):
     found = to_outcome(value)
     assert found.value is None
     assert found.error is not None

@@ -194,7 +194,7 @@ def test_an_async_function_of_a_batch_is_refused():
         recognise(batch, {})
 
 
-def test_invariant_6_only_the_failing_inputs_of_a_batch_fail():
+def test_promise_5_only_the_failing_inputs_of_a_batch_fail():
     def inverse(inputs: Sequence[RewardInput]) -> list[float]:
         return [1 / (len(one.completion) - 3) for one in inputs]
 
@@ -216,14 +216,14 @@ def test_invariant_6_only_the_failing_inputs_of_a_batch_fail():
         (None, "returned a NoneType, not a list of 1 number"),
     ],
 )
-def test_invariant_6_results_of_a_wrong_shape_are_errors(returned: Any, message: str):
+def test_promise_5_results_of_a_wrong_shape_are_errors(returned: Any, message: str):
     for outcome in outcomes(recognise(lambda _: returned, {}), ONE, OTHER, ONE):
         assert outcome.error is not None
         assert outcome.error.cause == "invalid"
         assert outcome.error.message.startswith(message)
 
 
-def test_invariant_6_endless_recursion_and_base_exceptions_are_errors():
+def test_promise_5_endless_recursion_and_base_exceptions_are_errors():
     def deeper(completion: str) -> float:
         return deeper(completion)
 

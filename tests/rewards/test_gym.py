@@ -9,8 +9,8 @@ from importlib import import_module
 import pytest
 
 from configs.schema import Prompt
-from pipeline.inputs.dataset import procedural
-from pipeline.inputs.dataset.procedural import generate_rows
+from pipeline.data import procedural
+from pipeline.data.procedural import generate_rows
 from rewards.base import Tags
 from rewards.gym import score_answer
 

@@ -21,12 +21,12 @@ def test_the_reward_is_the_weighted_sum():
     assert found == 1.5
 
 
-def test_invariant_6_a_part_with_an_error_leaves_no_reward():
+def test_promise_5_a_part_with_an_error_leaves_no_reward():
     weights = {"answer": 1.0, "format": 0.1}
     assert combine({**parts(answer=1.0), "format": DIED}, weights=weights) is None
 
 
-def test_invariant_6_a_part_that_does_not_apply_is_left_out_of_the_sum():
+def test_promise_5_a_part_that_does_not_apply_is_left_out_of_the_sum():
     weights = {"answer": 1.0, "format": 0.5}
     assert combine(parts(answer=None, format=2.0), weights=weights) == 1.0
     assert combine(parts(answer=None, format=None), weights=weights) is None

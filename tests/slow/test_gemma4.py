@@ -19,7 +19,7 @@ from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.types import RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.learner.test_torch import LORA, PYTHON, ask
 

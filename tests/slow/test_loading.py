@@ -19,7 +19,7 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.tensors import entry
-from pipeline.inputs.hub.hf_folder import stored_tensors
+from pipeline.data.models.hf_folder import stored_tensors
 
 CONFIG = Path(__file__).parent / "configs" / "gemma3_1b.json"
 BEYOND_DEVICE = 0.7e9

@@ -24,7 +24,7 @@ from launch.demo.gemma import FOLDER
 from pipeline.compute.learner.export import Exporter, Tuned
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests import tiny
 from tests.pipeline.compute.learner.test_torch import LORA, PYTHON, ask
 

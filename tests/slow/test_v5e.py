@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contracts.topology import HBM_GIB, TPU_COMPILER
+from pipeline.plan.topology import HBM_GIB, TPU_COMPILER
 
 PROJECT = Path(__file__).parents[2]
 
@@ -24,7 +24,7 @@ from configs.load import load_config
 from tests.whole_logits import whole_logits
 from pipeline.compute.aot.compile import compile_for, trace
 from pipeline.compute.aot.hlo import parse
-from pipeline.inputs.hub.hf_config import read_model_shape
+from pipeline.data.models.hf_config import read_model_shape
 from pipeline.plan.cost_model.programs import programs_of
 from pipeline.plan.search.fitting import PlanCase, choose_placement
 
@@ -105,7 +105,7 @@ import jax.numpy as jnp
 from pipeline.compute.aot.compile import compile_for, v5e_devices
 from pipeline.compute.model.lookup import look_up_in_host
 from pipeline.compute.model.sharding import by_row, in_host, make_mesh
-from pipeline.inputs.hub.model_shape import PUBLISHED, read_model_shape
+from pipeline.data.models.find_shape import PUBLISHED, read_model_shape
 
 shape = read_model_shape(PUBLISHED["gemma-4-e2b"])
 mesh = make_mesh(v5e_devices(int(sys.argv[1])))

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from configs.schema import Config
 from pipeline.compute.aot.compile import program_figures
-from pipeline.contracts.model_shape import ModelShape
+from pipeline.data.models.model_shape import ModelShape
 
 _PARALLEL_COMPILATIONS = 2
 """Each compilation keeps one core busy and takes some GiB of memory."""

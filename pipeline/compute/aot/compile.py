@@ -30,10 +30,10 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.contracts.topology import GIB, HOST
-from pipeline.inputs.hub.model_shape import hf_config_of
+from pipeline.data.models.find_shape import hf_config_of
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.plan.program_names import SAMPLER, devices_of, split_name
+from pipeline.plan.topology import GIB, HOST
 
 VOCABULARY = Vocabulary(pad=0, stops=(106, 1), forbidden=(0, 2, 3, 4, 105))
 """Gemma 3's special tokens; their ids do not affect the figures of a program."""

@@ -23,6 +23,8 @@ import jax
 import numpy as np
 
 from configs.schema import Config
+from pipeline.clock import PhaseClock
+from pipeline.compute.builds import BuildLog
 from pipeline.compute.decode.cache import Caches
 from pipeline.compute.decode.programs import CompiledSampler, DecodePrograms
 from pipeline.compute.decode.schedule import Group, SlotAssignment, Slots
@@ -34,9 +36,8 @@ from pipeline.compute.learner.timing import plain_token
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import batch_shards, by_row
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.phases import PhaseClock
-from pipeline.contracts.rollouts import (
+from pipeline.protocols import SamplerTimes
+from pipeline.types import (
     Completion,
     DecodeWork,
     Report,
@@ -44,7 +45,6 @@ from pipeline.contracts.rollouts import (
     RolloutRequest,
     StopReason,
 )
-from pipeline.contracts.speeds import SamplerTimes
 
 Weights = tuple[Params, Params]
 """Base and adapter."""

@@ -18,6 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
+from pipeline.compute.builds import BuildLog
 from pipeline.compute.decode.cache import (
     Caches,
     PromptAttention,
@@ -43,7 +44,6 @@ from pipeline.compute.model.sharding import (
 )
 from pipeline.compute.model.truncation import Truncation
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.builds import BuildLog
 
 T = TypeVar("T")
 

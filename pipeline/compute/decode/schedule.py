@@ -16,7 +16,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from pipeline.contracts.rollouts import RolloutRequest
+from pipeline.types import RolloutRequest
 
 T = TypeVar("T")
 

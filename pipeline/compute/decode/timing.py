@@ -16,7 +16,7 @@ from pipeline.compute.decode.state import DecodeState, SamplingParams, SlotAdmis
 from pipeline.compute.learner.timing import fastest_s
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import batch_shards, by_row
-from pipeline.contracts.speeds import SamplerTimes
+from pipeline.protocols import SamplerTimes
 
 
 def sampler_times(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pipeline.compute.model.attention import Layout
 from pipeline.compute.model.sharding import by_row
-from pipeline.contracts.batches import PackedBatch
+from pipeline.data.packed_batch import PackedBatch
 
 
 @jax.tree_util.register_dataclass

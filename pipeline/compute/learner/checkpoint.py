@@ -25,8 +25,8 @@ from orbax.checkpoint import checkpoint_managers as retention
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
-from pipeline.contracts.checkpoint_files import BEST, best_version
-from pipeline.contracts.record_files import unwritten
+from pipeline.run.checkpoint_files import BEST, best_version
+from pipeline.run.record_files import unwritten
 
 Meta = dict[str, Any]
 """The state of the coordinator: counters and sampling state, as JSON."""

@@ -20,11 +20,10 @@ from pipeline.compute.model import lora, peft_folder, save, weights
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.adapters import FORMATS, ExportReport, Format
-from pipeline.contracts.record_files import replace_folder, unwritten
-from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.hub.hf_config import is_multimodal
-from pipeline.inputs.hub.hf_folder import is_multimodal_folder, read_config
+from pipeline.data.models.hf_config import is_multimodal
+from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
+from pipeline.run.record_files import replace_folder, unwritten
+from pipeline.types import FORMATS, Completion, ExportReport, Format
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""

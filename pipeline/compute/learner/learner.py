@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.schema import Config
+from pipeline.compute.builds import BuildLog
 from pipeline.compute.device_memory import array_bytes
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, place_inputs
 from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
@@ -32,11 +33,10 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import PackedRow, TokenBatch, padding_metrics
-from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.rollouts import Completion, Rollout
-from pipeline.inputs.dataset.batching import batches_to_learn
-from pipeline.inputs.dataset.packing import packed_batches
+from pipeline.data.batching import batches_to_learn
+from pipeline.data.packed_batch import PackedRow, TokenBatch, padding_metrics
+from pipeline.data.packing import packed_batches
+from pipeline.types import Completion, Rollout
 
 
 class Learner:
@@ -170,26 +170,26 @@ class Learner:
 
         Returns:
             Metrics of the last update: those of `objective`, `loss`, `grad_norm` before clipping,
-            `adapter_norm` after it (`lora.norms`), `lr`; of the first one `parity`; of the batches
-            `tokens_trained` and `padding_metrics`; `skipped_updates` (1) only if an update was
-            skipped.
+            `adapter_norm` after it (`lora.norms`), `lr`; of the first one `mismatch`; of the
+            batches `tokens_trained` and `padding_metrics`; `skipped_updates` (1) only if an
+            update was skipped.
         """
         batches = self._pack(rollouts)
         # Copied before the first update donates the adapter.
         initial = self._copy(self.state.adapter) if self._samples_ahead else None
-        parity_ahead = self._parity_ahead(batches)
+        mismatch_ahead = self._mismatch_ahead(batches)
         # Batches that are used once are placed lazily, so that only one exists at a time.
         placed: Iterable[DeviceBatch] = map(self._place, batches)
         if self._programs.uses_old_logprobs:
             placed = list(placed)
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
-        metrics |= padding_metrics(batches) | parity_ahead
+        metrics |= padding_metrics(batches) | mismatch_ahead
         for number in range(self._config.learner.updates_per_batch if batches else 0):
             now = self._rate() if rate is None else rate
             found, logprobs = self._one_update(placed, now, weight=weight)
             if number == 0:
-                metrics |= parity(batches, logprobs, version=self.state.version)
+                metrics |= mismatch(batches, logprobs, version=self.state.version)
                 if self._programs.uses_old_logprobs:
                     old = jax.device_put(logprobs, by_row(self.policy.mesh))
                     pairs = zip(placed, old, strict=True)
@@ -270,8 +270,8 @@ class Learner:
             completions, self._compiled.score, weights, shape=programs.shape, mesh=self.policy.mesh
         )
 
-    def _parity_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """`parity` of one batch under the previous version, if the current one sampled no token.
+    def _mismatch_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
+        """`mismatch` of one batch under the previous version, if the current one sampled no token.
 
         The batch changes from step to step, so that long and short rollouts are covered.
         """
@@ -283,7 +283,7 @@ class Learner:
         batch = batches[(now - 1) % len(batches)]
         inputs = place_inputs(batch, self.policy.mesh)
         scored = np.asarray(self._run(self._compiled.score, adapter, inputs))
-        return parity([batch], [scored], version=now - 1)
+        return mismatch([batch], [scored], version=now - 1)
 
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
         return batches_to_learn(
@@ -396,7 +396,7 @@ def _open_teacher(path: str | None, policy: Policy) -> Params | None:
         raise type(mistake)(f"learner.teacher: {what}") from mistake
 
 
-def parity(
+def mismatch(
     batches: Sequence[TokenBatch], logprobs: Sequence[np.ndarray], *, version: int
 ) -> dict[str, float]:
     """|learner's - sampler's log-prob| over the learned tokens: mean, 99.9th percentile, max.
@@ -413,9 +413,9 @@ def parity(
     if not differences.size:
         return {}
     return {
-        "parity_mean": float(differences.mean()),
-        "parity_p999": float(np.quantile(differences, 0.999)),
-        "parity_max": float(differences.max()),
+        "mismatch_mean": float(differences.mean()),
+        "mismatch_p999": float(np.quantile(differences, 0.999)),
+        "mismatch_max": float(differences.max()),
     }
 
 

@@ -12,8 +12,8 @@ from pathlib import PurePath
 from typing import Any
 
 from configs.schema import Config, Learner
-from pipeline.contracts.evaluations import mean_key, metric_title, show_interval, show_mean
-from pipeline.inputs.hub.model_source import HF
+from pipeline.data.models.model_source import HF
+from pipeline.evaluate.summary import mean_key, metric_title, show_interval, show_mean
 
 LICENSES = {"gemma2": "gemma", "gemma3_text": "gemma", "gemma4_text": "apache-2.0"}
 """The Hub's names of licences that the weights of a base, and what is made from them, are under; by

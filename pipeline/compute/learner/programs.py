@@ -20,6 +20,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
+from pipeline.compute.builds import BuildLog
 from pipeline.compute.device_memory import program_bytes
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.losses import learned_max, weighted_sum
@@ -35,10 +36,9 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import FSDP, batch_shards, by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import BatchShape
-from pipeline.contracts.builds import BuildLog
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import Packing, batch_shape
+from pipeline.data.batching import Packing, batch_shape
+from pipeline.data.packed_batch import BatchShape
+from pipeline.plan.lengths import Lengths
 
 Scalars = dict[str, Float[Array, ""]]
 BySize = dict[int, jax.stages.Compiled]

@@ -12,9 +12,9 @@ from pipeline.compute.learner.batches import place_inputs
 from pipeline.compute.learner.programs import BySize, LearnerPrograms
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import BatchShape
-from pipeline.contracts.rollouts import Completion, RolloutName
-from pipeline.inputs.dataset.batching import batches_to_score
+from pipeline.data.batching import batches_to_score
+from pipeline.data.packed_batch import BatchShape
+from pipeline.types import Completion, RolloutName
 
 
 class Scorer:

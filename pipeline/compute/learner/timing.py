@@ -9,10 +9,10 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.contracts.batches import BatchShape, TokenBatch
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import micro_batches
+from pipeline.data.batching import micro_batches
+from pipeline.data.packed_batch import BatchShape, TokenBatch
+from pipeline.plan.lengths import Lengths
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
 
 REPEATS = 3
 """Timed runs after the warm-up; the fastest counts, because the others were delayed."""

@@ -10,7 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from pipeline.compute.model import lora
-from pipeline.contracts.checkpoint_files import BEST_FILE
+from pipeline.run.checkpoint_files import BEST_FILE
 
 NAME = BEST_FILE
 

@@ -18,7 +18,7 @@ from pipeline.compute.model import adapter_file, peft_folder
 from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
-from pipeline.contracts.checkpoint_files import BEST
+from pipeline.run.checkpoint_files import BEST
 
 Reader = Callable[[Path], tuple[dict[str, np.ndarray], int]]
 """Reads the adapter of a folder and its version."""

@@ -9,8 +9,8 @@ from typing import Any
 import jax.numpy as jnp
 from tunix.models.gemma3 import model as gemma3
 
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.inputs.hub.hf_config import FULL, GEMMA4, SLIDING, read_model_shape, text_config
+from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING, read_model_shape, text_config
+from pipeline.data.models.model_shape import ModelShape
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
+from pipeline.compute.builds import BuildLog, Built, cores
 from pipeline.compute.model.sharding import lowered
-from pipeline.contracts.builds import BuildLog, Built, cores
 
 Trace = Callable[[], jax.stages.Traced]
 """Traces a program."""

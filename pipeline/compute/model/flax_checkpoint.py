@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from orbax import checkpoint as ocp
 
-from pipeline.inputs.hub.flax_shapes import flax_name
-from pipeline.inputs.hub.hf_config import GEMMA4
-from pipeline.inputs.hub.hf_folder import flax_part
-from pipeline.inputs.hub.model_shape import PUBLISHED
+from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.flax_shapes import flax_name
+from pipeline.data.models.hf_config import GEMMA4
+from pipeline.data.models.hf_folder import flax_part
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # Settings that the shapes do not determine, by family, layers and width.

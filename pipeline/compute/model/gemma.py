@@ -33,7 +33,7 @@ from pipeline.compute.model.layer import (
 from pipeline.compute.model.lookup import look_up, look_up_in_host
 from pipeline.compute.model.remat import Parts, Remat
 from pipeline.compute.model.sharding import ALL_AXES, gathered_sharding, mesh_of
-from pipeline.contracts.model_shape import ModelShape
+from pipeline.data.models.model_shape import ModelShape
 
 
 class Gemma(nnx.Module):

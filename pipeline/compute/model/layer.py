@@ -20,7 +20,7 @@ from tunix.models.gemma4 import model as gemma4
 
 from pipeline.compute.model.architecture import Architecture
 from pipeline.compute.model.attention import Attend, Bounds, Keys, LayerCache
-from pipeline.contracts.model_shape import ModelShape
+from pipeline.data.models.model_shape import ModelShape
 
 KeyValue = tuple[Keys, Keys]
 """Keys and values of all positions of a layer."""

@@ -25,7 +25,7 @@ from pipeline.compute.model import quantize
 from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.sharding import batch_shards, mesh_of, platform
 from pipeline.compute.model.tensors import PROJECTIONS
-from pipeline.contracts.model_shape import select_targets
+from pipeline.data.models.model_shape import select_targets
 
 Adapter = dict[str, jax.Array]
 

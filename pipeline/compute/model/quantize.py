@@ -30,7 +30,7 @@ from qwix._src.core import numerics, qarray
 from tunix.models.gemma3 import model as gemma3
 
 from pipeline.compute.model import integer_products
-from pipeline.contracts.model_shape import scale_block
+from pipeline.data.models.model_shape import scale_block
 
 _NF4 = "nf4"
 _INT8 = jnp.dtype("int8")

@@ -17,10 +17,10 @@ from orbax import checkpoint as ocp
 
 from pipeline.compute.model.flax_checkpoint import flax_tensor
 from pipeline.compute.model.tensors import entry
-from pipeline.inputs.hub.hf_config import text_config
-from pipeline.inputs.hub.hf_folder import read_config, text_tensors
-from pipeline.inputs.hub.model_source import PROCESSOR_FILES, TOKENIZER_FILES
-from pipeline.inputs.hub.tensor_files import Spec, TensorSpec, plan_shards, write_shards
+from pipeline.data.models.hf_config import text_config
+from pipeline.data.models.hf_folder import read_config, text_tensors
+from pipeline.data.models.model_source import PROCESSOR_FILES, TOKENIZER_FILES
+from pipeline.data.models.tensor_files import Spec, TensorSpec, plan_shards, write_shards
 
 FLAX = "flax"
 """Folder of the flax checkpoint inside an export."""

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pipeline.contracts import model_shape
+from pipeline.data.models import model_shape
 
 DATA = "data"
 """Mesh axis over which only batch rows are sharded."""

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
 from configs.schema import Rollout
-from pipeline.inputs.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

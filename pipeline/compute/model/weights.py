@@ -16,8 +16,8 @@ import numpy as np
 from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.flax_checkpoint import FlaxCheckpoint, config_of
 from pipeline.compute.model.tensors import entry
-from pipeline.inputs.hub import hf_folder
-from pipeline.inputs.hub.hf_config import text_config
+from pipeline.data.models import hf_folder
+from pipeline.data.models.hf_config import text_config
 
 READABLE = tuple(str(dtype) for dtype in hf_folder.STORED_TYPES.values())
 """Dtypes that weights may be stored in."""

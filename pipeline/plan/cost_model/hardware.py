@@ -13,8 +13,8 @@ import re
 from dataclasses import dataclass, replace
 
 from configs.schema import Config, Plan
-from pipeline.contracts.topology import GIB, HBM_GIB
 from pipeline.plan.chip_limits import load_limits
+from pipeline.plan.topology import GIB, HBM_GIB
 
 SPEEDS = ("bytes_per_s", "bf16_flops", "int8_flops")
 """Limits of a chip that `launch.doctor --chips` measures."""

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.programs import SAMPLER, split_name
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.program_memory import (
     MemoryParts,
     ProcessArrays,
@@ -19,6 +18,7 @@ from pipeline.plan.cost_model.program_memory import (
     slots_memory,
 )
 from pipeline.plan.cost_model.programs import phase_programs
+from pipeline.plan.program_names import SAMPLER, split_name
 
 PARTS = (
     "base",

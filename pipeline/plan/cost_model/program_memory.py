@@ -15,9 +15,9 @@ from functools import lru_cache
 from math import gcd
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
-from pipeline.contracts.programs import SAMPLER, Devices, devices_of, split_name
-from pipeline.contracts.topology import GIB, HBM_GIB
+from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.plan.program_names import SAMPLER, Devices, devices_of, split_name
+from pipeline.plan.topology import GIB, HBM_GIB
 
 MemoryParts = Counter[str]
 """Bytes of a chip by part; 0 for a part that is absent."""
@@ -208,7 +208,7 @@ def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryPar
     Args:
         config: the run, with all sizes.
         shape: the model.
-        program: name of the program, see `pipeline.contracts.programs`.
+        program: name of the program, see `pipeline.plan.program_names`.
 
     Raises:
         ValueError: if there is no such program.

@@ -10,12 +10,12 @@ from dataclasses import asdict
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.programs import SAMPLER, devices_of, split_name
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import Packing, batch_shape
+from pipeline.data.batching import Packing, batch_shape
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
+from pipeline.plan.lengths import Lengths
+from pipeline.plan.program_names import SAMPLER, devices_of, split_name
 
 # Settings that a kind of program does not depend on. All others count, so a new setting counts by
 # default.

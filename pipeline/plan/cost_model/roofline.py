@@ -15,11 +15,11 @@ from math import prod
 from typing import Literal
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import DTYPE_BYTES, ModelShape
-from pipeline.contracts.programs import split_name
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
+from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.program_memory import ProcessArrays
+from pipeline.plan.program_names import split_name
 
 Regime = Literal["compute", "bandwidth", "links", "latency"]
 """The limiting resource of a phase: arithmetic, memory bandwidth, links to other chips, or

@@ -14,9 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.workload import (
@@ -25,6 +24,7 @@ from pipeline.plan.cost_model.workload import (
     sampler_work,
     training_work,
 )
+from pipeline.plan.lengths import Lengths
 
 PHASES = ("prefill", "decode", "score", "update", "sync", "rewards")
 """Phases of a step; sync: the samplers load the new adapter."""

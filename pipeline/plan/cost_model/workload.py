@@ -16,9 +16,9 @@ from statistics import NormalDist
 
 from configs.rollout import min_finished
 from configs.schema import Config
-from pipeline.contracts.batches import BatchShape
-from pipeline.contracts.speeds import SIGMA, Lengths
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
+from pipeline.data.packed_batch import BatchShape
+from pipeline.plan.lengths import SIGMA, Lengths
 
 _AVERAGED = 256
 """Least number of completions over which a sampler's work is averaged."""

@@ -13,11 +13,8 @@ from typing import Any
 from configs.errors import ConfigError
 from configs.resume import hardware_id
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.sizes import Sizes, with_plan_settings
-from pipeline.contracts.speeds import Lengths
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import (
     Topology,
     device_count,
@@ -27,8 +24,11 @@ from pipeline.plan.cost_model.hardware import (
 from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
+from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.placements import placed_as, placement_candidates, step_ahead
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
+from pipeline.plan.sizes import Sizes, with_plan_settings
+from pipeline.plan.topology import GIB
 
 RESERVE = 0.05
 """Share of the memory left free for the error of the estimates."""

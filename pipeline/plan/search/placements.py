@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.plan import TPU_LEASES
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Topology, device_count, largest_process
 
 PLACEMENT_KEYS = (

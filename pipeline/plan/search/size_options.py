@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.schema import Config
-from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import estimate_learning, sampling_seconds
 from pipeline.plan.cost_model.workload import packed_positions, training_work
+from pipeline.plan.lengths import Lengths
 
 GROWTH = 1.25
 """Ratio of a size that is tried to the next smaller one."""

@@ -17,9 +17,8 @@ from pydantic import ValidationError
 from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.contracts.speeds import Lengths
-from pipeline.contracts.topology import GIB
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
+from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import (
     RESERVE,
     PlanCase,
@@ -29,6 +28,7 @@ from pipeline.plan.search.fitting import (
     with_plan,
 )
 from pipeline.plan.search.placements import IMPORTANCE_CAP
+from pipeline.plan.topology import GIB
 
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""

@@ -19,7 +19,7 @@ from launch.chips import forms, small_model
 from launch.chips.compare import Arrays
 from launch.chips.forms import Forms, Update
 from launch.chips.small_model import SmallModel
-from pipeline.contracts.rollouts import Completion
+from pipeline.types import Completion
 
 CHIPS = 8
 _known: dict[tuple[object, ...], Any] = {}

@@ -18,7 +18,7 @@ from pipeline.compute.device_memory import (
     check_fits,
     resident_bytes,
 )
-from pipeline.contracts.memory import OutOfMemory
+from pipeline.protocols import OutOfMemory
 from tests import tiny
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pipeline.compute.devices import environment, open_mesh
-from pipeline.contracts.cache_folder import CACHE_VARIABLE
+from pipeline.run.cache_folder import CACHE_VARIABLE
 
 ROOT = Path(__file__).parents[3]
 COMPUTE = [ROOT / "pipeline" / "compute" / name for name in ("model", "decode", "learner", "aot")]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.rollouts import Completion, RolloutRequest
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.conversation import (
     Conversation,
     QuestionError,
@@ -20,7 +20,7 @@ from pipeline.evaluate.conversation import (
     read_question,
     side_by_side,
 )
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.types import Completion, RolloutRequest
 from tests.fakes import CharTokenizer, Script, completion, make_config
 from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
 

@@ -14,7 +14,7 @@ import pytest
 
 from configs.schema import Prompt
 from configs.task import AnswerPlace
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.evaluation import (
     Answer,
     Evaluation,
@@ -26,7 +26,7 @@ from pipeline.evaluate.evaluation import (
 )
 from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.types import RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
 from tests.fakes import CharTokenizer, completion, make_config, make_data, make_prompts
 

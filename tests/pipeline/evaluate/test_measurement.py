@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.adapters import OpenedAdapter
-from pipeline.contracts.rollouts import Completion, RolloutRequest
+from pipeline.data.rows import TooLong
+from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import Measured, answer, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
-from pipeline.inputs.dataset.rows import TooLong
-from pipeline.inputs.dataset.splits import LoadedSplit
-from pipeline.rollout.parity import ParityError
+from pipeline.rollout.mismatch import MismatchError
+from pipeline.types import Completion, OpenedAdapter, RolloutRequest
 from rewards.base import Outcome, RewardInput
 from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
 
@@ -112,7 +111,7 @@ def test_several_samples_per_prompt(tmp_path: Path):
 
 def test_samplers_must_hold_the_same_adapter():
     samplers = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
-    with pytest.raises(ParityError, match="samplers opened different adapters"):
+    with pytest.raises(MismatchError, match="samplers opened different adapters"):
         asyncio.run(open_adapter(samplers, TUNED))
     with pytest.raises(FileNotFoundError, match="no adapter in gone"):
         asyncio.run(open_adapter(samplers[:1], "gone"))
@@ -127,7 +126,7 @@ def test_answers_of_another_adapter_are_refused():
         asked = requests(make_prompts(1), phase="test")
         await answer([sampler], asked, at_once=2, temperature=0.0, adapter=base)
 
-    with pytest.raises(ParityError, match="was sampled by version 7"):
+    with pytest.raises(MismatchError, match="was sampled by version 7"):
         asyncio.run(swapped())
 
 

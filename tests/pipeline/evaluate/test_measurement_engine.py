@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.adapters import OpenedAdapter, Published
-from pipeline.contracts.rollouts import Completion, DecodeWork, Prompt, RolloutRequest
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import answer
+from pipeline.types import Completion, DecodeWork, OpenedAdapter, Prompt, Published, RolloutRequest
 from tests import tiny
 
 TOLERANCE = 1e-5

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from launch.resume import record_reward_changes
+from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.recorded import earlier_result
-from pipeline.inputs.dataset.splits import LoadedSplit
 from pipeline.rollout.workers import OutOfTime, TrainingStopped
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
@@ -173,7 +173,7 @@ def test_without_any_score_the_last_version_is_exported(tmp_path: Path):
     assert "best" not in run.folder.summary
 
 
-def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
+def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
     run = styled(tmp_path, [1.0, 1.0])
     assert isinstance(run.scorer, StyleScorer)
     run.scorer.fails = True
@@ -189,7 +189,7 @@ def test_invariant_6_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_
     assert (failed["score"], failed["errors"]) == (None, {"style": "raised: ValueError: no style"})
 
 
-def test_invariant_7_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
+def test_promise_3_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
     skills = [0.0, 0.5, 0.4]
     check_same_run(
         lambda folder, disk, script: styled(folder, skills, disk=disk, script=script, silent=True),

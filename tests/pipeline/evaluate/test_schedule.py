@@ -195,7 +195,7 @@ def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_invariant_7_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
+def test_promise_3_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
     check_same_run(
         lambda folder, disk, script: collapsing(folder, disk=disk, script=script, every_steps=2),
         tmp_path,
@@ -373,7 +373,7 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
 
 
 @pytest.mark.parametrize("hard", [True, False])
-def test_invariant_7_a_run_with_sft_ended_at_any_call_is_the_same(tmp_path: Path, *, hard: bool):
+def test_promise_3_a_run_with_sft_ended_at_any_call_is_the_same(tmp_path: Path, *, hard: bool):
     check_same_run(
         lambda folder, disk, script: warmed(folder, disk=disk, script=script), tmp_path, hard=hard
     )

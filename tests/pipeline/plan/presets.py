@@ -6,9 +6,9 @@ from pathlib import Path
 
 from configs.load import load_config, presets
 from configs.schema import Config
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
+from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import PlanCase
 
 PROJECT = Path(__file__).parents[3]

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_config
-from pipeline.contracts.cache_folder import cache_folder
 from pipeline.plan.chip_limits import ChipLimits, load_limits, save_limits
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, chip_speeds, topology_of
 from pipeline.plan.forecast import forecast
+from pipeline.plan.plan_lines import lines
+from pipeline.plan.plan_report import PlanReport, plan_figures
 from pipeline.plan.search.fitting import choose_placement
-from pipeline.report.meter import Hardware
-from pipeline.report.plan_lines import lines
-from pipeline.report.plan_report import PlanReport, plan_figures
+from pipeline.run.cache_folder import cache_folder
+from pipeline.run.meter import Hardware
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 
 MEASURED = ChipLimits(700e9, 150e12, 300e12, "2026-11-25T12:00:00+00:00")

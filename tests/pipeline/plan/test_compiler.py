@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from configs.load import load_config
-from pipeline.contracts.topology import HBM_GIB
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
+from pipeline.data.models.hf_config import read_model_shape
 from pipeline.plan import compiler
 from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs, uncached
 from pipeline.plan.cost_model.programs import depends_on, programs_of
+from pipeline.plan.topology import HBM_GIB
 from tests import tiny
 
 PRESETS = Path(__file__).parents[3] / "configs"
@@ -111,10 +111,10 @@ def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
 
 
 IRRELEVANT = {
-    *(f"pipeline/contracts/{name}.py" for name in ("builds", "cores", "memory", "rollouts")),
-    *("pipeline/contracts/sizes.py", "pipeline/inputs/dataset/order.py"),
-    *(f"pipeline/inputs/hub/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
-    *(f"pipeline/inputs/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
+    *(f"pipeline/{name}.py" for name in ("clock", "protocols", "types")),
+    *("pipeline/compute/builds.py", "pipeline/plan/sizes.py", "pipeline/data/order.py"),
+    *(f"pipeline/data/models/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
+    *(f"pipeline/data/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
     "rewards/base.py",
 }
 """Files that programs import but that do not change what is compiled."""

@@ -9,8 +9,8 @@ import pytest
 
 from configs.load import load_config
 from configs.schema import Config
+from pipeline.data.models.find_shape import unused_bytes
 from pipeline.deadline import SAFETY
-from pipeline.inputs.hub.model_shape import unused_bytes
 from pipeline.plan.forecast import SCENARIOS, Forecast, Scenario, forecast
 from pipeline.plan.search.fitting import choose_placement
 from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
@@ -88,7 +88,7 @@ def test_the_first_step_comes_after_all_that_precedes_it(pace: Scenario) -> None
     found = planned(*FREE)
     spent = found.outcomes[pace].spent_s
     cold, warm = (found.first_step_s[caches][pace] for caches in ("cold", "warm"))
-    for name in ("download", "start", "compile", "calibration"):
+    for name in ("download", "start", "compile", "sizing"):
         assert cold[name] == spent[name] > 0
     # Tests and exports are done once more at the end.
     assert (cold["tests"], cold["export"]) == (spent["tests"] / 2, spent["export"] / 2)
@@ -96,7 +96,7 @@ def test_the_first_step_comes_after_all_that_precedes_it(pace: Scenario) -> None
     assert cold["step"] == pytest.approx(spent["steps"] / found.outcomes[pace].steps)
     assert warm["download"] == 0
     assert warm["compile"] == pytest.approx(0.18 * cold["compile"])
-    assert warm["calibration"] <= cold["calibration"]
+    assert warm["sizing"] <= cold["sizing"]
     same = ("start", "tests", "export", "validation", "step")
     assert [warm[name] for name in same] == [cold[name] for name in same]
 
@@ -192,13 +192,13 @@ FREE_9H = (*FREE, ("budget.time", "9h"))
 
 def test_measuring_planned_sizes_counts_in_the_budget() -> None:
     found = planned(*FREE, ("budget.time", "30m"))
-    seconds = {name: one.spent_s["calibration"] for name, one in found.outcomes.items()}
+    seconds = {name: one.spent_s["sizing"] for name, one in found.outcomes.items()}
     # At most a minute, and 2% of the budget.
     assert 0 < seconds["low"] <= seconds["expected"] <= seconds["high"] <= 36
     longer = planned(*FREE_9H).outcomes
-    assert seconds["high"] <= longer["high"].spent_s["calibration"] <= 60
+    assert seconds["high"] <= longer["high"].spent_s["sizing"] <= 60
     given = planned()
-    assert {one.spent_s["calibration"] for one in given.outcomes.values()} == {0}
+    assert {one.spent_s["sizing"] for one in given.outcomes.values()} == {0}
     assert given.programs < found.programs
 
 

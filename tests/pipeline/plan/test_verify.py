@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.model_shape import ModelShape
-from pipeline.contracts.topology import GIB
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
+from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan import verify as verify_module
 from pipeline.plan.compiler import CompilerReport, NoCompiler
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
@@ -24,6 +23,7 @@ from pipeline.plan.search.fitting import (
     estimate_plan,
     with_plan,
 )
+from pipeline.plan.topology import GIB
 from pipeline.plan.verify import MAX_COMPILATIONS, Verified, largest_programs, verify
 from tests.pipeline.plan.presets import AUTO, FREE, case, preset
 

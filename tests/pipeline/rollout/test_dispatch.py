@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.rollouts import Completion, DecodeWork, RolloutName, RolloutRequest
 from pipeline.rollout.dispatch import generate, shares
+from pipeline.types import Completion, DecodeWork, RolloutName, RolloutRequest
 from tests.fakes import completion
 
 TOKENS = np.array([2, 9], np.int32)

@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.progress import SignalShare
-from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
+from pipeline.progress import SignalShare
 from pipeline.rollout.dynamic_sampling import Group, choose, has_signal, round_size
+from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from tests.fakes import completion
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
+from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
 from tests.fakes import completion, make_config
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.progress import PartialRollouts
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
+from pipeline.progress import PartialRollouts
 from pipeline.rollout.partial import PartialSplit, split_partial
+from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
 from tests.fakes import completion
 
 

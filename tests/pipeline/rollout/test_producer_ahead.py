@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.contracts.memory import OutOfMemory
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutRequest
+from pipeline.protocols import OutOfMemory
+from pipeline.types import Completion, Rollout, RolloutRequest
 from tests.fakes import FRESH, Disk, Process, Script, left_behind, make_config, make_data
 from tests.resumes import check_same_run
 
@@ -196,7 +196,7 @@ def test_a_signal_during_repeated_sampling_keeps_the_checkpoint(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("partial", "hard"), [("off", True), ("off", False), ("keep", True)])
-def test_invariant_7_a_run_ended_at_any_call_is_the_same_run(
+def test_promise_3_a_run_ended_at_any_call_is_the_same_run(
     tmp_path: Path, partial: str, *, hard: bool
 ):
     cut = {"partial": "keep", "cut_off": 0.6, "prompts_per_step": 3}

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Prompt
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
-from pipeline.inputs.text.prompts import PromptMaker
+from pipeline.data.text.prompts import PromptMaker
 from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.scoring import (
     SUM,
@@ -23,6 +22,7 @@ from pipeline.rollout.scoring import (
     score_rollouts,
     stopping_error,
 )
+from pipeline.types import Completion, RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
 from tests.fakes import CharTokenizer, completion, make_config, make_prompts
@@ -109,7 +109,7 @@ def test_advantages_use_the_configured_formula(tmp_path: Path):
     assert scaled == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-5)
 
 
-def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
+def test_promise_5_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
     rollouts, stats = score_rollouts(
         GROUPS,
         inputs_of(GROUPS),
@@ -124,7 +124,7 @@ def test_invariant_6_one_part_without_a_value_excludes_the_rollout(tmp_path: Pat
     assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
 
 
-def test_invariant_6_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
+def test_promise_5_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
     parts = [
         {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
         {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
@@ -206,7 +206,7 @@ def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
     )
 
 
-def test_invariant_6_none_is_left_out_and_all_none_is_excluded(tmp_path: Path):
+def test_promise_5_none_is_left_out_and_all_none_is_excluded(tmp_path: Path):
     values = outcomes(1.0, 0.5, 0.0, 1.0)
     values[1]["format"] = Outcome(None)
     values[2] = {"correct": Outcome(None), "format": Outcome(None)}
@@ -224,7 +224,7 @@ def test_invariant_6_none_is_left_out_and_all_none_is_excluded(tmp_path: Path):
         ("group", [None, None, 0.6, 0.6], ["died", "group", None, None]),
     ],
 )
-def test_invariant_6_an_error_excludes_the_rollout_or_its_group(
+def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     tmp_path: Path, on_error: str, rewards: list[float | None], excluded: list[str | None]
 ):
     function = "rewards.correctness:exact_answer"

@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.contracts.clock import Clock
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
-from pipeline.contracts.workers import ProcessUse
-from pipeline.inputs.dataset.splits import LoadedData
+from pipeline.clock import Clock
+from pipeline.data.splits import LoadedData
 from pipeline.plan.search.fitting import first_sizes
+from pipeline.protocols import ProcessUse
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
-from pipeline.types import WorkDeadline
+from pipeline.types import Completion, RolloutName, RolloutRequest, WorkDeadline
 from tests.fakes import (
     Disk,
     FakeLearner,

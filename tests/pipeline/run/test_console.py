@@ -16,7 +16,7 @@ from threading import Event
 
 import pytest
 
-from pipeline.contracts.clock import Clock
+from pipeline.clock import Clock
 from pipeline.run import console as console_module
 from pipeline.run.console import Console
 from pipeline.run.status import Activity

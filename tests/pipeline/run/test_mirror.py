@@ -15,8 +15,8 @@ import pytest
 
 from configs.load import config_to_json
 from configs.schema import Config
-from pipeline.contracts.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run import mirror as mirror_module
+from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.console import Console
 from pipeline.run.mirror import Copier, Mirror, Store, check_mirror, fetch_run, mirror_url
 from pipeline.run.records import Records

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.contracts.rollouts import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.run.console import Console
 from pipeline.run.records import Records, evaluation_line
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation, LastAlarm
+from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError
 from tests.fakes import FakeTracker, completion, make_config
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline.contracts.rollouts import Rollout, RolloutName, RolloutRequest, VersionSpan
 from pipeline.run.rollout_records import recorded_input, rollout_records
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import Rollout, RolloutName, RolloutRequest, VersionSpan
 from rewards.base import RewardError, RewardInput, Tags
 from tests.fakes import EOS, FRESH, completion, logprobs, make_config
 

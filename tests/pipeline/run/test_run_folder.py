@@ -14,7 +14,7 @@ import pytest
 
 from configs.load import config_to_json
 from configs.schema import Config
-from pipeline.contracts.record_files import (
+from pipeline.run.record_files import (
     DamagedFileError,
     read_rows,
     replace_folder,
@@ -47,7 +47,7 @@ def test_the_folder_is_dir_and_name(tmp_path: Path, config: Config):
 
 
 @pytest.mark.parametrize("renames", [0, 1, 2])
-def test_invariant_10_a_start_finds_an_export_after_an_interrupted_replacement(
+def test_promise_6_a_start_finds_an_export_after_an_interrupted_replacement(
     folder: RunFolder, config: Config, monkeypatch: pytest.MonkeyPatch, renames: int
 ):
     fresh, rename = folder.path / "export.tmp", Path.rename

@@ -175,7 +175,7 @@ def function(file: Path, name: str, **settings: object) -> RewardFunction:
 @pytest.mark.parametrize(
     "names", [list(BAD)[start : start + 8] for start in range(0, len(BAD), 8)], ids=lambda n: n[0]
 )
-def test_invariant_6_a_bad_reward_costs_only_itself(file: Path, names: list[str], tmp_path: Path):
+def test_promise_5_a_bad_reward_costs_only_itself(file: Path, names: list[str], tmp_path: Path):
     functions = [function(file, name) for name in names]
     # On a busy machine a process may need seconds to begin: only endless calls exceed this limit.
     scored = score(functions, "a", "bad", "ccc", log=tmp_path / "log", timeout_s=8.0)
@@ -256,13 +256,13 @@ def noted(calls: Path) -> list[str]:
     return calls.with_suffix("").read_text().split()
 
 
-def test_invariant_6_a_sample_function_never_sees_a_scored_input_again(calls: Path, tmp_path: Path):
+def test_promise_5_a_sample_function_never_sees_a_scored_input_again(calls: Path, tmp_path: Path):
     scored = score([function(calls, "sample")], "a", "bb", "die", "dddd", log=tmp_path / "log")
     assert [row["sample"].value for row in scored.outcomes] == [1, 2, None, 4]
     assert sorted(noted(calls)) == ["a", "bb", "dddd", "die", "die"]
 
 
-def test_invariant_6_the_inputs_of_a_batch_that_died_are_scored_one_by_one(
+def test_promise_5_the_inputs_of_a_batch_that_died_are_scored_one_by_one(
     calls: Path, tmp_path: Path
 ):
     scored = score([function(calls, "batch")], "a", "die", "ccc", log=tmp_path / "log")
@@ -270,7 +270,7 @@ def test_invariant_6_the_inputs_of_a_batch_that_died_are_scored_one_by_one(
     assert noted(calls) == ["a,die,ccc", "a", "die", "ccc"]
 
 
-def test_invariant_6_inputs_that_wait_are_given_up_after_several_prompts_failed(
+def test_promise_5_inputs_that_wait_are_given_up_after_several_prompts_failed(
     calls: Path, tmp_path: Path
 ):
     texts = ["die"] * (MAX_FAILURES_IN_A_ROW + 20)
@@ -283,7 +283,7 @@ def test_invariant_6_inputs_that_wait_are_given_up_after_several_prompts_failed(
     assert "given up" in scored.log
 
 
-def test_invariant_6_a_bad_prompt_costs_no_other_prompt(calls: Path, tmp_path: Path):
+def test_promise_5_a_bad_prompt_costs_no_other_prompt(calls: Path, tmp_path: Path):
     async def run() -> list[Outcome]:
         part = function(calls, "sample")
         host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
@@ -327,7 +327,7 @@ def test_an_async_process_takes_what_comes_while_it_scores(calls: Path, tmp_path
     assert asyncio.run(run()) == [{"meets": Outcome(1.0)}] * 4
 
 
-def test_invariant_6_an_async_call_that_hangs_is_repeated_once(calls: Path, tmp_path: Path):
+def test_promise_5_an_async_call_that_hangs_is_repeated_once(calls: Path, tmp_path: Path):
     parts = [function(calls, "waits", concurrency=2, timeout_s=1.0)]
     scored = score(parts, "a", "hang", "b", "c", log=tmp_path / "log")
     error = scored.outcomes[1]["waits"].error
@@ -418,7 +418,7 @@ def test_abandoned_inputs_are_not_scored(calls: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_invariant_6_a_process_that_was_killed_while_it_was_idle_costs_nothing(
+def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
     calls: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ):
     rewards = Rewards(functions=(function(calls, "sample"),))

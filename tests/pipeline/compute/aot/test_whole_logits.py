@@ -1,4 +1,4 @@
-"""Invariant 3 in compiled programs; the programs are those of the compute.aot tests."""
+"""Promise 7 in compiled programs; the programs are those of the compute.aot tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def names(module: Module, **settings) -> set[str]:
     return {buffer.name for buffer in whole_logits(module, vocab=4096, **settings)}
 
 
-def test_invariant_3_whole_logits_are_found_in_any_shape():
+def test_promise_7_whole_logits_are_found_in_any_shape():
     module = parse(text("blocks"))
     assert names(module, model=(256,), most=10) == set()
     # 16 positions x 512 entries are as many as the vocabulary x 2.

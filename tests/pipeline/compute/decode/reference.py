@@ -13,7 +13,7 @@ from pipeline.compute.decode.state import SamplingParams
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Completion, RolloutRequest
+from pipeline.types import Completion, RolloutRequest
 from tests import tiny
 
 CONFIG = tiny.make_config()

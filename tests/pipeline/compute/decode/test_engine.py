@@ -14,7 +14,7 @@ import pytest
 from launch.bench.counting import compilations
 from pipeline.compute.decode.engine import Aborted, Engine
 from pipeline.compute.model.sharding import by_row
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import (
     CONFIG,
@@ -66,7 +66,7 @@ def test_forbidden_tokens_are_never_sampled(sampled: list[Completion]):
     assert not np.isin(tokens, tiny.VOCABULARY.forbidden).any()
 
 
-def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(sampled: list[Completion]):
+def test_promise_1_the_stop_token_is_kept_with_its_log_prob(sampled: list[Completion]):
     ended = [c for c in sampled if c.stop_reason == "eos"]
     assert {int(c.tokens[-1]) for c in ended} == set(STOPS)
     for completion in ended:
@@ -75,7 +75,7 @@ def test_invariant_5_the_stop_token_is_kept_with_its_log_prob(sampled: list[Comp
         assert len(completion.tokens) <= NEW
 
 
-def test_invariant_5_an_ending_by_length_gets_no_invented_token(sampled: list[Completion]):
+def test_promise_1_an_ending_by_length_gets_no_invented_token(sampled: list[Completion]):
     full = [c for c in sampled if c.stop_reason == "length"]
     assert full
     for completion in full:
@@ -123,7 +123,7 @@ def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None
         assert one.stop_reason == two.stop_reason
 
 
-def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
+def test_promise_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
     sampled: list[Completion],
 ):
     order = np.random.default_rng(0).permutation(len(REQUESTS))
@@ -135,7 +135,7 @@ def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
     same_bits(generate(tiny.engine(), REQUESTS[7:9]), sampled[7:9])
 
 
-def test_invariant_2_another_name_gives_other_noise(sampled: list[Completion]):
+def test_promise_2_another_name_gives_other_noise(sampled: list[Completion]):
     name = REQUESTS[0].name
     changed = [
         dataclasses.replace(name, phase="test"),
@@ -172,7 +172,7 @@ def count_ties(
     return ties
 
 
-def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(sampled: list[Completion]):
+def test_promise_2_across_batch_sizes_and_buckets_only_ties_differ(sampled: list[Completion]):
     # Other numbers of slots, prompt buckets and segment steps.
     other = tiny.engine(plan={"slots": 8, "prompt_buckets": (6,), "segment_steps": 7})
     found = generate(other)
@@ -180,7 +180,7 @@ def test_invariant_2_across_batch_sizes_and_buckets_only_ties_differ(sampled: li
     assert any((a.logprobs != b.logprobs).any() for a, b in zip(sampled, found, strict=True))
 
 
-def test_invariant_2_the_last_rollouts_move_to_fewer_slots(sampled: list[Completion]):
+def test_promise_2_the_last_rollouts_move_to_fewer_slots(sampled: list[Completion]):
     engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
     assert count_ties(sampled, generate(engine)) == 0
     assert set(engine.work.segments) >= {4, 2}
@@ -313,7 +313,7 @@ def test_no_requests_give_no_completions():
     assert generate(tiny.engine(), []) == []
 
 
-def test_invariant_4_nothing_is_compiled_after_construction():
+def test_promise_7_nothing_is_compiled_after_construction():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     # Clears the programs that other tests have compiled; last in the file because it does.
     jax.clear_caches()

@@ -16,7 +16,7 @@ from pipeline.compute.device_memory import result_bytes
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest
+from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import CONFIG, REQUESTS, generate
 
@@ -126,7 +126,7 @@ def test_the_memory_of_a_prefill_does_not_depend_on_the_weights_that_it_reads(en
         assert engine.needs[f"prefill {bucket}"] == held + own
 
 
-def test_invariant_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
+def test_promise_2_a_rollout_is_bitwise_independent_of_slot_and_neighbours(
     engine: Engine, sampled: list[Completion]
 ):
     order = np.random.default_rng(0).permutation(len(REQUESTS))
@@ -160,7 +160,7 @@ def test_a_group_has_one_prefill_and_many_completions(engine: Engine):
     ],
     ids=["other sizes", "sharded weights", "eight devices", "embeddings in host memory"],
 )
-def test_invariant_2_other_sizes_and_devices_sample_the_same(
+def test_promise_2_other_sizes_and_devices_sample_the_same(
     sampled: list[Completion], plan: dict[str, Any], mesh: dict[str, int]
 ):
     devices = {"devices": plan["learner_devices"], **mesh} if "learner_devices" in plan else {}

@@ -14,7 +14,7 @@ from launch.bench.counting import compilations
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Completion, RolloutName, RolloutRequest, VersionSpan
+from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
 from tests import tiny
 from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, recompute
 from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
@@ -136,7 +136,7 @@ def test_a_rollout_can_be_truncated_after_any_token(whole: list[Completion]):
             assert one.earlier_spans == (VersionSpan(1, "1", size),)
 
 
-def test_invariant_1_each_token_has_the_version_that_sampled_it():
+def test_promise_1_each_token_has_the_version_that_sampled_it():
     engine, requests = keeping(), list(REQUESTS)
     found: dict[RolloutName, Completion] = {}
     for version in VERSIONS:
@@ -254,7 +254,7 @@ def test_processed_logprobs_are_continued_too():
     assert (len(last.tokens), len(last.processed_logprobs)) == (0, 0)
 
 
-def test_invariant_4_continuing_rollouts_compiles_nothing():
+def test_promise_7_continuing_rollouts_compiles_nothing():
     policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     config = tiny.make_config(**KEEP)
     assert config.prompt_buckets == (14, 28, 42)

@@ -16,7 +16,7 @@ from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.learner.export import merged as exported
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.contracts.rollouts import Completion
+from pipeline.types import Completion
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)).astype(np.int32)

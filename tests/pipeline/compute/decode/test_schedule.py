@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.compute.decode.schedule import Slots, groups
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.types import RolloutName, RolloutRequest
 
 
 def requests(*sizes: int) -> list[RolloutRequest]:

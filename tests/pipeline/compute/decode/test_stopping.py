@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.compute.decode.stopping import StopStrings
-from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.types import Completion
 from tests import tiny
 from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.decode.reference import NEW, REQUESTS, generate
@@ -61,7 +61,7 @@ def test_the_token_that_completes_a_string_is_the_last(tokens: list[int], end: i
     st.lists(st.text("ab </>", min_size=1, max_size=4), min_size=1, max_size=3),
     st.integers(1, 70),
 )
-def test_invariant_2_the_end_is_independent_of_the_segment_length(
+def test_promise_2_the_end_is_independent_of_the_segment_length(
     tokens: list[int], strings: list[str], segment: int
 ):
     stops = StopStrings(tuple(strings), letters)
@@ -153,7 +153,7 @@ def test_a_stop_string_ends_a_rollout_with_the_token_that_completes_it(sampled: 
         {"slot_buckets": (2, 1), "segment_steps": 3},
     ],
 )
-def test_invariant_2_stop_strings_end_rollouts_independently_of_the_plan(
+def test_promise_2_stop_strings_end_rollouts_independently_of_the_plan(
     sampled: list[Completion], plan: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
     strings = stop_strings(sampled)

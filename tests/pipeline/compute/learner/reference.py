@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Rollout
+from pipeline.types import Rollout
 from tests import tiny
 
 CONFIG = tiny.make_config()

@@ -18,13 +18,13 @@ from pipeline.compute.learner.checkpoint import Checkpoints, Meta
 from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
-from pipeline.contracts.progress import (
+from pipeline.progress import (
     PartialRollouts,
     Progress,
     SamplingState,
     SignalShare,
 )
-from pipeline.contracts.rollouts import VersionSpan
+from pipeline.types import VersionSpan
 from tests import tiny
 
 CONFIG = tiny.make_config()

@@ -23,9 +23,9 @@ from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
-from pipeline.contracts.rollouts import Completion
-from pipeline.inputs.hub.hf_folder import check_folder, text_tensors
+from pipeline.data.models.hf_folder import check_folder, text_tensors
 from pipeline.run.run_folder import RunFolder
+from pipeline.types import Completion
 from tests import tiny
 from tests.pipeline.compute.model import formats
 
@@ -90,7 +90,7 @@ FILES = {
 }
 
 
-def test_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
+def test_promise_9_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
     report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
     assert report.folder == str(folder)
@@ -414,7 +414,7 @@ def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: 
     assert {path.name for path in tmp_path.iterdir()} == {"base", "export"}
 
 
-def test_a_failed_verification_leaves_the_old_export(
+def test_promise_9_a_failed_verification_leaves_the_old_export(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, writer = tmp_path / "export", exporter(learner, like)

@@ -109,7 +109,7 @@ def test_the_top_k_kl_is_the_same_on_eight_devices():
     assert others["kl"] == pytest.approx(metrics["kl"], rel=1e-4)
 
 
-def test_invariant_1_the_sampled_policy_is_the_learned_policy():
+def test_promise_1_the_sampled_policy_is_the_learned_policy():
     learner = make_learner()
     adapter = tiny.make_probe(policy())
     engine = Engine(policy(), learner.base, tiny.make_config(), tiny.VOCABULARY)

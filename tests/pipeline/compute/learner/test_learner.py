@@ -13,12 +13,12 @@ import optax
 import pytest
 
 from launch.bench.counting import compilations
-from pipeline.compute.learner.learner import Learner, parity
+from pipeline.compute.learner.learner import Learner, mismatch
 from pipeline.compute.learner.programs import combined
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.batches import TokenBatch
-from pipeline.contracts.rollouts import Completion, Rollout, RolloutName, VersionSpan
+from pipeline.data.packed_batch import TokenBatch
+from pipeline.types import Completion, Rollout, RolloutName, VersionSpan
 from tests import tiny
 from tests.pipeline.compute.learner.reference import Whole, grpo, log_softmax
 
@@ -288,11 +288,11 @@ def test_token_metrics_are_means_over_learned_tokens():
     gathered = np.take_along_axis(scores, whole.targets[..., None], -1)[..., 0][whole.learned]
     recorded = np.concatenate([rollout.completion.logprobs for rollout in kept])
     differences = np.abs(gathered - recorded)
-    assert metrics["parity_mean"] == pytest.approx(differences.mean(), rel=1e-5)
-    assert metrics["parity_max"] == pytest.approx(differences.max(), rel=1e-5)
+    assert metrics["mismatch_mean"] == pytest.approx(differences.mean(), rel=1e-5)
+    assert metrics["mismatch_max"] == pytest.approx(differences.max(), rel=1e-5)
 
 
-def test_parity_by_hand():
+def test_mismatch_by_hand():
     weights = np.array([[0.0, 0.5, 0.5], [0.0, 1.0, 0.0]], np.float32)
     sampled = np.array([[9.0, -1.0, -2.0], [9.0, -3.0, 9.0]], np.float32)
     learned = np.array([[0.0, -1.0, -2.5], [0.0, -3.25, 0.0]], np.float32)
@@ -311,20 +311,20 @@ def test_parity_by_hand():
         versions=ints,
         completions={},
     )
-    found = parity([batch], [learned], version=0)
-    assert found["parity_mean"] == 0.25
-    assert found["parity_max"] == 0.5
-    assert found["parity_p999"] == pytest.approx(0.5, abs=1e-3)
-    # Nor have tokens of older versions; without other tokens there is no parity.
+    found = mismatch([batch], [learned], version=0)
+    assert found["mismatch_mean"] == 0.25
+    assert found["mismatch_max"] == 0.5
+    assert found["mismatch_p999"] == pytest.approx(0.5, abs=1e-3)
+    # Nor have tokens of older versions; without other tokens there is no mismatch.
     older = np.array([[0, 3, 2], [0, 3, 0]], np.int32)
     batch = dataclasses.replace(batch, versions=older)
-    found = parity([batch], [learned], version=3)
-    assert (found["parity_mean"], found["parity_max"]) == (0.125, 0.25)
-    assert parity([batch], [learned], version=4) == {}
+    found = mismatch([batch], [learned], version=3)
+    assert (found["mismatch_mean"], found["mismatch_max"]) == (0.125, 0.25)
+    assert mismatch([batch], [learned], version=4) == {}
 
 
 def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
-    """The parity of the current version excludes them."""
+    """The mismatch of the current version excludes them."""
     learner = start(usual(importance_cap=1e3))
     adapter, base = learner.state.adapter, tiny.base(layers=2)
     older = learner.policy.place_adapter(tiny.make_probe(learner.policy, seed=4))
@@ -348,7 +348,7 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
     metrics = learner.update(rollouts)
     # Token weights: the mean over all tokens.
     assert metrics["importance_weight"] == pytest.approx(weights.mean(), rel=1e-4)
-    assert metrics["parity_max"] < 1e-5
+    assert metrics["mismatch_max"] < 1e-5
 
 
 def test_scores_are_in_request_order_and_under_the_given_adapter():
@@ -381,7 +381,7 @@ def test_scores_are_in_request_order_and_under_the_given_adapter():
         ({"kv_cache": "int8"}, 0.1),
     ],
 )
-def test_invariant_1_the_sampled_policy_is_the_learned_policy(plan: dict[str, Any], bound: float):
+def test_promise_1_the_sampled_policy_is_the_learned_policy(plan: dict[str, Any], bound: float):
     adapter = tiny.probe()
     requests = tiny.make_requests([1, 14, 6, 9, 13, 2])
     drawn = tiny.engine(plan=plan).generate(
@@ -397,7 +397,7 @@ def test_invariant_1_the_sampled_policy_is_the_learned_policy(plan: dict[str, An
     assert np.abs(np.concatenate(without) - np.concatenate(scored)).max() > 0.1
 
 
-def test_invariant_11_only_the_update_program_donates_the_state():
+def test_promise_7_only_the_update_program_donates_the_state():
     learner = start(usual())
     for program, donated in (
         (learner._compiled.score[1], set()),
@@ -480,7 +480,7 @@ def new() -> tuple[Learner, Params]:
     return Learner(policy, base, config, tiny.VOCABULARY), base
 
 
-def test_invariant_4_nothing_is_compiled_after_construction(new: tuple[Learner, Params]):
+def test_promise_7_nothing_is_compiled_after_construction(new: tuple[Learner, Params]):
     learner, _ = new
     completions = [rollout.completion for rollout in ROLLOUTS]
     with compilations() as seen:
@@ -491,7 +491,7 @@ def test_invariant_4_nothing_is_compiled_after_construction(new: tuple[Learner, 
     assert seen == []
 
 
-def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learner, Params]):
+def test_promise_7_there_is_one_base_and_the_rest_is_float32(new: tuple[Learner, Params]):
     learner, base = new
     learner.update(ROLLOUTS)
     embedding = base["embedder.input_embedding"]
@@ -504,7 +504,7 @@ def test_invariant_11_there_is_one_base_and_the_rest_is_float32(new: tuple[Learn
     assert {leaf.dtype for leaf in floats} == {jnp.dtype("float32")}
 
 
-def test_parity_of_the_previous_version_uses_its_own_adapter():
+def test_mismatch_of_the_previous_version_uses_its_own_adapter():
     """With `rollout.ahead` the current version has sampled none of the learned tokens."""
     settings, plan = UNCLIPPED | {"importance_cap": 1e3}, {"placement": "split"}
     learner = start(tiny.learner(learner=settings, plan=plan, rollout={"ahead": "one"}))
@@ -525,7 +525,7 @@ def test_parity_of_the_previous_version_uses_its_own_adapter():
         ]
 
     own = drawn()
-    assert learner.update(own)["parity_max"] < 1e-5
+    assert learner.update(own)["mismatch_max"] < 1e-5
     ahead = own
     for _ in range(2):
         assert learner.state.previous is not None
@@ -537,7 +537,7 @@ def test_parity_of_the_previous_version_uses_its_own_adapter():
         with compilations() as seen:
             metrics = learner.update(ahead)
         assert seen == []
-        assert metrics["parity_max"] < 1e-5
+        assert metrics["mismatch_max"] < 1e-5
         assert metrics["importance_weight"] != pytest.approx(1.0, abs=1e-4)
         ahead = following
     # A sampler whose log-probs are off by 0.25.
@@ -550,7 +550,7 @@ def test_parity_of_the_previous_version_uses_its_own_adapter():
         )
         for rollout in ahead
     ]
-    assert learner.update(off)["parity_mean"] == pytest.approx(0.25, abs=1e-5)
+    assert learner.update(off)["mismatch_mean"] == pytest.approx(0.25, abs=1e-5)
 
 
 BAD = [float("nan"), float("inf"), 3e38]

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
-from pipeline.contracts.rollouts import Rollout
+from pipeline.types import Rollout
 from tests import tiny
 
 SHAPES = [(3, 20), (3, 17), (9, 25), (12, 28)]

@@ -14,7 +14,7 @@ import pytest
 from launch.bench.counting import compilations
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model.policy import Params
-from pipeline.contracts.rollouts import Demonstration
+from pipeline.types import Demonstration
 from tests import tiny
 from tests.pipeline.compute.learner.reference import Whole
 
@@ -115,7 +115,7 @@ def test_without_a_kl_term_there_is_no_reference():
     assert found.state.reference is None
 
 
-def test_invariant_4_nothing_is_compiled_in_either_phase():
+def test_promise_7_nothing_is_compiled_in_either_phase():
     found = learner()
     with compilations() as seen:
         found.sft_update(PACKED)

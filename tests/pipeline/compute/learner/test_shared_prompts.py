@@ -14,9 +14,9 @@ from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.programs import LearnerPrograms, combined
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row
-from pipeline.contracts.batches import TokenBatch
-from pipeline.contracts.rollouts import NO_TEXT, Completion, Rollout, RolloutName
-from pipeline.inputs.dataset.batching import batches_to_learn
+from pipeline.data.batching import batches_to_learn
+from pipeline.data.packed_batch import TokenBatch
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
 from tests import tiny
 
 GROUPS = [(14, (28, 20, 17, 5)), (3, (9, 9, 2, 26)), (1, (4, 6, 1, 2)), (11, (20, 3, 7, 1))]

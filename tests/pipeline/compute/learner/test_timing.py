@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.compute.learner.timing import full_micro_batch
-from pipeline.inputs.dataset.batching import batch_shape
+from pipeline.data.batching import batch_shape
 from tests import tiny
 
 ROW = 42

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pipeline.compute.builds import Building, BuildLog, Built, built_facts
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
 from pipeline.compute.model.building import Builder, build_all
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
-from pipeline.contracts.builds import Building, BuildLog, Built, built_facts
 
 MESH = make_mesh(jax.devices()[:2])
 ROWS: Any = jax.ShapeDtypeStruct((4, 8), jnp.float32, sharding=by_row(MESH))

@@ -27,10 +27,10 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
-from pipeline.inputs.hub.flax_shapes import required_shapes, stored_shapes
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.hub.hf_folder import check_folder
-from pipeline.inputs.hub.model_shape import PUBLISHED
+from pipeline.data.models.find_shape import PUBLISHED
+from pipeline.data.models.flax_shapes import required_shapes, stored_shapes
+from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.hf_folder import check_folder
 from tests.pipeline.compute.model import formats
 from tests.tiny import LORA
 

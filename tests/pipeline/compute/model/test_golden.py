@@ -17,7 +17,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.contracts.rollouts import RolloutName, RolloutRequest
+from pipeline.types import RolloutName, RolloutRequest
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -79,7 +79,7 @@ def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
 
 # All other tests of sampler and learner use Gemma 3.
 @pytest.mark.parametrize("golden", ["gemma2", "gemma4"], indirect=True)
-def test_invariant_1_sampler_and_learner_agree_on_other_gemmas(golden: Golden):
+def test_promise_1_sampler_and_learner_agree_on_other_gemmas(golden: Golden):
     stored, policy, base = golden
     prompt = stored["prompt_1"]
     config = tiny.make_config(

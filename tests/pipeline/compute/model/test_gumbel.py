@@ -17,7 +17,7 @@ def keys_for(rows: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (rows, 2), np.uint32))
 
 
-def test_invariant_2_noise_is_a_function_of_key_position_and_token_alone():
+def test_promise_2_noise_is_a_function_of_key_position_and_token_alone():
     keys, positions = keys_for(4), jnp.array([0, 5, 0, 5])
     noise = np.asarray(gumbel_noise(keys_at(keys, positions), 0, 33))
     alone = np.asarray(gumbel_noise(keys_at(keys[2:3], positions[2:3]), 0, 33))

@@ -395,7 +395,7 @@ def largest_shape(program: jax.stages.Compiled) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("devices", [pytest.param(1, marks=pytest.mark.slow), 8])
-def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
+def test_promise_7_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     policy = tiny.make_policy(
         devices=devices, num_hidden_layers=1, vocab_size=REAL_VOCABULARY, hidden_size=64
     )
@@ -424,7 +424,7 @@ def test_invariant_3_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
         assert elements < 8 * REAL_VOCABULARY, shape
 
 
-def test_invariant_3_truncated_sampling_holds_at_most_four_blocks_of_scores():
+def test_promise_7_truncated_sampling_holds_at_most_four_blocks_of_scores():
     hidden, vocab = jnp.zeros((300, 64)), 8192
     drawn = jax.jit(
         partial(

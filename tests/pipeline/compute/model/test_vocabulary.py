@@ -7,8 +7,8 @@ import pytest
 
 from configs.schema import Rollout
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.inputs.text.tokenizer import Tokenizer
-from pipeline.inputs.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 
 

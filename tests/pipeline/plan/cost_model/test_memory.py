@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.compute.model.architecture import architecture
-from pipeline.inputs.hub.hf_config import read_model_shape
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
+from pipeline.data.models.hf_config import read_model_shape
 from pipeline.plan.cost_model.memory import PARTS, estimate_memory, memory_beside, memory_during
 from pipeline.plan.cost_model.program_memory import ProcessArrays, program_memory
 from pipeline.plan.cost_model.programs import programs_of

@@ -9,11 +9,11 @@ import pytest
 from configs.schema import Config
 from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.contracts.speeds import Lengths
-from pipeline.inputs.hub.hf_config import FULL, SLIDING, read_model_shape
+from pipeline.data.models.hf_config import FULL, SLIDING, read_model_shape
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.cost_model.programs import built_programs
 from pipeline.plan.forecast import forecast
+from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import PlanCase, estimate_plan
 from tests import tiny
 

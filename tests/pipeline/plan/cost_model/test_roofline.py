@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.inputs.dataset.batching import Packing
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.batching import Packing
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from tests.pipeline.plan.presets import preset

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.inputs.dataset.batching import Packing
+from pipeline.data.batching import Packing
 from pipeline.plan.cost_model.step import PHASES, estimate_sampling, sft_step_s
 from pipeline.plan.search.fitting import PlanCase, with_plan
 from tests.pipeline.plan.presets import case, preset

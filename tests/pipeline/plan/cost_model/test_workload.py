@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.contracts.speeds import Lengths
 from pipeline.plan.cost_model.workload import (
     MeanWork,
     completion_lengths,
@@ -20,6 +19,7 @@ from pipeline.plan.cost_model.workload import (
     sampler_work,
     training_work,
 )
+from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import with_plan
 from tests.pipeline.plan.presets import preset
 

@@ -15,8 +15,7 @@ from configs.errors import ConfigError
 from configs.load import load_config, presets
 from configs.schema import Config
 from launch.chat import _single_sampler_config
-from pipeline.contracts.sizes import Sizes, sized
-from pipeline.contracts.topology import GIB
+from pipeline.plan.choose_sizes import plan_file
 from pipeline.plan.cost_model.hardware import TOPOLOGIES
 from pipeline.plan.cost_model.memory import estimate_memory
 from pipeline.plan.forecast import forecast
@@ -38,7 +37,8 @@ from pipeline.plan.search.size_options import (
     next_larger,
     sizes_up_to,
 )
-from pipeline.plan.sizes import plan_file
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.topology import GIB
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.presets import AUTO, FREE, KNOWN, PROJECT, case, preset
 

@@ -6,7 +6,7 @@ import pytest
 
 from configs.load import load_config
 from configs.plan import TPU_LEASES
-from pipeline.inputs.hub.model_shape import shape_of
+from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, topology_of
 from pipeline.plan.search.placements import placement_candidates
 from tests.pipeline.plan.presets import PROJECT, preset

@@ -1,0 +1,156 @@
+"""Loads the demonstrations of the SFT phase: prompts as in training, with completions.
+
+Malformed rows are refused or reported as in splits. The order of training is not decided here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+
+from configs.schema import Config
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, report_lines
+from pipeline.data.sources import Columns, read_rows
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.types import Demonstration
+
+
+@dataclass(frozen=True)
+class LoadedDemonstrations:
+    """The demonstrations and the excluded rows.
+
+    Attributes:
+        demonstrations: in the dataset's order.
+        malformed: malformed rows.
+        too_long: rows whose prompt and completion are longer than `rollout.max_tokens`.
+        duplicates: number of demonstrations that repeat an earlier one; they are kept.
+        overlaps: number of demonstrations excluded because an evaluation split has their prompt.
+    """
+
+    demonstrations: tuple[Demonstration, ...]
+    malformed: tuple[Malformed, ...]
+    too_long: tuple[TooLong, ...]
+    duplicates: int
+    overlaps: int
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the demonstrations: ids and tokens."""
+        digest = hashlib.blake2b(digest_size=16)
+        for one in self.demonstrations:
+            tokens = one.prompt_tokens.tolist(), one.completion_tokens.tolist()
+            digest.update(repr((one.id, tokens)).encode())
+        return digest.hexdigest()
+
+    @property
+    def report(self) -> tuple[str, ...]:
+        """A line with all counts, and one for each of the first 10 malformed rows."""
+        return tuple(
+            report_lines(
+                f"sft: {len(self.demonstrations)} demonstrations",
+                malformed=self.malformed,
+                too_long=len(self.too_long),
+                overlaps=self.overlaps,
+                duplicates=self.duplicates,
+            )
+        )
+
+
+def load_demonstrations(
+    config: Config, maker: PromptMaker, *, measured: AbstractSet[str]
+) -> LoadedDemonstrations:
+    """Loads the rows of `sft.train`.
+
+    A completion is the text of the completion column, or without that column the last turn of a row
+    in chat format, and its end token: that of the turn with turns, `<eos>` with plain prompts. With
+    `prompt.answer_prefix` the text must begin with the prefix, which becomes part of the prompt, as
+    in GRPO; the rest is the completion.
+
+    Args:
+        config: names the source and the length limits.
+        maker: makes the prompts.
+        measured: texts of the evaluation prompts; demonstrations with these prompts are excluded.
+
+    Raises:
+        DataError: if the source cannot be read, has malformed rows that `data.malformed` refuses,
+            or no demonstration is left.
+    """
+    source, column = config.sft.train, config.sft.completion_column
+    assert source is not None, "there is no SFT phase"
+    encoder, most = _Encoder(config, maker), config.rollout.max_tokens
+
+    def make(row: Row) -> tuple[str, Demonstration] | Malformed | TooLong:
+        prompt, completion = maker.make(row), encoder.encode(row)
+        if isinstance(prompt, Malformed):
+            return prompt
+        if isinstance(completion, Malformed):
+            return completion
+        one = Demonstration(row.number, prompt.tokens, completion)
+        return TooLong(row.number, len(one)) if len(one) > most else (prompt.text, one)
+
+    made, malformed, too_long = read_rows(
+        source,
+        columns=Columns.of_prompts(maker.prompt.template).with_completions(column),
+        where="sft.train",
+        policy=config.data.malformed,
+        make=make,
+    )
+    demonstrations = tuple(one for text, one in made if text not in measured)
+    overlaps = len(made) - len(demonstrations)
+    if not demonstrations:
+        raise DataError(
+            f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
+            f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
+            f"{most}, and {overlaps} are in an evaluation split"
+        )
+    distinct = {
+        (one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()) for one in demonstrations
+    }
+    duplicates = len(demonstrations) - len(distinct)
+    return LoadedDemonstrations(demonstrations, malformed, too_long, duplicates, overlaps)
+
+
+class _Encoder:
+    """Tokenizes the completion column."""
+
+    def __init__(self, config: Config, maker: PromptMaker) -> None:
+        """Looks up the end, stop and forbidden tokens.
+
+        Raises:
+            DataError: if the end token of completions is not a stop token.
+        """
+        self._column = config.sft.completion_column
+        self._tokenizer, self._prefix = maker.tokenizer, maker.prompt.answer_prefix
+        end, stops = maker.end_of_completion, config.rollout.stop_tokens
+        self._end = self._tokenizer.piece_id(end)
+        if self._end not in map(self._tokenizer.piece_id, stops):
+            raise DataError(
+                f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
+                f"{list(stops)}; add it"
+            )
+        self._reserved = {
+            self._tokenizer.piece_id(piece): f"{kind} token {piece}"
+            for kind, pieces in (("stop", stops), ("forbidden", config.rollout.forbidden_tokens))
+            for piece in pieces
+        }
+
+    def encode(self, row: Row) -> np.ndarray | Malformed:
+        """The completion's tokens, int32 `seq`; Malformed if the policy cannot generate them."""
+        where, text = f"column {self._column!r}", str(row.values.get(self._column))
+        if self._column not in row.values:
+            if row.reply is None:
+                return Malformed(
+                    row.number, f"the last turn is the user's, and there is no {where}"
+                )
+            where, text = "the last turn", row.reply
+        if not text.startswith(self._prefix):
+            what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
+            return Malformed(row.number, f"{where} {what}")
+        tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
+        for token in tokens.tolist():
+            if token in self._reserved:
+                return Malformed(row.number, f"{where} contains the {self._reserved[token]}")
+        return np.append(tokens, self._end).astype(np.int32)

@@ -1,0 +1,349 @@
+"""Loads all splits and sources of a run and turns their rows into prompts.
+
+Malformed rows are refused or reported, overlong prompts are counted and excluded (never truncated),
+and training data share no prompt with evaluation data. order.py decides the order of training.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from configs.errors import MistakeCollector
+from configs.schema import Config, Data, NamedSource, Source
+from configs.task import MIXTURE_TRAIN
+from pipeline.data.demonstrations import load_demonstrations
+from pipeline.data.order import max_per_step, normalized_weights
+from pipeline.data.rows import DataError, Malformed, Row, TooLong
+from pipeline.data.sources import Columns, locate_rows, read_rows
+from pipeline.data.splits import (
+    EVAL_SET_PREFIX,
+    MIXTURE_PREFIX,
+    LoadedData,
+    LoadedSplit,
+    concatenate,
+    prompt_texts,
+    without_overlaps,
+)
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.types import Prompt
+
+PROMPT_ID_STRIDE = 10**9
+"""Prompt ids of a mixture's n-th source start at n times this, so ids are unique in a run."""
+
+
+@dataclass(frozen=True)
+class SplitSpec:
+    """How the rows of a dataset become prompts.
+
+    Attributes:
+        source: the dataset.
+        where: the setting that names the source, for messages.
+        maker: makes the prompts.
+        answer_column: column with the reference answer, which a dataset without answers lacks.
+        answer_pattern: regular expression of the answer in that column; None: the whole column.
+        mixture_name: name of the source in the mixture; None without a mixture.
+        first_id: offset from a row's number to the prompt's id.
+    """
+
+    source: Source
+    where: str
+    maker: PromptMaker
+    answer_column: str
+    answer_pattern: str | None
+    mixture_name: str | None = None
+    first_id: int = 0
+
+    @property
+    def columns(self) -> Columns:
+        """The columns of prompts and reference answers."""
+        columns = Columns.of_prompts(self.maker.prompt.template)
+        return columns.with_answers(self.answer_column, pattern=self.answer_pattern)
+
+    @staticmethod
+    def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> SplitSpec:
+        """The settings of the source, with `data` and `prompt` as defaults."""
+        if isinstance(source, NamedSource):
+            maker = maker.with_template(source.template)
+        column, pattern = answer_settings(source, config.data)
+        return SplitSpec(source, where, maker, column, pattern)
+
+
+def answer_settings(source: Source, data: Data) -> tuple[str, str | None]:
+    """Column and pattern of a source's reference answers, with those of `data` as defaults."""
+    column, pattern = data.answer_column, data.answer_pattern
+    if isinstance(source, NamedSource):
+        column = source.answer_column or column
+        pattern = pattern if source.answer_pattern is None else source.answer_pattern
+    return column, pattern
+
+
+def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
+    """Loads all data of a run.
+
+    Test split and evaluation sets stay complete: their prompts are excluded from validation, and
+    the prompts of all three from training sources and demonstrations.
+
+    Raises:
+        DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
+            has no prompt left, or has fewer prompts than a step may need.
+    """
+    found = MistakeCollector()
+    maker = PromptMaker(config.prompt, tokenizer)
+    splits = found.attempt(load_splits, config, maker)
+    if splits is None:
+        if config.run.has_sft_phase:
+            found.attempt(load_demonstrations, config, maker, measured=frozenset())
+        found.raise_if_any(DataError)
+    assert splits is not None
+    return make_disjoint(splits, config=config, maker=maker)
+
+
+def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
+    """Checks the rows of all sources as far as possible without a tokenizer.
+
+    Args:
+        config: names the sources.
+        intact: whether settings have the user's values; checks of others are skipped.
+
+    Raises:
+        DataError: if a source cannot be read, lacks a column or has malformed rows.
+    """
+    data, found = config.data, MistakeCollector()
+
+    def check(where: str, source: Source, columns: Columns) -> None:
+        read = partial(read_rows, columns=columns, where=where, make=lambda row: row)
+        if intact(where.partition(" ")[0]):
+            found.attempt(read, source, policy=data.malformed)
+
+    def prompts(template: str | None = None) -> Columns:
+        if template is None and not intact("prompt.template"):
+            return Columns(())
+        return Columns.of_prompts(template or config.prompt.template)
+
+    for name, source in _prompt_sources(config).items():
+        known, columns = intact("data.answer_column", "data.answer_pattern"), prompts()
+        if isinstance(source, NamedSource):
+            columns, known = prompts(source.template), known or source.answer_column is not None
+        column, pattern = answer_settings(source, data)
+        columns = columns.with_answers(column, pattern=pattern) if known else columns
+        check(setting_name(name), source, columns)
+    if config.sft.train is not None:
+        columns = prompts()
+        if intact("sft.completion_column"):
+            columns = columns.with_completions(config.sft.completion_column)
+        check("sft.train", config.sft.train, columns)
+    found.raise_if_any(DataError)
+
+
+def locate_data(config: Config) -> list[str]:
+    """Says where the rows of each dataset come from, without reading all of them.
+
+    Raises:
+        DataError: with a line for each dataset that a run cannot get.
+    """
+    found, sources = MistakeCollector(), _prompt_sources(config)
+    if config.sft.train is not None:
+        sources["sft"] = config.sft.train
+    settings: dict[str, list[str]] = {}
+    for name, source in sources.items():
+        settings.setdefault(source.title, []).append(setting_name(name))
+    by_title = {source.title: source for source in sources.values()}
+    places = [
+        found.attempt(locate_rows, by_title[title], where=", ".join(names))
+        for title, names in settings.items()
+    ]
+    found.raise_if_any(DataError)
+    return [place for place in places if place is not None]
+
+
+def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
+    """All training sources and splits by their names in `LoadedData.splits`, with overlaps.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    data, found = config.data, MistakeCollector()
+    splits = dict[str, LoadedSplit | None]()
+    for number, (name, source) in enumerate(_training_sources(data).items()):
+        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
+        spec = replace(
+            spec,
+            mixture_name=name.removeprefix(MIXTURE_PREFIX) if data.mixture else None,
+            first_id=number * PROMPT_ID_STRIDE,
+        )
+        splits[name] = found.attempt(load_split, spec, config=config)
+    if data.validation is not None:
+        spec = SplitSpec.of(data.validation, where="data.validation", config=config, maker=maker)
+        splits["validation"] = found.attempt(load_split, spec, config=config)
+    tests = found.attempt(load_tests, config, maker) or {}
+    found.raise_if_any(DataError)
+    return {name: split for name, split in splits.items() if split is not None} | tests
+
+
+def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
+    """The test split and the evaluation sets, by their names in `LoadedData.splits`.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    found, splits = MistakeCollector(), dict[str, LoadedSplit | None]()
+    for name, source in _tests(config).items():
+        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
+        splits[name] = found.attempt(load_split, spec, config=config)
+    found.raise_if_any(DataError)
+    return {name: split for name, split in splits.items() if split is not None}
+
+
+def make_disjoint(
+    splits: Mapping[str, LoadedSplit], *, config: Config, maker: PromptMaker
+) -> LoadedData:
+    """Excludes the overlaps of the result of `load_splits`, and loads the demonstrations.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    sets = {
+        name.removeprefix(EVAL_SET_PREFIX): split
+        for name, split in splits.items()
+        if name.startswith(EVAL_SET_PREFIX)
+    }
+    measured, validation = [splits["test"], *sets.values()], None
+    if "validation" in splits:
+        validation = without_overlaps(splits["validation"], measured, where="data.validation")
+        measured.append(validation)
+    mixture = config.data.mixture
+    sources = {
+        name.removeprefix(MIXTURE_PREFIX): without_overlaps(
+            splits[name], measured, where=setting_name(name)
+        )
+        for name in _training_sources(config.data)
+    }
+    weights = normalized_weights(
+        {MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture}
+    )
+    if mixture:
+        _check_sizes(sources, weights, prompts_per_step=config.rollout.prompts_per_step)
+    sft = None
+    if config.run.has_sft_phase:
+        sft = load_demonstrations(config, maker, measured=prompt_texts(measured))
+    return LoadedData(
+        train=concatenate(list(sources.values())),
+        validation=validation,
+        test=splits["test"],
+        sets=sets,
+        sources=sources,
+        weights=weights,
+        sft=sft,
+    )
+
+
+def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
+    """Loads one split.
+
+    Raises:
+        DataError: as `load_data`.
+    """
+    most = config.rollout.max_prompt_tokens
+
+    def make(row: Row) -> Prompt | Malformed | TooLong:
+        prompt = _make_prompt(row, spec)
+        if isinstance(prompt, Prompt) and len(prompt.tokens) > most:
+            return TooLong(row.number, len(prompt.tokens))
+        return prompt
+
+    prompts, malformed, too_long = read_rows(
+        spec.source,
+        columns=spec.columns,
+        where=spec.where,
+        policy=config.data.malformed,
+        make=make,
+    )
+    if not prompts:
+        raise DataError(
+            f"{spec.where}: no prompt is left: {len(malformed)} rows are malformed and "
+            f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
+        )
+    distinct = {(prompt.text, prompt.answer) for prompt in prompts}
+    return LoadedSplit(tuple(prompts), malformed, too_long, len(prompts) - len(distinct))
+
+
+def extract_reference(text: str, *, pattern: str | None) -> str | None:
+    """Extracts the reference answer from the answer column's text; None if `pattern` fails."""
+    if pattern is None:
+        return text.strip()
+    match = re.search(pattern, text)
+    answer = match.group(1) if match else None
+    return answer.strip() or None if answer else None
+
+
+def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
+    column, pattern = spec.answer_column, spec.answer_pattern
+    text = row.values.get(column, row.reply)
+    answer = None if text is None else extract_reference(str(text), pattern=pattern)
+    if answer is None and (text is not None or pattern is not None):
+        where = f"column {column!r}" if column in row.values else "the last turn"
+        return Malformed(row.number, f"{where} has no match of the pattern {pattern!r}")
+    made = spec.maker.make(row)
+    if isinstance(made, Malformed):
+        return made
+    return Prompt(
+        id=spec.first_id + row.number,
+        text=made.text,
+        tokens=made.tokens,
+        answer=answer,
+        row=row.values,
+        source=spec.mixture_name,
+        messages=row.messages,
+    )
+
+
+def _prompt_sources(config: Config) -> dict[str, Source]:
+    """All sources of prompts, by the names of their splits."""
+    found = _training_sources(config.data) | _tests(config)
+    if config.data.validation is not None:
+        found["validation"] = config.data.validation
+    return found
+
+
+def _tests(config: Config) -> dict[str, Source]:
+    return {"test": config.data.test} | {
+        EVAL_SET_PREFIX + source.name: source for source in config.eval.sets
+    }
+
+
+def _training_sources(data: Data) -> dict[str, Source]:
+    return {MIXTURE_TRAIN: data.train} | {
+        MIXTURE_PREFIX + source.name: source for source in data.mixture
+    }
+
+
+def setting_name(name: str) -> str:
+    """The setting of a source or split, given its name in `LoadedData.fingerprints`."""
+    if name == "sft":
+        return "sft.train"
+    for prefix, setting in ((MIXTURE_PREFIX, "data.mixture"), (EVAL_SET_PREFIX, "eval.sets")):
+        if name.startswith(prefix):
+            return f"{setting} ({name.removeprefix(prefix)})"
+    return f"data.{name}"
+
+
+def _check_sizes(
+    sources: Mapping[str, LoadedSplit], weights: Mapping[str, float], *, prompts_per_step: int
+) -> None:
+    """Refuses a mixture in which a step needs more prompts of a source than it has."""
+    lines = []
+    for name, split in sources.items():
+        most = max_per_step(weights[name], prompts_per_step)
+        if most > len(split.prompts):
+            where = setting_name(name if name == MIXTURE_TRAIN else MIXTURE_PREFIX + name)
+            lines.append(
+                f"{where}: its share of {weights[name]:.1%} is up to {most} of the "
+                f"rollout.prompts_per_step = {prompts_per_step} prompts, but it has only "
+                f"{len(split.prompts)}; lower prompts_per_step or its weight"
+            )
+    if lines:
+        raise DataError("\n".join(lines))

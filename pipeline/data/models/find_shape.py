@@ -1,0 +1,181 @@
+"""Finds the shape of a run's model: by its `config.json`, or by a table of published models.
+
+Downloads nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Config
+from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING, read_model_shape
+from pipeline.data.models.hf_folder import read_text_config, text_tensors
+from pipeline.data.models.model_shape import ModelShape
+from pipeline.data.models.model_source import HF_HANDLE
+
+_GEMMA3: dict[str, Any] = {"model_type": "gemma3_text", "head_dim": 256, "vocab_size": 262_144}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "gemma-3-270m": _GEMMA3
+    | {
+        "num_hidden_layers": 18,
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-1b": _GEMMA3
+    | {
+        "num_hidden_layers": 26,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+    },
+    "gemma-3-4b": _GEMMA3
+    | {
+        "vocab_size": 262_208,
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "sliding_window": 1024,
+    },
+    # All sizes are transformers' defaults.
+    "gemma-2-2b": {"model_type": "gemma2"},
+    "gemma-4-e2b": {
+        "model_type": GEMMA4,
+        "num_hidden_layers": 35,
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "use_double_wide_mlp": True,
+        "layer_types": 7 * [*4 * [SLIDING], FULL],
+        "final_logit_softcapping": 30.0,
+    },
+    "gemma-4-e4b": {
+        "model_type": GEMMA4,
+        "num_hidden_layers": 42,
+        "hidden_size": 2560,
+        "intermediate_size": 10_240,
+        "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+        "final_logit_softcapping": 30.0,
+    },
+}
+"""Memory-relevant settings of the `config.json` files that Google has published, by model name."""
+_UNUSED = {"gemma-3-4b": 419_816_304, "gemma-4-e2b": 494_609_600, "gemma-4-e4b": 533_144_000}
+"""Parameters of published models besides the text model's: of towers and projectors, and of keys
+and values that Gemma 4 does not use. The towers' are counted by transformers' modules."""
+_UNUSED_BYTES = 2
+_HANDLE = re.compile(
+    r"(?:hf://google/|kaggle://google/gemma-?[234]/\w+/)"
+    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b|4-e2b|4-e4b)(?:-it|-pt)?(?:[@/].+)?",
+    re.IGNORECASE,
+)
+
+
+def hf_config_of(shape: ModelShape) -> dict[str, Any]:
+    """A `config.json` for this shape; settings that do not affect memory have defaults."""
+    if shape.value_norm:
+        return _gemma4_config_of(shape)
+    return {
+        "model_type": "gemma3_text" if shape.query_key_norm else "gemma2",
+        **_common_config_of(shape),
+        "query_pre_attn_scalar": shape.head_dim,
+        "attn_logit_softcapping": shape.attention_softcap,
+    }
+
+
+def _common_config_of(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "layer_types": [SLIDING if local else FULL for local in shape.local],
+        "num_hidden_layers": shape.layers,
+        "sliding_window": shape.window,
+        "hidden_size": shape.embed,
+        "intermediate_size": shape.hidden,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "vocab_size": shape.vocab,
+        "final_logit_softcapping": shape.final_softcap,
+    }
+
+
+def _gemma4_config_of(shape: ModelShape) -> dict[str, Any]:
+    return {
+        "model_type": GEMMA4,
+        **_common_config_of(shape),
+        "global_head_dim": shape.global_head_dim,
+        "num_kv_shared_layers": shape.kv_shared_layers,
+        "use_double_wide_mlp": shape.shared_hidden == 2 * shape.hidden,
+        "hidden_size_per_layer_input": shape.per_layer_input,
+        "vocab_size_per_layer_input": shape.vocab,
+    }
+
+
+def shape_of(config: Config) -> ModelShape:
+    """The shape of the run's model, without a download.
+
+    Read from the `config.json` of the model's folder or of the hub's cache, else from `PUBLISHED`.
+
+    Raises:
+        FileNotFoundError: if the folder is missing or has no `config.json`.
+        ValueError: if the model is not supported, is a handle that is neither in the cache nor in
+            `PUBLISHED`, or has no embeddings for `plan.per_layer_embeddings`.
+    """
+    shape = _shape_at(config.model.path)
+    shape.check_embeddings(config.plan.per_layer_embeddings)
+    return shape
+
+
+def _shape_at(path: str) -> ModelShape:
+    if "://" not in path:
+        return read_model_shape(read_text_config(Path(path)))
+    cached = _cached(path)
+    if cached is not None:
+        return read_model_shape(read_text_config(cached))
+    known = _HANDLE.fullmatch(path)
+    if known is None:
+        names = ", ".join(f"hf://google/{name}-it" for name in PUBLISHED)
+        raise ValueError(
+            f"model.path: {path}: its shape is unknown before the download; download it, or set a "
+            f"folder with its config.json; known without a download: {names}"
+        )
+    return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
+
+
+def unused_bytes(config: Config) -> int:
+    """Bytes of the model's published weights that its text model does not use; no download.
+
+    They are downloaded, and exported unless the weights are a flax checkpoint. Read from the
+    weights in the model's folder or in the hub's cache, else from a table; 0: none, or unknown.
+
+    Raises:
+        ValueError: if the weights are damaged, or the configuration is not supported.
+    """
+    path = config.model.path
+    folder = _cached(path) if "://" in path else Path(path)
+    if folder is not None:
+        with suppress(FileNotFoundError):  # it has no weights yet
+            _, parts = text_tensors(folder)
+            return sum(tensor.num_bytes for part in parts.values() for tensor in part)
+    known = _HANDLE.fullmatch(path)
+    return _UNUSED_BYTES * _UNUSED.get(f"gemma-{known['kind'].lower()}", 0) if known else 0
+
+
+def _cached(handle: str) -> Path | None:
+    """The folder of the model's `config.json` in the hub's cache; None if it is not cached."""
+    match = HF_HANDLE.fullmatch(handle)
+    if match is None:
+        return None
+    import huggingface_hub
+
+    found = huggingface_hub.try_to_load_from_cache(match[1], "config.json", revision=match[2])
+    return Path(found).parent if isinstance(found, str) else None

@@ -1,0 +1,372 @@
+"""Reads and checks the files of a model folder. No JAX."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from reprlib import repr as show
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from safetensors import SafetensorError, safe_open
+
+from configs.base import nearest_hint
+from pipeline.data.models.flax_shapes import OCDBT, Shape, required_shapes, stored_shapes
+from pipeline.data.models.hf_config import (
+    is_multimodal,
+    read_model_shape,
+    tensor_shapes,
+    text_config,
+    unused_tensors,
+)
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", OCDBT)
+_TEXT_PREFIXES = {
+    # The names of published files, and those of transformers 5.
+    "language_model.model.": "model.",
+    "model.language_model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+_OTHER_PARTS = {
+    "vision_tower.": "the vision tower",
+    "model.vision_tower.": "the vision tower",
+    "multi_modal_projector.": "the projector",
+    "model.multi_modal_projector.": "the projector",
+    # Gemma 4.
+    "model.audio_tower.": "the audio tower",
+    "model.embed_vision.": "the projector",
+    "model.embed_audio.": "the projector",
+}
+_UNUSED = "unused keys and values"
+_FLAX_PARTS = {
+    "the vision tower": re.compile(
+        r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder"
+        r"|PatchInputVariablePoolingEncoder_\d+)/|/mm_"
+    ),
+    "the audio tower": re.compile(r"(^|/)AudioEncoder/|/audio_"),
+}
+_MOST_TEXT_BYTES = 16 * 2**20
+_WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
+STORED_TYPES = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+"""Data types of weights by safetensors' names."""
+_BYTES = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a safetensors file.
+
+    Attributes:
+        name: name in the file.
+        path: the file.
+        dtype: NumPy name of a data type in `STORED_TYPES`, otherwise safetensors' name.
+        shape: shape of the tensor.
+        offset: offset of the first byte in the file.
+        num_bytes: size in the file.
+    """
+
+    name: str
+    path: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    num_bytes: int
+
+    def data(self) -> np.ndarray:
+        """The values, memory-mapped from the file."""
+        return np.memmap(self.path, np.dtype(self.dtype), "r", self.offset, self.shape)
+
+    @property
+    def item_bytes(self) -> int:
+        """Size of a number in the file."""
+        return self.num_bytes // max(1, prod(self.shape))
+
+    def raw(self) -> np.ndarray:
+        """The bytes, memory-mapped from the file."""
+        return np.memmap(self.path, _BYTES, "r", self.offset, (self.num_bytes,))
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`.
+
+    Raises:
+        FileNotFoundError: if the folder or the file is missing.
+        ValueError: if it is not a file with a JSON object.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
+    path = folder / "config.json"
+    if not path.exists():
+        raise FileNotFoundError(
+            f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
+        )
+    return read_object(path)
+
+
+def read_text_config(folder: Path) -> dict[str, Any]:
+    """The complete configuration of the folder's text model; see `hf_config.text_config`.
+
+    Raises:
+        FileNotFoundError: as `read_config`.
+        ValueError: as `read_config`, or with the unsupported settings.
+    """
+    config = read_config(folder)
+    try:
+        return text_config(config)
+    except ValueError as error:
+        raise ValueError(f"model.path: {folder}: {error}") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's safetensors files.
+
+    Raises:
+        FileNotFoundError: with the missing weight files.
+        ValueError: if the index cannot be read.
+    """
+    weight_map = _read_index(folder)
+    names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise FileNotFoundError(f"model.path: {folder} lacks {', '.join(absent)}")
+    return [folder / name for name in names]
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """All tensors of a folder by their names in the files.
+
+    Raises:
+        FileNotFoundError: with the missing weight files.
+        ValueError: with the damaged files, and with the tensors that are in two files or not in the
+            file that the index names.
+    """
+    found: dict[str, StoredTensor] = {}
+    problems = []
+    for path in weight_files(folder):
+        try:
+            tensors = _read_header(path)
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{path} is damaged: {error}")
+            continue
+        problems += [
+            f"{name} is in both {found[name].path} and {path}" for name in tensors if name in found
+        ]
+        found |= tensors
+    if not problems:
+        for name, file in sorted((_read_index(folder) or {}).items()):
+            if name not in found or found[name].path.name != file:
+                problems.append(f"{name} is not in {file}, which {folder / INDEX} names")
+    if problems:
+        raise ValueError("\n".join(problems))
+    return found
+
+
+def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, list[StoredTensor]]]:
+    """The tensors of the text model by their names in a text-only folder.
+
+    Returns:
+        The tensors, and those that are skipped, by part of the model.
+
+    Raises:
+        FileNotFoundError: as `stored_tensors` and `read_text_config`.
+        ValueError: as `stored_tensors` and `read_text_config`.
+    """
+    text: dict[str, StoredTensor] = {}
+    skipped: dict[str, list[StoredTensor]] = {}
+    whole, shape = is_multimodal(read_config(folder)), read_model_shape(read_text_config(folder))
+    unused = unused_tensors(shape)
+    for name, tensor in stored_tensors(folder).items():
+        part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
+        plain = _text_name(name) if whole else name
+        if plain in unused:
+            skipped.setdefault(_UNUSED, []).append(tensor)
+        elif whole and part is not None:
+            skipped.setdefault(part, []).append(tensor)
+        else:
+            text[plain] = tensor
+    return text, skipped
+
+
+def is_multimodal_folder(folder: Path) -> bool:
+    """Whether it is a Hugging Face folder of a multimodal model.
+
+    Raises:
+        FileNotFoundError: as `read_config`.
+        ValueError: as `read_config`.
+    """
+    has_config = (folder / "config.json").is_file() and flax_folder(folder) is None
+    return has_config and is_multimodal(read_config(folder))
+
+
+def flax_folder(folder: Path) -> Path | None:
+    """The orbax checkpoint of a folder: the folder itself or a subfolder; None if there is none.
+
+    Kaggle puts the checkpoint into a subfolder next to the tokenizer. Safetensors files take
+    precedence.
+    """
+    if (folder / SINGLE).is_file() or (folder / INDEX).is_file():
+        return None
+    for place in (folder, *sorted(path for path in folder.iterdir() if path.is_dir())):
+        if any((place / mark).is_file() for mark in FLAX_MARKS):
+            return place
+    return None
+
+
+def check_folder(folder: Path) -> list[str]:
+    """Checks a model folder without reading weights.
+
+    Returns:
+        Messages for the user, one sentence each.
+
+    Raises:
+        FileNotFoundError: with the missing files.
+        ValueError: with the damaged or unsupported files.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
+    checkpoint = flax_folder(folder)
+    if checkpoint is None:
+        shape = read_model_shape(read_text_config(folder))
+        tensors, skipped = text_tensors(folder)
+        counts = {part: len(found) for part, found in skipped.items()}
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        _check_shapes(folder, shapes, tensor_shapes(shape))
+    else:
+        if (folder / "config.json").exists():
+            shape, shapes = read_model_shape(read_text_config(folder)), stored_shapes(checkpoint)
+            _check_shapes(folder, shapes, required_shapes(shape, shapes))
+        counts = _flax_parts(checkpoint)
+    if not counts:
+        return []
+    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(counts.items()))
+    return [f"{folder}: only the text model is used; {parts} are skipped"]
+
+
+def _check_shapes(
+    folder: Path, shapes: Mapping[str, Shape], required: Iterable[tuple[str, Shape]]
+) -> None:
+    """Compares the shapes of the tensors with those that the configuration requires."""
+    odd = [
+        f"shape of {name}: {shapes[name]}, the configuration requires {shape}"
+        for name, shape in required
+        if name in shapes and shapes[name] != shape
+    ]
+    if odd:
+        more = f", and {len(odd) - 1} more differ" if odd[1:] else ""
+        raise ValueError(f"model.path: {folder}: {odd[0]}{more}")
+
+
+def flax_part(name: str) -> str | None:
+    """The part of the model of a tensor in a flax checkpoint; None for the text model.
+
+    Args:
+        name: path of the tensor in the tree, joined by slashes.
+    """
+    return next((part for part, names in _FLAX_PARTS.items() if names.search(name)), None)
+
+
+def _flax_parts(place: Path) -> dict[str, int]:
+    """Skipped tensors of a flax checkpoint by part, if orbax's metadata lists the tensors."""
+    path = place / "_METADATA"
+    tree = read_object(path).get("tree_metadata", {}) if path.is_file() else {}
+    try:
+        entries = [entry["key_metadata"] for entry in tree.values()]
+        names = ["/".join(str(key["key"]) for key in entry) for entry in entries]
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError(f"model.path: {path} is damaged: invalid tree_metadata") from None
+    parts = [part for name in names if (part := flax_part(name)) is not None]
+    return {part: parts.count(part) for part in parts}
+
+
+def _text_name(name: str) -> str:
+    for prefix, plain in _TEXT_PREFIXES.items():
+        if name.startswith(prefix):
+            return plain + name.removeprefix(prefix)
+    return name
+
+
+def _read_index(folder: Path) -> Mapping[str, str] | None:
+    path = folder / INDEX
+    if not path.is_file():
+        return None
+    weight_map = read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ValueError(f"model.path: {path} is damaged: weight_map is not an object")
+    for name, file in weight_map.items():
+        if not isinstance(file, str) or not _WEIGHT_FILE.fullmatch(file):
+            raise ValueError(
+                f"model.path: {path} is damaged: {name} is in {show(file)}, not the name of a "
+                ".safetensors file in this folder"
+            )
+    return weight_map
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads the JSON object of a file.
+
+    Raises:
+        ValueError: if the file cannot be read or is not a JSON object.
+    """
+    text = read_text(path)
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"model.path: {path} is not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"model.path: {path} cannot be read: it is nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"model.path: {path} is not a JSON object")
+    return found
+
+
+def read_text(path: Path) -> str:
+    """Reads the text of a small file.
+
+    Raises:
+        ValueError: if it is not a file, cannot be read, is not UTF-8, or is larger than 16 MiB.
+    """
+    if path.exists() and not path.is_file():
+        raise ValueError(f"model.path: {path} is not a file")
+    try:
+        size = path.stat().st_size
+        if size > _MOST_TEXT_BYTES:
+            most = f"{_MOST_TEXT_BYTES:,}"
+            raise ValueError(f"model.path: {path} has {size:,} bytes; the maximum is {most}")
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ValueError(f"model.path: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"model.path: {path} is not UTF-8 text: {error}") from None
+
+
+def _read_header(path: Path) -> dict[str, StoredTensor]:
+    """Reads the tensors from the file's header; the library checks the header and the file's size.
+
+    Layout: 8 bytes with the header's length, the header (JSON), the tensors' bytes.
+
+    Raises:
+        SafetensorError: if the file is damaged.
+    """
+    with safe_open(path, framework="numpy"):
+        pass
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    found = {}
+    for name, entry in header.items():
+        dtype = str(STORED_TYPES.get(entry["dtype"], entry["dtype"]))
+        start, end = entry["data_offsets"]
+        offset = 8 + length + start
+        found[name] = StoredTensor(name, path, dtype, tuple(entry["shape"]), offset, end - start)
+    return found

@@ -1,0 +1,298 @@
+"""Reads the rows of a split: from a file, from the hub, or of reasoning-gym.
+
+Every malformed row is reported with its number and reason. Independent of prompts. The first read
+imports `datasets`, which is slow; importing this module is fast.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from configs.base import nearest_hint
+from configs.schema import Source
+from configs.task import ANSWER_COLUMN
+from pipeline.data.models.model_source import ask_hub
+from pipeline.data.procedural import generate_rows
+from pipeline.data.rows import (
+    DataError,
+    Malformed,
+    Row,
+    TooLong,
+    clean_row,
+    is_chat,
+    is_unicode,
+    refuse_malformed,
+)
+from pipeline.data.text.chat import check_columns, sole_column, template_columns
+from pipeline.data.text_files import PARSERS, Parsed
+
+T = TypeVar("T")
+_SHORT_FLOATS: Mapping[str, type[np.floating[Any]]] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "halffloat": np.float16,
+}
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Columns of a dataset whose values are text or numbers.
+
+    Attributes:
+        required: columns that it must have.
+        chat: that one of `required` which may be in chat format. If one row has messages there,
+            all must have them.
+        required_in_chat: columns that a dataset in chat format must have.
+        optional: further columns that are checked if it has them.
+    """
+
+    required: tuple[str, ...]
+    chat: str | None = None
+    required_in_chat: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+
+    @staticmethod
+    def of_prompts(template: str) -> Columns:
+        """The columns of `prompt.template`."""
+        return Columns(template_columns(template), sole_column(template))
+
+    def with_completions(self, column: str) -> Columns:
+        """With a column that the last turn may replace in chat format."""
+        required, optional = (*self.required, column), (*self.optional, column)
+        return replace(self, required=required, optional=optional)
+
+    def with_answers(self, column: str, *, pattern: str | None) -> Columns:
+        """With the column of the reference answers, which a dataset may lack if it is the default.
+
+        A pattern needs answers: then only the last turn may replace the column.
+        """
+        if column != ANSWER_COLUMN:
+            required, in_chat = (*self.required, column), (*self.required_in_chat, column)
+            return replace(self, required=required, required_in_chat=in_chat)
+        if pattern is not None:
+            return self.with_completions(column)
+        return replace(self, optional=(*self.optional, column))
+
+
+def read_rows(
+    source: Source,
+    *,
+    columns: Columns,
+    where: str,
+    policy: Literal["refuse", "skip"],
+    make: Callable[[Row], T | Malformed | TooLong],
+) -> tuple[list[T], tuple[Malformed, ...], tuple[TooLong, ...]]:
+    """Reads the rows of `source` and makes something of each.
+
+    Args:
+        source: the dataset.
+        columns: whose values become text.
+        where: the setting that names the source, for error messages.
+        policy: `data.malformed`.
+        make: what a row becomes.
+
+    Returns:
+        The results of `make` in the source's order, the malformed rows by number, and the overlong
+        ones.
+
+    Raises:
+        DataError: if the source cannot be read, has no rows, or lacks a required column; or if
+            there are malformed rows and `policy` refuses them.
+    """
+    is_text = source.is_file and Path(source.title).suffix in PARSERS
+    if is_text:
+        raw, malformed = _parse(source, where=where)
+    else:
+        raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
+    if not raw and not malformed:
+        raise DataError(f"{where}: {source.title} has no rows")
+    present = {name for row in raw for name in row.values}
+    chat = columns.chat
+    if chat is not None and not any(is_chat(row.values.get(chat)) for row in raw):
+        chat = None
+    required = columns.required if chat is None else columns.required_in_chat
+    if raw:
+        try:
+            check_columns(required, present=present, where=f"{where}: {source.title}")
+        except ValueError as error:
+            raise DataError(f"{error}{_chat_hint(raw[0])}") from None
+    optional = (name for name in columns.optional if name in present)
+    texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
+    cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
+    rows = [row for row in cleaned if isinstance(row, Row)]
+    made = [make(row) for row in (_through_datasets(rows) if is_text and rows else rows)]
+    malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
+    malformed.sort(key=lambda bad: bad.row)
+    refuse_malformed(malformed, path=source.title, where=where, policy=policy)
+    too_long = tuple(one for one in made if isinstance(one, TooLong))
+    usable = [one for one in made if not isinstance(one, Malformed | TooLong)]
+    return usable, tuple(malformed), too_long
+
+
+def locate_rows(source: Source, *, where: str) -> str:
+    """Says where the rows of `source` come from, without reading all of them.
+
+    Raises:
+        DataError: if there is no such file or dataset, or a run cannot get it.
+    """
+    from huggingface_hub import errors
+
+    if source.reasoning_gym:
+        _generate(source.model_copy(update={"size": 1}), where=where)
+        return f"{source.title} can be generated"
+    if source.is_file:
+        return f"{_existing(source, where=where)} exists"
+    assert source.path is not None
+    try:
+        ask_hub(source.path, kind="dataset")
+    except errors.LocalEntryNotFoundError as error:
+        with _quiet_datasets() as datasets:
+            try:
+                datasets.load.CachedDatasetModuleFactory(source.path).get_module()
+            except FileNotFoundError:
+                unreachable = ConnectionError(*error.args)
+                raise DataError(_explain(unreachable, source=source, where=where)) from error
+        return f"{source.path} is in the cache"
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
+        raise DataError(_explain(error, source=source, where=where)) from error
+    return f"{source.path} is on the hub, which can be reached"
+
+
+def _parse(source: Source, *, where: str) -> Parsed:
+    path = _existing(source, where=where)
+    try:
+        return PARSERS[path.suffix](path, source.limit)
+    except ValueError as error:
+        raise DataError(f"{where}.path: {path}: {error}") from None
+
+
+def _generate(source: Source, *, where: str) -> list[Row]:
+    """Generates the rows of a dataset of reasoning-gym."""
+    name, size, seed = source.reasoning_gym, source.size, source.seed
+    assert name is not None
+    assert size is not None
+    assert seed is not None
+    try:
+        rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from None
+    return [Row(number, values) for number, values in enumerate(rows, start=1)]
+
+
+def _load(source: Source, *, where: str) -> list[Row]:
+    """Reads a Parquet file or a hub dataset."""
+    path = str(_existing(source, where=where)) if source.is_file else source.path
+    with _quiet_datasets() as datasets, TemporaryDirectory() as cache:
+        try:
+            if source.is_file:
+                dataset = datasets.load_dataset(
+                    "parquet", data_files=path, split="train", cache_dir=cache, keep_in_memory=True
+                )
+            else:
+                dataset = datasets.load_dataset(path, source.subset, split=source.split)
+        except Exception as error:  # the hub clients' errors have no common base class
+            raise DataError(_explain(error, source=source, where=where)) from error
+        count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
+        short = {
+            name: _SHORT_FLOATS[feature.dtype]
+            for name, feature in dataset.features.items()
+            if getattr(feature, "dtype", None) in _SHORT_FLOATS
+        }
+        return [
+            Row(n, {name: _as_written(v, short.get(name)) for name, v in values.items()})
+            for n, values in enumerate(dataset.select(range(count)), start=1)
+        ]
+
+
+def _as_written(value: Any, kind: type[np.floating[Any]] | None) -> Any:
+    """A number of 32 or 16 bits as its shortest decimal: 0.1, not 0.10000000149011612."""
+    return value if kind is None or value is None else float(str(kind(value)))
+
+
+def _through_datasets(rows: Sequence[Row]) -> list[Row]:
+    """Converts rows as `datasets` does, so that text files give the same rows as other sources.
+
+    Missing columns become None. A column whose values have no common Arrow type becomes JSON text.
+    """
+    names = dict.fromkeys(name for row in rows for name in row.values)
+    columns = {name: [row.values.get(name) for row in rows] for name in names}
+    if all(map(_is_plain, columns.values())):  # importing `datasets` takes seconds
+        return [replace(row, values={name: row.values.get(name) for name in names}) for row in rows]
+    with _quiet_datasets() as datasets:
+        for name, values in columns.items():
+            try:
+                datasets.Dataset.from_dict({name: values})
+            except (TypeError, ValueError, OverflowError):
+                columns[name] = [None if v is None else json.dumps(v) for v in values]
+        dataset = datasets.Dataset.from_dict(columns)
+        return [replace(row, values=v) for row, v in zip(rows, dataset, strict=True)]
+
+
+def _is_plain(values: Sequence[Any]) -> bool:
+    """Whether Arrow keeps the values of a column as they are."""
+    kinds = {type(value) for value in values if value is not None}
+    if kinds == {str}:
+        return all(value is None or is_unicode(value) for value in values)
+    if kinds == {int}:
+        return all(value is None or -(2**63) <= value < 2**63 for value in values)
+    return kinds in ({bool}, {float})
+
+
+def _chat_hint(row: Row) -> str:
+    """The template for rows in chat format, for the end of a message; empty for other rows."""
+    for column, value in row.values.items():
+        if is_chat(value):
+            return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
+    return ""
+
+
+def _existing(source: Source, *, where: str) -> Path:
+    path = Path(source.title)
+    if path.is_file():
+        return path
+    raise DataError(f"{where}.path: no file {path}{nearest_hint(path)}")
+
+
+def _explain(error: Exception, *, source: Source, where: str) -> str:
+    """One sentence on why a dataset cannot be loaded."""
+    what = " ".join(str(error).split()) or type(error).__name__
+    if source.is_file:
+        return f"{where}.path: {source.path} is not a readable Parquet file: {what}"
+    if isinstance(error, ConnectionError):
+        return (
+            f"{where}: the hub cannot be reached for {source.path!r} ({what}); connect to the "
+            "network, or download the dataset and set path to its file"
+        )
+    named = f"{source.path!r} (subset {source.subset!r}, split {source.split!r})"
+    if "gated" in what:
+        return f"{where}: {named} is gated: accept its terms on the hub, then `hf auth login`"
+    return f"{where}: the hub cannot load {named}: {what}"
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[Any]:
+    """The `datasets` package, without progress bars and its own messages on errors."""
+    import datasets  # late: the import takes seconds
+
+    had_bars = not datasets.are_progress_bars_disabled()
+    logs = {"huggingface_hub": logging.ERROR, "datasets": logging.CRITICAL}
+    levels = {name: logging.getLogger(name).level for name in logs}
+    datasets.disable_progress_bars()
+    for name, level in logs.items():
+        logging.getLogger(name).setLevel(level)
+    try:
+        yield datasets
+    finally:
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        if had_bars:
+            datasets.enable_progress_bars()

@@ -1,0 +1,146 @@
+"""Loaded splits: prompts, excluded rows, and the exclusion of overlaps."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from configs.task import MIXTURE_TRAIN
+from pipeline.data.demonstrations import LoadedDemonstrations
+from pipeline.data.rows import DataError, Malformed, TooLong, report_lines
+from pipeline.types import Prompt
+
+MIXTURE_PREFIX, EVAL_SET_PREFIX = "mixture.", "sets."
+"""Prefixes of the names of mixture sources and evaluation sets in `LoadedData.splits`."""
+
+
+@dataclass(frozen=True)
+class LoadedSplit:
+    """A split's prompts and excluded rows.
+
+    Attributes:
+        prompts: in the dataset's order.
+        malformed: malformed rows.
+        too_long: rows whose prompts are longer than `rollout.max_prompt_tokens`.
+        duplicates: number of prompts that repeat an earlier prompt and answer; they are kept.
+        overlaps: number of prompts excluded because a later split has them too.
+    """
+
+    prompts: tuple[Prompt, ...]
+    malformed: tuple[Malformed, ...]
+    too_long: tuple[TooLong, ...]
+    duplicates: int
+    overlaps: int = 0
+
+    @property
+    def without_answer(self) -> str | None:
+        """How many prompts have no reference answer, in words; None: all have one."""
+        count = sum(prompt.answer is None for prompt in self.prompts)
+        if not count:
+            return None
+        columns = sorted({name for prompt in self.prompts for name in prompt.row})
+        return (
+            f"{count} of {len(self.prompts)} prompts have no reference answer; name its column "
+            f"with data.answer_column (of {columns})"
+        )
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """All data of a run; training and evaluation data share no prompt text.
+
+    Attributes:
+        train: the training prompts of all sources.
+        validation: the validation split, evaluated during training.
+        test: the test split, evaluated once before and once after training.
+        sets: the evaluation sets by name, evaluated like the test split.
+        sources: the parts of `train` by source; empty without a mixture.
+        weights: share of each source in the training prompts, with sum 1; empty without a mixture.
+        sft: the demonstrations of the SFT phase, if there is one.
+    """
+
+    train: LoadedSplit
+    validation: LoadedSplit | None
+    test: LoadedSplit
+    sets: Mapping[str, LoadedSplit] = field(default_factory=dict)
+    sources: Mapping[str, LoadedSplit] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
+    sft: LoadedDemonstrations | None = None
+
+    @property
+    def overlaps(self) -> int:
+        """Number of prompts and demonstrations excluded as overlaps."""
+        prompts = sum(split.overlaps for _, split in self.splits())
+        return prompts + (self.sft.overlaps if self.sft else 0)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """A hash of each source and split: prompt ids, tokens and reference answers."""
+        found = {name: fingerprint(split) for name, split in self.splits()}
+        return found | ({"sft": self.sft.fingerprint} if self.sft else {})
+
+    @property
+    def report(self) -> tuple[str, ...]:
+        """A line for each source and split, each with lines for its first 10 malformed rows."""
+        lines = [line for name, split in self.splits() for line in _report(name, split)]
+        return (*lines, *(self.sft.report if self.sft else ()))
+
+    def splits(self) -> Iterator[tuple[str, LoadedSplit]]:
+        """All sources and splits with unique names, training first."""
+        for name, split in (self.sources or {MIXTURE_TRAIN: self.train}).items():
+            yield name if name == MIXTURE_TRAIN else MIXTURE_PREFIX + name, split
+        if self.validation is not None:
+            yield "validation", self.validation
+        yield "test", self.test
+        for name, split in self.sets.items():
+            yield EVAL_SET_PREFIX + name, split
+
+
+def concatenate(splits: Sequence[LoadedSplit]) -> LoadedSplit:
+    """The splits as one; rows of different splits may have the same number."""
+    return LoadedSplit(
+        prompts=tuple(prompt for split in splits for prompt in split.prompts),
+        malformed=tuple(bad for split in splits for bad in split.malformed),
+        too_long=tuple(row for split in splits for row in split.too_long),
+        duplicates=sum(split.duplicates for split in splits),
+        overlaps=sum(split.overlaps for split in splits),
+    )
+
+
+def without_overlaps(
+    split: LoadedSplit, later: Sequence[LoadedSplit], *, where: str
+) -> LoadedSplit:
+    """The split without the prompts of later splits.
+
+    Raises:
+        DataError: if no prompt is left.
+    """
+    excluded = prompt_texts(later)
+    kept = tuple(prompt for prompt in split.prompts if prompt.text not in excluded)
+    if not kept:
+        raise DataError(f"{where}: a later split contains all {len(split.prompts)} prompts")
+    return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
+
+
+def prompt_texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:
+    """The texts of all prompts."""
+    return frozenset(prompt.text for split in splits for prompt in split.prompts)
+
+
+def fingerprint(split: LoadedSplit) -> str:
+    """A hash of the split: prompt ids, tokens and reference answers."""
+    digest = hashlib.blake2b(digest_size=16)
+    for prompt in split.prompts:
+        digest.update(repr((prompt.id, prompt.tokens.tolist(), prompt.answer)).encode())
+    return digest.hexdigest()
+
+
+def _report(name: str, split: LoadedSplit) -> Iterator[str]:
+    return report_lines(
+        f"{name}: {len(split.prompts)} prompts",
+        malformed=split.malformed,
+        too_long=len(split.too_long),
+        overlaps=split.overlaps,
+        duplicates=split.duplicates,
+    )

@@ -1,0 +1,143 @@
+"""Parses data files that are text, row by row: JSONL, JSON and CSV.
+
+Malformed rows are reported with their numbers. Independent of columns and their types.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from pipeline.data.rows import Malformed, Row, is_unicode, kind_of
+
+_LONGEST_FIELD = 2**31 - 1
+"""Characters of a CSV value; the default of the module `csv` is 131,072."""
+
+Parsed = tuple[list[Row], list[Malformed]]
+"""The rows and the malformed ones."""
+
+
+def parse_jsonl(path: Path, limit: int | None) -> Parsed:
+    """Parses one JSON object per line; the numbers are line numbers, blank lines are skipped.
+
+    Args:
+        path: the file.
+        limit: maximum number of rows to read, including malformed ones; None: all.
+    """
+    rows, malformed = list[Row](), list[Malformed]()
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+        if not line.strip():
+            continue
+        if len(rows) + len(malformed) == limit:
+            break
+        try:
+            value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+        except UnicodeDecodeError:
+            malformed.append(Malformed(number, "not UTF-8"))
+        except (ValueError, RecursionError) as error:
+            malformed.append(Malformed(number, _json_problem(error)))
+        else:
+            _add(value, number, rows, malformed)
+    return rows, malformed
+
+
+def parse_json(path: Path, limit: int | None) -> Parsed:
+    """Parses a JSON list of objects; as `parse_jsonl`, with positions from 1 as numbers.
+
+    Raises:
+        ValueError: if the file is not a JSON list.
+    """
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 (byte {error.start})") from None
+    except json.JSONDecodeError as error:
+        lines = error.msg == "Extra data"
+        hint = "; a file with one object per line is called .jsonl" if lines else ""
+        raise ValueError(f"not JSON: {error}{hint}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(_json_problem(error)) from None
+    if not isinstance(values, list):
+        raise ValueError(f"{kind_of(values)}, not a list of objects")
+    rows, malformed = list[Row](), list[Malformed]()
+    for number, value in enumerate(values[:limit], start=1):
+        _add(value, number, rows, malformed)
+    return rows, malformed
+
+
+def parse_csv(path: Path, limit: int | None) -> Parsed:
+    """Parses comma-separated values below a line of column names (RFC 4180); all are text.
+
+    As `parse_jsonl`; the number of a row is that of its first line. Rows without any text are
+    skipped.
+
+    Raises:
+        ValueError: if two columns share a name, or one has none, or a quote is never closed: what
+            follows it would be one value.
+    """
+    csv.field_size_limit(_LONGEST_FIELD)
+    # Bytes that are not UTF-8 become surrogates, so that their rows are found.
+    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    names: list[str] | None = None
+    rows, malformed = list[Row](), list[Malformed]()
+    while limit is None or len(rows) + len(malformed) < limit:
+        number = reader.line_num + 1
+        try:
+            values = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            if "unexpected end" in str(error):
+                what = f"a quote in the row of line {number} is never closed"
+                raise ValueError(f'{what}; close it, or write "" for a quote in a value') from None
+            malformed.append(Malformed(number, f"not CSV: {error}"))
+            continue
+        if not any(map(str.strip, values)):
+            continue
+        if names is None:
+            names = _column_names(values)
+        elif len(values) != len(names):
+            count = "1 value" if len(values) == 1 else f"{len(values)} values"
+            what = f"has {count} for {len(names)} columns"
+            malformed.append(Malformed(number, what))
+        elif not all(map(is_unicode, values)):
+            malformed.append(Malformed(number, "not UTF-8"))
+        else:
+            rows.append(Row(number, dict(zip(names, values, strict=True))))
+    return rows, malformed
+
+
+PARSERS: Mapping[str, Callable[[Path, int | None], Parsed]] = {
+    ".jsonl": parse_jsonl,
+    ".json": parse_json,
+    ".csv": parse_csv,
+}
+"""Parser by the ending of the file."""
+
+
+def _add(value: object, number: int, rows: list[Row], malformed: list[Malformed]) -> None:
+    if isinstance(value, dict):
+        rows.append(Row(number, value))
+    else:
+        malformed.append(Malformed(number, f"{kind_of(value)}, not an object with columns"))
+
+
+def _json_problem(error: ValueError | RecursionError) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f"not JSON: {error}"
+    is_deep = isinstance(error, RecursionError)
+    return "nested too deeply" if is_deep else "has an integer with too many digits"
+
+
+def _column_names(values: list[str]) -> list[str]:
+    names = [value.strip() for value in values]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if "" in names:
+        raise ValueError(f"the first line has an empty column name: {names}")
+    if repeated:
+        raise ValueError(f"the first line repeats the column names {', '.join(repeated)}")
+    return names

@@ -1,0 +1,211 @@
+"""Progress of a run: the counters and the sampling state that a checkpoint carries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
+
+_ARRAYS = {
+    "prompt_tokens": np.int32,
+    "tokens": np.int32,
+    "logprobs": np.float32,
+    "processed_logprobs": np.float32,
+}
+
+_DECAY = 0.9
+"""Factor by which the weight of a group decays with each step."""
+
+
+@dataclass(frozen=True)
+class PartialRollouts:
+    """Groups with at least one truncated rollout, oldest first; whole groups are kept.
+
+    Attributes:
+        completions: group by group.
+    """
+
+    completions: tuple[Completion, ...] = ()
+
+    def __len__(self) -> int:
+        """Number of rollouts, finished ones included."""
+        return len(self.completions)
+
+    @property
+    def tokens(self) -> int:
+        """Number of their tokens."""
+        return sum(len(completion.tokens) for completion in self.completions)
+
+    def requests(self) -> list[RolloutRequest]:
+        """Requests that continue the truncated rollouts."""
+        return [
+            RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
+            for completion in self.completions
+            if completion.stop_reason == "truncated"
+        ]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """JSON; a float32 has as many digits as restore its value exactly."""
+        return [
+            asdict(completion)
+            | {
+                key: None if array is None else array.tolist()
+                for key in _ARRAYS
+                for array in [getattr(completion, key)]
+            }
+            for completion in self.completions
+        ]
+
+    @staticmethod
+    def of_json(rows: Iterable[Mapping[str, Any]]) -> PartialRollouts:
+        """Reads the result of `to_json`."""
+        return PartialRollouts(tuple(_completion(row) for row in rows))
+
+
+def _completion(row: Mapping[str, Any]) -> Completion:
+    arrays = {
+        key: None if row[key] is None else np.array(row[key], dtype)
+        for key, dtype in _ARRAYS.items()
+    }
+    name = RolloutName(**row["name"])
+    earlier_spans = tuple(VersionSpan(**span) for span in row["earlier_spans"])
+    return Completion(**{**row, **arrays, "name": name, "earlier_spans": earlier_spans})
+
+
+@dataclass(frozen=True)
+class SignalShare:
+    """Share of groups with signal (different rewards) in the steps so far; later ones weigh more.
+
+    Attributes:
+        signal: weighted number of groups with signal.
+        groups: weighted number of all groups.
+    """
+
+    signal: float = 0.0
+    groups: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Share of groups with signal, strictly between 0 and 1."""
+        return (self.signal + 0.5) / (self.groups + 1)
+
+    def counted(self, signal: int, groups: int) -> SignalShare:
+        """Adds the groups of a round."""
+        return SignalShare(self.signal + signal, self.groups + groups)
+
+    def faded(self) -> SignalShare:
+        """Decays the weight of all groups at the start of a step."""
+        return SignalShare(_DECAY * self.signal, _DECAY * self.groups)
+
+
+@dataclass(frozen=True)
+class SamplingState:
+    """What the sampling of a step depends on, besides seed, step and policy.
+
+    Attributes:
+        partial: truncated rollouts of earlier steps, which this step continues.
+        prompts_sampled: prompts that earlier steps sampled.
+        signal: with dynamic sampling, share of groups with signal in earlier steps.
+    """
+
+    partial: PartialRollouts = field(default_factory=PartialRollouts)
+    prompts_sampled: int = 0
+    signal: SignalShare = field(default_factory=SignalShare)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Counters of a run.
+
+    Attributes:
+        step: training steps done; the policy version.
+        samples: finished training rollouts.
+        tokens_generated: tokens generated for training, those of truncated rollouts included.
+        tokens_trained: tokens in the loss.
+        tokens_padded: padding positions that the learner computed.
+        reward_errors: reward calls without a value.
+        skipped_updates: updates skipped because loss or gradient were not finite.
+        skipped_in_a_row: consecutive skipped updates up to now.
+        truncated: rollouts truncated at the cut-off of a step.
+        continued: truncated rollouts that a later step continued.
+        dropped: truncated rollouts that were discarded.
+        unused: with dynamic sampling, rollouts that were sampled and not trained on.
+        sampling: state of the sampling.
+        wall_s: seconds used when the checkpoint was written.
+    """
+
+    step: int = 0
+    samples: int = 0
+    tokens_generated: int = 0
+    tokens_trained: int = 0
+    tokens_padded: int = 0
+    reward_errors: int = 0
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    truncated: int = 0
+    continued: int = 0
+    dropped: int = 0
+    unused: int = 0
+    sampling: SamplingState = field(default_factory=SamplingState)
+    wall_s: float = 0.0
+
+    def to_meta(self) -> dict[str, Any]:
+        """The content of a checkpoint's metadata: JSON."""
+        state = self.sampling
+        sampling = {
+            "partial": state.partial.to_json(),
+            "prompts_sampled": state.prompts_sampled,
+            "estimates": asdict(state.signal),
+        }
+        return {**vars(self), "sampling": sampling}
+
+    @staticmethod
+    def of_meta(meta: Mapping[str, Any]) -> Progress:
+        """Reads the result of `to_meta`; ignores other keys."""
+        names = set(Progress.__dataclass_fields__)
+        found = {name: value for name, value in meta.items() if name in names}
+        sampling = meta["sampling"]
+        estimates = sampling["estimates"]
+        state = SamplingState(
+            PartialRollouts.of_json(sampling["partial"]),
+            sampling["prompts_sampled"],
+            SignalShare(estimates["signal"], estimates["groups"]),
+        )
+        return Progress(**{**found, "sampling": state})
+
+    def counts(self, *, dynamic: bool) -> dict[str, Any]:
+        """The counters of steps, samples, tokens and rollouts for `summary.json`.
+
+        Args:
+            dynamic: whether the run has dynamic sampling.
+        """
+        return {
+            "steps": self.step,
+            "samples": self.samples,
+            "tokens_generated": self.tokens_generated,
+            "tokens_trained": self.tokens_trained,
+            "tokens_padded": self.tokens_padded,
+            "rollouts": {
+                "truncated": self.truncated,
+                "continued": self.continued,
+                "dropped": self.dropped,
+                **({"unused": self.unused} if dynamic else {}),
+            },
+        }
+
+    def after_update(self, metrics: Mapping[str, float]) -> Progress:
+        """Adds the counters of an update with these metrics; `step` stays."""
+        trained, skipped = int(metrics["tokens_trained"]), int(metrics.get("skipped_updates", 0))
+        # Where tokens were trained on, an update was made before the one that was skipped.
+        in_a_row = (0 if trained else self.skipped_in_a_row) + skipped
+        return replace(
+            self,
+            tokens_trained=self.tokens_trained + trained,
+            tokens_padded=self.tokens_padded + int(metrics["tokens_padded"]),
+            skipped_updates=self.skipped_updates + skipped,
+            skipped_in_a_row=in_a_row,
+        )

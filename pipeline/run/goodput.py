@@ -1,0 +1,343 @@
+"""Where the time of a run went, and its goodput, from its metrics and its journal.
+
+    started ----------> rows of metrics.jsonl --------------> ended
+    seconds up to       seconds since the row before          seconds since the last row
+    the first step
+
+Rows of `metrics.superseded.jsonl` are of steps that a resume does again; their time is `lost`, like
+that of a process that was killed after its last row, and of a step that did not end. Goodput is a
+product of published definitions:
+
+    scheduling   time with devices / time since the submission
+    runtime      time of steps that count / time with devices
+    program      seconds of useful work / time of these steps, a mean over the chips
+
+as in Google's ML Productivity Goodput
+(https://cloud.google.com/blog/products/ai-machine-learning/goodput-metric-as-measure-of-ml-productivity).
+Time in which no process of the run exists does not count, except for the wait of a submitted job.
+Useful work is prefill, the share of decoding in which a slot generates a token that is kept, and
+the share of an update that is not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.deadline import show_duration
+from pipeline.run.history import STARTED
+from pipeline.run.run_folder import ENDED
+
+Row = Mapping[str, Any]
+
+WAITING_PHASES = ("queue", "ray_start", "device_wait")
+"""Phases without devices: a submitted job waits, Ray starts, other runs hold the devices."""
+START_PHASES = (*WAITING_PHASES, "loading", "compile", "probe")
+STEP_PHASES = ("sample", "reward", "learn", "sync", "coordination")
+"""Phases of training steps, as the driver sees them."""
+LOST = "lost"
+PHASES = (*START_PHASES, *STEP_PHASES, "evaluation", "checkpoint", "export", "end", LOST)
+"""All phases of the driver, in the order of the table."""
+_UNFINISHED = frozenset({"sample", "reward", "learn"})
+"""Phases that are of a step that did not end, where they are not in its row."""
+DEVICE_PHASES = ("prefill", "decode", "update")
+"""Phases of the devices in training steps; `time/devices/PHASE_s` is the mean over the chips."""
+SLOTS_USEFUL = "rollout/slots_useful"
+PADDED_SHARES = ("learner/padded_share", "sft/padded_share")
+_WEIGHTS = {
+    "decode_tokens_per_s": "decode",
+    "decode_bandwidth": "decode",
+    "prefill_tokens_per_s": "prefill",
+    "update_tokens_per_s": "update",
+    "mfu": "update",
+    "hfu": "update",
+    "mfu_int8": "update",
+}
+"""Phase of the devices that a speed is relative to; the others are relative to the steps."""
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "rollouts": ("sample",),
+    "update": ("learn",),
+    "rewards": ("reward",),
+    "evaluation, records": ("sync", "coordination", "evaluation", "checkpoint", "export", "end"),
+    "start": START_PHASES,
+    LOST: (LOST,),
+}
+"""Phases by what they are for."""
+_LEAST_SHARE = 0.001
+"""Phases with a smaller share of the time are not shown."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A part of the time of a run.
+
+    Attributes:
+        seconds: by phase, in the order of `PHASES`.
+        step: training step that ended with it; None: none did.
+    """
+
+    seconds: Mapping[str, float]
+    step: int | None = None
+
+    @property
+    def total_s(self) -> float:
+        """Its length."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class TimeUse:
+    """Where the time of a run went.
+
+    Attributes:
+        intervals: in the order of time, without gaps.
+        rows: metrics of the steps that count.
+        starts: number of processes that came to train.
+    """
+
+    intervals: Sequence[Interval]
+    rows: Sequence[Row]
+    starts: int
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of the driver by phase; they sum to the time since the submission."""
+        return _ordered(one.seconds for one in self.intervals)
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds since the submission in which the run had a process, or waited in a queue."""
+        return sum(one.total_s for one in self.intervals)
+
+    @property
+    def held_s(self) -> float:
+        """Seconds in which the run had its chips, or started Ray to get them."""
+        seconds = self.seconds
+        return self.wall_s - seconds.get("queue", 0.0) - seconds.get("device_wait", 0.0)
+
+    @property
+    def first_step_s(self) -> float | None:
+        """Seconds up to the end of the first training step, all waits included; None: no step."""
+        total_s = 0.0
+        for one in self.intervals:
+            total_s += one.total_s
+            if one.step is not None:
+                return total_s
+        return None
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the steps that count."""
+        return sum(map(step_seconds, self.rows))
+
+    @property
+    def devices(self) -> dict[str, float]:
+        """Seconds of the chips in the steps that count, a mean over them; they sum to `step_s`."""
+        return summed(map(device_seconds, self.rows))
+
+    @property
+    def goodput(self) -> dict[str, float]:
+        """`scheduling`, `runtime`, `program` and their product, `total`; empty without steps."""
+        waited_s = sum(self.seconds.get(phase, 0.0) for phase in WAITING_PHASES)
+        step_s, devices = self.step_s, self.devices
+        if not step_s:
+            return {}
+        useful_s = sum(devices[phase] for phase in DEVICE_PHASES)
+        return {
+            "scheduling": 1 - waited_s / self.wall_s,
+            "runtime": step_s / (self.wall_s - waited_s),
+            "program": useful_s / step_s,
+            "total": useful_s / self.wall_s,
+        }
+
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Means of the steps' `speed/...`; see `meter.speeds`."""
+        names = dict.fromkeys(name for row in self.rows for name in row if name[:6] == "speed/")
+        found = {}
+        for name in (name.removeprefix("speed/") for name in names):
+            weights = [
+                row.get(f"time/devices/{_WEIGHTS[name]}_s", 0.0)
+                if name in _WEIGHTS
+                else step_seconds(row)
+                for row in self.rows
+            ]
+            if total := sum(weights):
+                values = [row.get(f"speed/{name}", 0.0) for row in self.rows]
+                pairs = zip(weights, values, strict=True)
+                found[name] = sum(weight * value for weight, value in pairs) / total
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """What `summary.json` has of it: `time`, `goodput`, `speed`."""
+        return {
+            "time": {
+                "since_submission_s": self.wall_s,
+                "first_step_s": self.first_step_s,
+                "starts": self.starts,
+                "seconds": self.seconds,
+                "devices": self.devices,
+            },
+            "goodput": self.goodput,
+            "speed": self.speeds,
+        }
+
+
+def time_use(
+    rows: Iterable[Row],
+    journal: Iterable[Row],
+    *,
+    superseded: Iterable[Row] = (),
+    used_s: float = 0.0,
+) -> TimeUse:
+    """Where the time of a run went.
+
+    Args:
+        rows: of `metrics.jsonl`.
+        journal: all entries.
+        superseded: rows of `metrics.superseded.jsonl`.
+        used_s: seconds that the run has used, on the scale of `time/elapsed_s`: of a run that has
+            no process now.
+    """
+    rows = [row for row in rows if "time/elapsed_s" in row]
+    starts = [entry for entry in journal if entry["event"] == STARTED and "seconds" in entry]
+    # Each record by the used time at its end.
+    found = [(row["time/elapsed_s"], row) for row in (*rows, *superseded)]
+    found += [(entry["elapsed_s"], entry) for entry in starts]
+    found += [
+        (entry["summary"]["wall_s"], entry)
+        for entry in journal
+        if entry["event"] == ENDED and "seconds" in entry
+    ]
+    counted = {id(row) for row in rows}
+    intervals: list[Interval] = []
+    known_s, rest = 0.0, LOST
+
+    def add_rest(until_s: float) -> None:
+        if until_s > known_s:
+            intervals.append(Interval({rest: until_s - known_s}))
+
+    for at_s, record in sorted(found, key=lambda one: one[0]):
+        event = record.get("event")
+        if event == STARTED:
+            add_rest(record["used_before_s"])
+        if event is not None:
+            intervals.append(Interval(_outside_of_steps(record["seconds"])))
+        elif id(record) in counted:
+            intervals.append(Interval(phase_seconds(record), record["step"]))
+        else:
+            lost_s = sum(phase_seconds(record).values())
+            intervals.append(Interval({LOST: lost_s}, record["step"]))
+        known_s, rest = at_s, "end" if event == ENDED else LOST
+    add_rest(used_s)
+    return TimeUse(intervals, rows, len(starts))
+
+
+def phase_seconds(row: Row) -> dict[str, float]:
+    """Seconds of the driver by phase since the row before, from `time/PHASE_s`."""
+    found = {phase: row.get(f"time/{phase}_s") for phase in PHASES}
+    return {phase: seconds for phase, seconds in found.items() if seconds}
+
+
+def step_seconds(row: Row) -> float:
+    """Seconds of the phases of a step."""
+    return float(sum(row.get(f"time/{phase}_s", 0.0) for phase in STEP_PHASES))
+
+
+def device_seconds(row: Row) -> dict[str, float]:
+    """Seconds of the chips in a step, a mean over them: useful work, and the rest.
+
+    Returns:
+        By `DEVICE_PHASES`, and `empty slots`, `padding` and `idle`.
+    """
+    prefill_s, decode_s, update_s = (
+        row.get(f"time/devices/{name}_s", 0.0) for name in DEVICE_PHASES
+    )
+    empty_s = decode_s * (1 - row.get(SLOTS_USEFUL, 1.0))
+    padding_s = update_s * next((row[name] for name in PADDED_SHARES if name in row), 0.0)
+    return {
+        "prefill": prefill_s,
+        "decode": decode_s - empty_s,
+        "update": update_s - padding_s,
+        "empty slots": empty_s,
+        "padding": padding_s,
+        "idle": step_seconds(row) - prefill_s - decode_s - update_s,
+    }
+
+
+def _outside_of_steps(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds that are in no row: those of a step that did not end are lost."""
+    renamed = ({LOST if phase in _UNFINISHED else phase: value} for phase, value in seconds.items())
+    return _ordered(renamed)
+
+
+def _ordered(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of several seconds by phase, in the order of the table."""
+    found = summed(parts)
+    return {phase: found[phase] for phase in PHASES if found.get(phase)}
+
+
+def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The sum of several seconds by name."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, seconds in part.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
+
+
+def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by group, in the order of `GROUPS`."""
+    return {
+        group: sum(seconds.get(phase, 0.0) for phase in phases) for group, phases in GROUPS.items()
+    }
+
+
+def share_rows(use: TimeUse) -> list[tuple[str, str, str]]:
+    """Phase, seconds and share of the time, of phases with a notable share, and of all."""
+    wall_s = use.wall_s
+    shown = [
+        (phase.replace("_", " "), f"{seconds:,.1f}", f"{seconds / wall_s:.1%}")
+        for phase, seconds in use.seconds.items()
+        if seconds >= _LEAST_SHARE * wall_s
+    ]
+    return [*shown, ("all", f"{wall_s:,.1f}", "100.0%")] if shown else []
+
+
+def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
+    """Where the time went, goodput, speed and cost, as lines; none if nothing is recorded.
+
+    Args:
+        use: of the run.
+        cost: see `meter.cost`.
+    """
+    rows = share_rows(use)
+    if not rows:
+        return
+    first_s, starts = use.first_step_s, "1 start" if use.starts == 1 else f"{use.starts} starts"
+    first = "" if first_s is None else f"; first step done after {show_duration(first_s)}"
+    yield f"where the time went: {show_duration(use.wall_s)}, {starts}{first}"
+    for phase, seconds, share in rows:
+        yield f"  {phase:<14}{seconds:>12} s{share:>8}"
+    if step_s := use.step_s:
+        shares = [f"{value / step_s:.1%} {name}" for name, value in use.devices.items() if value]
+        yield f"devices in the steps: {', '.join(shares)}"
+    if goodput := use.goodput:
+        parts = " x ".join(
+            f"{goodput[part]:.1%} {part}" for part in ("scheduling", "runtime", "program")
+        )
+        yield f"goodput: {goodput['total']:.1%} = {parts}"
+    speed = use.speeds
+    shares_of = {"mfu": "MFU", "hfu": "HFU", "mfu_int8": "MFU (int8)", "decode_bandwidth": "decode"}
+    used = [f"{name} {speed[key]:.1%}" for key, name in shares_of.items() if key in speed]
+    if "useful_tokens_per_s_chip" in speed:
+        of_limits = f"; of the chips' limits: {', '.join(used)}" if used else ""
+        rate = speed["useful_tokens_per_s_chip"]
+        yield f"speed: {rate:,.1f} trained tokens per second and chip{of_limits}"
+    if cost:
+        each = {kind: cost.get(f"usd_per_mtoken_{kind}") for kind in ("generated", "trained")}
+        prices = "".join(
+            f", {price:,.2f} per million {kind} tokens" for kind, price in each.items() if price
+        )
+        yield f"cost: {cost['usd']:,.2f} dollars{prices}"

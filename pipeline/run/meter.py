@@ -1,0 +1,337 @@
+"""Figures of a run while it goes on: seconds by phase, goodput, speed, memory, cost.
+
+    MFU  = 4 N T / (peak x chip-seconds of updates)      useful operations
+    HFU  = c N P / (peak x chip-seconds of updates)      executed operations
+
+with N parameters, T tokens and P positions of the learner, padding included. A token costs 2 N
+operations forward and 2 N for the gradient of the activations (PaLM, arXiv:2204.02311, appendix B,
+without the gradient of the frozen weights); c is 6 with full rematerialization, else 4. Forward
+passes of a reference or a teacher are not counted, but their seconds are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.schema import Config
+from pipeline.clock import PhaseClock
+from pipeline.plan.cost_model.hardware import device_count, topology_of
+from pipeline.plan.cost_model.memory import estimate_memory
+from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.topology import GIB
+from pipeline.progress import Progress
+from pipeline.protocols import ProcessUse
+from pipeline.run.goodput import (
+    DEVICE_PHASES,
+    Interval,
+    TimeUse,
+    phase_seconds,
+    step_seconds,
+    time_use,
+)
+from pipeline.run.history import STARTED
+from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.types import DecodeWork
+
+Figures = dict[str, float]
+
+LEARNER, SAMPLERS = "learner", "samplers"
+"""Kinds of processes with devices."""
+REWARD = "reward "
+"""Begins the names of the uses of reward parts."""
+_USEFUL, _REMATERIALIZED = 4.0, 6.0
+"""Operations per token and parameter that a LoRA update needs, and with full rematerialization."""
+_HOUR_S = 3600.0
+_MILLION = 1e6
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The chips of a run with their published limits, and what the model demands of them.
+
+    Attributes:
+        chips: chips of a process, by kind of process; a colocated run has a learner only.
+        total_chips: all chips of the run.
+        chip_hour_usd: price of a chip-hour; None: unknown.
+        parameters: of the base; 0: unknown, as are the limits below.
+        operations: executed operations per position and parameter of an update.
+        flops: peak operations per second of a chip in bfloat16 (on a CPU what the planner assumes).
+        int8_flops: the same in 8 bits; None: updates do not compute in 8 bits.
+        planned_bytes: the planner's bytes of a chip for given sizes, by kind of process.
+        segment_s: least seconds of a decode segment by the chip's limits, by slots of a sampler.
+    """
+
+    chips: Mapping[str, int]
+    total_chips: int
+    chip_hour_usd: float | None = None
+    parameters: int = 0
+    operations: float = _USEFUL
+    flops: float = 0.0
+    int8_flops: float | None = None
+    planned_bytes: Callable[[Sizes], Mapping[str, int]] = lambda _: {}
+    segment_s: Callable[[int], float] = lambda _: 0.0
+
+    @staticmethod
+    def of(config: Config) -> Hardware:
+        """The hardware of a run.
+
+        The limits of a GPU are unknown, and so are the shapes of a model without `config.json`.
+        """
+        plan, total = config.plan, device_count(config)
+        chips = {LEARNER: plan.learner_devices}
+        if plan.placement == "split":
+            chips[SAMPLERS] = plan.devices_per_sampler
+        if plan.platform == "gpu":
+            return Hardware(chips, total, plan.chip_hour_usd)
+        # Shares of the published limits, so that runs on different hosts can be compared.
+        topology = topology_of(config, None)
+        chip = topology.chip.published
+        known = Hardware(chips, total, chip.chip_hour_usd)
+        try:
+            case = replace(PlanCase.of(config), topology=replace(topology, chip=chip))
+        except (FileNotFoundError, ValueError):
+            return known
+        return replace(
+            known,
+            parameters=case.shape.parameters,
+            operations=_USEFUL if plan.remat in {"none", "dots"} else _REMATERIALIZED,
+            flops=chip.bf16_flops,
+            int8_flops=chip.int8_flops if config.model.quantization == "int8_matmul" else None,
+            planned_bytes=lambda sizes: _planned_bytes(case, sizes),
+            segment_s=lambda slots: case.roofline(config).segment(slots // plan.sampler_shards).low,
+        )
+
+
+def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
+    """The planner's bytes of a chip, by kind of process."""
+    phases = estimate_memory(sized(case.config, sizes), case.shape)
+    sampling = max(phases[phase].total for phase in ("prefill", "decode"))
+    learning = max(phases[phase].total for phase in ("score", "update"))
+    if case.config.plan.placement != "split":
+        return {LEARNER: max(sampling, learning)}
+    return {LEARNER: learning, SAMPLERS: sampling}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of a training step.
+
+    Attributes:
+        decode: of the samplers.
+        trained: tokens in the loss.
+        positions: of all passes over the learner's micro-batches, padding included.
+        padded: padding positions among them.
+    """
+
+    decode: DecodeWork
+    trained: int
+    positions: int
+    padded: int
+
+    @staticmethod
+    def of(decode: DecodeWork, learned: Mapping[str, float], *, passes: int) -> Work:
+        """The work of a step.
+
+        Args:
+            decode: of the samplers.
+            learned: metrics of the update.
+            passes: over the batch.
+        """
+        positions, padded = int(learned["positions"]), int(learned["tokens_padded"])
+        return Work(decode, int(learned["tokens_trained"]), passes * positions, passes * padded)
+
+
+def speeds(row: Mapping[str, float], work: Work, hardware: Hardware) -> Figures:
+    """Speeds of a step, and what it uses of the chips; what is not defined is left out.
+
+    Args:
+        row: the step's `time/devices/PHASE_s` and `time/PHASE_s`.
+        work: of the step.
+        hardware: of the run.
+
+    Returns:
+        Tokens per second of the step (`generated`, `trained`; `useful` per chip) and of a phase,
+        of all processes together; `mfu`, `hfu` and, if updates compute in 8 bits, `mfu_int8`
+        relative to that peak; `decode_bandwidth`: least seconds of the decode segments by the
+        chip's limits, which is reading weights and caches, as a share of the actual ones.
+    """
+    chips, learning = hardware.total_chips, hardware.chips[LEARNER]
+    sampling = chips - learning if SAMPLERS in hardware.chips else learning
+    prefill, decode, update = (chips * row[f"time/devices/{phase}_s"] for phase in DEVICE_PHASES)
+    step_s, tokens, learned = step_seconds(row), work.decode.tokens, work.positions - work.padded
+    parameters, flops = hardware.parameters, hardware.flops * update
+    segments = work.decode.segments.items()
+    least_s = sum(count * hardware.segment_s(slots) for slots, count in segments)
+    ratios = {
+        "generated_tokens_per_s": (tokens, step_s),
+        "trained_tokens_per_s": (work.trained, step_s),
+        "useful_tokens_per_s_chip": (work.trained, step_s * chips),
+        # Chip-seconds over chips: the mean seconds of a process.
+        "prefill_tokens_per_s": (work.decode.prompt_tokens, prefill / sampling),
+        "decode_tokens_per_s": (tokens, decode / sampling),
+        "update_tokens_per_s": (learned, update / learning),
+        "mfu": (_USEFUL * parameters * learned, flops),
+        "hfu": (hardware.operations * parameters * work.positions, flops),
+        "mfu_int8": (_USEFUL * parameters * learned, (hardware.int8_flops or 0.0) * update),
+        # Segments of several samplers run at the same time, each on the chips of a sampler.
+        "decode_bandwidth": (least_s * hardware.chips.get(SAMPLERS, learning), decode),
+    }
+    return {name: amount / total for name, (amount, total) in ratios.items() if amount and total}
+
+
+def cost(held_s: float, progress: Progress, hardware: Hardware) -> Figures:
+    """Dollars so far and per million tokens; empty without a price.
+
+    Args:
+        held_s: seconds in which the run had its chips.
+        progress: has the tokens, each step once.
+        hardware: of the run.
+    """
+    if hardware.chip_hour_usd is None:
+        return {}
+    usd = held_s / _HOUR_S * hardware.total_chips * hardware.chip_hour_usd
+    found = {"usd": usd}
+    if progress.tokens_generated:
+        found["usd_per_mtoken_generated"] = _MILLION * usd / progress.tokens_generated
+    if progress.tokens_trained:
+        found["usd_per_mtoken_trained"] = _MILLION * usd / progress.tokens_trained
+        if usd:
+            found["tokens_per_usd"] = progress.tokens_trained / usd
+    return found
+
+
+class RunMeter:
+    """Measures a process of a run.
+
+    Args:
+        folder: of the run.
+        hardware: of the run.
+        phases: of the driver.
+
+    Attributes:
+        phases: the same.
+    """
+
+    def __init__(self, folder: RunFolder, hardware: Hardware, phases: PhaseClock) -> None:
+        self.phases = phases
+        self._folder, self._hardware = folder, hardware
+        self._held_s = 0.0
+
+    def start(
+        self, uses: Mapping[str, ProcessUse], *, elapsed_s: float, used_before_s: float
+    ) -> dict[str, Any]:
+        """What the journal says of the time of a start; the clock begins anew.
+
+        Args:
+            uses: of the workers since they began.
+            elapsed_s: seconds that the run has used.
+            used_before_s: seconds that its earlier processes have used.
+        """
+        seconds = self.phases.take()
+        compile_s = max((use.seconds.get("compile", 0.0) for use in uses.values()), default=0.0)
+        loading_s = seconds.get("loading", 0.0)
+        seconds["compile"] = min(compile_s, loading_s)
+        seconds["loading"] = loading_s - seconds["compile"]
+        facts = {"elapsed_s": elapsed_s, "used_before_s": used_before_s, "seconds": seconds}
+        self._held_s = self._time_use({"event": STARTED, **facts}).held_s
+        return facts
+
+    def driver_metrics(self) -> Figures:
+        """`time/PHASE_s`: seconds of the driver by phase since the row before."""
+        seconds = self.phases.take()
+        self._held_s += sum(seconds.values())
+        return {f"time/{phase}_s": value for phase, value in seconds.items()}
+
+    def step_metrics(
+        self,
+        row: Mapping[str, float],
+        uses: Mapping[str, ProcessUse],
+        work: Work,
+        *,
+        progress: Progress,
+        sizes: Sizes,
+    ) -> Figures:
+        """Further metrics of a step: seconds of devices, goodput, speed, cost, memory.
+
+        Args:
+            row: its metrics so far, with those of `driver_metrics`.
+            uses: of all workers in the step.
+            work: of the step.
+            progress: the step included.
+            sizes: of the step.
+        """
+        found = {
+            f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES
+        }
+        found |= {
+            f"time/scoring/{name.removeprefix(REWARD)}_s": use.seconds["scoring"]
+            for name, use in uses.items()
+            if name.startswith(REWARD)
+        }
+        row = {**row, **found}
+        parts: dict[str, Mapping[str, float]] = {
+            "tokens": {"generated": float(work.decode.tokens)},
+            "goodput": TimeUse([Interval(phase_seconds(row))], [row], starts=1).goodput,
+            "speed": speeds(row, work, self._hardware),
+            "cost": self.cost(progress),
+            "hbm": self._memory(uses, sizes),
+        }
+        for part, figures in parts.items():
+            found |= {f"{part}/{name}": value for name, value in figures.items()}
+        return found
+
+    def cost(self, progress: Progress) -> Figures:
+        """See the function of this name; up to the last row, or the end."""
+        return cost(self._held_s, progress, self._hardware)
+
+    def end(self, *, elapsed_s: float) -> tuple[TimeUse, dict[str, float]]:
+        """Where the time of the run went, and the seconds since the last row, for the journal.
+
+        Args:
+            elapsed_s: seconds that the run has used.
+        """
+        seconds = self.phases.take()
+        entry = {"event": ENDED, "summary": {"wall_s": elapsed_s}, "seconds": seconds}
+        use = self._time_use(entry)
+        self._held_s = use.held_s
+        return use, seconds
+
+    def _time_use(self, now: Mapping[str, Any]) -> TimeUse:
+        """Where the time went, with a journal entry that is not written yet."""
+        folder = self._folder
+        journal = [*folder.entries(), now]
+        return time_use(folder.metrics, journal, superseded=folder.superseded_metrics)
+
+    def _mean_over_chips(self, uses: Mapping[str, ProcessUse], phase: str) -> float:
+        chips = self._hardware.chips
+        seconds = (
+            chips.get(_kind(name), 0) * use.seconds.get(phase, 0.0) for name, use in uses.items()
+        )
+        return sum(seconds) / self._hardware.total_chips
+
+    def _memory(self, uses: Mapping[str, ProcessUse], sizes: Sizes) -> Figures:
+        """GiB of a chip: planned, compiled (the largest program with all arrays), in use, peak."""
+        planned, found = self._hardware.planned_bytes(sizes), Figures()
+        for process, use in uses.items():
+            if use.memory is None:
+                continue
+            memory = use.memory
+            known = {
+                "planned": planned.get(_kind(process)),
+                "compiled": max(memory.programs.values(), default=None),
+                "in_use": memory.arrays,
+                "peak": memory.peak,
+            }
+            name = process.replace(" ", "_")
+            found |= {
+                f"{name}/{key}_gib": size / GIB for key, size in known.items() if size is not None
+            }
+        return found
+
+
+def _kind(process: str) -> str:
+    """The kind of a process with devices: `learner`, or `samplers` of "sampler 0"."""
+    return SAMPLERS if process.startswith("sampler ") else process

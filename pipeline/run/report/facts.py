@@ -1,0 +1,219 @@
+"""The tables of a run's report: key figures, tokens, plan against reality, events, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+from configs.resume import diff_configs
+from configs.settings import find_setting
+from configs.toml_text import show_value
+from pipeline.deadline import show_duration
+from pipeline.evaluate.summary import mean_of, show_interval, show_mean
+from pipeline.run.history import RESUMED
+from pipeline.run.report.run_records import RunRecords
+from pipeline.run.run_folder import ENDED
+from pipeline.run.status import phase_words
+
+Figure = tuple[str, str, str]
+"""Name, value and a remark."""
+
+_EVENTS = frozenset(
+    {
+        "alarm", "failed", "update_skipped", "reward_errors", "evaluation_errors",
+        "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "sizes_reduced",
+        "abandoned", "refused",
+        "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
+        "truncated_rollouts", "settings_changed", "stop_notice",
+        RESUMED, ENDED,
+    }
+)  # fmt: skip
+_SIZE_OF_TEXT = 300
+_MINUTE_S = 60.0
+_TRAINING = "for training, each step once"
+
+
+def state(run: RunRecords) -> tuple[str, str]:
+    """A word for the state of the run, and a sentence."""
+    if run.running:
+        phase = phase_words(run.status.get("phase", ""))
+        return "running", f"A process holds the folder{f'; it is {phase}' if phase else ''}."
+    if run.summary:
+        word = str(run.summary["ended"])
+        return word, "The run ended by itself." if word == "finished" else f"The run was {word}."
+    if run.failure is not None:
+        return "failed", "With the cause corrected, the same command continues from the checkpoint."
+    return (
+        "not ended",
+        (
+            "No process holds the folder, and no end is recorded: it was killed. The same command "
+            "continues from the last checkpoint."
+        ),
+    )
+
+
+def key_figures(run: RunRecords) -> Iterator[Figure]:
+    """What to look at first; what is not known is left out."""
+    planned = next((value for _, value in reversed(run.values("budget/steps_planned"))), None)
+    planned = int(planned) if planned else run.setting("budget.steps")
+    yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
+    yield from _results(run)
+    summary, last = run.summary, run.metrics[-1] if run.metrics else {}
+    generated, use = sum(count for _, count in run.tokens), run.time_use
+    usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
+    known = (
+        ("time", wall_s, show_duration, "device waits not counted"),
+        ("first step done", use.first_step_s, show_duration, "all waits counted"),
+        ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
+        (
+            "tokens generated",
+            summary.get("tokens_generated", generated),
+            "{:,.0f}".format,
+            _TRAINING,
+        ),
+        ("goodput", use.goodput.get("total"), "{:.0%}".format, "of all time"),
+        ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
+        ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
+        ("cost", usd, "${:,.2f}".format, ""),
+    )
+    for name, value, shown, remark in known:
+        if value:
+            yield name, shown(value), remark
+
+
+def _results(run: RunRecords) -> Iterator[Figure]:
+    for name, when in (("test before", "test_before"), ("test after", "test_after")):
+        for found in run.evaluations(when)[-1:]:
+            yield name, show_mean(found), show_interval(found)
+    validations = run.evaluations("validation")
+    if validations:
+        best = max(validations, key=lambda one: mean_of(one) or 0.0)
+        yield "best validation", show_mean(best), f"after step {best['step']}"
+
+
+def _median(run: RunRecords, metric: str) -> float | None:
+    """Median over the steps; None if no step has the metric."""
+    values = [value for _, value in run.values(metric)]
+    return median(values) if values else None
+
+
+def cost(run: RunRecords) -> Mapping[str, float]:
+    """Dollars of the run, as far as a price is known: the summary's, else the last step's."""
+    recorded: Mapping[str, float] = run.summary.get("cost", {})
+    if recorded:
+        return recorded
+    last = run.metrics[-1] if run.metrics else {}
+    prefix = "cost/"
+    return {
+        name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)
+    }
+
+
+def cost_figures(run: RunRecords) -> Iterator[Figure]:
+    """Dollars and tokens for a dollar."""
+    known = cost(run)
+    titles = {
+        "usd": ("dollars", "${:,.2f}"),
+        "usd_per_mtoken_generated": ("dollars per million generated tokens", "${:,.4g}"),
+        "usd_per_mtoken_trained": ("dollars per million trained tokens", "${:,.4g}"),
+        "tokens_per_usd": ("trained tokens per dollar", "{:,.0f}"),
+    }
+    for key, (title, form) in titles.items():
+        if key in known:
+            yield title, form.format(known[key]), ""
+
+
+def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
+    """Planned beside measured: name, planned, measured, remark."""
+    planned = run.values("budget/steps_planned")
+    if planned:
+        yield "steps", f"{planned[0][1]:,.0f}", f"{run.steps:,}", "planned after the first step"
+    last_row = run.metrics[-1] if run.metrics else {}
+    suffix = "/planned_gib"
+    for name in last_row:
+        if name.startswith("hbm/") and name.endswith(suffix):
+            process = name.removesuffix(suffix)
+            peak = last_row.get(f"{process}/peak_gib")
+            compiled = last_row.get(f"{process}/compiled_gib")
+            yield (
+                f"GiB of {process.removeprefix('hbm/').replace('_', ' ')}",
+                f"{last_row[name]:.3g}",
+                "not known" if peak is None else f"{peak:.3g}",
+                "" if compiled is None else f"compiled {compiled:.3g}",
+            )
+    for key, size in run.plan.get("sizes", {}).items():
+        given = run.setting(f"plan.{key}")
+        yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "used"
+
+
+def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
+    """Alarms, faults, resumes and changed decisions: time, step, event, facts."""
+    found = []
+    for entry in run.journal:
+        if entry["event"] in _EVENTS:
+            left_out = {"time", "event", "step", "after_step", "summary"}
+            facts = {key: value for key, value in entry.items() if key not in left_out}
+            if entry["event"] == ENDED:
+                facts = {"as": entry["summary"].get("ended")}
+            text = _in_words(facts)
+            step = entry.get("step", entry.get("after_step", ""))
+            event = entry["event"].replace("_", " ")
+            found.append((_readable(entry.get("time")), str(step), event, _short(text)))
+    return found
+
+
+def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """The settings that differ from their defaults, with these, and the others."""
+    changed, others = [], []
+    for key, _, value in diff_configs({}, run.config):
+        setting = find_setting(key.split("."))
+        shown = show_value(value)
+        if setting is not None and not setting.required and setting.default == value:
+            others.append((key, shown))
+        else:
+            default = None if setting is None else setting.default
+            known = setting is not None and (default is not None or setting.optional)
+            changed.append((key, shown, show_value(default) if known else ""))
+    return changed, others
+
+
+def _readable(stamp: object) -> str:
+    """A time stamp that breaks between date and time; UTC."""
+    return str(stamp or "").replace("T", " ").removesuffix("Z")
+
+
+def _in_words(facts: Mapping[str, Any]) -> str:
+    """Facts of an event: without those that are empty, durations and shares with their units."""
+    known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
+    return ", ".join(_fact(key, value) for key, value in known.items())
+
+
+def _fact(key: str, value: Any) -> str:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    name = key.removesuffix("_s").replace("_", " ")
+    if is_number and (key.endswith("_s") or key == "seconds"):
+        shown = f"{value:.3g} s" if value < _MINUTE_S else show_duration(value)
+        return shown if key == "seconds" else f"{name} {shown}"
+    if is_number and key.endswith("share"):
+        return f"{name} {value:.1%}"
+    if key == "changes":
+        return "; ".join(f"{one} was {_plain(old)}, now {_plain(new)}" for one, old, new in value)
+    return f"{name} {_plain(value)}"
+
+
+def _plain(value: Any) -> str:
+    """A JSON value as text without brackets and quotes."""
+    if isinstance(value, Mapping):
+        return f"({_in_words(value)})"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if value is None:
+        return "none"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."

@@ -1,0 +1,345 @@
+"""The report on recorded rollouts that were scored again with other reward functions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from configs.task import AnswerPlace
+from pipeline.plan.plan_lines import table
+from pipeline.rollout.scoring import SUM
+from rewards.answers import find_answer, is_correct
+from rewards.base import RewardError, RewardInput
+
+Figures = Mapping[str, Any]
+_QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
+_LONGEST_PROMPT, _LONGEST_TEXT = 300, 800
+_DIFFERENCE = 1e-9
+"""Smaller differences of rewards are rounding."""
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A recorded rollout with its rewards before and after.
+
+    Attributes:
+        step: that started it.
+        sample: its number in the group.
+        given: input of the reward functions.
+        before: recorded values of the parts and the numbers that they return by name, and the
+            weighted sum as `SUM`; None: no value.
+        after: the same, scored again.
+        errors: of parts, and of the weighted sum, that failed when scored again.
+    """
+
+    step: int
+    sample: int
+    given: RewardInput
+    before: Mapping[str, float | None]
+    after: Mapping[str, float | None]
+    errors: Mapping[str, RewardError]
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """Step and prompt."""
+        return self.step, self.given.prompt_id
+
+
+def rescoring_figures(
+    rollouts: Sequence[Rescored], *, extraction: AnswerPlace, show: int
+) -> dict[str, Any]:
+    """All figures of the report, as JSON.
+
+    Args:
+        rollouts: scored again.
+        extraction: `eval.extraction`, which says which answers are wrong.
+        show: maximum number of completions of each kind.
+    """
+    groups = list(_groups(rollouts).values())
+    names = dict.fromkeys(name for one in rollouts for name in (*one.after, *one.before))
+    names[SUM] = names.pop(SUM)  # the last row
+    return {
+        "rollouts": len(rollouts),
+        "groups": len(groups),
+        "steps": sorted({one.step for one in rollouts}),
+        "parts": {
+            name: {
+                "before": _distribution([one.before.get(name) for one in rollouts]),
+                "after": _distribution([one.after.get(name) for one in rollouts]),
+            }
+            for name in names
+        },
+        "groups_with_signal": {
+            "before": _signal(groups, lambda one: one.before[SUM]),
+            "after": _signal(groups, lambda one: one.after[SUM]),
+        },
+        "rank_correlation": _rank_correlation(groups),
+        **_flips(groups, extraction, show=show),
+        **_extremes(rollouts, extraction, show=show),
+        **_wrong(rollouts, extraction, show=show),
+        "errors": _errors(rollouts),
+    }
+
+
+def rescoring_lines(figures: Figures) -> Iterator[str]:
+    """The lines of the report."""
+    yield f"{figures['rollouts']} rollouts in {figures['groups']} groups, scored again"
+    yield ""
+    yield from _distribution_lines(figures["parts"])
+    yield ""
+    yield from _order_lines(figures)
+    for pair in figures["flipped"]:
+        yield ""
+        yield from _sample_lines(pair["better_before"], "flipped, better before")
+        yield from _sample_lines(pair["better_after"], "better after", prompt=False)
+    for kind, title in (("best", "highest reward"), ("worst", "lowest reward")):
+        for sample in figures[kind]:
+            yield from ("", *_sample_lines(sample, title))
+    yield from _wrong_lines(figures["wrong"])
+    for error in figures["errors"]:
+        what = f"{error['part']!r}: {error['count']} rollouts have no score ({error['cause']})"
+        yield from ("", f"ERROR: {what}, first: {error['first']}")
+
+
+def _distribution_lines(parts: Mapping[str, Figures]) -> Iterator[str]:
+    heads = ("n", "mean", "std", *_QUANTILES, "lowest", "highest")
+    rows = [["reward", "", *heads, ""]]
+    for name, found in parts.items():
+        for when, one in found.items():
+            cells = ["-" if one.get(head) is None else f"{one[head]:.4g}" for head in heads]
+            rows.append([name if when == "before" else "", when, *cells, ""])
+    yield from table(rows)
+
+
+def _order_lines(figures: Figures) -> Iterator[str]:
+    signal, ranks = figures["groups_with_signal"], figures["rank_correlation"]
+    yield (
+        f"groups with signal (rewards that differ): {signal['before']:.1%} before, "
+        f"{signal['after']:.1%} after"
+    )
+    if ranks["mean"] is not None:
+        yield (
+            f"rank correlation within groups (Spearman): {ranks['mean']:.3f}, mean of "
+            f"{ranks['groups']} groups with signal before and after"
+        )
+    yield (
+        f"pairs of a group: {figures['pairs']} differed before, of which "
+        f"{figures['pairs_flipped']} changed their order and {figures['pairs_lost']} are equal "
+        f"after; {figures['pairs_won']} that were equal differ"
+    )
+
+
+def _wrong_lines(wrong: Figures) -> Iterator[str]:
+    if not wrong["count"]:
+        return
+    median = wrong["median_of_right"]
+    yield ""
+    if median is None:
+        yield f"{wrong['count']} rollouts have a wrong answer, none has a right one"
+    else:
+        yield (
+            f"{wrong['high']} of {wrong['count']} rollouts with a wrong answer have at least the "
+            f"median reward of right ones ({_number(median)})"
+        )
+    for sample in wrong["samples"]:
+        yield from ("", *_sample_lines(sample, "high reward, wrong answer"))
+
+
+def _groups(rollouts: Sequence[Rescored]) -> dict[tuple[int, int], list[Rescored]]:
+    found: dict[tuple[int, int], list[Rescored]] = {}
+    for one in rollouts:
+        found.setdefault(one.group, []).append(one)
+    return found
+
+
+def _distribution(values: Sequence[float | None]) -> dict[str, float | None]:
+    known = np.array([value for value in values if value is not None])
+    if not len(known):
+        return {"n": 0}
+    quantiles = np.quantile(known, list(_QUANTILES.values())).tolist()
+    return {
+        "n": len(known),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
+        "lowest": float(known.min()),
+        "highest": float(known.max()),
+    }
+
+
+def _signal(
+    groups: Sequence[Sequence[Rescored]], reward: Callable[[Rescored], float | None]
+) -> float:
+    """Share of groups whose rewards differ."""
+    known = ([value for one in group if (value := reward(one)) is not None] for group in groups)
+    mixed = [len(values) > 1 and max(values) - min(values) > _DIFFERENCE for values in known]
+    return sum(mixed) / max(1, len(mixed))
+
+
+_Both = tuple[list[Rescored], np.ndarray, np.ndarray]
+
+
+def _both(group: Sequence[Rescored]) -> _Both:
+    """The rollouts with a reward before and after, and their rewards."""
+    known = [one for one in group if None not in (one.before[SUM], one.after[SUM])]
+    before, after = (np.array([side(one) for one in known], float) for side in (_before, _after))
+    return known, before, after
+
+
+def _before(one: Rescored) -> float | None:
+    return one.before[SUM]
+
+
+def _after(one: Rescored) -> float | None:
+    return one.after[SUM]
+
+
+def _rank_correlation(groups: Sequence[Sequence[Rescored]]) -> dict[str, Any]:
+    found = []
+    for group in groups:
+        _, before, after = _both(group)
+        if len(before) > 1 and min(np.ptp(before), np.ptp(after)) > _DIFFERENCE:
+            found.append(np.corrcoef(rankdata(before), rankdata(after))[0, 1])
+    return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
+
+
+def _flips(
+    groups: Sequence[Sequence[Rescored]], extraction: AnswerPlace, *, show: int
+) -> dict[str, Any]:
+    """Pairs of a group whose order has changed: counts, and the largest change of each group."""
+    everything: list[_Both] = [found for group in groups if (found := _both(group))[0]]
+    scales = (
+        _scale([before for _, before, _ in everything]),
+        _scale([now for *_, now in everything]),
+    )
+    counts, largest = Counter[str](), list[tuple[float, Rescored, Rescored]]()
+    for known, before, after in everything:
+        was, now = before[:, None] - before, after[:, None] - after
+        better, worse = was > _DIFFERENCE, now < -_DIFFERENCE
+        flipped = better & worse
+        equal = np.triu(abs(was) <= _DIFFERENCE, k=1)
+        counts["pairs"] += int(better.sum())
+        counts["pairs_flipped"] += int(flipped.sum())
+        counts["pairs_lost"] += int((better & (abs(now) <= _DIFFERENCE)).sum())
+        counts["pairs_won"] += int((equal & (abs(now) > _DIFFERENCE)).sum())
+        if flipped.any():
+            sizes = np.where(flipped, was / scales[0] - now / scales[1], 0.0)
+            one, other = np.unravel_index(int(sizes.argmax()), sizes.shape)
+            largest.append((float(sizes.max()), known[one], known[other]))
+    largest.sort(key=lambda found: -found[0])
+    return {
+        **{name: counts[name] for name in ("pairs", "pairs_flipped", "pairs_lost", "pairs_won")},
+        "flipped": [
+            {"better_before": _sample(one, extraction), "better_after": _sample(other, extraction)}
+            for _, one, other in largest[:show]
+        ],
+    }
+
+
+def _scale(rewards: Sequence[np.ndarray]) -> float:
+    """Standard deviation, by which changes of different rewards are compared."""
+    return max(float(np.concatenate(rewards).std()), _DIFFERENCE) if rewards else 1.0
+
+
+def _extremes(
+    rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int
+) -> dict[str, list[Any]]:
+    known = [one for one in rollouts if one.after[SUM] is not None]
+    known.sort(key=lambda one: _after(one) or 0.0)
+    best, worst = known[::-1][:show], known[:show]
+    return {
+        "best": [_sample(one, extraction) for one in best],
+        "worst": [_sample(one, extraction) for one in worst],
+    }
+
+
+def _wrong(rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int) -> dict[str, Any]:
+    """Rollouts with a wrong answer and a high reward: at least the median of right ones."""
+    right, wrong = list[float](), list[tuple[float, Rescored]]()
+    for one in rollouts:
+        given, reward = one.given, one.after[SUM]
+        if given.answer is None or reward is None:
+            continue
+        if is_correct(
+            given.completion, answer=given.answer, tags=given.tags, extraction=extraction
+        ):
+            right.append(reward)
+        else:
+            wrong.append((reward, one))
+    median = float(np.median(right)) if right else None
+    high = [(reward, one) for reward, one in wrong if median is None or reward >= median]
+    high.sort(key=lambda found: -found[0])
+    return {
+        "wrong": {
+            "count": len(wrong),
+            "high": len(high),
+            "median_of_right": median,
+            "samples": [_sample(one, extraction) for _, one in high[:show]],
+        }
+    }
+
+
+def _errors(rollouts: Sequence[Rescored]) -> list[dict[str, Any]]:
+    counts, first = Counter[tuple[str, str]](), dict[tuple[str, str], str]()
+    for one in rollouts:
+        for name, error in one.errors.items():
+            counts[name, error.cause] += 1
+            first.setdefault((name, error.cause), error.message)
+    return [
+        {"part": name, "cause": cause, "count": count, "first": first[name, cause]}
+        for (name, cause), count in counts.most_common()
+    ]
+
+
+def _sample(one: Rescored, extraction: AnswerPlace) -> dict[str, Any]:
+    given = one.given
+    return {
+        "step": one.step,
+        "prompt_id": given.prompt_id,
+        "sample": one.sample,
+        "before": one.before[SUM],
+        "after": one.after[SUM],
+        "parts": {name: value for name, value in one.after.items() if name != SUM},
+        "prompt": given.prompt,
+        "answer": given.answer,
+        "extracted": find_answer(given.completion, tags=given.tags, extraction=extraction),
+        "stop_reason": given.stop_reason,
+        "text": given.completion,
+    }
+
+
+def _sample_lines(sample: Figures, title: str, *, prompt: bool = True) -> Iterator[str]:
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in sample["parts"].items())
+    yield (
+        f"{title}: step {sample['step']}, prompt {sample['prompt_id']}, sample {sample['sample']}: "
+        f"{_number(sample['before'])} before, {_number(sample['after'])} after ({parts})"
+    )
+    if sample["answer"] is not None:
+        yield f"  extracted answer {sample['extracted']!r}, reference {sample['answer']!r}"
+    if prompt:
+        yield from _text_lines("prompt", sample["prompt"], _LONGEST_PROMPT)
+    yield from _text_lines("completion", sample["text"], _LONGEST_TEXT)
+
+
+def _text_lines(title: str, text: str, longest: int) -> Iterator[str]:
+    """The text, without its middle if it is long; control characters are escaped."""
+    if len(text) > longest:
+        text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
+    first, *rest = ["".join(map(_printable, line)) for line in text.split("\n")]
+    yield f"  {title}: {first}"
+    yield from (f"    {line}" for line in rest)
+
+
+def _printable(character: str) -> str:
+    if character.isprintable():
+        return character
+    return character.encode("unicode_escape", errors="backslashreplace").decode()
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"

@@ -1,0 +1,185 @@
+"""The tables of `launch.runs`: runs of a folder, and the checkpoints of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pipeline.deadline import show_duration
+from pipeline.evaluate.summary import mean_of, show_mean
+from pipeline.plan.plan_lines import table
+from pipeline.run.checkpoint_files import (
+    CheckpointFiles,
+    best_version,
+    folder_bytes,
+    read_checkpoints,
+)
+from pipeline.run.goodput import time_lines
+from pipeline.run.record_files import TIME_FORMAT
+from pipeline.run.report.facts import cost, state
+from pipeline.run.report.run_records import RunRecords, read_run
+
+_DIGITS = 12
+"""Digits of a hash that are shown."""
+_RECORDS = ("status.json", "journal.jsonl", "metrics.jsonl")
+"""Files that every activity of a run changes."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What `launch.runs` shows of a run.
+
+    Attributes:
+        records: of the run.
+        num_bytes: size of its folder.
+        active_s: unix time of its last activity.
+        checkpoints: oldest first.
+        best: version of the best adapter in `checkpoints/`.
+    """
+
+    records: RunRecords
+    num_bytes: int
+    active_s: float
+    checkpoints: Sequence[CheckpointFiles]
+    best: int | None
+
+    @property
+    def planned(self) -> int | None:
+        """The steps of the budget, extensions included; None if time decides."""
+        steps: int | None = self.records.setting("budget.steps")
+        extended = [entry["steps"] or 0 for entry in self.records.entries("extended")]
+        return None if steps is None else steps + sum(extended)
+
+    @property
+    def best_validation(self) -> Mapping[str, Any] | None:
+        """The best validation; None: there was none."""
+        found = self.records.evaluations("validation")
+        return max(found, key=lambda one: mean_of(one) or 0.0, default=None)
+
+    def why_kept(self, checkpoint: CheckpointFiles) -> str:
+        """Why retention keeps the checkpoint."""
+        step, keep = checkpoint.step, self.records.setting("checkpoint.keep") or 1
+        every = self.records.setting("checkpoint.keep_every")
+        newest = {one.step for one in self.checkpoints[-keep:]}
+        reasons = {
+            "newest" if keep == 1 else f"one of the {keep} newest": step in newest,
+            "best by validation": step == self.best,
+            f"every {every} steps": every is not None and step % every == 0,
+        }
+        return (
+            ", ".join(reason for reason, holds in reasons.items() if holds) or "until the next save"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """What the tables show."""
+        best = self.best_validation
+        return {
+            "run": self.records.name,
+            "path": str(self.records.path),
+            "state": state(self.records)[0],
+            "steps": self.records.steps,
+            "steps_planned": self.planned,
+            "best_validation": None
+            if best is None
+            else {"step": best["step"], "metric": best["metric"], "mean": mean_of(best)},
+            "bytes": self.num_bytes,
+            "last_activity": _stamp(self.active_s),
+            "forked_from": self.records.setting("run.fork"),
+            **self.records.time_use.to_json(),
+            "problems": list(self.records.problems),
+            "checkpoints": [
+                {
+                    "step": one.step,
+                    "complete": _stamp(one.unix_s),
+                    "bytes": one.num_bytes,
+                    "adapter_sha256": one.adapter_sha256,
+                    "kept": self.why_kept(one),
+                    "provenance": dict(one.provenance),
+                }
+                for one in self.checkpoints
+            ],
+        }
+
+
+def run_folders(parent: Path) -> list[Path]:
+    """The run folders directly below a folder."""
+    return sorted(path.parent for path in parent.glob("*/config.json"))
+
+
+def read_facts(path: Path) -> RunFacts:
+    """Reads a run folder."""
+    checkpoints = path / "checkpoints"
+    files = [path / name for name in _RECORDS if (path / name).is_file()]
+    return RunFacts(
+        read_run(path),
+        folder_bytes(path),
+        max(file.stat().st_mtime for file in [*files, path / "config.json"]),
+        read_checkpoints(checkpoints),
+        best_version(checkpoints),
+    )
+
+
+def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
+    """A table of runs."""
+    rows = [["run", "state", "steps", "best validation", "time", "goodput", "MB", "last activity"]]
+    for run in runs:
+        planned, best, use = run.planned, run.best_validation, run.records.time_use
+        rows.append(
+            [
+                run.records.path.name,
+                state(run.records)[0],
+                f"{run.records.steps}" + (f"/{planned}" if planned else ""),
+                f"{show_mean(best)} at step {best['step']}" if best else "",
+                show_duration(use.wall_s),
+                f"{use.goodput['total']:.0%}" if use.goodput else "",
+                _megabytes(run.num_bytes),
+                _time(run.active_s),
+            ]
+        )
+    yield from table(rows)
+    yield from (f"{run.records.path.name}: {text}" for run in runs for text in run.records.problems)
+
+
+def checkpoint_lines(run: RunFacts) -> Iterator[str]:
+    """A run, and a table of its checkpoints."""
+    word, sentence = state(run.records)
+    planned, best = run.planned, run.best_validation
+    steps = f"{run.records.steps}" + (f" of {planned}" if planned else "") + " steps"
+    valued = f", best validation {show_mean(best)} at step {best['step']}" if best else ""
+    yield f"{run.records.path}: {word}, {steps}{valued}, {_megabytes(run.num_bytes)} MB"
+    yield sentence
+    fork = run.records.setting("run.fork")
+    if fork is not None:
+        yield f"forked from {fork}"
+    yield from run.records.problems
+    yield from time_lines(run.records.time_use, cost=cost(run.records))
+    if not run.checkpoints:
+        yield "no checkpoints"
+        return
+    rows = [["step", "complete", "MB", "adapter", "kept"]]
+    rows += [
+        [
+            str(one.step),
+            _time(one.unix_s),
+            _megabytes(one.num_bytes),
+            one.adapter_sha256[:_DIGITS],
+            run.why_kept(one),
+        ]
+        for one in run.checkpoints
+    ]
+    yield from table(rows)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:,.1f}"
+
+
+def _stamp(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime(TIME_FORMAT)
+
+
+def _time(unix_s: float) -> str:
+    return _stamp(unix_s).replace("T", " ").removesuffix("Z")

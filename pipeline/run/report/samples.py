@@ -1,0 +1,184 @@
+"""Rollouts and answers of a run through time, side by side: early, in the middle, late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.run.record_files import DamagedFileError
+from pipeline.run.report.run_records import RunRecords
+
+MOST_TEXT = 1_500
+"""Characters of a prompt or a completion that are shown; of longer ones begin and end."""
+_ANSWER_SHOWS = 3
+_TIMES = 3
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A completion.
+
+    Attributes:
+        text: the completion, shortened.
+        facts: rewards, length and how it ended.
+        right: whether the answer is right; None: not known.
+    """
+
+    text: str
+    facts: str
+    right: bool | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """Completions through time, one for each column.
+
+    Attributes:
+        title: what they have in common.
+        prompts: the prompt of each, shortened; empty: it is not recorded.
+        samples: the completions; None where there is none.
+    """
+
+    title: str
+    prompts: Sequence[str]
+    samples: Sequence[Sample | None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of completions under the same steps.
+
+    Attributes:
+        columns: the steps.
+        rows: may be empty.
+        problems: files that could not be read.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    problems: Sequence[str] = ()
+
+
+def rollout_table(run: RunRecords) -> Table:
+    """Rollouts of an early, a middle and a late step.
+
+    If the steps have prompts in common: the best rollout to each of them. Otherwise the best, the
+    median and the worst rollout of each step.
+    """
+    steps = _spread(run.rollout_steps())
+    problems, by_step = list[str](), list[list[Record]]()
+    for step in steps:
+        records, problem = _read(run, f"step_{step:06d}")
+        by_step.append([one for one in records if one.get("reward") is not None])
+        problems += problem
+    rows = _same_prompts(by_step) or _ranked(by_step)
+    return Table([f"step {step}" for step in steps], rows, problems)
+
+
+def answer_table(run: RunRecords) -> Table:
+    """Answers to the same prompts of the first, a middle and the last validation.
+
+    One prompt that was won, one that was lost and one that is still wrong.
+    """
+    evaluated = _spread(run.evaluations("validation"))
+    columns = [f"validation after step {one['step']}" for one in evaluated]
+    problems, answers = list[str](), list[dict[tuple[int, int], Record]]()
+    for one in evaluated:
+        records, problem = _read(run, one["file"])
+        answers.append({(row["prompt_id"], row["sample"]): row for row in records})
+        problems += problem
+    if len(evaluated) < 2 or not all(answers):
+        return Table(columns, [], problems)
+    rows = [row for wanted in ("won", "lost", "still wrong") for row in _answers(answers, wanted)]
+    return Table(columns, rows, problems)
+
+
+def shortened(text: str) -> str:
+    """The text, or begin and end of a long one."""
+    if len(text) <= MOST_TEXT:
+        return text
+    half = MOST_TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+
+
+def _read(run: RunRecords, name: str) -> tuple[list[dict[str, Any]], list[str]]:
+    try:
+        return run.rollouts(name), []
+    except DamagedFileError as error:
+        return [], [str(error)]
+
+
+def _spread(items: Sequence[Any]) -> list[Any]:
+    """The first, a middle and the last one; all if there are fewer."""
+    if len(items) <= _TIMES:
+        return list(items)
+    return [items[0], items[len(items) // 2], items[-1]]
+
+
+def _same_prompts(by_step: Sequence[Sequence[Record]]) -> list[Row]:
+    best: list[dict[int, Record]] = []
+    for records in by_step:
+        ranked = sorted(records, key=lambda one: one["reward"])
+        best.append({one["prompt_id"]: one for one in ranked})
+    if len(best) < 2:
+        return []
+    common = [prompt for prompt in best[0] if all(prompt in own for own in best)]
+    return [
+        Row(
+            "best to the same prompt",
+            [shortened(best[0][prompt]["prompt"])],
+            [_sample(own[prompt]) for own in best],
+        )
+        for prompt in common[:_ANSWER_SHOWS]
+    ]
+
+
+def _ranked(by_step: Sequence[Sequence[Record]]) -> list[Row]:
+    places = {"best": -1, "median": None, "worst": 0}
+    rows = []
+    for title, place in places.items():
+        chosen: list[Record | None] = []
+        for records in by_step:
+            ranked = sorted(records, key=lambda one: one["reward"])
+            at = len(ranked) // 2 if place is None else place
+            chosen.append(ranked[at] if ranked else None)
+        if any(chosen):
+            prompts = ["" if one is None else shortened(one["prompt"]) for one in chosen]
+            rows.append(
+                Row(title, prompts, [None if one is None else _sample(one) for one in chosen])
+            )
+    return rows
+
+
+def _sample(record: Record) -> Sample:
+    parts = [
+        f"{name} {value:.3g}" for name, value in record["rewards"].items() if value is not None
+    ]
+    advantage = record.get("advantage")
+    shown = [] if advantage is None else [f"advantage {advantage:+.2f}"]
+    ended = [f"{record['num_tokens']} tokens", f"ended by {record['stop_reason']}"]
+    facts = [f"reward {record['reward']:.3g}", f"({', '.join(parts)})"]
+    return Sample(shortened(record["text"]), ", ".join([" ".join(facts), *shown, *ended]))
+
+
+def _answers(answers: Sequence[Mapping[tuple[int, int], Record]], wanted: str) -> list[Row]:
+    """A prompt whose first and last answer are as wanted."""
+    pairs = {(False, True): "won", (True, False): "lost", (False, False): "still wrong"}
+    for key, first in answers[0].items():
+        last = answers[-1].get(key)
+        if last is None or first["correct"] is None:
+            continue
+        if pairs.get((bool(first["correct"]), bool(last["correct"]))) == wanted:
+            title = f"{wanted}: prompt {key[0]}, reference answer {first['answer']}"
+            found = [own.get(key) for own in answers]
+            return [Row(title, [], [None if one is None else _answer(one) for one in found])]
+    return []
+
+
+def _answer(record: Record) -> Sample:
+    word = "right" if record["correct"] else "wrong"
+    facts = f"{word}, {record['num_tokens']} tokens, ended by {record['stop_reason']}"
+    return Sample(shortened(record["text"]), facts, right=record["correct"])

@@ -1,0 +1,386 @@
+"""Published configurations: defaults, normalized RoPE settings, all problems at once."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.models.find_shape import PUBLISHED, hf_config_of
+from pipeline.data.models.hf_config import (
+    FULL,
+    SLIDING,
+    is_multimodal,
+    read_model_shape,
+    tensor_shapes,
+    text_config,
+)
+from tests import tiny
+
+# As published with google/gemma-3-4b-it, without the vision tower's settings.
+GEMMA3_4B: dict[str, Any] = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "boi_token_index": 255999,
+    "eoi_token_index": 256000,
+    "eos_token_id": [1, 106],
+    "image_token_index": 262144,
+    "initializer_range": 0.02,
+    "mm_tokens_per_image": 256,
+    "model_type": "gemma3",
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    },
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.50.0.dev0",
+    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
+}
+# As published with google/gemma-3-12b-it.
+GEMMA3_12B = GEMMA3_4B | {
+    "text_config": {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "model_type": "gemma3_text",
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
+}
+# As published with google/gemma-4-E2B-it, without settings of the towers.
+GEMMA4_E2B: dict[str, Any] = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "audio_config": {"model_type": "gemma4_audio"},
+    "dtype": "bfloat16",
+    "eos_token_id": [1, 106],
+    "image_token_id": 258_880,
+    "model_type": "gemma4",
+    "text_config": {
+        "attention_k_eq_v": False,
+        "enable_moe_block": False,
+        "final_logit_softcapping": 30.0,
+        "global_head_dim": 512,
+        "head_dim": 256,
+        "hidden_size": 1536,
+        "hidden_size_per_layer_input": 256,
+        "intermediate_size": 6144,
+        "layer_types": 7 * [*4 * [SLIDING], FULL],
+        "model_type": "gemma4_text",
+        "num_attention_heads": 8,
+        "num_global_key_value_heads": None,
+        "num_hidden_layers": 35,
+        "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20,
+        "rope_parameters": {
+            FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+            SLIDING: {"rope_theta": 1e4, "rope_type": "default"},
+        },
+        "sliding_window": 512,
+        "use_bidirectional_attention": None,
+        "use_double_wide_mlp": True,
+        "vocab_size": 262_144,
+        "vocab_size_per_layer_input": 262_144,
+    },
+    "vision_config": {"model_type": "gemma4_vision"},
+}
+
+
+def read(**changes: Any) -> dict[str, Any]:
+    return text_config(tiny.hf_config(**changes))
+
+
+def test_omitted_settings_of_gemma_3_4b_get_defaults():
+    found = text_config(GEMMA3_4B)
+    sizes = ("vocab_size", "hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    assert [found[key] for key in sizes] == [262_208, 2560, 8, 4, 256]
+    assert (found["sliding_window"], found["query_pre_attn_scalar"]) == (1024, 256)
+    assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
+    assert found["rope_scaling"] == {"rope_type": "linear", "factor": 8.0}
+    assert found["layer_types"].count(FULL) == 5
+    # A text-only folder has these settings, and none of the vision tower.
+    assert (found["model_type"], found["architectures"]) == ("gemma3_text", ["Gemma3ForCausalLM"])
+    assert (found["eos_token_id"], found["torch_dtype"]) == ([1, 106], "bfloat16")
+    assert not {"vision_config", "boi_token_index", "text_config"} & found.keys()
+    assert is_multimodal(GEMMA3_4B)
+
+
+def test_gemma_3_12b_is_read():
+    found = text_config(GEMMA3_12B)
+    sizes = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    assert [found[key] for key in sizes] == [3840, 48, 16, 8]
+
+
+def test_gemma_2_has_its_own_defaults():
+    found = text_config({"model_type": "gemma2"})
+    caps = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
+    assert [found[key] for key in caps] == [50.0, 30.0, 256]
+    assert (found["vocab_size"], found["sliding_window"]) == (256_000, 4096)
+    assert found["layer_types"][:4] == [SLIDING, FULL, SLIDING, FULL]
+    assert (found["rope_theta"], found["rope_scaling"]) == (1e4, None)
+    assert found["architectures"] == ["Gemma2ForCausalLM"]
+    five = {"model_type": "gemma2", "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}
+    assert text_config(five)["rope_theta"] == 5e4
+    assert (
+        text_config({"model_type": "gemma2", "final_logit_softcapping": None})[
+            "final_logit_softcapping"
+        ]
+        is None
+    )
+
+
+def test_gemma_4_e2b_is_the_one_that_is_known_without_a_download():
+    assert is_multimodal(GEMMA4_E2B)
+    shape = read_model_shape(GEMMA4_E2B)
+    assert shape == read_model_shape(PUBLISHED["gemma-4-e2b"])
+    assert (shape.layers, shape.kv_source(34), shape.kv_source(33)) == (35, 14, 13)
+    assert (shape.head_dim_of(4), shape.hidden_of(15)) == (512, 12_288)
+    sizes = [prod(size) for _, size in tensor_shapes(shape)]
+    assert sum(sizes) == shape.parameters
+
+
+def gemma4(**changes: Any) -> dict[str, Any]:
+    return text_config(GEMMA4_E2B | {"text_config": GEMMA4_E2B["text_config"] | changes})
+
+
+GLOBAL_ROPE = GEMMA4_E2B["text_config"]["rope_parameters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"enable_moe_block": True}, "a mixture of experts (26B-A4B) is not supported yet"),
+        ({"attention_k_eq_v": True}, "one projection for keys and values (31B) is not supported y"),
+        ({"num_global_key_value_heads": 4}, "num_global_key_value_heads is 4; other heads of keys"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', only None"),
+        ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, but must be vocab_s"),
+        (
+            {"layer_types": [FULL, *34 * [SLIDING]]},
+            "layer_types ends with sliding_attention, but the last layer has to be full_attention",
+        ),
+        (
+            {"num_kv_shared_layers": 31},
+            "num_kv_shared_layers is 31: the other layers lack a kind of layer_types",
+        ),
+        ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1, not an integer from 0 to 1024"),
+        ({"use_double_wide_mlp": 2}, "use_double_wide_mlp is 2, not a boolean"),
+        ({"global_head_dim": 7}, "global_head_dim is 7, but must be even: RoPE rotates pairs"),
+        (
+            {"rope_parameters": GLOBAL_ROPE | {FULL: {"rope_type": "yarn", "factor": 2.0}}},
+            "rope_type is 'yarn', supported: 'proportional'",
+        ),
+    ],
+)
+def test_unsupported_settings_of_gemma_4_are_refused(changes: dict[str, Any], line: str):
+    gemma4()
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        gemma4(**changes)
+    assert line in str(raised.value)
+
+
+def test_attention_of_images_in_both_directions_does_not_concern_the_text_of_gemma_4():
+    assert gemma4(use_bidirectional_attention="vision")["layer_types"][-1] == FULL
+
+
+def five(**full: Any) -> dict[str, Any]:
+    """RoPE settings in the format of transformers 5."""
+    return {
+        "rope_theta": None,
+        "rope_local_base_freq": None,
+        "rope_parameters": {
+            "full_attention": full,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 2e4},
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [None, {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}],
+)
+def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] | None):
+    four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=scaling)
+    assert four == read(**five(rope_theta=7e5, **(scaling or {"rope_type": "default"})))
+    assert four["rope_scaling"] == ({"rope_type": "linear", "factor": 8.0} if scaling else None)
+
+
+def test_a_complete_configuration_is_unchanged():
+    for written in (tiny.hf_config(), GEMMA3_4B, GEMMA4_E2B, {"model_type": "gemma2"}):
+        assert text_config(text_config(written)) == text_config(written)
+
+
+def test_missing_rope_settings_get_defaults():
+    found = read(rope_theta=None, rope_local_base_freq=None)
+    assert (found["rope_theta"], found["rope_local_base_freq"]) == (1e6, 1e4)
+    assert read(rope_theta=None, rope_local_base_freq=None, rope_parameters={}) == found
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"model_type": "gemma5"},
+            "model_type is 'gemma5'; supported are 'gemma3_text', 'gemma2', 'gemma4_text', and the",
+        ),
+        ({"model_type": "gemma3"}, "model_type is 'gemma3', but there is no text_config"),
+        ({"head_dim": 0}, "head_dim is 0, not an integer from 1 to 16777216"),
+        ({"vocab_size": "96"}, "vocab_size is '96', not an integer from 1 to"),
+        ({"num_key_value_heads": 3}, "num_attention_heads is not a multiple of num_key_value_head"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh'"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, only 1e-06"),
+        ({"attention_bias": True}, "attention_bias is True, only False"),
+        (
+            {"final_logit_softcapping": -1},
+            "final_logit_softcapping is -1, neither null nor a posit",
+        ),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False, only True"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True, only False"),
+        ({"layer_types": [FULL] * 6}, "layer_types names 6 layers, num_hidden_layers is 7"),
+        ({"layer_types": ["chunked"] * 7}, "layer_types has 'chunked'; supported are sliding_"),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
+            "rope_type is 'yarn', supported: ",
+        ),
+        ({"rope_scaling": {"rope_type": "linear"}}, "rope_type 'linear' without a factor"),
+        ({"model_type": {"a": 1}}, "model_type is {'a': 1}; supported are"),
+        ({"num_hidden_layers": 2.5}, "num_hidden_layers is 2.5, not an integer from 1 to 1024"),
+        ({"num_hidden_layers": True}, "num_hidden_layers is True, not an integer"),
+        ({"vocab_size": 2**24 + 1}, "vocab_size is 16777217, not an integer"),
+        ({"head_dim": 7}, "head_dim is 7, but must be even: RoPE rotates pairs"),
+        ({"sliding_window_pattern": 10**9}, "sliding_window_pattern is 1000000000, not an integer"),
+        ({"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is nan, not a positive"),
+        (
+            {"attn_logit_softcapping": 50.0},
+            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3 or 4; set it",
+        ),
+        ({"layer_types": 7}, "layer_types is 7, not a list of names"),
+        ({"rope_theta": 0}, "rope_theta of RoPE is 0, not a positive number"),
+        ({"rope_local_base_freq": "x"}, "rope_theta of RoPE is 'x', not a positive number"),
+        ({"rope_scaling": 8.0}, "rope_scaling is 8.0, not an object"),
+        ({"rope_scaling": {"type": "linear", "factor": -8}}, "factor of RoPE is -8, not a positi"),
+        ({"rope_parameters": [1]}, "rope_parameters is [1], not an object"),
+        ({"rope_parameters": {FULL: 5}}, "rope_parameters.full_attention is 5, not an object"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
+            "rope_parameters has 'factor'; a Gemma 3 has only full_attention and sliding_attention",
+        ),
+        (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
+    ],
+)
+def test_unsupported_settings_are_refused(changes: dict[str, Any], line: str):
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        read(**changes)
+    assert line in str(raised.value)
+
+
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        (
+            {"rope_scaling": LINEAR, **five(rope_type="linear", factor=4.0)},
+            "factor is 8.0 in rope_scaling and 4.0 in rope_parameters.full_attention, which contr",
+        ),
+        (
+            {"rope_scaling": LINEAR, **five(rope_type="default")},
+            "rope_type is 'linear' in rope_scaling and 'default' in rope_parameters.full_attention",
+        ),
+        (
+            five(rope_type="default", rope_theta=1e4) | {"rope_theta": 1e6},
+            "rope_theta is 1000000.0 in the top level and 10000.0 in rope_parameters.full_attent",
+        ),
+        (
+            five(rope_type="default") | {"rope_local_base_freq": 1e4},
+            "rope_theta is 10000.0 in rope_local_base_freq and 20000.0 in rope_parameters.slid",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "rope_type": "default", "factor": 8.0}},
+            "rope_type is 'linear' in rope_scaling and 'default' in rope_scaling, which contradict",
+        ),
+        (
+            tiny.GEMMA2
+            | {
+                "rope_scaling": LINEAR,
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+            },
+            "factor is 8.0 in rope_scaling and 2.0 in rope_parameters, which contradict",
+        ),
+    ],
+)
+def test_contradictory_rope_settings_are_refused(changes: dict[str, Any], line: str):
+    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
+        read(**changes)
+    assert line in str(raised.value)
+
+
+def test_agreeing_rope_settings_are_accepted():
+    four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=LINEAR)
+    both = five(rope_theta=7e5, **LINEAR) | {"rope_theta": 700_000, "rope_local_base_freq": 2e4}
+    assert read(**both, rope_scaling={"type": "linear", "factor": 8}) == four
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=50)
+    # Extreme and plausible values, which reach later checks.
+    | st.sampled_from([0, -1, 1, 2, 7, 1024, 2**24, 10**30, 10**4000, 1e308, FULL, SLIDING]),
+    lambda inner: st.lists(inner, max_size=8) | st.dictionaries(st.text(max_size=9), inner),
+    max_leaves=8,
+)
+ROPE = st.dictionaries(
+    st.sampled_from(["rope_type", "type", "rope_theta", "factor", FULL, SLIDING]),
+    JSON | st.sampled_from(["default", "linear", 1e4, 8.0]),
+)
+KEYS = st.sampled_from(
+    [
+        *(tiny.hf_config() | GEMMA4_E2B["text_config"]),
+        *("text_config", "layer_types", "sliding_window_pattern"),
+    ]
+)
+
+
+@given(
+    base=st.sampled_from(
+        [
+            *(tiny.hf_config(), tiny.hf_config(**tiny.GEMMA2), GEMMA3_4B),
+            *(GEMMA4_E2B, GEMMA4_E2B["text_config"]),
+        ]
+    ),
+    changes=st.dictionaries(KEYS, JSON, max_size=3),
+    ropes=st.dictionaries(
+        st.sampled_from(["rope_scaling", "rope_parameters"]), ROPE | JSON, max_size=2
+    ),
+)
+def test_any_config_gives_a_model_or_a_value_error(
+    base: dict[str, Any], changes: dict[str, Any], ropes: dict[str, Any]
+):
+    hf = base | changes | ropes
+    try:
+        shape = read_model_shape(hf)
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith("config.json: ")
+        assert "\n" not in message
+        assert len(message) < 2000
+    else:
+        assert text_config(hf_config_of(shape))["layer_types"] == text_config(hf)["layer_types"]
+        assert 0 < shape.parameters < 2**70
+
+
+def test_all_problems_are_reported_at_once():
+    with pytest.raises(ValueError, match=r"rope_type.*; rms_norm_eps.*; attention_bias"):
+        read(rms_norm_eps=1e-5, attention_bias=True, rope_scaling={"rope_type": "yarn"})
+    with pytest.raises(ValueError, match=r"head_dim is -1, not .*; sliding_window is 0, not "):
+        read(head_dim=-1, sliding_window=0)

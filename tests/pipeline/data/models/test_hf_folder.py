@@ -1,0 +1,136 @@
+"""Checks of a model folder's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from pipeline.data.models.hf_folder import (
+    FLAX_MARKS,
+    INDEX,
+    SINGLE,
+    check_folder,
+    flax_folder,
+    read_config,
+    stored_tensors,
+    text_tensors,
+    weight_files,
+)
+
+
+def test_missing_and_unsuitable_folders_are_refused(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=rf"model\.path: no folder {tmp_path}/gone"):
+        read_config(tmp_path / "gone")
+    with pytest.raises(FileNotFoundError, match=rf"model\.path: {tmp_path} has no config\.json"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [(b"{", "is not JSON"), (b"\xff", "is not UTF-8"), (b"[]", "is not a JSON")],
+)
+def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes, what: str):
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/config\.json {what}"):
+        read_config(tmp_path)
+
+
+def test_a_single_file_of_weights(tmp_path: Path):
+    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} lacks model\.safetensors"):
+        weight_files(tmp_path)
+    (tmp_path / SINGLE).touch()
+    assert weight_files(tmp_path) == [tmp_path / SINGLE]
+
+
+def test_all_files_of_the_index_are_needed(tmp_path: Path):
+    (tmp_path / SINGLE).touch()
+    shards = {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
+    (tmp_path / "1.safetensors").touch()
+    with pytest.raises(FileNotFoundError, match=r"lacks 2\.safetensors$"):
+        weight_files(tmp_path)
+    (tmp_path / "2.safetensors").touch()
+    assert weight_files(tmp_path) == [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "{}", "[]", {"weight_map": []}, {"weight_map": {"a": {}}}]
+)
+def test_a_damaged_index_is_refused(tmp_path: Path, content: Any):
+    text = content if isinstance(content, str) else json.dumps(content)
+    (tmp_path / INDEX).write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}/{INDEX} (is damaged|is not )"):
+        weight_files(tmp_path)
+
+
+def write_config(folder: Path, config: dict[str, Any]) -> None:
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_tensors_are_read_at_the_headers_offsets(tmp_path: Path):
+    tensors: dict[str, np.ndarray] = {
+        "a": np.arange(6, dtype=np.float16).reshape(2, 3),
+        "b": np.arange(4, dtype=np.int64),
+        "c": np.arange(5, dtype=np.float32) / 3,
+    }
+    save_file(tensors, tmp_path / SINGLE, metadata={"format": "pt"})
+    found = stored_tensors(tmp_path)
+    assert {name: (t.dtype, t.shape) for name, t in found.items()} == {
+        "a": ("float16", (2, 3)),
+        "b": ("I64", (4,)),
+        "c": ("float32", (5,)),
+    }
+    for name in ("a", "c"):
+        np.testing.assert_array_equal(found[name].data(), tensors[name])
+
+
+def test_an_unsupported_configuration_names_the_folder(tmp_path: Path):
+    write_config(tmp_path, {"model_type": "gemma"})
+    with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}: config\.json: model_type is"):
+        check_folder(tmp_path)
+
+
+def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):
+    names = (
+        "language_model.model.norm.weight",
+        "model.language_model.layers.0.mlp.up_proj.weight",
+        "language_model.lm_head.weight",
+        "vision_tower.a",
+        "model.vision_tower.b",
+        "multi_modal_projector.c",
+    )
+    save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / SINGLE)
+    write_config(tmp_path, {"model_type": "gemma3", "text_config": {}})
+    text, skipped = text_tensors(tmp_path)
+    assert set(text) == {
+        "model.norm.weight",
+        "model.layers.0.mlp.up_proj.weight",
+        "lm_head.weight",
+    }
+    counts = {part: len(tensors) for part, tensors in skipped.items()}
+    assert counts == {"the vision tower": 2, "the projector": 1}
+    write_config(tmp_path, {"model_type": "gemma3_text"})
+    assert set(text_tensors(tmp_path)[0]) == set(names)
+
+
+@pytest.mark.parametrize("mark", FLAX_MARKS)
+def test_a_flax_checkpoint_is_the_folder_or_a_subfolder(tmp_path: Path, mark: str):
+    (tmp_path / "other").mkdir()
+    assert flax_folder(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        check_folder(tmp_path)
+    inner = tmp_path / "gemma3-1b-it"
+    inner.mkdir()
+    (inner / mark).touch()
+    assert flax_folder(tmp_path) == inner
+    assert flax_folder(inner) == inner
+    if mark == "_METADATA":
+        (inner / mark).write_text("{}", encoding="utf-8")
+    assert check_folder(tmp_path) == []
+    (tmp_path / SINGLE).touch()
+    assert flax_folder(tmp_path) is None

@@ -1,0 +1,256 @@
+"""Folders and hub handles, with fake hubs and a local server."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import kagglehub
+import pytest
+import requests
+from huggingface_hub import errors
+from kagglehub import exceptions
+
+from configs.schema import Model
+from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.model_source import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    find_model,
+    find_tokenizer,
+)
+from tests.pipeline.data.models.hub_server import hub_server
+
+PROJECT = Path(__file__).parents[4]
+
+
+def find(path: object) -> Path:
+    return find_model(Model(path=str(path)))
+
+
+def test_a_local_folder_is_used_in_place(tmp_path: Path):
+    assert find(tmp_path) == tmp_path
+    with pytest.raises(FileNotFoundError, match=rf"^model\.path: no folder {tmp_path}/gone$"):
+        find(tmp_path / "gone")
+    file = tmp_path / "tokenizer.model"
+    file.touch()
+    with pytest.raises(FileNotFoundError, match=r"^model\.path: no folder .*model: it is a file$"):
+        find(file)
+    assert find_tokenizer(str(file)) == file
+
+
+class Hub:
+    """Records requests, and answers with a folder or an exception."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.asked: list[tuple[Any, ...]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> str:
+        self.asked.append((*args, kwargs))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return str(self.answer)
+
+
+def hugging_face(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
+    hub = Hub(answer)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", hub)
+    return hub
+
+
+def test_only_needed_files_of_a_hugging_face_model_are_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hub = hugging_face(monkeypatch, tmp_path)
+    assert find("hf://google/gemma-3-1b-it") == tmp_path
+    assert find("hf://google/gemma-3-1b-it@v1.0") == tmp_path
+    assert find_tokenizer("hf://google/gemma-3-1b-it") == tmp_path
+    name, model, tokenizer = "google/gemma-3-1b-it", list(MODEL_FILES), list(TOKENIZER_FILES)
+    assert hub.asked == [
+        (name, {"revision": None, "allow_patterns": model}),
+        (name, {"revision": "v1.0", "allow_patterns": model}),
+        (name, {"revision": None, "allow_patterns": tokenizer}),
+    ]
+
+
+FINDS = """
+from configs.schema import Model
+from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.model_source import find_model
+print(weights_fingerprint(find_model(Model(path="hf://owner/tiny"))))
+"""
+
+
+def test_each_node_downloads_a_model_once_from_a_real_server(tmp_path: Path):
+    folder = PROJECT / "launch" / "demo" / "tiny_gemma3"
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
+    found = list[str]()
+    with hub_server("owner/tiny", folder) as hub:
+        for node in ("first", "second", "first"):
+            environment = inherited | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / node)}
+            command = [sys.executable, "-c", FINDS]
+            output = subprocess.check_output(command, env=environment, cwd=PROJECT, text=True)
+            found.append(output.strip())
+    assert found == 3 * [weights_fingerprint(folder)]
+    assert sorted(hub.downloads) == sorted(2 * [file.name for file in folder.iterdir()])
+
+
+def http_error(kind: Any, status: int) -> Exception:
+    response = SimpleNamespace(status_code=status, headers={}, request=None)
+    return kind("as the hub says", response=response)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "what"),
+    [
+        (
+            http_error(errors.GatedRepoError, 403),
+            ValueError,
+            "requires an accepted licence: accept it on the model's page on the hub, then log in",
+        ),
+        (
+            http_error(errors.RepositoryNotFoundError, 401),
+            FileNotFoundError,
+            "does not exist, or is private and needs `hf auth login` or .* HF_TOKEN",
+        ),
+        (
+            http_error(errors.RevisionNotFoundError, 404),
+            FileNotFoundError,
+            r"google/gemma has no revision 'v9'",
+        ),
+        (
+            http_error(errors.HfHubHTTPError, 401),
+            ValueError,
+            r"the hub refuses this login \(401\); log in again with",
+        ),
+        (
+            errors.LocalEntryNotFoundError("long words"),
+            FileNotFoundError,
+            "is not completely in the cache and the hub cannot be reached$",
+        ),
+        (
+            errors.HFValidationError("as the library says"),
+            ValueError,
+            "is not a valid model name: as the library says",
+        ),
+    ],
+)
+def test_hugging_face_errors_are_explained(
+    monkeypatch: pytest.MonkeyPatch, answer: Exception, kind: type[Exception], what: str
+):
+    hugging_face(monkeypatch, answer)
+    with pytest.raises(kind, match=what) as raised:
+        find("hf://google/gemma@v9")
+    assert str(raised.value).startswith("model.path: ")
+    assert "\n" not in str(raised.value)
+
+
+def test_offline_only_the_cache_is_used(monkeypatch: pytest.MonkeyPatch):
+    hugging_face(monkeypatch, errors.LocalEntryNotFoundError("long words"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(FileNotFoundError, match="in the cache and HF_HUB_OFFLINE forbids the down"):
+        find("hf://google/gemma-3-1b-it")
+
+
+@pytest.mark.parametrize(
+    ("handle", "what"),
+    [
+        ("hf://gemma", "is not hf://OWNER/NAME or hf://OWNER/NAME@REVISION"),
+        ("hf://google/gemma/main", "is not hf://OWNER/NAME or"),
+        ("kaggle://google/gemma-3", "is not kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"),
+        ("kaggle://google/gemma-3/flax/1b/new", "is not kaggle://OWNER/MODEL/flax/VARIATION"),
+        (
+            "kaggle://google/gemma-3/keras/1b",
+            "the framework 'keras' is not supported; supported are flax",
+        ),
+    ],
+)
+def test_an_invalid_handle_is_refused_with_the_format(handle: str, what: str):
+    with pytest.raises(ValueError, match=re.escape(what)):
+        find(handle)
+
+
+VARIATION = "google/gemma-3/flax/gemma3-1b-it"
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Kaggle's cache, with versions 2 and 10 of a model, and 11 half downloaded."""
+    monkeypatch.setenv("KAGGLEHUB_CACHE", str(tmp_path))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    folder = tmp_path / "models" / VARIATION
+    for version in (2, 10, 11):
+        (folder / str(version)).mkdir(parents=True)
+        if version != 11:
+            (folder / f"{version}.complete").touch()
+    return folder
+
+
+def kaggle(monkeypatch: pytest.MonkeyPatch, answer: Any) -> Hub:
+    hub = Hub(answer)
+    monkeypatch.setattr(kagglehub, "model_download", hub)
+    return hub
+
+
+def test_a_kaggle_model_is_downloaded_unless_that_version_is_cached(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hub = kaggle(monkeypatch, cache / "12")
+    assert find(f"kaggle://{VARIATION}/2") == cache / "2"
+    assert not hub.asked
+    assert find(f"kaggle://{VARIATION}/11") == cache / "12"
+    assert find(f"kaggle://{VARIATION}") == cache / "12"
+    assert hub.asked == [(f"{VARIATION}/11", {}), (VARIATION, {})]
+
+
+def test_offline_the_newest_complete_version_is_used(cache: Path, monkeypatch: pytest.MonkeyPatch):
+    hub = kaggle(monkeypatch, cache / "12")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert find(f"kaggle://{VARIATION}") == cache / "10"
+    for absent in (f"kaggle://{VARIATION}/11", "kaggle://google/gemma-2/flax/gemma2-2b-it"):
+        with pytest.raises(FileNotFoundError, match="is not in the cache and HF_HUB_OFFLINE forb"):
+            find(absent)
+    assert not hub.asked
+
+
+def test_without_network_the_newest_complete_version_is_used(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    kaggle(monkeypatch, requests.exceptions.ConnectionError("no route"))
+    assert find(f"kaggle://{VARIATION}") == cache / "10"
+    with pytest.raises(FileNotFoundError, match="Kaggle cannot be reached: no route"):
+        find("kaggle://google/gemma-2/flax/gemma2-2b-it")
+
+
+def kaggle_error(status: int) -> Exception:
+    response: Any = SimpleNamespace(status_code=status)
+    return exceptions.KaggleApiHTTPError("as Kaggle says", response=response)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "what"),
+    [
+        (exceptions.UnauthenticatedError(), ValueError, "needs an API token .* KAGGLE_API_TOKEN"),
+        (kaggle_error(403), ValueError, r"accept it at .*/models/google/gemma-3, then log"),
+        (kaggle_error(404), FileNotFoundError, "does not exist; see .*/models/google/gemma-3"),
+    ],
+)
+def test_kaggle_errors_are_explained(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Exception,
+    kind: type[Exception],
+    what: str,
+):
+    kaggle(monkeypatch, answer)
+    with pytest.raises(kind, match=what) as raised:
+        find("kaggle://google/gemma-3/flax/gemma3-4b-it")
+    assert str(raised.value).startswith("model.path: kaggle://google/gemma-3/flax/gemma3-4b-it")

@@ -1,0 +1,95 @@
+"""Incrementally written safetensors files, read with the library."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save_file
+
+from pipeline.data.models.hf_folder import SINGLE, stored_tensors
+from pipeline.data.models.tensor_files import Spec, TensorSpec, plan_shards, write_shards
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def tensors(specs: list[TensorSpec]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(spec.shape).astype(DTYPES[spec.dtype]) for spec in specs]
+
+
+@pytest.mark.parametrize("dtype", sorted(DTYPES))
+@pytest.mark.parametrize("shard_bytes", [10**9, 100])
+def test_the_library_reads_what_was_written(tmp_path: Path, dtype: str, shard_bytes: int):
+    specs = [TensorSpec(f"t{n}", shape, dtype) for n, shape in enumerate([(3, 5), (7,), (2, 2, 9)])]
+    values = tensors(specs)
+    # Transposed views, as when a model is written.
+    values[0] = np.asfortranarray(values[0])
+    write_shards(tmp_path, plan_shards(specs, shard_bytes=shard_bytes), iter(values))
+    files = sorted(tmp_path.glob("*.safetensors"))
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        assert (8 + int.from_bytes(file.read_bytes()[:8], "little")) % 8 == 0
+        found |= load_file(file)
+    assert len(files) == (1 if shard_bytes == 10**9 else 2)
+    for spec, value in zip(specs, values, strict=True):
+        assert str(found[spec.name].dtype) == dtype
+        np.testing.assert_array_equal(found[spec.name], value)
+
+
+def test_stored_tensors_of_any_type_are_copied(tmp_path: Path):
+    stored: dict[str, np.ndarray] = {
+        "scalar": np.asarray(-np.inf, np.float32),
+        "integers": np.arange(3),
+        "flags": np.array([True, False, True]),
+        "empty": np.zeros((0, 2), np.float16),
+    }
+    source, target = tmp_path / "source", tmp_path / "target"
+    for folder in (source, target):
+        folder.mkdir()
+    save_file(stored, source / SINGLE)
+    spec = TensorSpec("new", (2,), "float32")
+    specs: list[Spec] = [*stored_tensors(source).values(), spec]
+    write_shards(target, plan_shards(specs, shard_bytes=10**9), iter(tensors([spec])))
+    found = load_file(target / SINGLE)
+    assert found.keys() == stored.keys() | {"new"}
+    for name, value in stored.items():
+        assert found[name].dtype == value.dtype
+        np.testing.assert_array_equal(found[name], value)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 400))
+def test_no_file_is_larger_than_it_may_be(sizes: list[int], shard_bytes: int):
+    specs = [TensorSpec(str(n), (size,), "float32") for n, size in enumerate(sizes)]
+    shards = plan_shards(specs, shard_bytes=shard_bytes)
+    assert [spec for shard in shards for spec in shard] == specs
+    for number, shard in enumerate(shards):
+        size = sum(spec.num_bytes for spec in shard)
+        assert size <= shard_bytes or len(shard) == 1
+        if number:
+            # No tensor of a file would have fitted into the previous one.
+            before = sum(spec.num_bytes for spec in shards[number - 1])
+            assert before + shard[0].num_bytes > shard_bytes
+
+
+def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):
+    specs = [TensorSpec(str(n), (100_000,), "float32") for n in range(4)]
+    sizes: list[int] = []
+
+    def one_by_one() -> Iterator[np.ndarray]:
+        for value in tensors(specs):
+            sizes.append(sum(file.stat().st_size for file in tmp_path.glob("*.safetensors")))
+            yield value
+
+    write_shards(tmp_path, plan_shards(specs, shard_bytes=800_000), one_by_one())
+    for number, size in enumerate(sizes):
+        assert size >= number * 400_000
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 1_600_000
+    assert index["weight_map"]["3"] == "model-00002-of-00002.safetensors"

@@ -1,0 +1,432 @@
+"""Packed batches: examples by hand, and properties of any rollouts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.learner import TokenWeights
+from pipeline.data.batching import (
+    Packing,
+    batches_to_learn,
+    batches_to_score,
+    micro_batches,
+    token_weights,
+)
+from pipeline.data.packed_batch import BatchShape, CompletionSlice, TokenBatch
+from pipeline.plan.cost_model.workload import completion_lengths
+from pipeline.plan.lengths import Lengths
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, VersionSpan
+from tests.fakes import make_config
+from tests.pipeline.plan.presets import preset
+
+PAD = 99
+BUDGET = 10
+MODES: tuple[TokenWeights, ...] = ("token", "sequence", "constant")
+
+
+def rollout(
+    number: int,
+    prompt: int,
+    new: int,
+    *,
+    sample: int = 0,
+    advantage: float = 1.0,
+    reward: float | None = 1.0,
+    stop_reason: Any = "eos",
+) -> Rollout:
+    """Tokens encode their location: 100 * number + position; log-probs are their negatives.
+
+    Those of a completion are 1000 * sample larger.
+    """
+    places = 100 * number + np.arange(prompt + new, dtype=np.int32)
+    places[prompt:] += 1000 * sample
+    completion = Completion(
+        name=RolloutName("train", 0, prompt_id=number, sample=sample),
+        prompt_tokens=places[:prompt],
+        tokens=places[prompt:],
+        logprobs=-places[prompt:].astype(np.float32),
+        stop_reason=stop_reason,
+        version=0,
+        adapter_sha256="",
+    )
+    return Rollout(completion, NO_TEXT, {}, reward, advantage)
+
+
+def pack(
+    rollouts: list[Rollout],
+    *,
+    rows: int = 2,
+    tail_rows: int = 1,
+    length: int = 12,
+    mode: TokenWeights = "token",
+    keep: bool = False,
+    share: bool = False,
+) -> list[TokenBatch]:
+    return micro_batches(
+        rollouts,
+        shape=BatchShape(rows, tail_rows, length, pad=PAD, share_prefix=share),
+        weights=token_weights(rollouts, mode, budget=BUDGET),
+        keep_zero_advantage=keep,
+    )
+
+
+def ids(batch: TokenBatch) -> list[int]:
+    return [name.prompt_id for name in batch.completions]
+
+
+def test_micro_batches_by_hand():
+    rollouts = [
+        rollout(1, 2, 1, advantage=0.5),
+        rollout(2, 3, 4, advantage=-1.5),
+        rollout(3, 1, 2, advantage=2.0),
+        rollout(4, 5, 2, advantage=1.0),
+        rollout(5, 2, 1, advantage=1.0),
+    ]
+    first, second = pack(rollouts, length=8)
+    # The longest first, equal ones in the order of their names: 2 and 4 have 7 tokens, 1, 3 and 5
+    # have 3. Each takes a position less, as its last token is no input: a row of 8 takes one of
+    # each. The small remainder goes into a small micro-batch.
+    assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
+    np.testing.assert_array_equal(
+        first.tokens,
+        [
+            [200, 201, 202, 203, 204, 205, 100, 101],
+            [400, 401, 402, 403, 404, 405, 300, 301],
+        ],
+    )
+    np.testing.assert_array_equal(
+        first.targets,
+        [
+            [PAD, PAD, 203, 204, 205, 206, PAD, 102],
+            [PAD, PAD, PAD, PAD, 405, 406, 301, 302],
+        ],
+    )
+    np.testing.assert_array_equal(first.segments, [[1] * 6 + [2] * 2] * 2)
+    np.testing.assert_array_equal(first.positions, [[*range(6), *range(2)]] * 2)
+    assert first.prefixes is None
+    w = np.float32(1 / 10)
+    np.testing.assert_array_equal(
+        first.weights, [[0, 0, w, w, w, w, 0, w], [0, 0, 0, 0, w, w, w, w]]
+    )
+    np.testing.assert_array_equal(
+        first.advantages, [[0, 0, -1.5, -1.5, -1.5, -1.5, 0, 0.5], [0, 0, 0, 0, 1, 1, 2, 2]]
+    )
+    np.testing.assert_array_equal(
+        first.sampled_logprobs,
+        [[0, 0, -203, -204, -205, -206, 0, -102], [0, 0, 0, 0, -405, -406, -301, -302]],
+    )
+    np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
+    np.testing.assert_array_equal(second.tokens, [[500, 501] + [PAD] * 6])
+    np.testing.assert_array_equal(second.segments, [[1] * 2 + [0] * 6])
+    assert (first.num_tokens, first.num_padded) == (9, 0)
+    assert (second.num_tokens, second.num_padded) == (1, 6)
+    assert [array.dtype for array in (first.tokens, first.targets)] == [np.int32] * 2
+    assert first.weights.dtype == first.advantages.dtype == np.float32
+
+
+def test_a_row_with_a_shared_prompt_by_hand():
+    rollouts = [
+        rollout(1, 3, 1, sample=0, advantage=0.5),
+        rollout(1, 3, 3, sample=1, advantage=-1.5),
+        rollout(2, 2, 2, sample=0, advantage=2.0),
+        rollout(1, 3, 2, sample=2, advantage=1.0),
+    ]
+    (batch,) = pack(rollouts, rows=1, share=True)
+    # The longest first, followed by the others of its group.
+    assert [(name.prompt_id, name.sample) for name in batch.completions] == [
+        (1, 1), (1, 2), (1, 0), (2, 0),
+    ]  # fmt: skip
+    assert list(batch.completions.values()) == [
+        CompletionSlice(0, slice(*ends)) for ends in ((2, 5), (5, 7), (7, 8), (9, 11))
+    ]
+    np.testing.assert_array_equal(
+        batch.tokens, [[100, 101, 102, 1103, 1104, 102, 2103, 102, 200, 201, 202, PAD]]
+    )
+    np.testing.assert_array_equal(
+        batch.targets, [[PAD, PAD, 1103, 1104, 1105, 2103, 2104, 103, PAD, 202, 203, PAD]]
+    )
+    np.testing.assert_array_equal(batch.positions, [[0, 1, 2, 3, 4, 2, 3, 2, 0, 1, 2, 0]])
+    np.testing.assert_array_equal(batch.segments, [[1, 1, 2, 2, 2, 3, 3, 4, 5, 5, 5, 0]])
+    np.testing.assert_array_equal(batch.prefixes, [[1, 1, 1, 1, 1, 1, 1, 1, 5, 5, 5, 0]])
+    w = np.float32(1 / 8)
+    np.testing.assert_array_equal(batch.weights, [[0, 0, w, w, w, w, w, w, 0, w, w, 0]])
+    np.testing.assert_array_equal(
+        batch.advantages, [[0, 0, -1.5, -1.5, -1.5, 1, 1, 0.5, 0, 2, 2, 0]]
+    )
+    np.testing.assert_array_equal(
+        batch.sampled_logprobs,
+        [[0, 0, -1103, -1104, -1105, -2103, -2104, -103, 0, -202, -203, 0]],
+    )
+    assert (batch.num_tokens, batch.num_padded) == (8, 1)
+
+
+def test_a_group_longer_than_a_row_has_its_prompt_in_each():
+    # The prompt takes 3 of 12 positions, so two completions of 4 fit beside it.
+    rollouts = [rollout(1, 4, 4, sample=sample) for sample in range(5)]
+    first, second = pack(rollouts, rows=2, share=True)
+    assert [[name.sample for name in batch.completions] for batch in (first, second)] == [
+        [0, 1, 2, 3], [4],
+    ]  # fmt: skip
+    rows = [*zip(first.tokens, first.targets, strict=True)]
+    rows += zip(second.tokens, second.targets, strict=True)
+    assert len(rows) == 3
+    for row, (tokens, targets) in enumerate(rows):
+        np.testing.assert_array_equal(tokens[:3], [100, 101, 102])
+        assert np.isin([100, 101, 102], np.delete(tokens, [0, 1, 2])).sum() == 0
+        own = rollouts[2 * row : 2 * row + 2]
+        np.testing.assert_array_equal(
+            targets[3 : 3 + 4 * len(own)], np.concatenate([one.completion.tokens for one in own])
+        )
+    with pytest.raises(ValueError, match="a sequence has 13 positions; a row has 12"):
+        pack([*rollouts, rollout(1, 4, 10, sample=5)], share=True)
+
+
+def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
+    whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
+    kept = np.array([-0.5, -0.25], np.float32)
+    cut = replace(other, completion=replace(other.completion, processed_logprobs=kept))
+    (batch,) = pack([whole, cut])
+    np.testing.assert_array_equal(
+        batch.sampled_logprobs, [[0, -202, -203, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
+    )
+    np.testing.assert_array_equal(
+        batch.processed_logprobs, [[0, -0.5, -0.25, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
+    )
+
+
+def test_each_target_has_the_version_that_sampled_it():
+    first, second = rollout(1, 2, 1), rollout(2, 2, 3)
+    earlier = (VersionSpan(3, "", 2),)
+    second = replace(
+        second, completion=replace(second.completion, version=4, earlier_spans=earlier)
+    )
+    (batch,) = pack([first, second])
+    np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
+
+
+def test_promise_1_the_stop_token_has_a_weight():
+    stopped = rollout(1, 3, 4)
+    (batch,) = pack([stopped], rows=1)
+    last = stopped.completion.tokens[-1]
+    (place,) = np.flatnonzero(batch.targets[0] == last)
+    assert batch.weights[0, place] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("mode", "expected"),
+    [
+        ("token", [1 / 6, 1 / 6, 0, 1 / 6]),
+        ("sequence", [1 / 3, 1 / 9, 0, 1 / 6]),
+        # Three rollouts of at most 10 tokens.
+        ("constant", [1 / 30, 1 / 30, 0, 1 / 30]),
+    ],
+)
+def test_weights_by_hand(mode: TokenWeights, expected: list[float]):
+    # The third has no reward, so it is excluded.
+    rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, reward=None), rollout(3, 1, 2)]
+    np.testing.assert_allclose(token_weights(rollouts, mode, budget=BUDGET), expected)
+
+
+def test_rollouts_truncated_by_length_can_be_masked():
+    rollouts = [rollout(0, 1, 1), rollout(1, 1, 3), rollout(2, 1, 5, stop_reason="length")]
+    learned = token_weights(rollouts, "token", budget=BUDGET)
+    np.testing.assert_allclose(learned, [1 / 9] * 3)
+    masked = token_weights(rollouts, "token", budget=BUDGET, mask_overlong=True)
+    np.testing.assert_allclose(masked, [1 / 4, 1 / 4, 0])
+    ended = [*rollouts, rollout(3, 1, 4, stop_reason="stop_string")]
+    masked = token_weights(ended, "token", budget=BUDGET, mask_overlong=True)
+    np.testing.assert_allclose(masked, [1 / 8, 1 / 8, 0, 1 / 8])
+
+
+def test_batches_to_learn_use_the_configured_weights(tmp_path: Path):
+    # Dr. GRPO divides by the budget of 28 tokens; one of three rollouts was truncated.
+    config = make_config(
+        tmp_path,
+        rollout={"prompts_per_step": 2, "max_prompt_tokens": 14, "max_new_tokens": 28},
+        learner={"loss": "dr_grpo", "overlong": "mask"},
+    )
+    rollouts = [rollout(1, 2, 5), rollout(2, 2, 3), rollout(3, 2, 9, stop_reason="length")]
+    (batch,) = batches_to_learn(
+        rollouts, config=config, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
+    )
+    assert ids(batch) == [1, 2]
+    assert set(batch.weights[batch.weights > 0]) == {np.float32(1 / (2 * 28))}
+    learned = config.model_copy(
+        update={"learner": config.learner.model_copy(update={"overlong": "learn"})}
+    )
+    (batch,) = batches_to_learn(
+        rollouts, config=learned, shape=BatchShape(1, 1, 42, PAD), keep_zero_advantage=False
+    )
+    assert ids(batch) == [3, 1, 2]
+
+
+def test_a_step_without_any_reward_packs_nothing():
+    lost = [rollout(1, 1, 1, reward=None)]
+    for mode in MODES:
+        assert token_weights(lost, mode, budget=BUDGET) == [0.0]
+    assert pack(lost) == []
+    assert pack([]) == []
+
+
+def test_rollouts_with_zero_advantage_are_omitted_but_count_in_the_weights():
+    rollouts = [rollout(1, 2, 1), rollout(2, 2, 3, advantage=0.0)]
+    (left,) = pack(rollouts)
+    assert ids(left) == [1]
+    assert left.weights.sum() == 0.25
+    (both,) = pack(rollouts, keep=True)
+    assert ids(both) == [2, 1]
+    assert both.weights.sum() == 1.0
+
+
+def test_batches_to_score_locate_each_completion():
+    rollouts = [rollout(1, 2, 3), rollout(2, 4, 1), rollout(3, 1, 6)]
+    completions = [one.completion for one in rollouts]
+    shape = BatchShape(rows=1, tail_rows=1, length=12, pad=PAD)
+    batches = batches_to_score(completions, shape=shape)
+    found = {
+        name: batch.targets[place.row, place.positions]
+        for batch in batches
+        for name, place in batch.completions.items()
+    }
+    assert len(found) == 3
+    for completion in completions:
+        np.testing.assert_array_equal(found[completion.name], completion.tokens)
+
+
+@pytest.mark.parametrize(
+    ("share", "tokens", "fill", "sequence"),
+    [
+        # Prompt and completion without the last token; rows of four times the longest sequence.
+        (False, 20 + 20, 1 - 0.15 * 0.25**1.5, 40.0),
+        # A rollout pays for a quarter of its group's prompt, and for a tenth of the prompt of a row
+        # that its completion takes a tenth of: 7 tokens, which attend to 10 on average; those of
+        # completions attend to 20 + 10.
+        (True, 7 + 20, 0.97, 2 * (7 * 10 + 20 * 30) / 27),
+    ],
+)
+def test_the_expected_packing_by_hand(
+    share: bool, tokens: float, fill: float, sequence: float, tmp_path: Path
+):
+    config = make_config(
+        tmp_path,
+        rollout={"group_size": 4, "max_prompt_tokens": 22, "max_new_tokens": 33},
+        learner={"share_prefix": share},
+        plan={"row_tokens": 220, "micro_batch_tokens": 220},
+    )
+    found = Packing.expected(config, Lengths(prompt=21.0, completion=20.0))
+    assert found.tokens == pytest.approx(tokens)
+    assert found.positions == pytest.approx(tokens / fill)
+    assert found.learned == pytest.approx(20 * fill / tokens)
+    assert found.sequence == pytest.approx(sequence)
+
+
+@pytest.mark.parametrize(("group", "row"), [(16, 2048), (4, 1024)])
+def test_the_expected_packing_is_near_that_of_drawn_lengths(group: int, row: int):
+    config = preset(
+        "gemma3_1b",
+        ("rollout.group_size", str(group)),
+        ("rollout.prompts_per_step", str(512 // group)),
+        ("plan.row_tokens", str(row)),
+        ("learner.share_prefix", "true"),
+    )
+    lengths = Lengths.expected(config)
+    drawn = completion_lengths(512, mean=lengths.completion, cap=config.rollout.max_new_tokens)
+    rollouts = [
+        rollout(number // group, round(lengths.prompt), new, sample=number % group)
+        for number, new in enumerate(drawn)
+    ]
+    batches = pack(rollouts, rows=1, length=row, share=True)
+    positions = sum(batch.tokens.size for batch in batches)
+    expected = Packing.expected(config, lengths)
+    for found, wanted in (
+        (positions / 512, expected.positions),
+        ((positions - sum(batch.num_padded for batch in batches)) / 512, expected.tokens),
+        (sum(batch.num_tokens for batch in batches) / positions, expected.learned),
+    ):
+        assert found == pytest.approx(wanted, rel=0.04)
+
+
+GROUPS = st.lists(
+    st.tuples(
+        st.integers(1, 6),
+        st.lists(
+            st.tuples(
+                st.integers(1, 6),
+                st.sampled_from([-1.0, 0.0, 0.5]),
+                st.sampled_from([None, 0.0, 1.0]),
+            ),
+            min_size=1,
+            max_size=5,
+        ),
+    ),
+    max_size=6,
+)
+"""Tokens of a prompt, and for each of its completions tokens, advantage and reward."""
+
+
+@given(GROUPS, st.integers(1, 4), st.sampled_from(MODES), st.booleans(), st.booleans(), st.data())
+def test_every_token_is_packed_once_with_its_weight(
+    groups: Any, rows: int, mode: TokenWeights, keep: bool, share: bool, data: st.DataObject
+):
+    rollouts = [
+        rollout(number, prompt, new, sample=sample, advantage=advantage, reward=reward)
+        for number, (prompt, samples) in enumerate(groups, start=1)
+        for sample, (new, advantage, reward) in enumerate(samples)
+    ]
+    batches = pack(rollouts, rows=rows, mode=mode, keep=keep, share=share)
+    weights = token_weights(rollouts, mode, budget=BUDGET)
+    wanted = {
+        token: (weight, rollout.advantage)
+        for rollout, weight in zip(rollouts, weights, strict=True)
+        for token in rollout.completion.tokens.tolist()
+        if weight and (keep or rollout.advantage)
+    }
+    completions = {one.completion.name: one.completion for one in rollouts}
+    found = {}
+    for batch in batches:
+        assert batch.tokens.shape[1] == 12
+        assert batch.tokens.shape[0] in {rows, 1}
+        for name, place in batch.completions.items():
+            completion, at = completions[name], (place.row, place.positions)
+            np.testing.assert_array_equal(batch.targets[at], completion.tokens)
+            np.testing.assert_array_equal(batch.sampled_logprobs[at], completion.logprobs)
+            # The last target is predicted from the whole sequence before it, in its order.
+            seen = _attended(batch, place.row, place.positions.stop - 1)
+            whole = [*completion.prompt_tokens, *completion.tokens]
+            assert batch.tokens[place.row, seen].tolist() == whole[:-1]
+            assert batch.positions[place.row, seen].tolist() == [*range(len(whole) - 1)]
+        for at in zip(*np.nonzero(batch.weights), strict=True):
+            token = int(batch.targets[at])
+            assert token not in found
+            found[token] = (float(batch.weights[at]), float(batch.advantages[at]))
+    assert found.keys() == wanted.keys()
+    for token, expected in wanted.items():
+        np.testing.assert_allclose(found[token], expected, rtol=1e-6)
+    shuffled = data.draw(st.permutations(rollouts))
+    _same(batches, pack(shuffled, rows=rows, mode=mode, keep=keep, share=share))
+
+
+def _attended(batch: TokenBatch, row: int, at: int) -> np.ndarray:
+    """Indices of the positions that one attends to, itself included."""
+    segments = batch.segments[row, : at + 1]
+    own = segments == batch.segments[row, at]
+    if batch.prefixes is not None:
+        own |= segments == batch.prefixes[row, at]
+    return np.flatnonzero(own)
+
+
+def _same(batches: list[TokenBatch], again: list[TokenBatch]) -> None:
+    """The order of the rollouts does not matter."""
+    for one, two in zip(batches, again, strict=True):
+        assert one.completions == two.completions
+        for field in dataclasses.fields(TokenBatch):
+            if field.name != "completions":
+                np.testing.assert_array_equal(getattr(one, field.name), getattr(two, field.name))

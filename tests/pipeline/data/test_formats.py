@@ -1,0 +1,290 @@
+"""Datasets of other forms: CSV and JSON files, rows in chat format, no reference answers."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from pipeline.data.load import check_rows, load_data
+from pipeline.data.rows import DataError, Malformed
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from tests.demo_texts import write_tokenizer
+from tests.fakes import make_config
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def write_jsonl(path: Path, rows: Rows) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def write_json(path: Path, rows: Rows) -> None:
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def write_csv(path: Path, rows: Rows) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def write_parquet(path: Path, rows: Rows) -> None:
+    datasets.Dataset.from_list(list(rows)).to_parquet(str(path))
+
+
+WRITERS: dict[str, Callable[[Path, Rows], None]] = {
+    "jsonl": write_jsonl,
+    "json": write_json,
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
+TEST = [{"messages": [{"role": "user", "content": "apart"}], "question": "apart", "answer": "1"}]
+
+
+def load(
+    tokenizer: Tokenizer, folder: Path, rows: Rows, *, kind: str = "jsonl", **tables: Any
+) -> LoadedData:
+    """Loads the rows as training data of a run; the test prompt differs from all of them."""
+    train = folder / f"train.{kind}"
+    WRITERS[kind](train, rows)
+    write_jsonl(folder / "test.jsonl", TEST)
+    data = {"train": {"path": str(train)}, "test": {"path": str(folder / "test.jsonl")}}
+    tables = {
+        "rollout": {"max_prompt_tokens": 200},
+        **tables,
+        "data": data | tables.get("data", {}),
+    }
+    config = make_config(folder, **tables)
+    check_rows(config, intact=lambda *_: True)
+    return load_data(config, tokenizer)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_all_files_give_the_same_prompts(tokenizer: Tokenizer, tmp_path: Path, kind: str):
+    rows = [{"question": 'a, "b"\nc', "answer": "1"}, {"question": "d", "answer": "2"}]
+    data = load(tokenizer, tmp_path, rows, kind=kind, prompt={"turn": "plain"})
+    assert [(p.text, p.answer, dict(p.row)) for p in data.train.prompts] == [
+        (row["question"], row["answer"], row) for row in rows
+    ]
+
+
+def test_numbers_of_json_are_written_in_digits(tokenizer: Tokenizer, tmp_path: Path):
+    values = [0.1, 0.00001, 10, 1e16, -2.5e-7, 1e200]
+    rows = [{"question": f"{n}", "answer": value} for n, value in enumerate(values)]
+    texts = ["0.1", "0.00001", "10", "10000000000000000", "-0.00000025", "1e+200"]
+    assert [p.answer for p in load(tokenizer, tmp_path, rows).train.prompts] == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        (pyarrow.float64(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.float32(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.float16(), ["0.1", "0.00001", "10.0"]),
+        (pyarrow.decimal128(30, 5), ["0.10000", "0.00001", "10.00000"]),
+    ],
+)
+def test_numbers_of_parquet_are_written_as_they_were_given(
+    tokenizer: Tokenizer, tmp_path: Path, kind: pyarrow.DataType, texts: Sequence[str]
+):
+    answers = pyarrow.array([Decimal("0.10000"), Decimal("0.00001"), Decimal("10.00000")])
+    if not pyarrow.types.is_decimal(kind):
+        answers = pyarrow.array(np.array([0.1, 1e-5, 10], kind.to_pandas_dtype()))
+    table = pyarrow.table({"question": ["a", "b", "c"], "answer": answers})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    data = load(tokenizer, tmp_path, [], data={"train": {"path": str(tmp_path / "a.parquet")}})
+    assert [p.answer for p in data.train.prompts] == texts
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "question,answer\nq\n", r"row 2: has 1 value for 2 columns"),
+        ("a.csv", "question;answer\nq;1\n", r"has no column 'question'; nearest: 'question;answer"),
+        ("a.csv", "question,question\n", r"^data\.train\.path: /.*a\.csv: .* repeats the column"),
+        ("a.json", '[{"question": "q"}, 3]', r"row 2: a number, not an object with columns"),
+        ("a.json", "{}", r"^data\.train\.path: /.*a\.json: an object, not a list of objects$"),
+    ],
+)
+def test_malformed_files_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path, name: str, text: str, message: str
+):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        load(tokenizer, tmp_path, TEST, data={"train": {"path": str(tmp_path / name)}})
+
+
+def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str, Any]:
+    """A row in chat format whose turns are of user and assistant."""
+    turns = [("user", "assistant")[n % 2] for n in range(len(contents))]
+    messages = [{"role": who, "content": text} for who, text in zip(turns, contents, strict=True)]
+    opening = [{"role": "system", "content": system}] if system else []
+    return {"messages": opening + messages, **columns}
+
+
+IN_CHAT = {"template": "{messages}"}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_a_row_in_chat_format_becomes_turns(tokenizer: Tokenizer, tmp_path: Path, kind: str):
+    rows = [chat("a", "b", "c", system="s", level=1), chat("d", "e", level=2)]
+    data = load(tokenizer, tmp_path, rows, kind=kind, prompt=IN_CHAT)
+    first, second = data.train.prompts
+    assert first.text == (
+        "<start_of_turn>user\ns\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n"
+        "<start_of_turn>user\nc<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert first.tokens.tolist() == [2, *tokenizer.encode(first.text)]
+    assert first.messages is not None
+    assert [*first.messages] == rows[0]["messages"]
+    assert (first.answer, second.answer) == (None, "e")
+    # The last turn of the assistant is the answer, not a part of the prompt.
+    assert second.text == "<start_of_turn>user\nd<end_of_turn>\n<start_of_turn>model\n"
+    assert second.messages == ({"role": "user", "content": "d"},)
+    assert dict(second.row) == rows[1]
+
+
+def test_an_answer_column_precedes_the_last_turn(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [chat("a", "#### b", answer="1"), chat("c", answer="2")]
+    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT)
+    assert [p.answer for p in data.train.prompts] == ["1", "2"]
+    rows = [chat("a", "x #### b"), chat("c", "d"), chat("e")]
+    given = {"answer_pattern": "#### (.+)", "malformed": "skip", "test": {"path": "gone.csv"}}
+    write_jsonl(tmp_path / "t.jsonl", [chat("t", "#### 1")])
+    given["test"] = {"path": str(tmp_path / "t.jsonl")}
+    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data=given)
+    assert [p.answer for p in data.train.prompts] == ["b"]
+    reason = "the last turn has no match of the pattern '#### (.+)'"
+    assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
+
+
+def test_the_prompt_column_of_trl_may_be_in_chat_format(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{"prompt": chat("a")["messages"], "answer": "1"}]
+    write_jsonl(tmp_path / "t.jsonl", [{"prompt": "text", "answer": "2"}])
+    test = {"test": {"path": str(tmp_path / "t.jsonl")}}
+    data = load(tokenizer, tmp_path, rows, prompt={"template": "{prompt}"}, data=test)
+    assert data.train.prompts[0].messages == ({"role": "user", "content": "a"},)
+    (text,) = data.test.prompts
+    assert text.text == "<start_of_turn>user\ntext<end_of_turn>\n<start_of_turn>model\n"
+    assert text.messages is None
+
+
+def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
+    return [{"role": who, "content": text} for who, text in turns]
+
+
+@pytest.mark.parametrize(
+    ("messages", "reason"),
+    [
+        ([], "has no message of the user"),
+        (one(("system", "s")), "has no message of the user"),
+        (
+            one(("assistant", "a")),
+            "has in message 1 the role 'assistant' instead of system or user",
+        ),
+        (
+            one(("user", "a"), ("user", "b")),
+            "has in message 2 the role 'user' instead of assistant",
+        ),
+        (
+            one(("user", "a"), ("tool", "b")),
+            "has in message 2 the role 'tool' instead of assistant",
+        ),
+        (one(("user", None)), "has in message 1 no content, not text"),
+        (one(("user", " ")), "has in message 1 a text that is empty"),
+        (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
+        ([*one(("user", "a")), "b"], "has in message 2 a text, not a role and a content"),
+        (one(("user", [{"type": "text", "text": "a"}])), "has in message 1 a list, not text"),
+        ("text", "is a text, not a list of messages"),
+        (None, "is null"),
+    ],
+)
+def test_malformed_messages_are_reported(
+    tokenizer: Tokenizer, tmp_path: Path, messages: Any, reason: str
+):
+    rows = [chat("a"), {"messages": messages}, chat("b")]
+    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data={"malformed": "skip"})
+    assert [p.id for p in data.train.prompts] == [1, 3]
+    assert data.train.malformed == (Malformed(2, f"column 'messages' {reason}"),)
+
+
+def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{"question": one} for one in ("a", [], [{"from": "human", "value": "x"}])]
+    data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
+    assert [p.messages for p in data.train.prompts] == [None]
+    reason = "column 'question' is a list, not text or a number"
+    assert data.train.malformed == (Malformed(2, reason), Malformed(3, reason))
+
+
+def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError, match=r'row 1: column \'messages\' has .* "plain" has none'):
+        load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})
+    with pytest.raises(DataError, match=r"has no column 'question'.*'messages' is in chat format"):
+        load(tokenizer, tmp_path, [chat("a")])
+
+
+def test_demonstrations_in_chat_format_end_with_the_completion(
+    tokenizer: Tokenizer, tmp_path: Path
+):
+    write_jsonl(tmp_path / "sft.jsonl", [chat("a", "b", "c", "d"), chat("e", "f"), chat("g")])
+    sft = {"train": {"path": str(tmp_path / "sft.jsonl")}, "steps": 1}
+    tables: dict[str, Any] = {"sft": sft, "run": {"phases": ["sft", "grpo"]}, "prompt": IN_CHAT}
+    data = load(tokenizer, tmp_path, [chat("x")], data={"malformed": "skip"}, **tables)
+    assert data.sft is not None
+    first, second = data.sft.demonstrations
+    text = tokenizer.decode(first.prompt_tokens)
+    assert text == "user\na\nmodel\nb\nuser\nc\nmodel\n"
+    assert tokenizer.decode(first.completion_tokens) == "d"
+    assert tokenizer.decode(second.completion_tokens) == "f"
+    assert data.sft.malformed == (
+        Malformed(3, "the last turn is the user's, and there is no column 'completion'"),
+    )
+
+
+def test_a_dataset_may_have_no_reference_answers(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{"question": "a"}, {"question": "b", "label": "x"}]
+    data = load(tokenizer, tmp_path, rows)
+    assert [p.answer for p in data.train.prompts] == [None, None]
+    assert data.train.without_answer == (
+        "2 of 2 prompts have no reference answer; name its column with data.answer_column (of "
+        "['label', 'question'])"
+    )
+    assert data.test.without_answer is None
+    changed = load(tokenizer, tmp_path, [{**row, "answer": "1"} for row in rows])
+    assert changed.fingerprints["train"] != data.fingerprints["train"]
+    assert changed.fingerprints["test"] == data.fingerprints["test"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"answer_column": "anwser"}, r"^data\.train: .* has no column 'anwser'"),
+        (
+            {"answer_pattern": "(.+)"},
+            r"^data\.train: .* has no column 'answer'; nearest: 'answers'",
+        ),
+    ],
+)
+def test_answers_that_are_set_must_exist(
+    tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, str], message: str
+):
+    with pytest.raises(DataError, match=message):
+        load(tokenizer, tmp_path, [{"question": "a", "answers": "1"}], data=settings)

@@ -1,0 +1,137 @@
+"""Descriptions of data: counts add up, tokens are exact, duplicates and overlaps are found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.inspection import (
+    answer_lengths,
+    demonstration_lines,
+    histogram,
+    overlap_table,
+    prompt_lines,
+    repetitions,
+    token_lines,
+)
+from pipeline.data.splits import LoadedSplit
+from pipeline.types import Demonstration, Prompt
+from tests.fakes import CharTokenizer
+
+
+class Pieces(CharTokenizer):
+    """One piece per character."""
+
+    def piece(self, id_: int) -> str:
+        return chr(id_)
+
+
+def _split(*texts: str, answers: str | None = None) -> LoadedSplit:
+    prompts = [
+        Prompt(n, text, np.array([2, *map(ord, text)], np.int32), (answers or "1" * 99)[n - 1], {})
+        for n, text in enumerate(texts, start=1)
+    ]
+    return LoadedSplit(tuple(prompts), malformed=(), too_long=(), duplicates=0)
+
+
+def test_a_histogram():
+    lengths = [3] * 2 + [4] + [7] * 10 + [12] + [15]
+    assert list(histogram("tokens", lengths, limit=12, width=30)) == [
+        "tokens: 15 of 3 to 15, median 7, 99% at most 15; limit 12, 1 above it",
+        "         3  2 ###",
+        "         4  1 ##",
+        "         5  0",
+        "         6  0",
+        "         7 10 ################",
+        "         8  0",
+        "         9  0",
+        "        10  0",
+        "        11  0",
+        "        12  1 ##",
+        "  above 12  1 ##",
+    ]
+
+
+@given(
+    st.lists(st.integers(1, 5000), min_size=1, max_size=200),
+    st.integers(1, 5000),
+    st.integers(20, 200),
+)
+def test_a_histogram_counts_everything_once_and_fits(lengths: list[int], limit: int, width: int):
+    title, *classes = histogram("x", lengths, limit=limit, width=width)
+    counts = [int(line.replace("#", "").split()[-1]) for line in classes]
+    assert sum(counts) == len(lengths)
+    assert len(classes) <= 11
+    assert max(len(line) for line in classes) <= max(width, 24)
+    above = sum(length > limit for length in lengths)
+    assert title.endswith(f"limit {limit}" + (f", {above} above it" if above else ""))
+
+
+@given(st.text(min_size=1, max_size=80), st.integers(20, 100))
+def test_tokens_are_shown_exactly(text: str, width: int):
+    tokens = np.array([ord(character) for character in text], np.int32)
+    lines = list(token_lines(tokens, tokenizer=Pieces(), width=width))
+    words = "".join(f"{line.removeprefix('    ')} " for line in lines)
+    assert words == "".join(f"{ord(c)}={repr(c)[1:-1]} " for c in text)
+    assert all(len(line) <= max(width, 24) for line in lines)
+
+
+def test_a_prompt_is_shown_with_its_row():
+    (prompt,) = _split("ab\n").prompts
+    prompt = replace(prompt, row={"question": "ab\n" + "x" * 90, "n": 3})
+    assert list(prompt_lines("train", prompt, tokenizer=Pieces(), width=60)) == [
+        "train, prompt 1: 4 tokens, answer '1'",
+        "  question: 'ab\\n" + "x" * 39 + " ...",
+        "  n: 3",
+        "  prompt tokens:",
+        "    2=\\x02 97=a 98=b 10=\\n",
+    ]
+
+
+def test_a_demonstration_is_shown_with_its_completion():
+    one = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
+    assert list(demonstration_lines(one, tokenizer=Pieces(), width=60)) == [
+        "sft, demonstration 7: 3 tokens",
+        "  prompt tokens:",
+        "    97=a",
+        "  completion tokens:",
+        "    98=b 1=\\x01",
+    ]
+
+
+def test_reference_answers_are_measured():
+    line = answer_lengths("test", _split("a", "b"), tokenizer=Pieces())
+    expected = "2 of 1 to 1, median 1, 99% at most 1"
+    assert line == f"test, tokens of the reference answers: {expected}"
+    some, none = _split("a", "b"), _split("a")
+    some = replace(some, prompts=(some.prompts[0], replace(some.prompts[1], answer=None)))
+    none = replace(none, prompts=(replace(none.prompts[0], answer=None),))
+    shown = answer_lengths("test", some, tokenizer=Pieces())
+    assert shown.endswith("answers: 1 of 1 to 1, median 1, 99% at most 1; 1 prompts have none")
+    assert answer_lengths("test", none, tokenizer=Pieces()) == "test: no reference answers"
+
+
+def test_repetitions_with_one_answer_and_with_several():
+    split = _split("a", "b", "a", "c", "b", "a", answers="112131")
+    # a: answers 1 2 1, b: 1 and 3, c once
+    assert list(repetitions("train", split)) == [
+        "train: 2 prompts are repeated with different answers: 1=3=6, 2=5"
+    ]
+    assert list(repetitions("train", _split("a", "a", "b"))) == [
+        "train: 1 prompts are repeated with one answer: 1=2"
+    ]
+    many = _split(*"abcdefgabcdefg")
+    assert next(repetitions("t", many)).endswith("1=8, 2=9, 3=10, 4=11, 5=12 and 2 more")
+    assert list(repetitions("train", _split("a", "b"))) == []
+
+
+def test_overlaps_are_counted_from_both_sides():
+    splits = {"train": _split("a", "b", "b", "c"), "test": _split("b", "d")}
+    assert list(overlap_table(splits)) == [
+        "prompts of  in train  in test",
+        "train              -        2",
+        "test               1        -",
+    ]

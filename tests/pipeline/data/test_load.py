@@ -1,0 +1,483 @@
+"""From files to prompts: rows, excluded rows and the report on them, refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from configs.schema import Config
+from pipeline.data.load import SplitSpec, load_data, load_split, setting_name
+from pipeline.data.rows import DataError, Malformed, TooLong
+from pipeline.data.splits import LoadedSplit
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from tests.demo_texts import write_tokenizer
+
+GOOD = {"question": "tom has 1 apples.", "answer": "1"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def _write(path: Path, rows: list[Any]) -> str:
+    """A JSONL file of `rows`; strings and bytes are written as they are."""
+    lines = [
+        row
+        if isinstance(row, bytes)
+        else (row if isinstance(row, str) else json.dumps(row)).encode()
+        for row in rows
+    ]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return str(path)
+
+
+def _config(
+    train: Mapping[str, Any],
+    *,
+    max_prompt_tokens: int = 60,
+    prompt: Mapping[str, Any] | None = None,
+    **data: Any,
+) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"name": "test"},
+            "model": {"path": "nowhere"},
+            "data": {"train": train, "test": train, **data},
+            "prompt": prompt or {},
+            "rewards": {
+                "functions": [{"name": "a", "function": "rewards.correctness:exact_answer"}]
+            },
+            "rollout": {
+                "prompts_per_step": 1,
+                "max_prompt_tokens": max_prompt_tokens,
+                "max_new_tokens": 8,
+            },
+            "plan": {
+                "platform": "cpu",
+                "placement": "colocated",
+                "slots": 8,
+                "row_tokens": max_prompt_tokens + 8,
+                "micro_batch_tokens": 8 * (max_prompt_tokens + 8),
+            },
+            "budget": {"steps": 1},
+            "eval": {"every_steps": 1 if "validation" in data else 0},
+        }
+    )
+
+
+def _load(
+    path: str, tokenizer: Tokenizer, *, limit: int | None = None, **kwargs: Any
+) -> LoadedSplit:
+    source = {"path": path} if limit is None else {"path": path, "limit": limit}
+    return _load_train(_config(source, **kwargs), tokenizer)
+
+
+def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
+    maker = PromptMaker(config.prompt, tokenizer)
+    source, where = config.data.train, "data.train"
+    reading = SplitSpec.of(source, where=where, config=config, maker=maker)
+    return load_split(reading, config=config)
+
+
+def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
+    path = _write(tmp_path / "a.jsonl", [{**GOOD, "cases": [1, 2], "hard": True}])
+    (prompt,) = _load(path, tokenizer).prompts
+    assert prompt.text == (
+        "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"
+    )
+    assert prompt.tokens.tolist() == [2, *tokenizer.encode(prompt.text)]
+    assert prompt.tokens.dtype == "int32"
+    assert (prompt.id, prompt.answer) == (1, "1")
+    assert prompt.row == {**GOOD, "cases": [1, 2], "hard": True}
+
+
+def test_types_may_differ_between_rows(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [
+        {"question": 12, "answer": 7, "extra": "a"},
+        {"question": "x", "answer": 1.5, "extra": {"b": 1}},
+        {"question": True, "answer": "0"},
+    ]
+    prompts = _load(_write(tmp_path / "a.jsonl", rows), tokenizer, prompt={"turn": "plain"}).prompts
+    assert [(p.text, p.answer) for p in prompts] == [("12", "7"), ("x", "1.5"), ("True", "0")]
+    assert [p.row["extra"] for p in prompts] == ['"a"', '{"b": 1}', None]
+
+
+BROKEN: list[tuple[Any, str]] = [
+    ('{"question": "q", "answer": ', "not JSON: Expecting value"),
+    ("[" * 100_000, "nested too deeply"),
+    ('{"question": "q", "answer": %s}' % ("9" * 5000), "has an integer with too many digits"),
+    (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
+    ('["q", "1"]', "a list, not an object with columns"),
+    ({"question": "q"}, "column 'answer' is missing"),
+    ({"question": None, "answer": "1"}, "column 'question' is null"),
+    ({"question": "q", "answer": " "}, "column 'answer' is empty"),
+    ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
+    ('{"question": "q", "answer": NaN}', "column 'answer' is nan, not a number"),
+    ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
+    (
+        {"question": "a<end_of_turn>b", "answer": "1"},
+        "column 'question' contains the turn token <end_of_turn>",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "reason"), BROKEN, ids=[reason for _, reason in BROKEN])
+def test_a_malformed_row_is_reported_with_its_number(
+    tokenizer: Tokenizer, tmp_path: Path, row: Any, reason: str
+):
+    path = _write(tmp_path / "a.jsonl", [GOOD, row, GOOD])
+    split = _load(path, tokenizer, malformed="skip")
+    assert [p.id for p in split.prompts] == [1, 3]
+    assert [bad.row for bad in split.malformed] == [2]
+    assert reason in split.malformed[0].reason
+    with pytest.raises(DataError, match=r"data\.train: 1 row is malformed") as raised:
+        _load(path, tokenizer)
+    assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
+
+
+def test_blank_lines_byte_order_marks_and_windows_line_endings_are_ignored(
+    tokenizer: Tokenizer, tmp_path: Path
+):
+    good = json.dumps(GOOD).encode()
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\r\n   \n" + good)
+    assert [p.id for p in _load(str(path), tokenizer).prompts] == [1, 4]
+
+
+def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path: Path):
+    path = _write(tmp_path / "a.jsonl", [GOOD, *[{"question": "q"}] * 12])
+    with pytest.raises(DataError) as raised:
+        _load(path, tokenizer)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"data.train: 12 rows are malformed in {path}:"
+    assert lines[1] == "  row 2: column 'answer' is missing"
+    assert lines[11:] == [
+        "  and 2 more",
+        'fix them, or exclude them with data.malformed = "skip"',
+    ]
+
+
+def test_the_answer_is_extracted_by_its_pattern(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [
+        {"question": "q", "answer": "2+2=4\n#### 4 "},
+        {"question": "q", "answer": "none"},
+        {"question": "q", "answer": "####  "},
+    ]
+    path = _write(tmp_path / "a.jsonl", rows)
+    split = _load(path, tokenizer, answer_pattern=r"#### (.*)", malformed="skip")
+    assert [p.answer for p in split.prompts] == ["4"]
+    reason = "column 'answer' has no match of the pattern '#### (.*)'"
+    assert split.malformed == (Malformed(2, reason), Malformed(3, reason))
+
+
+def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{**GOOD, "question": " has" * n} for n in (10, 11, 12)]
+    path = _write(tmp_path / "a.jsonl", rows)
+    length = len(_load(path, tokenizer).prompts[1].tokens)
+    split = _load(path, tokenizer, max_prompt_tokens=length)
+    assert [p.id for p in split.prompts] == [1, 2]
+    assert split.too_long == (TooLong(3, length + 1),)
+    with pytest.raises(DataError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
+        _load(path, tokenizer, max_prompt_tokens=1)
+
+
+def test_a_missing_column_is_refused_with_the_nearest_name(tokenizer: Tokenizer, tmp_path: Path):
+    path = _write(tmp_path / "a.jsonl", [{"qestion": "q", "answer": "1"}])
+    with pytest.raises(DataError, match="has no column 'question'; nearest: 'qestion'"):
+        _load(path, tokenizer, malformed="skip")
+    with pytest.raises(DataError, match="has no column 'anwser'; nearest: 'answer'"):
+        _load(path, tokenizer, prompt={"template": "{qestion}"}, answer_column="anwser")
+
+
+def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Path):
+    path = _write(tmp_path / "a.jsonl", [GOOD, "broken", GOOD, GOOD])
+    split = _load(path, tokenizer, limit=3, malformed="skip")
+    assert [p.id for p in split.prompts] == [1, 3]
+    assert [bad.row for bad in split.malformed] == [2]
+
+
+def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Path):
+    path = _write(tmp_path / "train.jsonl", [])
+    with pytest.raises(DataError, match="has no rows"):
+        _load(path, tokenizer)
+    with pytest.raises(DataError, match=r"data\.train\.path: no file .*; nearest: .*train\.jsonl"):
+        _load(str(tmp_path / "trian.jsonl"), tokenizer)
+    with pytest.raises(DataError, match=r"no file /.*/nowhere/a\.parquet$"):
+        _load("nowhere/a.parquet", tokenizer)
+
+
+def test_parquet_gives_the_same_rows(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
+    rows: list[dict[str, Any]] = [
+        GOOD,
+        {**GOOD, "question": "a"},
+        {**GOOD, "answer": None},
+        {**GOOD, "question": "b"},
+    ]
+    path = str(tmp_path / "a.parquet")
+    datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(path)
+    capfd.readouterr()
+    split = _load(path, tokenizer, limit=3, malformed="skip", prompt={"turn": "plain"})
+    assert [(p.id, p.text) for p in split.prompts] == [(1, GOOD["question"]), (2, "a")]
+    assert split.prompts[0].row["tests"] == [1, 2]
+    assert split.malformed == (Malformed(3, "column 'answer' is null"),)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_damaged_parquet_file_is_one_sentence(
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
+    (tmp_path / "b.parquet").write_bytes(b"not parquet")
+    with pytest.raises(DataError, match=r"b\.parquet is not a readable Parquet file"):
+        _load(str(tmp_path / "b.parquet"), tokenizer)
+    assert caplog.records == []
+
+
+HUB = {"path": "openai/gsm8k", "subset": "main", "split": "train"}
+
+
+def test_a_hub_dataset_gives_the_same_rows(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    asked: list[Any] = []
+
+    def load_dataset(*args: Any, **kwargs: Any) -> datasets.Dataset:
+        asked.append((args, kwargs))
+        return datasets.Dataset.from_list([GOOD, GOOD])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config = _config({**HUB, "limit": 1})
+    split = _load_train(config, tokenizer)
+    assert [p.id for p in split.prompts] == [1]
+    assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
+            (
+                "data.train: the hub cannot be reached for 'openai/gsm8k' (Couldn't reach "
+                "'openai/gsm8k' on the Hub); connect to the network, or download the dataset and "
+                "set path to its file"
+            ),
+        ),
+        (
+            datasets.exceptions.DatasetNotFoundError("Dataset doesn't exist on the Hub"),
+            (
+                "data.train: the hub cannot load 'openai/gsm8k' (subset 'main', split 'train'): "
+                "Dataset doesn't exist on the Hub"
+            ),
+        ),
+        (
+            datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated dataset"),
+            (
+                "data.train: 'openai/gsm8k' (subset 'main', split 'train') is gated: accept its "
+                "terms on the hub, then `hf auth login`"
+            ),
+        ),
+        (
+            ValueError('Unknown split "train".\nShould be one of ["test"].'),
+            (
+                "data.train: the hub cannot load 'openai/gsm8k' (subset 'main', split 'train'): "
+                'Unknown split "train". Should be one of ["test"].'
+            ),
+        ),
+    ],
+    ids=["offline", "absent", "gated", "split"],
+)
+def test_hub_errors_become_one_sentence(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+):
+    def load_dataset(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    config = _config(HUB)
+    level = logging.getLogger("huggingface_hub").level
+    with pytest.raises(DataError) as raised:
+        _load_train(config, tokenizer)
+    assert str(raised.value) == sentence
+    assert logging.getLogger("huggingface_hub").level == level
+    assert not datasets.are_progress_bars_disabled()
+
+
+def _splits(folder: Path, **names: str) -> Config:
+    sources: dict[str, Any] = {
+        name: {
+            "path": _write(folder / f"{name}.jsonl", [{"question": q, "answer": "1"} for q in text])
+        }
+        for name, text in names.items()
+    }
+    return _config(sources.pop("train"), prompt={"turn": "plain"}, **sources)
+
+
+def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
+    data = load_data(_splits(tmp_path, train="abcdeaf", validation="bcxyx", test="ctxs"), tokenizer)
+    assert data.validation is not None
+    texts = [
+        "".join(p.text for p in split.prompts) for split in (data.train, data.validation, data.test)
+    ]
+    assert texts == ["adeaf", "by", "ctxs"]
+    assert (data.train.overlaps, data.validation.overlaps, data.overlaps) == (2, 3, 5)
+    assert (data.train.duplicates, data.validation.duplicates) == (1, 1)
+    assert data.report == (
+        "train: 5 prompts, excluded: 2 in a later split, duplicates kept: 1",
+        "validation: 2 prompts, excluded: 3 in a later split, duplicates kept: 1",
+        "test: 4 prompts",
+    )
+
+
+def _mixture(
+    folder: Path, *, prompts_per_step: int = 3, more: str = "kla", **weight: float
+) -> Config:
+    """Sources `train` and `more`, a validation split, and a set with other columns."""
+
+    def write(name: str, text: str) -> str:
+        rows = [{"question": letter, "answer": "1"} for letter in text]
+        return _write(folder / f"{name}.jsonl", rows)
+
+    other = [{"q": letter, "solution": f"#### {letter}"} for letter in "dkz"]
+    config = _config(
+        {"path": write("train", "abcdefg")},
+        prompt={"turn": "plain"},
+        mixture=[{"name": "more", "path": write("more", more), **weight}],
+        validation={"path": write("validation", "czv")},
+        test={"path": write("test", "bt")},
+    )
+    sets = [
+        {
+            "name": "other",
+            "path": _write(folder / "other.jsonl", other),
+            "template": "{q}",
+            "answer_column": "solution",
+            "answer_pattern": "#### (.+)",
+        }
+    ]
+    tree = config.model_dump() | {"eval": {"every_steps": 1, "sets": sets}}
+    tree["rollout"]["prompts_per_step"] = prompts_per_step
+    return Config.model_validate(tree)
+
+
+def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, tmp_path: Path):
+    data = load_data(_mixture(tmp_path, weight=0.5), tokenizer)
+    assert data.validation is not None
+    # b is in test, c in validation, d and k in the set.
+    assert [(p.text, p.id, p.source) for p in data.train.prompts] == [
+        ("a", 1, "train"),
+        ("e", 5, "train"),
+        ("f", 6, "train"),
+        ("g", 7, "train"),
+        ("l", 10**9 + 2, "more"),
+        ("a", 10**9 + 3, "more"),
+    ]
+    assert [p.text for p in data.validation.prompts] == ["c", "v"]
+    assert [(p.text, p.answer, p.id) for p in data.sets["other"].prompts] == [
+        ("d", "d", 1),
+        ("k", "k", 2),
+        ("z", "z", 3),
+    ]
+    assert data.weights == {"train": 2 / 3, "more": 1 / 3}
+    assert data.overlaps == 5
+    assert data.report == (
+        "train: 4 prompts, excluded: 3 in a later split",
+        "mixture.more: 2 prompts, excluded: 1 in a later split",
+        "validation: 2 prompts, excluded: 1 in a later split",
+        "test: 2 prompts",
+        "sets.other: 3 prompts",
+    )
+    assert list(data.fingerprints) == [
+        "train",
+        "mixture.more",
+        "validation",
+        "test",
+        "sets.other",
+    ]
+
+
+def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_path: Path):
+    before = load_data(_mixture(tmp_path), tokenizer).fingerprints
+    after = load_data(_mixture(tmp_path, more="klx"), tokenizer).fingerprints
+    assert {name for name in before if before[name] != after[name]} == {"mixture.more"}
+
+
+def test_sources_are_reported_by_their_settings():
+    names = ("train", "mixture.more", "validation", "test", "sets.other", "sft")
+    assert [setting_name(name) for name in names] == [
+        "data.train",
+        "data.mixture (more)",
+        "data.validation",
+        "data.test",
+        "eval.sets (other)",
+        "sft.train",
+    ]
+
+
+def test_without_a_mixture_prompts_have_no_source(tokenizer: Tokenizer, tmp_path: Path):
+    data = load_data(_splits(tmp_path, train="ab", test="c"), tokenizer)
+    assert {prompt.source for prompt in (*data.train.prompts, *data.test.prompts)} == {None}
+    assert data.weights == {"train": 1.0}
+
+
+def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError) as raised:
+        load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
+    assert str(raised.value) == (
+        "data.mixture (more): its share of 66.7% is up to 4 of the rollout.prompts_per_step = 6 "
+        "prompts, but it has only 2; lower prompts_per_step or its weight"
+    )
+
+
+def test_a_split_contained_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
+    with pytest.raises(DataError, match=r"data\.train: a later split contains all 2 prompts"):
+        load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
+
+
+def test_skipped_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
+    train = _write(tmp_path / "a.jsonl", [GOOD, "broken", {**GOOD, "question": "z" * 200}])
+    test = _write(tmp_path / "b.jsonl", [{**GOOD, "question": "other"}])
+    config = _config({"path": train}, test={"path": test}, malformed="skip")
+    assert load_data(config, tokenizer).report == (
+        "train: 1 prompts, excluded: 1 malformed, 1 too long",
+        "  row 2: not JSON: Expecting value: line 1 column 1 (char 0)",
+        "test: 1 prompts",
+    )
+
+
+def test_reading_a_dataset_loads_neither_jax_nor_ray(tmp_path: Path):
+    write_tokenizer(tmp_path)
+    path = _write(tmp_path / "a.jsonl", [GOOD])
+    code = f"""
+import sys
+from configs.schema import Source
+from pipeline.data.load import load_data
+from pipeline.data.sources import Columns, read_rows
+from pathlib import Path
+from pipeline.data.text.tokenizer_files import read_tokenizer
+assert "datasets" not in sys.modules
+read_tokenizer(Path({str(tmp_path)!r}))
+rows, *_ = read_rows(
+    Source(path={path!r}),
+    columns=Columns(("question",)),
+    where="data.train",
+    policy="refuse",
+    make=lambda row: row,
+)
+assert len(rows) == 1
+print([name for name in ("jax", "ray", "flax", "torch", "tensorflow") if name in sys.modules])
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,225 @@
+"""Data order: a pure function of seed and step, complete epochs, no duplicates in a step."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.order import (
+    consecutive_prompts,
+    max_in_window,
+    max_per_step,
+    normalized_weights,
+    prompts_for_step,
+)
+from pipeline.types import Prompt
+
+
+def _prompts(total: int) -> list[Prompt]:
+    return [Prompt(n, str(n), np.zeros(1, np.int32), "", {}) for n in range(total)]
+
+
+def _ids(total: int, *, seed: int, step: int, per_step: int) -> list[int]:
+    drawn = prompts_for_step(_prompts(total), seed=seed, step=step, prompts_per_step=per_step)
+    return [prompt.id for prompt in drawn]
+
+
+@given(st.data(), st.integers(1, 12), st.integers(0, 2**32 - 1))
+def test_epochs_are_complete_and_steps_without_repetition(data, total: int, seed: int):
+    per_step = data.draw(st.integers(1, total))
+    epochs = 2 * per_step + 1
+    steps = -(-epochs * total // per_step)
+    drawn = [_ids(total, seed=seed, step=step, per_step=per_step) for step in range(steps)]
+    assert all(len(set(ids)) == per_step for ids in drawn)
+    stream = [id_ for ids in drawn for id_ in ids]
+    for epoch in range(epochs):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+
+
+def test_the_order_is_the_same_on_every_machine():
+    drawn = [_ids(7, seed=3, step=step, per_step=3) for step in range(5)]
+    assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
+
+
+def test_seeds_and_epochs_differ():
+    first = _ids(50, seed=0, step=0, per_step=50)
+    assert first != _ids(50, seed=1, step=0, per_step=50)
+    assert first != _ids(50, seed=0, step=1, per_step=50)
+    assert first != list(range(50))
+
+
+def test_a_late_step_is_computed_as_fast_as_an_early_one():
+    # After 10**9 epochs; the chain of dependent epochs has at most `per_step` of them.
+    assert len(set(_ids(17, seed=0, step=10**9, per_step=16))) == 16
+
+
+def test_prompts_are_uniformly_distributed_over_positions():
+    counts = np.zeros(5)
+    for seed in range(400):
+        counts[_ids(5, seed=seed, step=1, per_step=3)[0]] += 1
+    assert counts.min() > 50
+
+
+def test_a_step_of_more_prompts_than_there_are_is_refused():
+    message = r"rollout\.prompts_per_step = 9 is more than the 8 prompts of data\.train; at most 8"
+    with pytest.raises(ValueError, match=message):
+        _ids(8, seed=0, step=0, per_step=9)
+
+
+SIZES = {"train": 40, "more": 9, "rare": 5}
+WEIGHTS = normalized_weights({"train": 1.0, "more": 0.5, "rare": 0.2})
+
+
+def _mixed(step: int, *, seed: int = 3, per_step: int = 12) -> list[tuple[str, int]]:
+    prompts = [
+        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
+    ]
+    drawn = prompts_for_step(
+        prompts, seed=seed, step=step, prompts_per_step=per_step, weights=WEIGHTS
+    )
+    return [(str(prompt.source), prompt.id) for prompt in drawn]
+
+
+def test_a_mixtures_steps_follow_the_weights():
+    steps = [_mixed(step) for step in range(400)]
+    for name, share in WEIGHTS.items():
+        counts = [sum(source == name for source, _ in step) for step in steps]
+        assert set(counts) == {int(12 * share), max_per_step(share, 12)}
+        # Equidistributed offsets: the error is a few prompts, not the root of their number.
+        assert abs(sum(counts) - 400 * 12 * share) < 5
+    assert all(len(step) == 12 for step in steps)
+
+
+@given(st.data(), st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
+    weights = normalized_weights({name: data.draw(st.floats(0.1, 10)) for name in "abc"})
+    sizes = {
+        name: data.draw(st.integers(max(max_per_step(share, per_step), 1), 12))
+        for name, share in weights.items()
+    }
+    prompts = [
+        replace(prompt, source=name) for name, size in sizes.items() for prompt in _prompts(size)
+    ]
+    drawn = [
+        prompts_for_step(prompts, seed=seed, step=step, prompts_per_step=per_step, weights=weights)
+        for step in range(25)
+    ]
+    assert all(len({(p.source, p.id) for p in step}) == per_step for step in drawn)
+    for name, size in sizes.items():
+        stream = [prompt.id for step in drawn for prompt in step if prompt.source == name]
+        for start in range(0, len(stream) - size + 1, size):
+            assert sorted(stream[start : start + size]) == list(range(size))
+
+
+def test_a_mixtures_order_is_the_same_on_every_machine():
+    drawn = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
+    assert drawn == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
+
+
+def test_sources_of_equal_size_are_shuffled_differently():
+    prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(30)]
+    drawn = prompts_for_step(
+        prompts, seed=0, step=0, prompts_per_step=60, weights={"a": 0.5, "b": 0.5}
+    )
+    assert [p.id for p in drawn[:30]] != [p.id for p in drawn[30:]]
+
+
+def test_a_mixture_of_one_source_equals_no_mixture():
+    given_weight = prompts_for_step(
+        _prompts(7), seed=3, step=4, prompts_per_step=3, weights={"train": 1.0}
+    )
+    assert [prompt.id for prompt in given_weight] == _ids(7, seed=3, step=4, per_step=3)
+
+
+def test_a_source_smaller_than_its_share_is_refused():
+    prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(3)]
+    with pytest.raises(ValueError, match="step 1: the share of 'a' = 4 is more than the 3"):
+        prompts_for_step(prompts, seed=0, step=0, prompts_per_step=5, weights={"a": 0.8, "b": 0.2})
+
+
+def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
+    drawn = consecutive_prompts(_prompts(total), seed=seed, start=start, count=count, window=window)
+    return [prompt.id for prompt in drawn]
+
+
+@given(st.data(), st.integers(1, 14), st.integers(0, 2**32 - 1))
+def test_steps_of_any_size_have_complete_epochs_and_no_repetition(data, total: int, seed: int):
+    window = data.draw(st.integers(1, total // 2 + 1))
+    stream = [
+        _continued(total, seed=seed, start=start, count=1, window=window)[0]
+        for start in range(5 * total)
+    ]
+    for epoch in range(5):
+        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
+    for start in range(len(stream) - window + 1):
+        assert len(set(stream[start : start + window])) == window
+    # For any split into steps and any start.
+    start = data.draw(st.integers(0, len(stream) - window))
+    count = data.draw(st.integers(1, window))
+    found = _continued(total, seed=seed, start=start, count=count, window=window)
+    assert found == stream[start : start + count]
+
+
+def test_the_order_of_steps_of_any_size_is_the_same_on_every_machine():
+    assert _continued(7, seed=3, start=5, count=4, window=4) == [3, 0, 5, 6]
+
+
+def test_a_window_that_could_contain_a_prompt_twice_is_refused():
+    message = r"_step = 6 takes up to 6 prompts of data\.train .* 10 prompts, and there are 9"
+    with pytest.raises(ValueError, match=message):
+        _continued(9, seed=0, start=0, count=1, window=6)
+    assert len(set(_continued(9, seed=0, start=7, count=5, window=5))) == 5
+
+
+def _mixture(*, start: int, count: int, window: int, seed: int = 3) -> list[tuple[str, int]]:
+    prompts = [
+        replace(prompt, source=name) for name, size in SIZES.items() for prompt in _prompts(size)
+    ]
+    drawn = consecutive_prompts(
+        prompts, seed=seed, start=start, count=count, window=window, weights=WEIGHTS
+    )
+    return [(str(prompt.source), prompt.id) for prompt in drawn]
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32 - 1), st.data())
+def test_a_mixture_of_steps_of_any_size_keeps_shares_and_epochs(seed: int, data):
+    window, size = 9, 180
+    stream = [
+        one
+        for start in range(0, size, window)
+        for one in _mixture(start=start, count=window, window=window, seed=seed)
+    ]
+    for start in range(size - window + 1):
+        assert len(set(stream[start : start + window])) == window
+    for name, total in SIZES.items():
+        own = [id_ for source, id_ in stream if source == name]
+        assert abs(len(own) - WEIGHTS[name] * size) < 3
+        for start in range(0, len(own) - total + 1, total):
+            assert sorted(own[start : start + total]) == list(range(total))
+    start, count = data.draw(st.integers(0, size - window)), data.draw(st.integers(1, window))
+    found = _mixture(start=start, count=count, window=window, seed=seed)
+    assert found == stream[start : start + count]
+
+
+@given(st.floats(0.01, 1), st.integers(1, 200), st.integers(0, 10**6))
+def test_no_window_of_a_mixture_exceeds_the_bound_of_a_source(
+    share: float, window: int, start: int
+):
+    most = max_in_window(share, window)
+    assert 0 <= most - share * window < 4 or most == window
+    golden = (5**0.5 - 1) / 2
+    places = (golden * np.arange(start, start + window)) % 1
+    for origin in (0.0, 0.3, places[0], places[-1]):
+        assert np.count_nonzero((places - origin) % 1 < share - 1e-6) <= most
+
+
+def test_a_source_of_which_a_step_could_take_a_prompt_twice_is_refused():
+    with pytest.raises(
+        ValueError, match=r"= 30 takes up to 11 prompts of source 'more' .* needs 20 prompts"
+    ):
+        _mixture(start=0, count=1, window=30)

@@ -1,0 +1,303 @@
+"""Packing: each demonstration once per epoch, not truncated, no overlap, weights with sum 1."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.data.packed_batch import (
+    BatchShape,
+    CompletionSlice,
+    PackedBatch,
+    PackedRow,
+    padding_metrics,
+)
+from pipeline.data.packing import (
+    first_fit,
+    lay_out,
+    packed_batches,
+    sequences_for_step,
+)
+from pipeline.types import Demonstration
+
+LENGTH = 16
+SHAPES = st.lists(st.tuples(st.integers(1, 8), st.integers(1, 8)), min_size=1, max_size=50)
+
+
+def make_demonstrations(shapes: Sequence[tuple[int, int]]) -> list[Demonstration]:
+    """Demonstrations whose tokens encode their location: 100 times the id, counting up."""
+    return [
+        Demonstration(
+            number,
+            np.arange(prompt, dtype=np.int32) + 100 * number,
+            np.arange(prompt, prompt + new, dtype=np.int32) + 100 * number,
+        )
+        for number, (prompt, new) in enumerate(shapes, start=1)
+    ]
+
+
+def step(examples: Sequence[Demonstration], number: int, *, seed: int = 0) -> list[PackedRow]:
+    return sequences_for_step(examples, seed=seed, step=number, sequences=3, length=LENGTH)
+
+
+@given(SHAPES, st.integers(0, 5))
+def test_every_epoch_contains_each_demonstration_once(shapes: list[tuple[int, int]], seed: int):
+    examples = make_demonstrations(shapes)
+    drawn: list[int] = []
+    number = 0
+    while len(drawn) < 3 * len(examples):
+        for packed in step(examples, number, seed=seed):
+            assert 0 < sum(map(len, packed)) <= LENGTH
+            drawn += [example.id for example in packed]
+        number += 1
+    for epoch in range(2):
+        ids = drawn[epoch * len(examples) : (epoch + 1) * len(examples)]
+        assert Counter(ids) == Counter(example.id for example in examples)
+
+
+def test_a_step_is_a_function_of_seed_and_number():
+    examples = make_demonstrations([(2, 3)] * 40)
+    ids = [[e.id for packed in step(examples, n) for e in packed] for n in (0, 1, 2, 1)]
+    assert ids[1] == ids[3]
+    assert ids[0] != ids[1]
+    assert [e.id for packed in step(examples, 1, seed=1) for e in packed] != ids[1]
+
+
+def test_sequences_are_nearly_full():
+    rng = np.random.default_rng(0)
+    examples = make_demonstrations([(int(p), int(n)) for p, n in rng.integers(1, 9, (400, 2))])
+    sums = [sum(map(len, packed)) for number in range(30) for packed in step(examples, number)]
+    assert np.mean(sums) > 0.9 * LENGTH
+
+
+def test_a_demonstration_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="demonstration 1 has 17 tokens; a row has 16"):
+        step(make_demonstrations([(9, 8)]), 0)
+
+
+@given(SHAPES)
+def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
+    sequences = step(make_demonstrations(shapes), 0)
+    shape = BatchShape(rows=2, tail_rows=1, length=LENGTH, pad=-1)
+    batches = packed_batches(sequences, shape=shape)
+    assert [len(batch.tokens) for batch in batches] == [2, 1]
+    assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
+    learned = sum(len(example.completion_tokens) for packed in sequences for example in packed)
+    assert sum(batch.num_tokens for batch in batches) == learned
+    assert all(batch.prefixes is None for batch in batches)
+    rows = [
+        (batch.tokens[row], batch.targets[row], batch.weights[row], batch.segments[row],
+         batch.positions[row])
+        for batch in batches
+        for row in range(len(batch.tokens))
+    ]  # fmt: skip
+    for packed, (tokens, targets, weights, segments, positions) in zip(
+        sequences, rows, strict=True
+    ):
+        # The last token of a completion is no input.
+        ends = np.cumsum([0, *(len(example) - 1 for example in packed)])
+        for number, (example, (start, end)) in enumerate(
+            zip(packed, pairwise(ends), strict=True), start=1
+        ):
+            whole = np.concatenate([example.prompt_tokens, example.completion_tokens])
+            np.testing.assert_array_equal(tokens[start:end], whole[:-1])
+            np.testing.assert_array_equal(positions[start:end], np.arange(len(whole) - 1))
+            assert set(segments[start:end].tolist()) == {number}
+            learned_at = np.flatnonzero(weights[start:end]) + start
+            np.testing.assert_array_equal(targets[learned_at], example.completion_tokens)
+            assert learned_at[-1] == end - 1
+        assert (tokens[ends[-1] :] == -1).all()
+        assert (targets[weights == 0] == -1).all()
+        assert not weights[ends[-1] :].any()
+        assert not segments[ends[-1] :].any()
+
+
+def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
+    """A prompt and its completions; tokens are 1000 x group + 100 x completion + position."""
+    places = np.arange(prompt, dtype=np.int32) + 1000 * number
+    return [
+        Demonstration(
+            sample,
+            places,
+            np.arange(prompt, prompt + new, dtype=np.int32) + 1000 * number + 100 * sample,
+        )
+        for sample, new in enumerate(news, start=1)
+    ]
+
+
+def alone(lengths: Sequence[int]) -> list[list[Demonstration]]:
+    """A group of one sequence for each number of positions; some have a prompt beside these."""
+    # The last token of a prompt predicts the first of the completion, so it is no position more.
+    prompts = [1 + number % 3 % length for number, length in enumerate(lengths)]
+    return [
+        make_group(number, prompt=prompt, news=[length - prompt + 1])
+        for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+    ]
+
+
+def contents(rows: list[list[list[Demonstration]]]) -> list[list[tuple[int, list[int]]]]:
+    """The group and the numbers of the completions of each part of each row."""
+    return [
+        [(part[0].prompt_tokens[0] // 1000, [one.id for one in part]) for part in row]
+        for row in rows
+    ]
+
+
+def used(row: list[list[Demonstration]]) -> int:
+    """Positions of a row: prompts without their last token, and completions."""
+    return sum(
+        len(part[0].prompt_tokens) - 1 + sum(len(one.completion_tokens) for one in part)
+        for part in row
+    )
+
+
+def test_first_fit_of_single_sequences_by_hand():
+    # 7 leaves 3, 6 leaves 4; 4 goes into the second row, 3 into the first, and 2 opens a third.
+    rows = first_fit(alone([7, 6, 4, 3, 2]), capacity=10)
+    assert contents(rows) == [[(0, [1]), (3, [1])], [(1, [1]), (2, [1])], [(4, [1])]]
+    assert first_fit([], capacity=10) == []
+    assert len(first_fit(alone([10]), capacity=10)) == 1
+    with pytest.raises(ValueError, match="a sequence has 11 positions; a row has 10"):
+        first_fit(alone([11]), capacity=10)
+
+
+def test_first_fit_of_groups_by_hand():
+    long, short = (
+        make_group(1, prompt=4, news=[5, 4, 2, 1]),
+        make_group(2, prompt=2, news=[3, 2, 1]),
+    )
+    # The prompt takes 3 of 10 positions and the first completion 5. 4 does not fit beside them and
+    # opens a second row with the prompt again; 2 fits into the first row; 1, into the second.
+    # The other prompt takes 1, so its first completion opens a third row, and the rest follows.
+    rows = first_fit([long, short], capacity=10)
+    assert contents(rows) == [[(1, [1, 3])], [(1, [2, 4])], [(2, [1, 2, 3])]]
+    assert list(map(used, rows)) == [10, 8, 7]
+    # Without the completion of 1, the second row also has space for 2 of the other group.
+    rows = first_fit([long[:3], short[1:]], capacity=10)
+    assert contents(rows) == [[(1, [1, 3])], [(1, [2]), (2, [2])], [(2, [3])]]
+    with pytest.raises(ValueError, match="a sequence has 8 positions; a row has 7"):
+        first_fit([long], capacity=7)
+
+
+GROUPS = st.lists(
+    st.tuples(st.integers(1, 10), st.lists(st.integers(1, 11), min_size=1, max_size=8)),
+    max_size=12,
+)
+
+
+@given(GROUPS)
+def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
+    sizes: list[tuple[int, list[int]]],
+):
+    groups = [
+        make_group(number, prompt=prompt, news=news) for number, (prompt, news) in enumerate(sizes)
+    ]
+    rows = first_fit(groups, capacity=20)
+    packed = [
+        (group, sample) for row in contents(rows) for group, samples in row for sample in samples
+    ]
+    assert sorted(packed) == [(n, one.id) for n, group in enumerate(groups) for one in group]
+    assert all(0 < used(row) <= 20 for row in rows)
+    for row in contents(rows):
+        assert len({group for group, _ in row}) == len(row)
+    # The sequence that opened the later of two rows would have fit into the earlier one.
+    assert sum(2 * used(row) <= 20 for row in rows) <= 1
+
+
+@given(st.integers(1, 10), st.integers(1, 11), st.lists(st.integers(1, 8), max_size=6))
+def test_sequences_of_equal_length_take_no_more_rows_if_they_share_prompts(
+    prompt: int, new: int, sizes: list[int]
+):
+    groups = [
+        make_group(number, prompt=prompt, news=[new] * size) for number, size in enumerate(sizes)
+    ]
+    shared = first_fit(groups, capacity=20)
+    apart = first_fit([[one] for group in groups for one in group], capacity=20)
+    # An earlier row has no space for a whole sequence, so it has as many as without sharing.
+    assert len(shared) <= len(apart)
+
+
+def shared_rows() -> tuple[PackedBatch, list[CompletionSlice]]:
+    """Two completions of one prompt; then one of another, and two of a prompt of one token."""
+    first = make_group(1, prompt=3, news=[3, 1])
+    second, third = make_group(2, prompt=2, news=[2]), make_group(3, prompt=1, news=[2, 1])
+    shape = BatchShape(rows=3, tail_rows=3, length=8, pad=-1, share_prefix=True)
+    return lay_out([[first], [second, third]], rows=3, shape=shape, share_prefix=True)
+
+
+def test_the_layout_of_shared_prompts_by_hand():
+    batch, slices = shared_rows()
+    np.testing.assert_array_equal(
+        batch.tokens,
+        [
+            [1000, 1001, 1002, 1103, 1104, 1002, -1, -1],
+            [2000, 2001, 2102, 3000, 3101, 3000, -1, -1],
+            [-1] * 8,
+        ],
+    )
+    np.testing.assert_array_equal(
+        batch.targets,
+        [
+            [-1, -1, 1103, 1104, 1105, 1203, -1, -1],
+            [-1, 2102, 2103, 3101, 3102, 3201, -1, -1],
+            [-1] * 8,
+        ],
+    )
+    # A completion continues the positions of its prompt. A single one has the prompt's segment; a
+    # prompt of one token has a number but no positions before its completions.
+    np.testing.assert_array_equal(
+        batch.positions, [[0, 1, 2, 3, 4, 2, 0, 0], [0, 1, 2, 0, 1, 0, 0, 0], [0] * 8]
+    )
+    np.testing.assert_array_equal(
+        batch.segments, [[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 3, 3, 4, 0, 0], [0] * 8]
+    )
+    np.testing.assert_array_equal(
+        batch.prefixes, [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 2, 2, 2, 0, 0], [0] * 8]
+    )
+    assert slices == [
+        CompletionSlice(0, slice(2, 5)),
+        CompletionSlice(0, slice(5, 6)),
+        CompletionSlice(1, slice(1, 3)),
+        CompletionSlice(1, slice(3, 5)),
+        CompletionSlice(1, slice(5, 6)),
+    ]
+    assert not batch.weights.any()
+
+
+def test_a_small_remainder_goes_into_small_micro_batches():
+    shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
+    assert shape.sizes == (8, 2)
+    expected = {0: [], 1: [2], 4: [2, 2], 5: [8], 8: [8], 9: [8, 2], 12: [8, 2, 2], 13: [8, 8]}
+    assert {rows: shape.split(rows) for rows in expected} == expected
+    one_size = BatchShape(rows=2, tail_rows=2, length=4, pad=0)
+    assert one_size.sizes == (2,)
+    assert one_size.split(3) == [2, 2]
+
+
+@given(st.integers(0, 100), st.integers(1, 6), st.integers(1, 8))
+def test_micro_batches_have_compiled_sizes_full_ones_first(rows: int, tail: int, of: int):
+    shape = BatchShape(rows=tail * of, tail_rows=tail, length=4, pad=0)
+    sizes = shape.split(rows)
+    assert set(sizes) <= set(shape.sizes)
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 <= sum(sizes) - rows < max(shape.rows / 2, tail)
+
+
+def test_padding_is_counted():
+    sequences = step(make_demonstrations([(3, 5), (4, 4), (2, 7)]), 0)
+    batches = packed_batches(sequences, shape=BatchShape(4, 1, LENGTH, 0))
+    positions = sum(batch.tokens.size for batch in batches)
+    tokens = sum(len(example) - 1 for packed in sequences for example in packed)
+    found = padding_metrics(batches)
+    assert found == {
+        "positions": positions,
+        "tokens_padded": positions - tokens,
+        "padded_share": (positions - tokens) / positions,
+    }
+    assert padding_metrics([]) == dict.fromkeys(found, 0.0)

@@ -1,0 +1,106 @@
+"""JSON and CSV files: rows, and malformed ones with their numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.data.rows import Malformed, Row
+from pipeline.data.text_files import PARSERS, Parsed, parse_csv, parse_json
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "a"
+
+
+def csv(path: Path, text: str | bytes, limit: int | None = None) -> Parsed:
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return parse_csv(path, limit)
+
+
+def json(path: Path, text: str, limit: int | None = None) -> Parsed:
+    path.write_text(text, encoding="utf-8")
+    return parse_json(path, limit)
+
+
+def test_a_csv_row_has_the_number_of_its_first_line(path: Path):
+    text = b'\xef\xbb\xbfquestion, answer\r\n"a, ""b""\r\nc",1\r\n\r\n,\r\n\xc3\xa9,007\r\n'
+    assert csv(path, text) == (
+        [
+            Row(2, {"question": 'a, "b"\r\nc', "answer": "1"}),
+            Row(6, {"question": "\xe9", "answer": "007"}),
+        ],
+        [],
+    )
+
+
+def test_malformed_csv_rows_are_reported_and_the_rest_is_read(path: Path):
+    text = b'q,a\n1,2,3\n"x" y,1\n\xff,1\nq\nfine,1\n'
+    rows, malformed = csv(path, text)
+    assert rows == [Row(6, {"q": "fine", "a": "1"})]
+    assert malformed == [
+        Malformed(2, "has 3 values for 2 columns"),
+        Malformed(3, "not CSV: ',' expected after '\"'"),
+        Malformed(4, "not UTF-8"),
+        Malformed(5, "has 1 value for 2 columns"),
+    ]
+    rows, malformed = csv(path, text, limit=2)
+    assert ([row.number for row in rows], [bad.row for bad in malformed]) == ([], [2, 3])
+
+
+def test_a_csv_quote_that_is_never_closed_is_an_error_and_hides_no_rows(path: Path):
+    with pytest.raises(ValueError, match=r"a quote in the row of line 3 is never closed"):
+        csv(path, 'q,a\nfine,1\n"never closed,1\nrest,1\n')
+
+
+def test_csv_values_may_be_long(path: Path):
+    long = "x" * 200_000
+    assert csv(path, f"q,a\n{long},1\n") == ([Row(2, {"q": long, "a": "1"})], [])
+
+
+@pytest.mark.parametrize(
+    ("header", "what"),
+    [("a,b,a\n1,2,3\n", "repeats the column names a"), ("a,\n1,2\n", "an empty column name")],
+)
+def test_csv_columns_have_different_names(path: Path, header: str, what: str):
+    with pytest.raises(ValueError, match=what):
+        csv(path, header)
+
+
+def test_the_objects_of_a_json_list_are_rows(path: Path):
+    rows, malformed = json(path, '\ufeff[{"q": [1]}, 3, {"q": 2}]')
+    assert rows == [Row(1, {"q": [1]}), Row(3, {"q": 2})]
+    assert malformed == [Malformed(2, "a number, not an object with columns")]
+    assert json(path, '[{"q": 1}, {"q": 2}]', limit=1) == ([Row(1, {"q": 1})], [])
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ('{"q": 1}', "an object, not a list of objects"),
+        ('{"q": 1}\n{"q": 2}\n', r"Extra data: .*; a file with one object per line is .* \.jsonl"),
+        ("[{]", "not JSON: Expecting property name"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_file_that_is_no_json_list_is_refused(path: Path, text: str, what: str):
+    with pytest.raises(ValueError, match=what):
+        json(path, text)
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=60) | st.text('",\n\ra\x00[{}]:1', max_size=40))
+def test_any_file_is_parsed_or_refused_in_words(path: Path, kind: str, content: bytes | str):
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    try:
+        rows, malformed = PARSERS[kind](path, None)
+    except ValueError:
+        assert kind != ".jsonl"  # its mistakes belong to lines
+    else:
+        numbers = [row.number for row in rows] + [bad.row for bad in malformed]
+        assert len(set(numbers)) == len(numbers)

@@ -1,0 +1,365 @@
+"""Prompt texts: Gemma's turns, template columns, literal braces."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Prompt, Shot
+from pipeline.data.text.chat import (
+    GEMMA4,
+    ChatTemplate,
+    check_columns,
+    read_chat_template,
+    sole_column,
+    template_columns,
+)
+from pipeline.data.text.chat import render as render_with
+
+# As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
+GEMMA2 = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
+    "supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != "
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "
+    "user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}"
+    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
+)
+GEMMA3 = """{{ bos_token }}
+{%- if messages[0]['role'] == 'system' -%}
+    {%- if messages[0]['content'] is string -%}
+        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
+    {%- else -%}
+        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
+    {%- endif -%}
+    {%- set loop_messages = messages[1:] -%}
+{%- else -%}
+    {%- set first_user_prefix = "" -%}
+    {%- set loop_messages = messages -%}
+{%- endif -%}
+{%- for message in loop_messages -%}
+    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
+        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
+    {%- endif -%}
+    {%- if (message['role'] == 'assistant') -%}
+        {%- set role = "model" -%}
+    {%- else -%}
+        {%- set role = message['role'] -%}
+    {%- endif -%}
+    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
+    {%- if message['content'] is string -%}
+        {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] -%}
+            {%- if item['type'] == 'image' -%}
+                {{ '<start_of_image>' }}
+            {%- elif item['type'] == 'text' -%}
+                {{ item['text'] | trim }}
+            {%- endif -%}
+        {%- endfor -%}
+    {%- else -%}
+        {{ raise_exception("Invalid content type") }}
+    {%- endif -%}
+    {{ '<end_of_turn>\n' }}
+{%- endfor -%}
+{%- if add_generation_prompt -%}
+    {{'<start_of_turn>model\n'}}
+{%- endif -%}
+"""
+# What the template published with google/gemma-4-E2B-it does without tools, images and sound.
+GEMMA4_TEMPLATE = """{{- bos_token -}}
+{%- set system = messages[0]['role'] == 'system' -%}
+{%- if enable_thinking or system -%}
+    {{- '<|turn>system\n' -}}
+    {%- if enable_thinking -%}{{- '<|think|>\n' -}}{%- endif -%}
+    {%- if system -%}{{- messages[0]['content'] | trim -}}{%- endif -%}
+    {{- '<turn|>\n' -}}
+{%- endif -%}
+{%- for message in (messages[1:] if system else messages) -%}
+    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
+    {{- '<|turn>' + role + '\n' + message['content'] | trim + '<turn|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
+"""
+SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
+
+
+def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
+    chat_template = None if template is None else ChatTemplate(Path("folder/file"), template)
+    return render_with(prompt, row, template=chat_template)
+
+
+def test_gemmas_turns():
+    prompt = Prompt(system="Think first.", template="Question: {question}")
+    assert render(prompt, {"question": "1 + 1?", "answer": "2"}) == (
+        "<start_of_turn>user\nThink first.\n\nQuestion: 1 + 1?<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+def test_plain_is_the_text_alone():
+    prompt = Prompt(system="s", template="{a}+{b}={a}", turn="plain")
+    assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"
+
+
+@given(text=st.text())
+def test_braces_in_data_and_system_are_literal(text: str):
+    prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
+    assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("system", ["", "Think first."])
+@pytest.mark.parametrize("template", [GEMMA2, GEMMA3])
+def test_gemmas_chat_templates_equal_the_built_in_turns(
+    template: str, system: str, shots: tuple[Shot, ...]
+):
+    prompt = Prompt(system=system, shots=shots)
+    found = render(prompt, {"question": "q"}, template=template)
+    assert found == render(prompt, {"question": "q"})
+    assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
+
+
+def test_few_shot_examples_are_turns_of_user_and_model():
+    prompt = Prompt(system="Think.", shots=SHOTS[:1])
+    assert render(prompt, {"question": "q"}) == (
+        "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
+        "<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
+    )
+
+
+@pytest.mark.parametrize("shots", [(), SHOTS])
+@pytest.mark.parametrize("thinking", [False, True])
+@pytest.mark.parametrize("system", ["", "Be brief."])
+def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
+    system: str, thinking: bool, shots: tuple[Shot, ...]
+):
+    prompt = Prompt(system=system, shots=shots, thinking=thinking)
+    template = ChatTemplate(Path("folder/file"), GEMMA4_TEMPLATE)
+    found = render_with(prompt, {"question": "q"}, template=template, turns=GEMMA4)
+    assert found == render_with(prompt, {"question": "q"}, template=None, turns=GEMMA4)
+    opening = ("<|think|>\n" if thinking else "") + system
+    examples = "".join(
+        f"<|turn>user\n{shot.user}<turn|>\n<|turn>model\n{shot.model}<turn|>\n" for shot in shots
+    )
+    assert found == (f"<|turn>system\n{opening}<turn|>\n" if opening else "") + (
+        f"{examples}<|turn>user\nq<turn|>\n<|turn>model\n"
+    )
+
+
+def test_the_system_message_of_a_row_follows_the_system_text_in_gemma_4():
+    prompt = Prompt(system="Think.", template="{messages}")
+    found = render_with(prompt, {}, template=None, turns=GEMMA4, messages=MESSAGES)
+    assert found.startswith(
+        "<|turn>system\nThink.\n\nBe brief.<turn|>\n<|turn>user\n1 + {1}?<turn|>"
+    )
+
+
+MESSAGES = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + {1}?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "And 2 + 2?"},
+]
+
+
+@pytest.mark.parametrize("template", [None, GEMMA2, GEMMA3])
+def test_messages_replace_the_question(template: str | None):
+    prompt = Prompt(system="Think.", shots=SHOTS[:1], template="{messages}")
+    chat_template = None if template is None else ChatTemplate(Path("folder/file"), template)
+    turns = (
+        "<start_of_turn>user\n1 + {1}?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+        "<start_of_turn>user\nAnd 2 + 2?<end_of_turn>\n<start_of_turn>model\n"
+    )
+    shot = "1 + 1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+    found = render_with(prompt, {}, template=chat_template, messages=MESSAGES)
+    assert found == f"<start_of_turn>user\nThink.\n\nBe brief.\n\n{shot}{turns}"
+    prompt = Prompt(template="{messages}")
+    found = render_with(prompt, {}, template=chat_template, messages=MESSAGES)
+    assert found == turns.replace("user\n", "user\nBe brief.\n\n", 1)
+
+
+@pytest.mark.parametrize(
+    ("template", "column"),
+    [("{a}", "a"), ("\n{a}\n", "a"), ("{a}?", None), ("{a}{b}", None), ("{{}}{a}", None)],
+)
+def test_the_sole_column_of_a_template(template: str, column: str | None):
+    assert sole_column(template) == column
+
+
+def test_few_shot_examples_in_plain_text_are_concatenated():
+    shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
+    prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
+    assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
+
+
+def test_only_auto_uses_the_models_template():
+    template = "{{ bos_token }}[{{ messages[0].role }}: {{ messages[0].content }}]{{ eos_token }}"
+    assert render(Prompt(), {"question": "q"}, template=template) == "[user: q]<eos>"
+    for turn in ("gemma", "plain"):
+        prompt = Prompt(turn=turn)
+        assert render(prompt, {"question": "q"}, template=template) == render(
+            prompt, {"question": "q"}
+        )
+
+
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{{ raise_exception('no users here') }}", "no users here"),
+        ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ 1 + messages[0].content }}", "unsupported operand"),
+        ("{% if %}", "Expected an expression"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ 1 // (messages | length - 1) }}", "division or modulo by zero"),
+        ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+        ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
+        ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ 'x' * 10 ** 10 }}", "memory"),
+        ("{{ 'x' | center(10 ** 10) }}", "memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+        ("{{ '\ud800' }}", "surrogates not allowed"),
+    ],
+)
+def test_an_unusable_template_is_refused(template: str, what: str):
+    with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
+        render(Prompt(), {"question": "q"}, template=template)
+    assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # While rendering, and while compiling, which folds constants.
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+)
+def test_a_template_that_does_not_end_is_refused(template: str):
+    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of CPU time"):
+        render(Prompt(), {"question": "q"}, template=template)
+
+
+def test_a_template_is_tried_in_a_child_process_once(monkeypatch: pytest.MonkeyPatch):
+    tried: list[str] = []
+    monkeypatch.setattr("pipeline.data.text.chat._TRIED", set())
+    monkeypatch.setattr("pipeline.data.text.chat.try_template", lambda text, _: tried.append(text))
+    for question in ("a", "b"):
+        render(Prompt(), {"question": question}, template="{{ messages[0].content }}")
+    assert tried == ["{{ messages[0].content }}"]
+
+
+def text_of(folder: Path) -> str:
+    template = read_chat_template(folder)
+    assert template is not None
+    return template.text
+
+
+def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
+    assert read_chat_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"bos_token": "<bos>"}))
+    assert read_chat_template(tmp_path) is None
+    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
+    config.write_text(json.dumps({"chat_template": named}))
+    assert text_of(tmp_path) == "d"
+    config.write_text(json.dumps({"chat_template": "c"}))
+    assert text_of(tmp_path) == "c"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert text_of(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    assert text_of(tmp_path) == "{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("tokenizer_config.json", b"{", "is not JSON"),
+        ("tokenizer_config.json", b"[]", "is not a JSON object"),
+        ("tokenizer_config.json", b'{"chat_template": 5}', "chat_template is 5, not text"),
+        ("tokenizer_config.json", b'{"chat_template": {"a": "b"}}', "chat_template is {'a'"),
+        ("tokenizer_config.json", b'{"chat_template": ["a"]}', "list with elements of other types"),
+        (
+            "chat_template.json",
+            b'{"chat_template": [{"name": "default", "template": [1]}]}',
+            r"chat_template is \[1\], not",
+        ),
+        ("chat_template.json", b"[" * 100_000, "cannot be read: it is nested too deeply"),
+        ("chat_template.jinja", b"\xff", "is not UTF-8"),
+    ],
+)
+def test_a_damaged_template_file_is_refused(tmp_path: Path, name: str, content: bytes, what: str):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{tmp_path / name}:? .*{what}"):
+        read_chat_template(tmp_path)
+
+
+def test_columns_are_listed_once_in_order():
+    assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
+
+
+def test_a_missing_column_names_the_nearest():
+    expected = r"the row has no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"
+    with pytest.raises(ValueError, match=expected):
+        render(Prompt(template="{qestion}"), {"question": "q", "answer": "a"})
+
+
+@pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])
+def test_placeholders_are_looked_up_and_never_evaluated(template: str):
+    with pytest.raises(ValueError, match="the row has no column"):
+        render(Prompt(template=template), {"question": "q"})
+    column = template.strip("{}")
+    assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("no placeholder", "contains no column"),
+        ("{{question}}", "contains no column"),
+        ("{}", "empty braces"),
+        ("{question!r}", "has a format or conversion; write {question}"),
+        ("{question:>10}", "has a format or conversion; write {question}"),
+        ("{question", "write {{ and }} for braces"),
+        ("question}", "write {{ and }} for braces"),
+        ("{a{b}}", "write {{ and }} for braces"),
+    ],
+)
+def test_invalid_templates_are_refused(template: str, reason: str):
+    with pytest.raises(ValueError, match=re.escape(reason)) as raised:
+        template_columns(template)
+    assert repr(template) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("columns", "present", "nearest"),
+    [
+        (("question_text", "questions"), ("question", "text"), ("text", "question")),
+        (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
+        # A column that is present is not suggested for another name.
+        (("answer", "answr"), ("answer", "question"), (None, "question")),
+    ],
+)
+def test_missing_columns_get_different_suggestions(
+    columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
+) -> None:
+    with pytest.raises(ValueError, match=r"^f has no column") as caught:
+        check_columns(columns, present=present, where="f")
+    assert str(caught.value).splitlines() == [
+        f"f has no column {column!r}; nearest: {near!r} (of {sorted(present)})"
+        for column, near in zip(columns, nearest, strict=True)
+        if near is not None
+    ]
+
+
+def test_a_missing_column_may_have_no_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"^f has no column 'b'; its columns: \['a'\]$"):
+        check_columns(("a", "b"), present=("a",), where="f")

@@ -1,0 +1,121 @@
+"""Matching and mismatching tokenizers and models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.data.text.special_tokens import check_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from tests import tiny
+from tests.demo_texts import write_tokenizer
+
+PIECES = 480
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def check(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    config: dict[str, Any] | None,
+    generation: dict[str, Any] | None = None,
+    vocab_size: int | None = None,
+    stop_tokens: tuple[str, ...] = ("<end_of_turn>", "<eos>"),
+) -> None:
+    if config is not None:
+        whole = tiny.hf_config(vocab_size=PIECES) | config
+        (folder / "config.json").write_text(json.dumps(whole))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    check_tokenizer(tokenizer, folder=folder, vocab_size=vocab_size, stop_tokens=stop_tokens)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"config": {}},
+        {"config": {"vocab_size": PIECES + 64, "bos_token_id": 2, "eos_token_id": 1}},
+        {"config": {"eos_token_id": None}, "generation": {"eos_token_id": [1, 106]}},
+        # A configured stop token may also be the model's end token.
+        {"config": {"eos_token_id": 107}, "stop_tokens": ("\n",)},
+        {"config": None, "vocab_size": PIECES},
+        {"config": None},
+    ],
+)
+def test_matching_tokenizers_and_models_are_accepted(
+    tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any]
+):
+    check(tmp_path, tokenizer, **said)
+
+
+@pytest.mark.parametrize(
+    ("said", "lines"),
+    [
+        (
+            {"config": {"vocab_size": 96}},
+            ["{} has 480 pieces, the model's embedding 96 rows; each piece needs a row"],
+        ),
+        (
+            {"config": None, "vocab_size": 262_144},
+            ["{} has 480 pieces, the model's embedding 262144 rows; at most 1024 rows of padding"],
+        ),
+        (
+            {"config": {"bos_token_id": 1, "eos_token_id": 2}},
+            [
+                "config.json: bos_token_id is 1, which is '<eos>' in {}, not <bos>",
+                "config.json: eos_token_id is 2, which is '<bos>' in {}, not <eos> or <end_of_turn",
+            ],
+        ),
+        (
+            # Gemma 2's end of turn is Gemma 3's newline.
+            {"config": {}, "generation": {"eos_token_id": [1, 107, 9_999]}},
+            [
+                "generation_config.json: eos_token_id is 107, which is '\\n' in {}, not <eos> or",
+                "generation_config.json: eos_token_id is 9999, which is no piece in {}, not <eos>",
+            ],
+        ),
+        (
+            {"config": {"bos_token_id": {"id": 2}, "eos_token_id": [[1], True, 1.0, "1"]}},
+            [
+                "config.json: bos_token_id is {{'id': 2}}, which is no piece in {}, not <bos>",
+                "config.json: eos_token_id is [1], which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is True, which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is 1.0, which is no piece in {}, not <eos>",
+                "config.json: eos_token_id is '1', which is no piece in {}, not <eos>",
+            ],
+        ),
+        (
+            {"config": {"eos_token_id": list(range(10**9, 10**9 + 1000))}},
+            ["config.json: eos_token_id is 1000000"] * 8,
+        ),
+    ],
+)
+def test_mismatched_tokenizers_and_models_are_refused(
+    tmp_path: Path, tokenizer: Tokenizer, said: dict[str, Any], lines: list[str]
+):
+    with pytest.raises(ValueError, match="tokenizer of another model") as raised:
+        check(tmp_path, tokenizer, **said)
+    *found, hint = str(raised.value).splitlines()
+    assert len(found) == len(lines)
+    for line, expected in zip(found, lines, strict=True):
+        assert line.startswith(expected.format(tokenizer.path))
+    assert hint.endswith("set model.tokenizer")
+
+
+def test_gemma_4_also_ends_before_the_response_of_a_tool(tmp_path: Path):
+    tokenizer = read_tokenizer(write_tokenizer(tmp_path, gemma4=True))
+    # As published with google/gemma-4-E2B-it.
+    check(tmp_path, tokenizer, config={}, generation={"eos_token_id": [1, 106, 50]})
+    message = "not <eos> or <turn|> or <|tool_response> or <end_of_turn>"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        check(tmp_path, tokenizer, config={"eos_token_id": 100})

@@ -1,0 +1,244 @@
+"""Tokenizers of both formats: exact round trips, special tokens, errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2 as proto
+
+from configs.schema import Model
+from pipeline.data.text.chat import GEMMA4, ChatTemplate
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import open_tokenizer, read_tokenizer
+from tests.demo_texts import demo_texts, write_tokenizer, write_tokenizer_json
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    pieces = write_tokenizer(tmp_path_factory.mktemp("pieces"))
+    return {
+        "tokenizer.model": pieces,
+        "tokenizer.json": write_tokenizer_json(tmp_path_factory.mktemp("json"), of=pieces),
+    }
+
+
+@pytest.fixture(scope="module", params=["tokenizer.model", "tokenizer.json"])
+def tokenizer(folders: dict[str, Path], request: pytest.FixtureRequest) -> Tokenizer:
+    found = read_tokenizer(folders[request.param])
+    assert found.path.name == request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def both(folders: dict[str, Path]) -> list[Tokenizer]:
+    return [read_tokenizer(folder) for folder in folders.values()]
+
+
+def test_ids_are_gemmas(tokenizer: Tokenizer):
+    assert (tokenizer.pad_id, tokenizer.eos_id, tokenizer.bos_id) == (0, 1, 2)
+    assert tokenizer.piece_id("<start_of_turn>") == 105
+    assert tokenizer.piece_id("<end_of_turn>") == 106
+    assert tokenizer.piece_id("<unk>") == 3
+    assert tokenizer.vocab_size == 480
+    assert (tokenizer.piece(105), tokenizer.find("<nothing>")) == ("<start_of_turn>", None)
+
+
+def test_encoding_is_int32_without_bos_and_knows_turn_tokens(tokenizer: Tokenizer):
+    ids = tokenizer.encode("<start_of_turn>user\n")
+    assert ids.dtype == np.int32
+    assert ids.tolist() == [105, tokenizer.piece_id("user"), 107]
+    assert tokenizer.encode("").shape == (0,)
+
+
+def test_decoded_text_has_no_stop_token(tokenizer: Tokenizer):
+    answer = "<answer>33</answer>"
+    ids = tokenizer.encode(answer)
+    assert tokenizer.decode([*ids, 106]) == answer
+    assert tokenizer.decode([*ids, 1]) == answer
+    assert tokenizer.decode(np.array([2, 105, *ids, 4, 0, 3], np.int32)) == answer
+
+
+def test_the_demos_texts_have_the_same_ids_in_both_formats(both: list[Tokenizer]):
+    for text in demo_texts(60):
+        ids = [tokenizer.encode(text).tolist() for tokenizer in both]
+        assert ids[0] == ids[1]
+
+
+@given(first=st.text(), second=st.text())
+def test_text_round_trips_and_parts_concatenate(both: list[Tokenizer], first: str, second: str):
+    # SentencePiece does not distinguish U+2581 from a space; turn tokens are special.
+    first, second = (t.replace("\u2581", "").replace("<", "") for t in (first, second))
+    for tokenizer in both:
+        ids = np.concatenate([tokenizer.encode(first), tokenizer.encode(second)])
+        assert tokenizer.decode(ids) == first + second
+
+
+@given(ids=st.lists(st.one_of(st.integers(0, 479), st.integers(112, 367)), max_size=20))
+def test_any_ids_decode_equally_in_both_formats(both: list[Tokenizer], ids: list[int]):
+    assert both[0].decode(ids) == both[1].decode(ids)
+
+
+def test_bytes_of_an_incomplete_character_become_replacement_characters(tokenizer: Tokenizer):
+    snow = [tokenizer.piece_id(f"<0x{byte:02X}>") for byte in "é☃".encode()]
+    assert tokenizer.decode(snow) == "é☃"
+    assert tokenizer.decode(snow[:-1]) == "é\ufffd\ufffd"
+
+
+def test_an_unknown_piece_names_the_nearest(tokenizer: Tokenizer):
+    with pytest.raises(ValueError, match=r"no piece '<end_of_trun>'; nearest: '<end_of_turn>'"):
+        tokenizer.piece_id("<end_of_trun>")
+
+
+def test_truncation_and_post_processing_settings_of_the_file_are_ignored(folders: dict[str, Path]):
+    path = folders["tokenizer.json"] / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
+    content["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": "<bos>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [2], "tokens": ["<bos>"]}},
+    }
+    changed = path.with_name("changed.json")
+    changed.write_text(json.dumps(content))
+    text = "tom has 3 books"
+    np.testing.assert_array_equal(
+        read_tokenizer(changed).encode(text), read_tokenizer(path).encode(text)
+    )
+
+
+def test_a_missing_tokenizer_is_reported(tmp_path: Path):
+    with pytest.raises(
+        FileNotFoundError, match=r"no tokenizer at .*: it has neither tokenizer\.model nor"
+    ):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a model"])
+def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
+    (tmp_path / "tokenizer.json").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
+        read_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
+def test_a_file_larger_than_any_tokenizer_is_not_read(tmp_path: Path, name: str):
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(2**31)
+    with pytest.raises(ValueError, match=rf"{name} has 2,147,483,648 bytes; the maximum is"):
+        read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ({"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}, "has the id 4000000000"),
+        ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
+        ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "no"}, "cannot encode ' a  b '"),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
+        ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 5}, "is not a Hugging"),
+    ],
+)
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str, Any], what: str):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
+    with pytest.raises(ValueError, match=rf"{tmp_path}/tokenizer\.json {what}"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_that_changes_spaces_is_refused(tmp_path: Path):
+    path = write_tokenizer(tmp_path) / "tokenizer.model"
+    model = proto.ModelProto.FromString(path.read_bytes())
+    model.normalizer_spec.add_dummy_prefix = True
+    model.normalizer_spec.remove_extra_whitespaces = True
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="changes spaces: it decodes ' a  b ' to"):
+        read_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_without_gemmas_tokens_is_refused(tmp_path: Path):
+    path = write_tokenizer(tmp_path) / "tokenizer.model"
+    model = proto.ModelProto.FromString(path.read_bytes())
+    model.pieces[0].piece = "<padding>"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match="has no piece '<pad>'; nearest: '<padding>'"):
+        read_tokenizer(tmp_path)
+
+
+def opened(folder: Path, **changes: Any) -> Tokenizer:
+    return open_tokenizer(Model(path=str(folder), **changes))
+
+
+def test_the_tokenizer_is_in_the_models_folder_by_default(folders: dict[str, Path], tmp_path: Path):
+    assert opened(folders["tokenizer.model"]).chat_template is None
+    with pytest.raises(FileNotFoundError, match="no tokenizer at"):
+        opened(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("of the model")
+    elsewhere = opened(tmp_path, tokenizer=str(folders["tokenizer.json"] / "tokenizer.json"))
+    assert elsewhere.path == folders["tokenizer.json"] / "tokenizer.json"
+    assert elsewhere.chat_template == ChatTemplate(tmp_path / "chat_template.jinja", "of the model")
+    with pytest.raises(FileNotFoundError, match=r"model\.tokenizer: no file or folder .*gone"):
+        opened(tmp_path, tokenizer=str(tmp_path / "gone"))
+
+
+def test_a_tokenizer_in_another_folder_may_bring_the_template(tmp_path: Path):
+    model, other = tmp_path / "model", tmp_path / "other"
+    model.mkdir()
+    other.mkdir()
+    write_tokenizer(other)
+    (other / "tokenizer_config.json").write_text('{"chat_template": "of the tokenizer"}')
+    assert opened(model, tokenizer=str(other)).chat_template == ChatTemplate(
+        other / "tokenizer_config.json", "of the tokenizer"
+    )
+
+
+def test_gemma_4_has_its_own_turn_tokens_and_shows_its_thoughts(tmp_path: Path):
+    pieces = write_tokenizer(tmp_path, gemma4=True)
+    for where in (
+        pieces / "tokenizer.model",
+        write_tokenizer_json(tmp_path, of=pieces) / "tokenizer.json",
+    ):
+        tokenizer = read_tokenizer(where)
+        assert tokenizer.turns == GEMMA4
+        # The names of Gemma 3 mean the turn tokens of any model.
+        for name, own, id_ in (
+            ("<start_of_turn>", "<|turn>", 105),
+            ("<end_of_turn>", "<turn|>", 106),
+        ):
+            assert tokenizer.piece_id(name) == tokenizer.piece_id(own) == id_
+        assert tokenizer.find("<end_of_turn>") is None
+        ids = tokenizer.encode("<|turn>system\n<|think|>\n<turn|>").tolist()
+        assert [ids[0], ids[-3], ids[-1]] == [105, 98, 106]
+        thoughts = "<|channel>thought\n1 + 1<channel|>2"
+        assert tokenizer.decode(tokenizer.encode(f"{thoughts}<turn|>")) == thoughts
+
+
+def test_control_pieces_of_turns_and_thoughts_are_read_as_in_texts(tmp_path: Path):
+    path = write_tokenizer(tmp_path, gemma4=True) / "tokenizer.model"
+    expected = read_tokenizer(path)
+    model = proto.ModelProto.FromString(path.read_bytes())
+    for name in ("<|think|>", "<|channel>", "<channel|>", "<|turn>", "<turn|>"):
+        model.pieces[expected.piece_id(name)].type = proto.ModelProto.SentencePiece.CONTROL
+    (tmp_path / "controls.model").write_bytes(model.SerializeToString())
+    tokenizer = read_tokenizer(tmp_path / "controls.model")
+    text = "<|turn>system\n<|think|>\n<turn|>\n<|turn>model\n<|channel>thought\n1<channel|>2<turn|>"
+    ids = expected.encode(text)
+    np.testing.assert_array_equal(tokenizer.encode(text), ids)
+    assert tokenizer.decode(ids) == expected.decode(ids)
+    assert "<|channel>thought\n1<channel|>2" in tokenizer.decode(ids)

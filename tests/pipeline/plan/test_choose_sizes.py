@@ -1,0 +1,243 @@
+"""The sizes of a run: compiled until they fit, given or measured, and smaller after a death."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from configs.load import load_config
+from configs.schema import Config
+from pipeline.compute.builds import Building, Built, Ready
+from pipeline.plan.choose_sizes import (
+    Chosen,
+    candidates,
+    choose_sizes,
+    fastest_size,
+    learning_s,
+    measuring_limit_s,
+    plan_file,
+    reduced,
+    sampling_s,
+)
+from pipeline.plan.search.fitting import PlanCase, first_sizes
+from pipeline.plan.sizes import Sizes
+from pipeline.protocols import (
+    MeasurableLearner,
+    MeasurableSampler,
+    NothingSmaller,
+    OutOfMemory,
+    SamplerTimes,
+)
+from pipeline.run.console import Console
+from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+
+ROW = 192
+
+
+def demo(*overrides: tuple[str, str]) -> Config:
+    return load_config(PROJECT / "configs/demo.toml", overrides)
+
+
+@pytest.fixture(autouse=True)
+def _project(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(PROJECT)  # the demo's model has a relative path
+
+
+class Process:
+    """A process whose memory holds some sizes, and whose programs take given times.
+
+    Attributes:
+        prepared: sizes that it was compiled for, in order.
+        timed: the size of each measurement.
+        clock: advanced by each measurement.
+    """
+
+    def __init__(
+        self,
+        *,
+        most: Sizes | None = None,
+        share: float | None = None,
+        segment_s: Callable[[int], float] = lambda _: 1.0,
+        micro_batch_s: Callable[[int], float] = lambda _: 1.0,
+        takes_s: float = 1.0,
+    ) -> None:
+        self.most = most or Sizes(10**6, 10**6)
+        self.share, self.takes_s = share, takes_s
+        self._segment_s, self._micro_batch_s = segment_s, micro_batch_s
+        self.prepared: list[Sizes] = []
+        self.timed: list[int] = []
+        self.clock = 0.0
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        if sizes.slots > self.most.slots:
+            raise OutOfMemory("generate", "segment needs 9 GiB", self.share)
+        if sizes.micro_batch_tokens > self.most.micro_batch_tokens:
+            raise OutOfMemory("update", "gradient needs 9 GiB", self.share)
+        self.prepared.append(sizes)
+        return Ready(2.0, (Built("apply", 1.0, cached=False),))
+
+    async def building(self) -> Building:
+        return Building()
+
+    async def sampler_times(self) -> SamplerTimes:
+        slots = self.prepared[-1].slots
+        self._measured(slots)
+        ladder = [slots // 2**n for n in range(4)]
+        return SamplerTimes({n: self._segment_s(n) for n in ladder}, {52: 0.1})
+
+    async def micro_batch_s(self) -> float:
+        self._measured(self.prepared[-1].micro_batch_tokens)
+        return self._micro_batch_s(self.prepared[-1].micro_batch_tokens)
+
+    def _measured(self, size: int) -> None:
+        self.timed.append(size)
+        self.clock += self.takes_s
+
+
+def choose(
+    config: Config, process: Process, recorded: dict[str, Any] | None = None
+) -> tuple[Chosen, list[str]]:
+    said = list[str]()
+    found = asyncio.run(
+        choose_sizes(
+            config,
+            recorded,
+            learner=cast("MeasurableLearner", process),
+            samplers=[cast("MeasurableSampler", process)],
+            one_process=True,
+            display=Console(write=said.append),
+            now=lambda: process.clock,
+        )
+    )
+    return found, said
+
+
+def test_given_sizes_are_used_and_nothing_is_measured() -> None:
+    process = Process()
+    found, said = choose(demo(), process)
+    assert found.sizes == Sizes(192, 6144)
+    assert (process.timed, found.measured, found.load_s) == ([], {}, 2.0)
+    assert [one.name for one in found.built] == ["sampler and learner: apply"]
+    assert said[-1].endswith("sizes (given): 192 slots, micro-batches of 6144 tokens")
+
+
+def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
+    process = Process(most=Sizes(150, 5000))
+    with pytest.raises(ValueError, match="plan") as told:
+        choose(demo(), process)
+    assert str(told.value) == (
+        "plan.slots = 192 does not fit: out of memory (generate): segment needs 9 GiB; the next "
+        "smaller that fits is 144\n"
+        "plan.micro_batch_tokens = 6144 does not fit: out of memory (update): gradient needs "
+        "9 GiB; the next smaller that fits is 4608"
+    )
+    with pytest.raises(NothingSmaller, match=r"there is nothing smaller than plan\.slots = 2$"):
+        choose(demo(), Process(most=Sizes(1, 5000)))
+    with pytest.raises(NothingSmaller, match="leave no room"):
+        choose(demo(), Process(most=Sizes(1, 5000), share=-0.1))
+
+
+def test_planned_sizes_become_smaller_until_they_fit() -> None:
+    first = first_sizes(demo(*FREE), None)
+    process = Process(most=Sizes(first.slots - 1, 10**6))
+    found, said = choose(demo(*FREE), process)
+    assert found.sizes.slots < first.slots
+    assert any(f"plan.slots = {first.slots}: out of memory (generate): segm" in one for one in said)
+
+
+def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
+    config = demo(*FREE)
+    first, given = first_sizes(config, None), PlanCase.of(config)
+    slots, tokens = (candidates(given, first, n) for n in ("slots", "micro_batch_tokens"))
+    assert tokens == [first.micro_batch_tokens, tokens[0] // 2, 2 * tokens[0]]
+    assert slots[:2] == [first.slots, first.slots // 2]
+    assert slots[2] <= 2 * first.slots  # not more than the rollouts of a step
+    # Segments take the same time with more slots; micro-batches take more than in proportion.
+    process = Process(micro_batch_s=lambda size: float(size**2))
+    found, said = choose(config, process)
+    assert process.timed == [*slots, *tokens]
+    assert found.sizes == Sizes(slots[2], tokens[1]) == process.prepared[-1]
+    assert list(found.measured) == ["slots", "micro_batch_tokens"]
+    assert f"sizes (measured): {slots[2]} slots" in said[-1]
+    slower = Process(segment_s=lambda n: float(n**2), micro_batch_s=lambda size: size**0.5)
+    assert choose(config, slower)[0].sizes == Sizes(slots[1], tokens[2])
+
+
+def test_only_the_size_that_is_not_given_is_measured() -> None:
+    process = Process()
+    found, _ = choose(demo(("plan.micro_batch_tokens", "none")), process)
+    assert found.sizes.slots == 192
+    assert list(found.measured) == ["micro_batch_tokens"]
+
+
+def test_what_runs_out_of_memory_when_it_is_measured_is_not_chosen() -> None:
+    config = demo(*FREE)
+    first = first_sizes(config, None)
+    process = Process(most=first)
+    found, _ = choose(config, process)
+    assert found.sizes.slots == first.slots
+    assert max(process.timed) <= max(first.to_json().values())
+
+    class Fails(Process):
+        async def sampler_times(self) -> SamplerTimes:
+            if self.prepared[-1].slots >= first.slots:
+                raise OutOfMemory("generate", "caches")
+            return await super().sampler_times()
+
+    found, _ = choose(config, Fails())
+    less = reduced(config, first, OutOfMemory("generate", "")).slots
+    assert found.sizes.slots == less
+    assert list(found.measured["slots"]) == [less]
+
+
+def test_measuring_ends_after_a_minute_and_two_percent_of_the_budget() -> None:
+    assert measuring_limit_s(demo(*FREE)) == 60
+    timed = (("budget.steps", "none"), ("budget.time", "10m"))
+    assert measuring_limit_s(demo(*FREE, *timed)) == 12
+    dated = (("budget.steps", "none"), ("budget.until", "1970-01-01T00:20:00Z"))
+    assert measuring_limit_s(demo(*FREE, *dated), now_s=200) == 20
+    # Half of it for each size: one measurement of 20 s leaves no time for another one.
+    process = Process(takes_s=20)
+    choose(demo(*FREE), process)
+    assert len(process.timed) == 2
+
+
+def test_a_resume_measures_nothing(tmp_path: Path) -> None:
+    config, process = demo(*FREE, ("run.dir", str(tmp_path))), Process()
+    recorded = plan_file(config, Sizes(8, 2 * ROW))
+    found, said = choose(config, process, recorded)
+    assert (found.sizes, process.timed) == (Sizes(8, 2 * ROW), [])
+    assert said[-1].endswith("sizes (of plan.json): 8 slots, micro-batches of 384 tokens")
+    # Also where given sizes have become smaller since.
+    recorded = plan_file(demo(), Sizes(8, 2 * ROW))
+    assert choose(demo(), Process(), recorded)[0].sizes == Sizes(8, 2 * ROW)
+    # Memory may have become smaller, too.
+    less, _ = choose(demo(), Process(most=Sizes(7, 10**6)), recorded)
+    assert less.sizes == Sizes(6, 2 * ROW)
+
+
+def test_seconds_of_a_step() -> None:
+    given = case(preset("gemma3_1b", *FREE))
+    sizes = Sizes(64, 2048 * 8)
+    ladder = (64, 32, 16, 8)
+    buckets = dict.fromkeys(given.config.prompt_buckets, 0.0)
+    once = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 1.0), buckets))
+    twice = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 2.0), buckets))
+    assert twice == pytest.approx(2 * once)
+    prefills = dict.fromkeys(buckets, 1.0)
+    more = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 1.0), prefills))
+    assert more >= once + 1
+    assert more - once == pytest.approx(round(more - once))
+    # As many positions in half as many micro-batches.
+    double = Sizes(64, 2 * sizes.micro_batch_tokens)
+    ratio = learning_s(given, sizes, 1.0) / learning_s(given, double, 1.0)
+    assert ratio == pytest.approx(2, rel=0.1)
+
+
+def test_of_equally_fast_sizes_the_smallest_is_chosen() -> None:
+    assert fastest_size({32: 1.0, 64: 0.996, 16: 1.1}) == 32
+    assert fastest_size({32: 1.0, 64: 0.9}) == 64

@@ -1,0 +1,92 @@
+"""Records of a healthy run, and the same with a planted problem."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.run.report.run_records import RunRecords
+
+STEPS = 12
+GROUP = 8
+Change = Callable[[int], Mapping[str, float]]
+
+
+def metrics(step: int) -> dict[str, float]:
+    """A step of a run that learns: the reward rises from 0.3, with some noise."""
+    noise = 0.01 * (step * 7 % 5 - 2)
+    return {
+        "step": step,
+        "reward/mean": 0.3 + 0.02 * step + noise,
+        "reward/std": 0.4,
+        "groups/mixed": 20.0,
+        "groups/all_equal": 4.0,
+        "groups/short": 0.0,
+        "learner/grad_norm": 0.2,
+        "time/step_s": 4.0,
+        "time/sample_s": 1.0,
+        "time/reward_s": 0.1,
+        "time/learn_s": 2.9,
+        "time/elapsed_s": 10.0 + 4 * step,
+        "time/scoring/correct_s": 0.1,
+        "time/devices/prefill_s": 0.1,
+        "time/devices/decode_s": 0.9,
+        "time/devices/update_s": 2.9,
+        "rollout/slots_useful": 0.75,
+        "learner/padded_share": 0.2,
+        "tokens/generated": 4800.0,
+    }
+
+
+STARTED = {
+    "event": "started",
+    "elapsed_s": 10.0,
+    "used_before_s": 0.0,
+    "seconds": {"ray_start": 2.0, "loading": 3.0, "compile": 5.0},
+}
+"""A start of 10 s."""
+
+
+def run(
+    *,
+    change: Change = lambda _: {},
+    start: Mapping[str, float] | None = None,
+    journal: list[dict[str, Any]] | None = None,
+    steps: int = STEPS,
+    group: int = GROUP,
+) -> RunRecords:
+    """The records of a run.
+
+    Args:
+        change: metrics of a step that differ.
+        start: seconds of the start by phase, if they differ.
+        journal: further entries.
+        steps: of the run.
+        group: rollouts of a prompt.
+    """
+    started = STARTED if start is None else {**STARTED, "seconds": start}
+    return RunRecords(
+        path=Path("runs/planted"),
+        config={
+            "run": {"name": "planted"},
+            "rollout": {"group_size": group, "max_new_tokens": 36},
+            "rewards": {"functions": [{"name": "correct"}]},
+        },
+        journal=[{"event": "resumed", "step": 0}, started, *(journal or [])],
+        metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
+    )
+
+
+def alarm(rule: str, *, step: int = 10, value: float = 0.99, part: str = "") -> dict[str, Any]:
+    """A journal entry."""
+    return {
+        "event": "alarm",
+        "rule": rule,
+        "part": part,
+        "step": step,
+        "value": value,
+        "threshold": 0.5,
+        "action": "log",
+        "fact": f"the value is {value:.2f}",
+    }

@@ -1,0 +1,323 @@
+"""The report's page: of whatever a run folder holds, well-formed, and loading nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.run.report.comparison import reached
+from pipeline.run.report.comparison_page import comparison_page
+from pipeline.run.report.curves import Panel, Series, chart, smooth, thin
+from pipeline.run.report.facts import events, key_figures
+from pipeline.run.report.panels import panels
+from pipeline.run.report.run_page import run_page
+from pipeline.run.report.run_records import read_run
+from pipeline.run.report.samples import MOST_TEXT, shortened
+from pipeline.run.run_folder import RunFolder
+from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
+from tests.pipeline.run.report.planted import run as planted
+
+VOID = {"meta", "br", "img", "input", "hr", "link"}
+STEPS: dict[str, Any] = {
+    "budget": {"steps": 6},
+    "eval": {"every_steps": 2},
+    "data": {"validation": {"path": "validation.jsonl"}},
+}
+
+
+class Page(HTMLParser):
+    """Checks that all elements are closed in order, and collects what could load something."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.headings: list[str] = []
+        self.loads: list[tuple[str, str, str | None]] = []
+        self.tags: set[str] = set()
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            is_local = name == "href" and str(value).startswith("#")
+            if name in {"src", "href", "srcset", "action", "data"} and not is_local:
+                self.loads.append((tag, name, value))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.handle_endtag(tag)
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] in {"h1", "h2"}:
+            self.headings.append(data)
+
+
+def checked(text: str) -> Page:
+    """Parses a page; it loads nothing, and its ids are unique."""
+    page = Page(text)
+    assert page.loads == []
+    assert not page.tags & {"script", "iframe", "object", "embed", "link", "img"}
+    assert "http" not in text
+    assert "@import" not in text
+    assert len(set(page.ids)) == len(page.ids)
+    return page
+
+
+@pytest.fixture
+def finished(tmp_path: Path) -> Path:
+    """The folder of a finished run with evaluations."""
+    run = Process(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
+    assert run.run() == "finished"
+    return run.folder.path
+
+
+def test_a_finished_run_has_all_sections(finished: Path):
+    text = run_page(read_run(finished))
+    page = checked(text)
+    assert page.headings[0] == "run"
+    wanted = {"Curves", "Answers to the same prompts", "Rollouts", "Settings"}
+    assert wanted <= set(page.headings)
+    assert "finished" in text
+    assert text.count("<svg") > 5
+
+
+def test_tokens_are_those_of_training(finished: Path):
+    run = read_run(finished)
+    assert sum(count for _, count in run.tokens) == run.summary["tokens_generated"]
+    (step,) = {one["step"] for one in run.evaluations("validation")[1:2]}
+    taken = reached(run, 0.0)
+    assert (taken.step, taken.tokens) == (0, 0)
+    before = replace(run, journal=[one for one in run.journal if one.get("step", step) >= step])
+    taken = reached(before, 0.0)
+    assert (taken.step, taken.tokens) == (
+        step,
+        sum(count for at, count in run.tokens if at <= step),
+    )
+
+
+def test_colours_and_text_of_charts_follow_the_page(finished: Path):
+    text = run_page(read_run(finished))
+    charts = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    for one in charts:
+        assert re.findall(r"#[0-9a-f]{6}\b", one) == []
+        assert "<style" not in one
+        assert "<text" in one
+    assert "prefers-color-scheme: dark" in text
+
+
+def test_settings_that_a_resume_changed_are_marked():
+    changes = [["learner.lr", 1e-5, 2e-5]]
+    journal = [{"event": "settings_changed", "after_step": 3, "changes": changes}]
+    first, *_ = panels(planted(journal=journal))
+    assert (first.resumes, first.changes) == ([], [3.5])
+    assert first.note.endswith("Dash-dotted: changed by a resume, learner.lr = 2e-05.")
+
+
+def test_events_are_in_words():
+    changes = [["rewards.functions.format.weight", 0.1, 2.0]]
+    journal: list[dict[str, Any]] = [
+        {
+            "event": "waited_for_devices",
+            "time": "2026-11-23T10:00:00Z",
+            "seconds": 3725.2,
+            "used": False,
+        },
+        {"event": "rewards_changed", "after_step": 2, "changes": changes},
+        {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
+        {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
+        {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
+    ]
+    shown = [row[1:] for row in events(planted(journal=journal))]
+    assert shown[1:] == [
+        ("", "waited for devices", "1h2m6s, used no"),
+        ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2"),
+        ("3", "reward errors", "name correct, causes (raised 2)"),
+        ("4", "abandoned", "what the validation, elapsed 12.3 s"),
+        ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
+    ]
+
+
+def test_texts_of_rollouts_are_shown_and_never_interpreted(finished: Path):
+    path = finished / "rollouts" / "step_000001.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    evil = "</pre><script>alert(1)</script><img src=x>\x00\x1b[31m\ud800 {{ 7 * 7 }}"
+    for row in rows:
+        row |= {"text": evil, "prompt": evil, "reward": 1.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = run_page(read_run(finished))
+    checked(text)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert "{{ 7 * 7 }}" in text
+    assert not re.search("[\x00\x1b]", text)
+
+
+def test_a_killed_and_a_resumed_run(tmp_path: Path):
+    config, disk = make_config(tmp_path, **STEPS), Disk()
+
+    run = Process(
+        config,
+        disk=disk,
+        data=make_data(validation=4),
+        script=Script(on={"learner.update 4": kill}),
+    )
+    with pytest.raises(Killed):
+        run.run()
+    run.folder.close()
+    text = run_page(read_run(run.folder.path))
+    checked(text)
+    assert "it was killed" in text
+    again = Process(config, disk=disk, data=make_data(validation=4))
+    assert again.run() == "finished"
+    records = read_run(again.folder.path)
+    assert [row["step"] for row in records.metrics] == [1, 2, 3, 4, 5, 6]
+    text = run_page(records)
+    checked(text)
+    assert "Dotted: resumed." in text
+
+
+def test_a_running_run_says_so(tmp_path: Path):
+    run = Process(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
+    run.run()
+    with run.folder.held():
+        text = run_page(read_run(run.folder.path))
+    checked(text)
+    assert ">running<" in text
+
+
+def test_a_phase_of_demonstrations_alone(tmp_path: Path):
+    config = make_config(
+        tmp_path,
+        run={"name": "run", "phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
+        budget={"steps": 6},
+    )
+    script = Script(on={"learner.update 3": kill})
+    run = Process(config, disk=Disk(), data=make_data(sft=6), script=script)
+    with pytest.raises(Killed):
+        run.run()
+    run.folder.close()
+    text = run_page(read_run(run.folder.path))
+    checked(text)
+    assert "Loss of demonstrations" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "journal.jsonl", "metrics.jsonl", "step_000001.jsonl"]
+)
+def test_a_damaged_file_costs_a_line_and_the_rest_is_shown(finished: Path, name: str):
+    path = next(finished.rglob(name))
+    content = bytearray(path.read_bytes())
+    middle = content.index(b'":', len(content) // 2)
+    content[middle] = ord("?")
+    path.write_bytes(bytes(content))
+    records = read_run(finished)
+    text = run_page(records)
+    checked(text)
+    assert text.count("damaged: not JSON") + text.count("not a JSON object") == 1
+    assert text.count("<svg") > 5
+
+
+@pytest.mark.parametrize("name", ["config.json", "journal.jsonl", "metrics.jsonl", "rollouts"])
+def test_missing_files_are_left_out(finished: Path, name: str):
+    path = finished / name
+    path.rename(finished / "elsewhere")
+    checked(run_page(read_run(finished)))
+
+
+def test_the_lines_before_one_that_does_not_parse_are_read(finished: Path):
+    path = finished / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")
+    lines[2] = lines[2][:-1]
+    path.write_bytes(b"\n".join(lines))
+    records = read_run(finished)
+    assert [row["step"] for row in records.metrics] == [1, 2]
+    (problem,) = records.problems
+    assert problem.startswith(f"{path}, line 3: not a JSON object")
+
+
+def test_a_run_that_waits_for_devices_has_a_page(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    with folder.held():
+        (tmp_path / "status.json").write_text(json.dumps({"phase": "device_wait"}))
+        text = run_page(read_run(tmp_path))
+    checked(text)
+    assert "A process holds the folder; it is waiting for devices." in text
+
+
+def test_other_folders_are_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"not a run folder: it has none of config\.json"):
+        read_run(tmp_path)
+
+
+def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
+    folders = []
+    for name, tests in (("one", 4), ("other", 3)):
+        config = make_config(tmp_path, run={"name": name, "seed": len(name)}, **STEPS)
+        run = Process(config, disk=Disk(), data=make_data(validation=4, test=tests))
+        run.run()
+        folders.append(run.folder.path)
+    text = comparison_page([read_run(path) for path in folders])
+    page = checked(text)
+    assert "other against one" in text
+    assert "test_after" in text
+    assert re.search(r"\d gained, \d lost of 3", text)
+    assert "What reaching a validation result took" in page.headings
+    assert "None, but the run" in text
+
+
+# --- charts
+
+
+def test_smoothing_is_a_moving_mean_with_its_interval():
+    points = [(float(x), float(x % 2) - 1) for x in range(40)]
+    line, low, high = smooth(points)
+    assert [x for x, _ in line] == [x for x, _ in points]
+    # Five points, three of them 0: the mean is -0.4, s = 0.5477, t(4) = 2.776.
+    assert line[21][1] == pytest.approx(-0.4)
+    assert high[21] - line[21][1] == pytest.approx(2.776 * 0.5477 / 5**0.5, rel=1e-3)
+    assert line[21][1] - low[21] == pytest.approx(high[21] - line[21][1])
+    shares = [(float(x), float(x % 2)) for x in range(40)]
+    assert min(smooth(shares)[1]) == 0.0
+
+
+def test_many_points_become_means_of_neighbours():
+    points = [(float(x), float(x)) for x in range(10)]
+    assert thin(points, most=5) == [(0.5, 0.5), (2.5, 2.5), (4.5, 4.5), (6.5, 6.5), (8.5, 8.5)]
+    assert thin(points, most=10) == points
+
+
+def test_a_chart_is_the_same_each_time_and_escapes_its_title():
+    panel = Panel('a "title" <b> & more', [Series("x", [(1, 0.0), (2, 1.0)])])
+    first = chart(panel, name="c0")
+    assert first == chart(panel, name="c0")
+    checked(first)
+    assert "NaN" not in first
+
+
+def test_long_texts_show_begin_and_end():
+    assert shortened("x" * MOST_TEXT) == "x" * MOST_TEXT
+    found = shortened("a" * 1000 + "b" * 1000)
+    assert found.startswith("a" * 750 + "\n[... 500 characters ...]\nb")
+
+
+def test_the_time_to_the_first_step_is_a_key_figure():
+    named = {name: value for name, value, _ in key_figures(planted())}
+    assert named["first step done"] == "14s"
+    assert "first step done" not in {name for name, *_ in key_figures(planted(steps=0))}

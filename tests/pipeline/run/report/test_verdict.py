@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pipeline.run.report.findings import problems
+from pipeline.run.report.run_records import RunRecords
+from pipeline.run.report.verdict import learning, verdict
+from tests.pipeline.run.report.planted import alarm, run
+
+PLANTED = {
+    "constant_reward": run(
+        change=lambda _: {
+            "reward/std": 0.0,
+            "reward/mean": 0.43,
+            "reward/correct": 0.5,
+            "groups/mixed": 0.0,
+            "groups/all_equal": 24.0,
+        },
+        journal=[alarm("all_equal", value=1.0)],
+    ),
+    "slow_reward": run(
+        change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
+    ),
+    "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
+    "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
+    "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
+    "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
+}
+
+
+def kinds(records: RunRecords) -> list[str]:
+    return [finding.kind for finding in problems(records)]
+
+
+def test_a_healthy_run_has_no_problem():
+    records = run()
+    found = verdict(records)
+    assert (found.problems, found.health.level) == ([], "good")
+    assert found.learning.level == "good"
+    assert found.bound.sentence == "Bound by the update."
+    assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
+    assert "25% of the decode time is idle slots" in found.bound.evidence
+    assert "20% of the update is padding" in found.bound.evidence
+
+
+@pytest.mark.parametrize("row", ["device_wait", "loading"])
+def test_time_before_the_first_step_is_named(row: str):
+    found = verdict(run(start={"ray_start": 10.0, row: 3000.0})).bound
+    words = {"device_wait": "waiting for devices", "loading": "loading and compiling"}[row]
+    assert found.sentence == (
+        f"Most of the time lies before the first step: {words}. The steps: bound by the update."
+    )
+    assert found.evidence.startswith(
+        f"98% of the run's time: {words} 50m, starting Ray 10s; of the steps: the update 72%"
+    )
+
+
+@pytest.mark.parametrize("kind", list(PLANTED))
+def test_a_planted_problem_is_named_and_no_other(kind: str):
+    assert kinds(PLANTED[kind]) == [kind]
+    found = verdict(PLANTED[kind])
+    assert found.problems[0].sentence in found.health.sentence
+    assert found.next[0] == found.problems[0].advice
+
+
+def test_evidence_has_the_figures():
+    (constant,) = problems(PLANTED["constant_reward"])
+    assert constant.sentence.startswith("The reward is constant, 0.43: no rollout is better than")
+    assert (
+        constant.evidence
+        == "in each of 12 steps every rollout has the same reward, 0.43 (by part: correct 0.5)"
+    )
+    (slow,) = problems(PLANTED["slow_reward"])
+    assert (
+        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps; "
+        "part 'correct' takes the longest, 1.2 s"
+    )
+    (batch,) = problems(PLANTED["small_batch"])
+    assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
+
+
+def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
+    entries = [alarm("excluded", step=8), {"event": "resumed", "step": 4}]
+    assert kinds(run(journal=entries)) == []
+    assert kinds(run(journal=entries[:1])) == ["excluded"]
+
+
+def test_an_alarm_has_its_fact_and_the_advice_of_its_rule():
+    (excluded,) = problems(run(journal=[alarm("excluded", step=7)]))
+    assert excluded.sentence == "The value is 0.99."
+    assert excluded.evidence == "alarm excluded at step 7: the value is 0.99"
+    assert excluded.advice.startswith("reward/excluded/CAUSE has the share")
+
+
+def test_the_last_error_is_a_problem_until_the_run_goes_on():
+    failed = {"event": "failed", "error": "OutOfMemory: gradient 32"}
+    assert kinds(run(journal=[failed])) == ["failed"]
+    assert kinds(run(journal=[failed, {"event": "started"}])) == []
+
+
+@pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
+def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level: str):
+    noise = [0.01, -0.02, 0.0, 0.02, -0.01, 0.01, -0.02, 0.015, -0.01, 0.0, 0.02, -0.005]
+    found = learning(run(change=lambda step: {"reward/mean": 0.3 + slope * step + noise[step - 1]}))
+    assert found.level == level
+    shown = found.evidence.partition(" in 100 steps")[0]
+    assert float(shown.split()[2]) == pytest.approx(100 * slope, abs=0.3)
+
+
+def test_nothing_is_said_of_a_run_without_steps():
+    found = verdict(run(steps=0))
+    assert found.learning.sentence == "Not known yet: too few steps."
+    assert found.bound.sentence == "Not known: no step has ended."
+    assert (found.problems, found.learning.level) == ([], "note")
+
+
+@pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
+def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int]):
+    changed = {"event": "rewards_changed", "after_step": 1, "changes": []}
+    found = [
+        {"event": "evaluated", "name": "validation", "step": step, "accuracy": 0.5, "mean": 0.5}
+        for step in (0, 2, 4)
+    ]
+    records = run(journal=[found[0], changed, *found[1:]])
+    records = replace(records, config={**records.config, "eval": {"metric": metric}})
+    assert [one["step"] for one in records.evaluations("validation")] == steps
+
+
+def test_the_best_evidence_is_the_paired_test():
+    evaluated = {
+        "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
+        "after": {"metric": "exact_answer", "accuracy": 0.3, "n": 500},
+        "paired_difference": -0.1,
+        "paired_ci95": [-0.15, -0.05],
+        "paired_p": 0.001,
+    }
+    ended = {"event": "ended", "summary": {"ended": "finished", "eval": evaluated}}
+    found = learning(run(journal=[ended]))
+    assert (found.level, found.sentence) == ("bad", "No: the test accuracy fell.")
+    assert (
+        found.evidence
+        == "40.0% -> 30.0%: -10.0 points [-15.0, -5.0] on 500 prompts, paired p = 1.0e-03"
+    )
+
+
+def test_an_untrained_export_and_equal_answers_are_problems():
+    summary = {"ended": "finished", "untrained_export": "no validated version was better"}
+    notice = {"event": "evaluation_notice", "what": "the accuracy is 0%"}
+    found = problems(run(journal=[notice, {"event": "ended", "summary": summary}]))
+    assert [(one.kind, one.level) for one in found] == [
+        ("untrained_export", "bad"),
+        ("evaluation_notice", "warning"),
+    ]
+    assert found[1].evidence == "the accuracy is 0%"

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.run.goodput import TimeUse, time_lines, time_use
+from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
+
+START = {"queue": 4.0, "ray_start": 6.0, "loading": 10.0}
+
+
+def started(at_s: float, *, used_before_s: float = 0.0, **seconds: float) -> dict[str, Any]:
+    return {
+        "event": "started",
+        "elapsed_s": at_s,
+        "used_before_s": used_before_s,
+        "seconds": seconds,
+    }
+
+
+def ended(at_s: float, **seconds: float) -> dict[str, Any]:
+    return {"event": "ended", "summary": {"wall_s": at_s}, "seconds": seconds}
+
+
+def row(step: int, at_s: float, **more: float) -> dict[str, float]:
+    """A step of 10 s, with half of the slots used and a quarter of the update padding."""
+    return {
+        "step": step,
+        "time/sample_s": 5.0,
+        "time/learn_s": 4.0,
+        "time/coordination_s": 1.0,
+        "time/step_s": 9.0,
+        "time/devices/prefill_s": 1.0,
+        "time/devices/decode_s": 4.0,
+        "time/devices/update_s": 4.0,
+        "rollout/slots_useful": 0.5,
+        "learner/padded_share": 0.25,
+        "time/elapsed_s": at_s,
+        **more,
+    }
+
+
+def test_goodput_is_scheduling_x_runtime_x_program():
+    rows = [row(1, 40.0, **{"time/evaluation_s": 10.0}), row(2, 50.0)]
+    use = time_use(rows, [started(20.0, **START), ended(60.0, export=10.0)])
+    assert use.seconds == {
+        **START,
+        "sample": 10.0,
+        "learn": 8.0,
+        "coordination": 2.0,
+        "evaluation": 10.0,
+        "export": 10.0,
+    }
+    assert (use.wall_s, use.held_s, use.first_step_s, use.starts) == (60.0, 56.0, 40.0, 1)
+    assert use.devices == {
+        "prefill": 2.0,
+        "decode": 4.0,
+        "update": 6.0,
+        "empty slots": 4.0,
+        "padding": 2.0,
+        "idle": 2.0,
+    }
+    assert use.goodput == {
+        "scheduling": pytest.approx(50 / 60),
+        "runtime": 20 / 50,
+        "program": 12 / 20,
+        "total": 12 / 60,
+    }
+
+
+def test_the_work_of_killed_processes_is_lost():
+    """Killed twice: 3 s into step 3, then 1 s into the same step; the checkpoint is of step 1."""
+    journal = [
+        started(20.0, **START),
+        {"event": "resumed", "step": 1},
+        started(53.0, used_before_s=43.0, loading=10.0),
+        {"event": "resumed", "step": 1},
+        started(74.0, used_before_s=64.0, loading=10.0),
+        ended(96.0, export=2.0),
+    ]
+    rows = [row(1, 30.0), row(2, 84.0), row(3, 94.0)]
+    use = time_use(rows, journal, superseded=[row(2, 40.0), row(2, 63.0)])
+    assert use.seconds["lost"] == 10 + 3 + 10 + 1
+    assert (use.wall_s, use.starts, use.first_step_s) == (96.0, 3, 30.0)
+    assert use.goodput["runtime"] == 30 / 86
+
+
+def test_a_process_that_ended_in_order_loses_nothing_and_a_step_that_did_not_end_is_lost():
+    journal = [
+        started(20.0, **START),
+        ended(33.0, sample=2.0, checkpoint=1.0),
+        started(45.0, used_before_s=35.0, loading=10.0),
+    ]
+    use = time_use([row(1, 30.0)], journal, used_s=50.0)
+    assert {name: use.seconds[name] for name in ("checkpoint", "end", "lost")} == {
+        "checkpoint": 1.0,
+        "end": 2.0,
+        "lost": 2.0 + 5.0,
+    }
+    assert use.wall_s == 50.0
+
+
+def test_lines_have_the_table_and_the_rates():
+    speed = {"speed/useful_tokens_per_s_chip": 8.0, "speed/mfu": 0.4, "speed/hfu": 0.6}
+    rows = [row(1, 30.0, **speed), row(2, 40.0, **{**speed, "speed/mfu": 0.2})]
+    use = time_use(rows, [started(20.0, **START), ended(40.0)])
+    assert list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0})) == [
+        "where the time went: 40s, 1 start; first step done after 30s",
+        "  queue                  4.0 s   10.0%",
+        "  ray start              6.0 s   15.0%",
+        "  loading               10.0 s   25.0%",
+        "  sample                10.0 s   25.0%",
+        "  learn                  8.0 s   20.0%",
+        "  coordination           2.0 s    5.0%",
+        "  all                   40.0 s  100.0%",
+        (
+            "devices in the steps: 10.0% prefill, 20.0% decode, 30.0% update, 20.0% empty slots, "
+            "10.0% padding, 10.0% idle"
+        ),
+        "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
+        "speed: 8.0 trained tokens per second and chip; of the chips' limits: MFU 30.0%, HFU 60.0%",
+        "cost: 2.50 dollars, 10.00 per million trained tokens",
+    ]
+    assert list(time_lines(TimeUse([], [], 0), cost={})) == []
+
+
+SPLITS = {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}}
+
+
+@pytest.mark.parametrize(
+    ("call", "phase"),
+    [
+        ("learner.score", "probe"),
+        ("sampler0.generate:test", "evaluation"),
+        ("sampler0.generate:validation", "evaluation"),
+        ("sampler0.generate:train", "sample"),
+        ("scorer.score", "reward"),
+        ("learner.update", "learn"),
+        ("learner.publish", "sync"),
+        ("learner.save", "checkpoint"),
+        ("learner.export", "export"),
+    ],
+)
+def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
+    config = make_config(
+        tmp_path,
+        data={**SPLITS, "validation": {"path": "validation.jsonl"}},
+        eval={"every_steps": 1},
+        budget={"steps": 2},
+    )
+    script = Script(durations={call: 5.0})
+    run = Process(config, disk=Disk(), data=make_data(validation=2), script=script)
+    run.run()
+    calls = sum(name.split()[0] == call for name in script.calls)
+    if phase == "reward":
+        calls = 2  # two steps; a validation's scores are in the time of evaluations
+    summary = run.folder.summary
+    assert summary is not None
+    seconds = summary["time"]["seconds"]
+    # An adapter is also loaded within other duties.
+    assert seconds[phase] > (0.5 if phase == "sync" else 0.99) * 5.0 * calls
+    assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
+
+
+def test_seconds_of_devices_outside_of_steps_do_not_count(tmp_path: Path):
+    script = Script(durations={"sampler0.generate:test": 5.0, "sampler0.generate:train": 2.0})
+    run = Process(make_config(tmp_path), disk=Disk(), script=script)
+    run.run()
+    # One sampler of two chips.
+    assert [row["time/devices/decode_s"] for row in run.folder.metrics] == [1.0, 1.0, 1.0]
+
+
+def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path: Path):
+    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
+    script = Script(durations={"learner.update": 5.0})
+    script.on["learner.update 3"] = kill
+    first = Process(config, disk=disk, script=script)
+    with pytest.raises(Killed):
+        first.run()
+    again = Process(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
+    again.run()
+    # The checkpoint is of step 2: step 3 is trained again, step 4 is new.
+    assert again.resumed_from == 2
+    summary = again.folder.summary
+    assert summary is not None
+    assert summary["time"]["seconds"] == {"learn": 20.0, "lost": 5.0}
+    assert summary["goodput"]["runtime"] == 0.8

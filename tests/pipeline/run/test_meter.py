@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.clock import PhaseClock
+from pipeline.progress import Progress
+from pipeline.protocols import ProcessUse
+from pipeline.run.meter import Hardware, RunMeter, Work, cost, speeds
+from pipeline.run.run_folder import RunFolder
+from pipeline.types import DecodeWork
+from tests.fakes import FakeClock, make_config
+
+SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
+"""A learner of four chips and two samplers of two."""
+ROW = {
+    "time/sample_s": 30.0,
+    "time/learn_s": 20.0,
+    # Two samplers decode 30 s each, the learner updates 20 s.
+    "time/devices/prefill_s": 0.0,
+    "time/devices/decode_s": 15.0,
+    "time/devices/update_s": 10.0,
+}
+WORK = Work(DecodeWork({64: 10}, tokens=600), trained=540, positions=2000, padded=500)
+
+
+def test_speeds_are_per_second_of_steps_and_of_phases():
+    assert speeds(ROW, WORK, SPLIT) == {
+        "generated_tokens_per_s": 600 / 50,
+        "trained_tokens_per_s": 540 / 50,
+        "useful_tokens_per_s_chip": 540 / (50 * 8),
+        "decode_tokens_per_s": 600 / 30,
+        "update_tokens_per_s": 1500 / 20,
+    }
+
+
+def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
+    chip = Hardware(
+        {"learner": 4, "samplers": 2},
+        8,
+        parameters=1000,
+        operations=6.0,
+        flops=1e6,
+        int8_flops=2e6,
+        segment_s=lambda slots: slots / 64,
+    )
+    found = speeds(ROW, WORK, chip)
+    assert found["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
+    assert found["hfu"] == pytest.approx(6 * 1000 * 2000 / (1e6 * 4 * 20))
+    assert found["mfu_int8"] == pytest.approx(found["mfu"] / 2)
+    # Ten segments of at least 1 s on two chips, in 120 chip-seconds.
+    assert found["decode_bandwidth"] == pytest.approx(10 * 2 / 120)
+
+
+def test_a_colocated_run_generates_on_the_learners_chips():
+    row = {**ROW, "time/devices/decode_s": 5.0}
+    assert speeds(row, WORK, Hardware({"learner": 8}, 8))["decode_tokens_per_s"] == 600 / 5
+
+
+def test_cost_needs_a_price():
+    progress = Progress(tokens_generated=1_000_000, tokens_trained=500_000)
+    assert cost(3600.0, progress, SPLIT) == {
+        "usd": 12.0,
+        "usd_per_mtoken_generated": 12.0,
+        "usd_per_mtoken_trained": 24.0,
+        "tokens_per_usd": pytest.approx(500_000 / 12),
+    }
+    assert cost(3600.0, progress, Hardware({"learner": 8}, 8)) == {}
+    assert cost(3600.0, Progress(), SPLIT) == {"usd": 12.0}
+
+
+def test_the_time_of_a_start_has_its_compilation_apart(tmp_path: Path):
+    now = FakeClock()
+    meter = RunMeter(RunFolder(tmp_path), SPLIT, PhaseClock(now))
+    with meter.phases.during("loading"):
+        now.seconds = 30.0
+    uses = {
+        "learner": ProcessUse({"loading": 28.0, "compile": 2.0}),
+        "sampler 0": ProcessUse({"loading": 5.0, "compile": 20.0}),
+    }
+    found = meter.start(uses, elapsed_s=37.0, used_before_s=7.0)
+    assert found["seconds"] == {"loading": 10.0, "compile": 20.0}
+    # The chips were held in the 7 s of an earlier process, which was killed, too.
+    assert meter.cost(Progress())["usd"] == pytest.approx(37 / 3600 * 12)
+
+
+def test_limits_and_plan_of_a_tpu_and_of_unknown_models(tmp_path):
+    config = make_config(tmp_path, plan={"platform": "tpu", "placement": "colocated", "slots": 8})
+    found = Hardware.of(config)
+    # The model's folder does not exist: chips and price are known.
+    assert (found.chips, found.chip_hour_usd, found.flops) == ({"learner": 1}, 1.2, 0.0)
