@@ -90,7 +90,7 @@ FILES = {
 }
 
 
-def test_promise_9_the_loaded_export_is_the_trained_policy(tmp_path: Path, learner: Learner, like: Path):
+def test_promise_9_the_loaded_export_is_the_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
     report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
     assert report.folder == str(folder)
