@@ -280,16 +280,13 @@ def find_examples(
 def _completion(number: int, tokenizer: Tokenizer, tokens: np.ndarray) -> Completion:
     import numpy as np
 
-    from pipeline.types import Completion, RolloutName
+    from pipeline.types import Completion, RolloutName, Segment
 
     return Completion(
         name=RolloutName("export", 0, prompt_id=number, sample=0),
         prompt_tokens=np.asarray([tokenizer.bos_id], np.int32),
-        tokens=tokens,
-        logprobs=np.zeros(len(tokens), np.float32),
+        segments=(Segment(tokens, np.zeros(len(tokens), np.float32), 0, ""),),
         stop_reason="length",
-        version=0,
-        adapter_sha256="",
     )
 
 

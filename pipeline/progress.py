@@ -8,14 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
+from pipeline.types import Completion, RolloutName, RolloutRequest, Segment
 
-_ARRAYS = {
-    "prompt_tokens": np.int32,
-    "tokens": np.int32,
-    "logprobs": np.float32,
-    "processed_logprobs": np.float32,
-}
+_ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "processed_logprobs": np.float32}
 
 _DECAY = 0.9
 """Factor by which the weight of a group decays with each step."""
@@ -51,11 +46,11 @@ class PartialRollouts:
     def to_json(self) -> list[dict[str, Any]]:
         """JSON; a float32 has as many digits as restore its value exactly."""
         return [
-            asdict(completion)
-            | {
-                key: None if array is None else array.tolist()
-                for key in _ARRAYS
-                for array in [getattr(completion, key)]
+            {
+                "name": asdict(completion.name),
+                "prompt_tokens": completion.prompt_tokens.tolist(),
+                "segments": [_segment_json(segment) for segment in completion.segments],
+                "stop_reason": completion.stop_reason,
             }
             for completion in self.completions
         ]
@@ -66,14 +61,28 @@ class PartialRollouts:
         return PartialRollouts(tuple(_completion(row) for row in rows))
 
 
-def _completion(row: Mapping[str, Any]) -> Completion:
-    arrays = {
-        key: None if row[key] is None else np.array(row[key], dtype)
-        for key, dtype in _ARRAYS.items()
+def _segment_json(segment: Segment) -> dict[str, Any]:
+    arrays = {name: getattr(segment, name) for name in _ARRAYS}
+    return {
+        **vars(segment),
+        **{name: None if array is None else array.tolist() for name, array in arrays.items()},
     }
-    name = RolloutName(**row["name"])
-    earlier_spans = tuple(VersionSpan(**span) for span in row["earlier_spans"])
-    return Completion(**{**row, **arrays, "name": name, "earlier_spans": earlier_spans})
+
+
+def _completion(row: Mapping[str, Any]) -> Completion:
+    segments = []
+    for found in row["segments"]:
+        arrays = {
+            name: None if found[name] is None else np.array(found[name], dtype)
+            for name, dtype in _ARRAYS.items()
+        }
+        segments.append(Segment(**{**found, **arrays}))
+    return Completion(
+        name=RolloutName(**row["name"]),
+        prompt_tokens=np.array(row["prompt_tokens"], np.int32),
+        segments=tuple(segments),
+        stop_reason=row["stop_reason"],
+    )
 
 
 @dataclass(frozen=True)

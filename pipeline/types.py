@@ -140,67 +140,90 @@ class RolloutRequest:
 
 
 @dataclass(frozen=True)
-class VersionSpan:
-    """Consecutive tokens of a rollout that one policy version sampled.
+class Segment:
+    """Consecutive tokens of a completion that one policy version sampled.
 
     Attributes:
+        tokens: int32 `n`.
+        logprobs: float32 `n`, of each token under the full temperature-scaled distribution.
         version: policy version.
         adapter_sha256: hash of that version's adapter.
-        tokens: number of tokens, at least one.
+        processed_logprobs: float32 `n`, under the distribution that was sampled from, renormalised
+            after top-k, top-p and min-p; None: equal to `logprobs`.
+        loss_weight: factor of the tokens' weight in the loss.
     """
 
+    tokens: np.ndarray
+    logprobs: np.ndarray
     version: int
     adapter_sha256: str
-    tokens: int
+    processed_logprobs: np.ndarray | None = None
+    loss_weight: float = 1.0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The sampled tokens of a rollout.
+    """The tokens of a rollout after its prompt, in segments.
 
     Attributes:
         name: identity of the rollout.
         prompt_tokens: int32 `prompt`.
-        tokens: int32 `seq`, the stop token included when `stop_reason` is "eos"; the last one
-            completes the stop string when it is "stop_string".
-        logprobs: float32 `seq`, of each token under the full temperature-scaled distribution of the
-            version that sampled it.
-        stop_reason: why sampling ended.
-        version: policy version that sampled it; the last one if it was truncated and continued.
-        adapter_sha256: hash of that version's adapter.
-        processed_logprobs: float32 `seq`, under the distribution that was sampled from,
-            renormalised after top-k, top-p and min-p; None: equal to `logprobs`.
-        earlier_spans: the first tokens, sampled by earlier versions.
+        segments: at least one, in token order. A rollout that was truncated and continued has one
+            for each time; the last one is empty if nothing was sampled this time.
+        stop_reason: why sampling ended. The stop token is the last one if it is "eos"; the last
+            token completes the stop string if it is "stop_string".
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
-    tokens: np.ndarray
-    logprobs: np.ndarray
+    segments: tuple[Segment, ...]
     stop_reason: StopReason
-    version: int
-    adapter_sha256: str
-    processed_logprobs: np.ndarray | None = None
-    earlier_spans: tuple[VersionSpan, ...] = ()
 
     @property
-    def num_new(self) -> int:
-        """Number of tokens that `version` sampled."""
-        return len(self.tokens) - sum(span.tokens for span in self.earlier_spans)
+    def tokens(self) -> np.ndarray:
+        """All tokens: int32 `seq`."""
+        return np.concatenate([segment.tokens for segment in self.segments])
 
     @property
-    def version_spans(self) -> tuple[VersionSpan, ...]:
-        """Versions that sampled the tokens, in token order."""
-        if not self.num_new:
-            return self.earlier_spans
-        return (*self.earlier_spans, VersionSpan(self.version, self.adapter_sha256, self.num_new))
+    def logprobs(self) -> np.ndarray:
+        """`Segment.logprobs` of all tokens: float32 `seq`."""
+        return np.concatenate([segment.logprobs for segment in self.segments])
+
+    @property
+    def processed_logprobs(self) -> np.ndarray | None:
+        """`Segment.processed_logprobs` of all tokens: float32 `seq`; None if no segment has any."""
+        if all(segment.processed_logprobs is None for segment in self.segments):
+            return None
+        found = ((one.processed_logprobs, one.logprobs) for one in self.segments)
+        return np.concatenate([full if own is None else own for own, full in found])
+
+    @property
+    def loss_weights(self) -> np.ndarray:
+        """`Segment.loss_weight` of each token: float32 `seq`."""
+        return self._by_token([segment.loss_weight for segment in self.segments], np.float32)
 
     @property
     def versions(self) -> np.ndarray:
         """Policy version that sampled each token: int32 `seq`."""
-        versions = [span.version for span in self.version_spans]
-        counts = [span.tokens for span in self.version_spans]
-        return np.repeat(np.array(versions, np.int32), counts)
+        return self._by_token([segment.version for segment in self.segments], np.int32)
+
+    @property
+    def version(self) -> int:
+        """Policy version of the last segment."""
+        return self.segments[-1].version
+
+    @property
+    def adapter_sha256(self) -> str:
+        """Hash of the adapter of the last segment."""
+        return self.segments[-1].adapter_sha256
+
+    @property
+    def num_new(self) -> int:
+        """Number of tokens of the last segment."""
+        return len(self.segments[-1].tokens)
+
+    def _by_token(self, values: Sequence[float], dtype: type) -> np.ndarray:
+        return np.repeat(np.array(values, dtype), [len(one.tokens) for one in self.segments])
 
 
 Report = Callable[[Sequence[Completion]], None]

@@ -20,11 +20,9 @@ from pipeline.budget import Budget, used_s
 from pipeline.clock import Clock, Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, Ready
 from pipeline.coordinator import Coordinator
-from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.packed_batch import PackedRow
-from pipeline.data.splits import LoadedData, LoadedSplit
+from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
-from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.deadline import Deadline
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.sizes import Sizes
@@ -40,110 +38,29 @@ from pipeline.types import (
     AdapterRef,
     Completion,
     DecodeWork,
-    Demonstration,
     ExportReport,
-    Prompt,
     Published,
     Restored,
     Rollout,
     RolloutRequest,
+    Segment,
 )
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.forms import recognise
 from rewards.resolve import resolve
+from tests.samples import (
+    EOS,
+    FRESH,
+    PROBE,
+    PROMPTS,
+    CharTokenizer,
+    changed,
+    logprobs,
+    make_data,
+)
 
-EOS = 1
 TIMINGS = frozenset({"time", "tokens", "goodput", "speed", "cost", "hbm", "budget", "mirror"})
 """Groups of metrics of time and machine, in which a run and the same run with a resume differ."""
-PROMPTS = 20
-"""Number of prompts in a split, for samplers with a skill."""
-FRESH = hashlib.sha256(b"fresh").hexdigest()
-PROBE = hashlib.sha256(b"probe").hexdigest()
-
-_CONFIG: dict[str, dict[str, Any]] = {
-    "run": {"name": "run", "seed": 3},
-    "model": {"path": "nowhere", "dtype": "float32"},
-    "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
-    "rewards": {
-        "functions": [
-            {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 1.0},
-            {"name": "format", "function": "rewards.format:well_formed", "weight": 0.1},
-        ]
-    },
-    "rollout": {
-        "group_size": 2,
-        "prompts_per_step": 2,
-        "max_prompt_tokens": 8,
-        "max_new_tokens": 80,
-    },
-    "plan": {
-        "platform": "cpu",
-        "placement": "split",
-        "slots": 2,
-    },
-    "budget": {"steps": 3},
-    "checkpoint": {"every_steps": 2, "every_s": 1e6},
-    "wandb": {"mode": "disabled"},
-}
-
-
-def make_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
-    """A small configuration; keys of `tables` replace those of its tables."""
-    given = {name: {**_CONFIG.get(name, {}), **table} for name, table in tables.items()}
-    run = {**_CONFIG["run"], "dir": str(folder), **tables.get("run", {})}
-    whole: dict[str, Any] = {**_CONFIG, **given, "run": run}
-    rollout = whole["rollout"]
-    longest = rollout["max_prompt_tokens"] + rollout["max_new_tokens"]
-    rows = {"row_tokens": longest, "micro_batch_tokens": 2 * longest}
-    return Config.model_validate(whole | {"plan": {**rows, **whole["plan"]}})
-
-
-def make_prompts(count: int) -> tuple[Prompt, ...]:
-    """Prompts whose answer is twice their id."""
-    return tuple(
-        Prompt(n, f"twice {n}?", np.array([2, 50 + n], np.int32), str(2 * n), {})
-        for n in range(1, count + 1)
-    )
-
-
-def make_data(
-    *, train: int = 5, validation: int = 0, test: int = 4, sets: Sequence[str] = (), sft: int = 0
-) -> LoadedData:
-    """Splits by number of prompts; 0: no such split. Evaluation sets equal the test split."""
-
-    def split(count: int) -> LoadedSplit:
-        return LoadedSplit(make_prompts(count), malformed=(), too_long=(), duplicates=0)
-
-    examples = tuple(
-        Demonstration(n, np.array([2, 50 + n], np.int32), np.array([60 + n, EOS], np.int32))
-        for n in range(1, sft + 1)
-    )
-    return LoadedData(
-        train=split(train),
-        validation=split(validation) if validation else None,
-        test=split(test),
-        sets={name: split(test) for name in sets},
-        sft=LoadedDemonstrations(examples, (), (), duplicates=0, overlaps=0) if sft else None,
-    )
-
-
-class CharTokenizer(Tokenizer):
-    """One token for each character: its code point."""
-
-    def __init__(self) -> None:
-        self.pad_id, self.eos_id, self.bos_id = 0, EOS, 2
-
-    def encode(self, text: str) -> np.ndarray:
-        return np.array([ord(character) for character in text], np.int32)
-
-    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        return "".join(chr(int(token)) for token in tokens if token != EOS)
-
-    def find(self, piece: str) -> int | None:
-        return ord(piece) if len(piece) == 1 else None
-
-    def piece(self, id_: int) -> str:
-        return chr(id_)
 
 
 class FakeClock:
@@ -190,11 +107,6 @@ class Script:
         for key in (name, len(self.calls) - 1):
             if key in self.on:
                 self.on.pop(key)()
-
-
-def logprobs(tokens: np.ndarray, adapter: str) -> np.ndarray:
-    """Log-probs of tokens under an adapter: float32 `seq`."""
-    return -((tokens % 7 + int(adapter[:6], 16) / 2**20) / 10).astype(np.float32)
 
 
 class Prepares:
@@ -293,11 +205,8 @@ class FakeSampler(Prepares):
         drawn = Completion(
             name=request.name,
             prompt_tokens=request.prompt_tokens,
-            tokens=tokens,
-            logprobs=logprobs(tokens, self.adapter),
+            segments=(Segment(tokens, logprobs(tokens, self.adapter), self.version, self.adapter),),
             stop_reason="eos" if ended else "length",
-            version=self.version,
-            adapter_sha256=self.adapter,
         )
         return drawn if request.partial is None else continued(request.partial, drawn)
 
@@ -320,21 +229,20 @@ def continued(partial: Completion, drawn: Completion) -> Completion:
     """`partial`, continued with the newly sampled tokens, at least a stop token."""
     size = len(partial.tokens)
     tokens = drawn.tokens[size:] if len(drawn.tokens) > size else np.array([EOS], np.int32)
-    new = logprobs(tokens, drawn.adapter_sha256)
+    now = changed(drawn, tokens=tokens, logprobs=logprobs(tokens, drawn.adapter_sha256))
+    earlier = (segment for segment in partial.segments if len(segment.tokens))
     return replace(
-        drawn,
-        tokens=np.concatenate([partial.tokens, tokens]),
-        logprobs=np.concatenate([partial.logprobs, new]),
+        now,
+        segments=(*earlier, *now.segments),
         stop_reason="eos" if tokens[-1] == EOS else "length",
-        earlier_spans=partial.version_spans,
     )
 
 
 def truncated(drawn: Completion, new: int) -> Completion:
     """Keeps the first `new` newly sampled tokens, and always drops the last one."""
-    size = len(drawn.tokens) - max(drawn.num_new - new, 1)
-    tokens, logprobs = drawn.tokens[:size], drawn.logprobs[:size]
-    return replace(drawn, tokens=tokens, logprobs=logprobs, stop_reason="truncated")
+    last, size = drawn.segments[-1], min(new, drawn.num_new - 1)
+    cut = changed(drawn, tokens=last.tokens[:size], logprobs=last.logprobs[:size])
+    return replace(cut, stop_reason="truncated")
 
 
 class Disk(dict[int, tuple[str, dict[str, Any]]]):
@@ -447,8 +355,8 @@ class FakeLearner(Prepares):
         for rollout in rollouts:
             drawn = rollout.completion
             digest.update(f"{drawn.name} {drawn.tokens.tolist()} {rollout.advantage}".encode())
-            if drawn.earlier_spans:
-                digest.update(f"{drawn.logprobs.tolist()} {drawn.version_spans}".encode())
+            if len(drawn.segments) > 1:
+                digest.update(f"{drawn.logprobs.tolist()} {drawn.versions.tolist()}".encode())
         self.previous = self.adapter
         self.adapter, self.version = digest.hexdigest(), self.version + 1
         learned = sum(len(r.completion.tokens) for r in rollouts if r.reward is not None)
@@ -691,20 +599,3 @@ def left_behind(folder: RunFolder) -> dict[str, Any]:
         if ".superseded" not in path.suffixes
     }
     return {"summary": summary, "metrics": metrics, "rollouts": rollouts}
-
-
-def completion(
-    request: RolloutRequest, text: str = "", *, ended: bool = True, **changes: Any
-) -> Completion:
-    """A completion with the given text, sampled by version 0."""
-    tokens = np.array([ord(character) for character in text] + [EOS] * ended, np.int32)
-    values: dict[str, Any] = {
-        "name": request.name,
-        "prompt_tokens": request.prompt_tokens,
-        "tokens": tokens,
-        "logprobs": logprobs(tokens, FRESH),
-        "stop_reason": "eos" if ended else "length",
-        "version": 0,
-        "adapter_sha256": FRESH,
-    }
-    return Completion(**{**values, **changes})

@@ -19,7 +19,8 @@ from pipeline.clock import Clock
 from pipeline.data.packed_batch import PackedRow
 from pipeline.types import AdapterRef, Completion, ExportReport, Published, Rollout, RolloutRequest
 from rewards.base import Outcome, RewardInput
-from tests.fakes import PROMPTS, Disk, FakeLearner, FakeSampler, FakeScorer, Killed, Process, Script
+from tests.fakes import Disk, FakeLearner, FakeSampler, FakeScorer, Killed, Process, Script
+from tests.samples import PROMPTS
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -24,7 +24,7 @@ from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest, Segment
 
 WINDOW = 8
 VOCAB = 96
@@ -277,11 +277,15 @@ def make_rollouts(
         completion = Completion(
             name=RolloutName("train", 0, prompt_id=number // 2, sample=number % 2),
             prompt_tokens=rng.integers(8, VOCAB, prompt).astype(np.int32),
-            tokens=rng.integers(8, VOCAB, new).astype(np.int32),
-            logprobs=-rng.random(new).astype(np.float32),
+            segments=(
+                Segment(
+                    rng.integers(8, VOCAB, new).astype(np.int32),
+                    -rng.random(new).astype(np.float32),
+                    version=0,
+                    adapter_sha256="",
+                ),
+            ),
             stop_reason="length",
-            version=0,
-            adapter_sha256="",
         )
         rollouts.append(Rollout(completion, NO_TEXT, {"r": 0.0}, 0.0, advantage))
     return rollouts

@@ -34,7 +34,7 @@ from pipeline.compute.model.remat import Remat
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.batching import micro_batches, token_weights
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 
 BODY: dict[str, Any] = SMALL | {
     "vocab_size": 262_144,
@@ -180,11 +180,8 @@ def _rollout(rng: np.random.Generator, number: int) -> Rollout:
     completion = Completion(
         name=RolloutName("train", 0, prompt_id=number, sample=0),
         prompt_tokens=random_tokens(PROMPT),
-        tokens=random_tokens(COMPLETION),
-        logprobs=np.zeros(COMPLETION, np.float32),
+        segments=(Segment(random_tokens(COMPLETION), np.zeros(COMPLETION, np.float32), 0, ""),),
         stop_reason="length",
-        version=0,
-        adapter_sha256="",
     )
     return Rollout(completion, NO_TEXT, {}, 0.0, float(rng.standard_normal()))
 

@@ -195,7 +195,9 @@ class Runs:
         ):
             prompt = prompts[len(rollouts) // group]
             given = prompt.reward_input("", stop_reason=one.stop_reason, tags=self._tags)
-            sampled = dataclasses.replace(one, version=self._learner.state.version)
+            (segment,) = one.segments
+            current = dataclasses.replace(segment, version=self._learner.state.version)
+            sampled = dataclasses.replace(one, segments=(current,))
             rollouts.append(Rollout(sampled, given, {}, float(reward), float(advantage)))
         return rollouts, {
             "accuracy": float(right.mean()),

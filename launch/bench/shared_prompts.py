@@ -27,7 +27,7 @@ from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.opening import open_model
 from pipeline.data.batching import micro_batches, token_weights
 from pipeline.plan.cost_model.workload import completion_lengths
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 
 PROMPTS = 4
 """Prompts of the step."""
@@ -48,11 +48,8 @@ def rollouts_of(
             Completion(
                 name=RolloutName("train", 0, prompt_id=number % prompts, sample=number // prompts),
                 prompt_tokens=texts[number % prompts],
-                tokens=random_tokens(length),
-                logprobs=np.zeros(length, np.float32),
+                segments=(Segment(random_tokens(length), np.zeros(length, np.float32), 0, ""),),
                 stop_reason="length",
-                version=0,
-                adapter_sha256="",
             ),
             NO_TEXT,
             {},

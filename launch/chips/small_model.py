@@ -22,7 +22,7 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, RolloutRequest, Segment
 
 ROWS = 8
 """Packed rows of a batch: one for each chip of a host."""
@@ -154,11 +154,8 @@ def rollouts() -> list[Rollout]:
         completion = Completion(
             name=RolloutName("train", 0, number // 4, number % 4),
             prompt_tokens=_tokens(rng, prompt),
-            tokens=_tokens(rng, new),
-            logprobs=np.full(new, -7.0, np.float32),
+            segments=(Segment(_tokens(rng, new), np.full(new, -7.0, np.float32), 0, ""),),
             stop_reason="length",
-            version=0,
-            adapter_sha256="",
         )
         found.append(Rollout(completion, NO_TEXT, {}, 1.0, 1.0 - 2.0 * (number % 2)))
     return found

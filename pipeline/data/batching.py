@@ -77,7 +77,7 @@ def token_weights(
 ) -> list[float]:
     """Weight of each token of each rollout; 0 for excluded rollouts.
 
-    Over the N included rollouts, of lengths L:
+    Over the N included rollouts, L being the sum of the loss weights of a rollout's tokens:
 
         sequence   1 / (N L)         mean over rollouts of means (GRPO, arXiv:2402.03300)
         token      1 / (sum of L)    mean over all tokens (DAPO, arXiv:2503.14476)
@@ -92,7 +92,7 @@ def token_weights(
     lengths = [
         0
         if rollout.reward is None or (mask_overlong and rollout.completion.stop_reason == "length")
-        else len(rollout.completion.tokens)
+        else float(rollout.completion.loss_weights.sum())
         for rollout in rollouts
     ]
     total, count = sum(lengths), sum(length > 0 for length in lengths)
@@ -168,7 +168,7 @@ def _fill(
     sequences = [sequence for row in packed for group in row for sequence in group]
     for sequence, where in zip(sequences, slices, strict=True):
         at, completion = (where.row, where.positions), sequence.rollout.completion
-        batch.weights[at] = sequence.weight
+        batch.weights[at] = sequence.weight * completion.loss_weights
         advantages[at] = sequence.rollout.advantage
         sampled[at] = completion.logprobs
         processed[at] = (

@@ -23,12 +23,13 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
     rows = []
     for rollout in rollouts:
         completion, given = rollout.completion, rollout.given
+        segments = [segment for segment in completion.segments if len(segment.tokens)]
         row: dict[str, Any] = {
             "prompt_id": completion.name.prompt_id,
             "sample": completion.name.sample,
             "step": completion.name.step,
-            "versions": [span.version for span in completion.version_spans],
-            "version_tokens": [span.tokens for span in completion.version_spans],
+            "versions": [segment.version for segment in segments],
+            "version_tokens": [len(segment.tokens) for segment in segments],
             "adapter_sha256": completion.adapter_sha256,
             "prompt": given.prompt,
             "answer": given.answer,

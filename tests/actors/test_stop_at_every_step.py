@@ -20,7 +20,8 @@ from pipeline.plan.sizes import Sizes
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import AdapterRef, ExportReport, Published
 from tests import tiny
-from tests.fakes import Disk, Killed, Process, left_behind, make_data
+from tests.fakes import Disk, Killed, Process, left_behind
+from tests.samples import make_data
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 REWARD = "tests.launch.planted_rewards:checksum"

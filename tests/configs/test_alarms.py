@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from configs.alarms import Alarms
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 def problems(folder: Path, **tables: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.mismatch import MismatchBounds
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 @pytest.mark.parametrize(

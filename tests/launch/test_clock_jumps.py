@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import Disk, left_behind, make_config
+from tests.fakes import Disk, left_behind
 from tests.launch.test_session import Session
+from tests.samples import make_config
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,10 @@ import pytest
 
 from launch.exits import exit_status
 from pipeline.run.record_files import append_row, read_json, read_rows, write_json
-from tests.fakes import Disk, left_behind, make_config
+from tests.fakes import Disk, left_behind
 from tests.full_disk import fill_disk
 from tests.launch.test_session import Session
+from tests.samples import make_config
 
 pytestmark = pytest.mark.slow
 

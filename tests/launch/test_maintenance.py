@@ -14,7 +14,7 @@ import pytest
 from launch.maintenance import NOTICES, stop_at_notice, wait_for_notice
 from launch.stop import Stop
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import make_config
+from tests.samples import make_config
 
 PATIENCE_S = 60.0
 

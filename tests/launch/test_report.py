@@ -11,7 +11,8 @@ import pytest
 from launch.report import main
 from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Process, make_config
+from tests.fakes import Disk, Process
+from tests.samples import make_config
 
 
 @pytest.fixture

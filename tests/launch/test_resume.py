@@ -9,7 +9,7 @@ import pytest
 from launch.preparation import check_same_code
 from launch.resume import record_reward_changes, record_reward_code
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path):

@@ -12,7 +12,8 @@ from safetensors.numpy import save_file
 
 from launch.runs import main
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Process, make_config
+from tests.fakes import Disk, Process
+from tests.samples import make_config
 
 STEPS = 4
 

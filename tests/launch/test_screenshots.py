@@ -10,7 +10,8 @@ import pytest
 
 from launch.demo.screenshots import draw_console
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Process, make_config, make_data
+from tests.fakes import Disk, Process
+from tests.samples import make_config, make_data
 
 
 def texts(picture: Path) -> str:

@@ -49,7 +49,6 @@ from pipeline.run.run_folder import RunFolder
 from pipeline.types import Restored
 from rewards.forms import recognise
 from tests.fakes import (
-    CharTokenizer,
     Disk,
     FakeClock,
     FakeLearner,
@@ -58,9 +57,8 @@ from tests.fakes import (
     FakeTracker,
     Script,
     left_behind,
-    make_config,
-    make_data,
 )
+from tests.samples import CharTokenizer, make_config, make_data
 
 
 class Session:

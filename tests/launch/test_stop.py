@@ -16,7 +16,7 @@ import pytest
 
 from launch import cluster
 from launch.stop import Stop, Stopped, unless
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 def test_the_first_signal_counts(capsys: pytest.CaptureFixture[str]):

@@ -23,8 +23,8 @@ from launch.submission import VARIABLE
 from launch.supervise import _Supervisor, supervise, without
 from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import make_config
 from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT
+from tests.samples import make_config
 
 Child = Callable[[RunFolder], int]
 ARGV = ["demo.toml", "--extend", "1h", "--run.seed=3"]
@@ -345,7 +345,7 @@ from pathlib import Path
 from launch import supervise
 supervise.subprocess.Popen = (lambda popen: lambda _, **settings: popen(
     [sys.executable, "-c", sys.argv[2]], **settings))(supervise.subprocess.Popen)
-from tests.fakes import make_config
+from tests.samples import make_config
 supervise.supervise([], make_config(Path(sys.argv[1])))
 """
 STOPS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"

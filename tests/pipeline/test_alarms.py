@@ -14,7 +14,7 @@ from configs.schema import Config
 from pipeline.alarm_rules import Earlier, Rule
 from pipeline.alarms import Alarm, AlarmWatch
 from pipeline.rollout.part_statistics import Groups
-from tests.fakes import make_config
+from tests.samples import make_config
 
 VALIDATED: Mapping[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},

@@ -21,7 +21,7 @@ from pipeline.budget import (
 )
 from pipeline.deadline import show_duration
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 def folder_of(config: Config, *, ended: str | None = "finished") -> RunFolder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,9 @@ from pipeline.rollout.mismatch import MismatchError
 from pipeline.run import record_files, run_folder
 from pipeline.types import Completion, Published, RolloutRequest
 from rewards.base import Outcome, RewardInput
-from tests.fakes import (
-    FRESH,
-    PROBE,
-    Disk,
-    Killed,
-    Process,
-    Script,
-    kill,
-    left_behind,
-    make_config,
-    make_data,
-)
+from tests.fakes import Disk, Killed, Process, Script, kill, left_behind
 from tests.resumes import check_same_run
+from tests.samples import FRESH, PROBE, changed, make_config, make_data
 
 VALIDATION = {"path": "validation.jsonl"}
 PROBE_EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
@@ -245,16 +234,14 @@ def test_promise_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(tmp
 
 
 @pytest.mark.parametrize("wrong", [{"version": 7}, {"adapter_sha256": "f" * 64}])
-def test_promise_1_a_completion_with_a_wrong_label_is_caught(
-    tmp_path: Path, wrong: dict[str, Any]
-):
+def test_promise_1_a_completion_with_a_wrong_label_is_caught(tmp_path: Path, wrong: dict[str, Any]):
     run = Process(make_config(tmp_path, budget={"steps": 2}), disk=Disk())
     draw = run.samplers[0].draw
 
     def mislabelled(request: RolloutRequest, temperature: float) -> Completion:
         drawn = draw(request, temperature)
         last = request.name.step == 1 and request.name.sample == 1
-        return replace(drawn, **wrong) if last else drawn
+        return changed(drawn, **wrong) if last else drawn
 
     run.samplers[0].draw = mislabelled  # type: ignore[method-assign]
     with pytest.raises(

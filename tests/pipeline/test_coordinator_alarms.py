@@ -11,7 +11,8 @@ import pytest
 from pipeline.protocols import WorkerDied
 from pipeline.rollout.workers import TrainingStopped
 from rewards.base import Outcome, RewardInput
-from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data, validated
+from tests.fakes import Disk, Process, Script, left_behind, validated
+from tests.samples import make_config, make_data
 
 RULE: dict[str, Any] = {"above": 0.4, "steps": 1}
 # The entropy of the fake sampler is another one with each adapter.

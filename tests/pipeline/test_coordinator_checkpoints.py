@@ -10,8 +10,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.rollout import checkpoints
-from tests.fakes import Disk, FakeLearner, Killed, Process, Script, kill, left_behind, make_config
-from tests.fakes import make_data as fake_data
+from tests.fakes import Disk, FakeLearner, Killed, Process, Script, kill, left_behind
+from tests.samples import make_config
+from tests.samples import make_data as fake_data
 
 STEPS = 12
 

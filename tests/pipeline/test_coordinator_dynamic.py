@@ -13,15 +13,9 @@ from configs.schema import Config
 from pipeline.data.order import consecutive_prompts
 from pipeline.rollout.dynamic_sampling import has_signal
 from pipeline.types import Completion, Rollout, RolloutRequest
-from tests.fakes import (
-    Disk,
-    Process,
-    Script,
-    completion,
-    make_config,
-    make_data,
-)
+from tests.fakes import Disk, Process, Script
 from tests.resumes import check_same_run
+from tests.samples import completion, make_config, make_data
 
 STEPS, TRAIN, CAP = 5, 15, 7
 WRONG = "<reasoning>1</reasoning><answer>no</answer>"

@@ -16,7 +16,8 @@ from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import Rollout
 from rewards.base import Outcome, RewardInput
-from tests.fakes import Disk, Process, Script, left_behind, make_config, make_data
+from tests.fakes import Disk, Process, Script, left_behind
+from tests.samples import make_config, make_data
 
 STEPS = {"budget": {"steps": 6}, "checkpoint": {"every_steps": 4}}
 

@@ -13,7 +13,8 @@ from configs.schema import Config
 from pipeline.run.checkpoint_files import CHECKPOINT_MARK
 from pipeline.run.mirror import Copier, fetch_run
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Killed, Process, Script, left_behind, make_config, make_data
+from tests.fakes import Disk, Killed, Process, Script, left_behind
+from tests.samples import make_config, make_data
 
 pytestmark = pytest.mark.slow
 

@@ -12,8 +12,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.types import Completion, RolloutRequest
-from tests.fakes import Disk, Process, Script, make_config, make_data
+from tests.fakes import Disk, Process, Script
 from tests.resumes import check_same_run
+from tests.samples import make_config, make_data
 
 STEPS = 5
 
@@ -94,14 +95,14 @@ def test_kept_rollouts_are_trained_on_when_the_last_of_their_group_finishes(tmp_
         assert set(groups.values()) <= {2}
         for one in learned:
             assert one.stop_reason in {"eos", "length"}
-            versions = [stretch.version for stretch in one.version_spans]
+            versions = [segment.version for segment in one.segments]
             assert versions == sorted(set(versions))
             assert one.name.step <= versions[0]
             assert versions[-1] <= step
             late += versions[0] < step
         rows = watched.run.folder.read_rollouts(f"step_{step + 1:06d}") or []
         assert [row["versions"] for row in rows] == [
-            [stretch.version for stretch in one.version_spans] for one in learned
+            [segment.version for segment in one.segments] for one in learned
         ]
         newest = {
             name
@@ -110,7 +111,7 @@ def test_kept_rollouts_are_trained_on_when_the_last_of_their_group_finishes(tmp_
         }
         assert newest == groups.keys()
     assert late > 2
-    assert max(len(one.version_spans) for one in all_rollouts) >= 2
+    assert max(len(one.segments) for one in all_rollouts) >= 2
 
 
 def test_truncated_continued_and_partial_rollouts_are_counted(tmp_path: Path):
@@ -211,11 +212,8 @@ def test_partial_rollouts_are_in_the_checkpoint_and_an_extended_run_continues_th
     for one, two in zip(
         found, first.coordinator.progress.sampling.partial.completions, strict=True
     ):
-        assert (one.name, one.earlier_spans, one.version) == (
-            two.name,
-            two.earlier_spans,
-            two.version,
-        )
+        assert (one.name, one.version) == (two.name, two.version)
+        np.testing.assert_array_equal(one.versions, two.versions)
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
     second.deadline.steps = 3
     second.run()

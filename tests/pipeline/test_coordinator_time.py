@@ -10,7 +10,8 @@ import pytest
 
 from configs.schema import Config
 from pipeline.deadline import BudgetTooSmallError
-from tests.fakes import PROMPTS, Disk, make_config, make_data
+from tests.fakes import Disk
+from tests.samples import PROMPTS, make_config, make_data
 from tests.simulation import TimedProcess, World
 
 SECONDS = {
@@ -325,9 +326,7 @@ def test_the_decay_goes_on_after_a_kill(tmp_path: Path):
 
 
 @pytest.mark.parametrize("seed", range(36))
-def test_promise_6_deadlines_are_kept_with_noise_drift_stalls_and_kills(
-    tmp_path: Path, seed: int
-):
+def test_promise_6_deadlines_are_kept_with_noise_drift_stalls_and_kills(tmp_path: Path, seed: int):
     rng = np.random.default_rng(seed)
     budget_s = int(np.exp(rng.uniform(np.log(300), np.log(6000))))
     make = validated if rng.random() < 0.7 else config_of

@@ -21,7 +21,8 @@ from pipeline.deadline import (
     evaluation_part,
     least_run_s,
 )
-from tests.fakes import FakeClock, make_config
+from tests.fakes import FakeClock
+from tests.samples import make_config
 
 
 def test_elapsed_time_includes_earlier_processes():

@@ -43,6 +43,7 @@ from pipeline.types import (
     Report,
     RolloutName,
     RolloutRequest,
+    Segment,
     StopReason,
 )
 
@@ -58,7 +59,7 @@ class Aborted(Exception):  # noqa: N818  # requested by the caller, not an error
 
 @dataclass(frozen=True)
 class FinishedSlot:
-    """Sampled tokens of a rollout that leaves its slot; fields as in `Completion`.
+    """What was sampled in a slot, without the tokens of the request's `partial`; see `Segment`.
 
     Attributes:
         tokens: int32 `length`.
@@ -74,18 +75,9 @@ class FinishedSlot:
     stop_reason: StopReason
 
     @staticmethod
-    def of(request: RolloutRequest, numbers: Sequence[np.ndarray | None]) -> FinishedSlot:
-        """Copies a slot's tokens and log-probs, marked as truncated.
-
-        The first ones are those of the request's `partial`, which the device leaves empty.
-        """
-        copies, partial = jax.tree.map(np.array, tuple(numbers)), request.partial
-        if partial is not None:
-            kept = partial.tokens, partial.logprobs, partial.processed_logprobs
-            for copy, known in zip(copies, kept, strict=True):
-                if copy is not None:
-                    copy[: request.num_partial] = known
-        tokens, logprobs, processed = copies
+    def of(numbers: Sequence[np.ndarray | None]) -> FinishedSlot:
+        """Copies a slot's tokens and log-probs, marked as truncated."""
+        tokens, logprobs, processed = jax.tree.map(np.array, tuple(numbers))
         return FinishedSlot(tokens, logprobs, processed, "truncated")
 
 
@@ -213,13 +205,15 @@ class Engine:
 
         def complete(index: int, slot: FinishedSlot) -> Completion:
             request = requests[index]
+            earlier = () if request.partial is None else request.partial.segments
+            new = Segment(
+                slot.tokens, slot.logprobs, version, adapter_sha256, slot.processed_logprobs
+            )
             return Completion(
                 name=request.name,
                 prompt_tokens=request.prompt_tokens,
-                **vars(slot),
-                version=version,
-                adapter_sha256=adapter_sha256,
-                earlier_spans=() if request.partial is None else request.partial.version_spans,
+                segments=(*(one for one in earlier if len(one.tokens)), new),
+                stop_reason=slot.stop_reason,
             )
 
         def ended(found: Mapping[int, FinishedSlot]) -> None:
@@ -313,15 +307,15 @@ class Engine:
             self.work.slot_steps += size * steps
             self.work.segments[size] = self.work.segments.get(size, 0) + 1
         return [
-            found[index] if index in found else self._never_started(request)
-            for index, request in enumerate(requests)
+            found[index] if index in found else self._never_started()
+            for index in range(len(requests))
         ]
 
-    def _never_started(self, request: RolloutRequest) -> FinishedSlot:
-        """The result of a request that got no slot: the tokens of its `partial`."""
-        tokens, logprobs = (np.zeros(request.num_partial, kind) for kind in (np.int32, np.float32))
+    def _never_started(self) -> FinishedSlot:
+        """The result of a request that got no slot."""
+        tokens, logprobs = (np.zeros(0, kind) for kind in (np.int32, np.float32))
         processed = logprobs if self._config.rollout.truncates else None
-        return FinishedSlot.of(request, (tokens, logprobs, processed))
+        return FinishedSlot.of((tokens, logprobs, processed))
 
     def _collect_ended(self, call: _Call, state: DecodeState) -> dict[int, FinishedSlot]:
         """Releases the slots whose rollout has ended; their tokens by index of the request.
@@ -369,8 +363,8 @@ class Engine:
         for slot, index in released:
             request, count = requests[index], lengths.get(slot, int(counts[slot]))
             self.work.tokens += count - request.num_partial
-            own = jax.tree.map(itemgetter((slot, slice(count))), numbers)
-            yield slot, index, FinishedSlot.of(request, own)
+            own = jax.tree.map(itemgetter((slot, slice(request.num_partial, count))), numbers)
+            yield slot, index, FinishedSlot.of(own)
 
     def _stop_string_ends(self, call: _Call, state: DecodeState) -> dict[int, int]:
         """Host check for stop strings: number of tokens to keep, by slot whose rollout has one."""

@@ -12,7 +12,7 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.batching import micro_batches
 from pipeline.data.packed_batch import BatchShape, TokenBatch
 from pipeline.plan.lengths import Lengths
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 
 REPEATS = 3
 """Timed runs after the warm-up; the fastest counts, because the others were delayed."""
@@ -60,11 +60,10 @@ def full_micro_batch(config: Config, *, shape: BatchShape, token: int) -> TokenB
             Completion(
                 name=RolloutName("train", 0, number, 0),
                 prompt_tokens=np.full(prompt, token, np.int32),
-                tokens=np.full(new, token, np.int32),
-                logprobs=np.full(new, -1.0, np.float32),
+                segments=(
+                    Segment(np.full(new, token, np.int32), np.full(new, -1.0, np.float32), 0, ""),
+                ),
                 stop_reason="length",
-                version=0,
-                adapter_sha256="",
             ),
             given=NO_TEXT,
             rewards={},

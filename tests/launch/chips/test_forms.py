@@ -20,6 +20,7 @@ from launch.chips.compare import Arrays
 from launch.chips.forms import Forms, Update
 from launch.chips.small_model import SmallModel
 from pipeline.types import Completion
+from tests.samples import changed
 
 CHIPS = 8
 _known: dict[tuple[object, ...], Any] = {}
@@ -167,7 +168,7 @@ def test_a_wrong_log_prob_of_a_sampled_token_is_a_fault(
 ):
     def change(found: list[Completion]) -> list[Completion]:
         wrong = one_wrong({"": found[7].logprobs})[""]
-        return [*found[:7], replace(found[7], logprobs=wrong), *found[8:]]
+        return [*found[:7], changed(found[7], logprobs=wrong), *found[8:]]
 
     falsify(monkeypatch, "sample", change)
     assert state(check) == "fault"
@@ -179,7 +180,7 @@ def test_another_token_than_the_one_with_this_log_prob_is_a_fault(
     def change(found: list[Completion]) -> list[Completion]:
         tokens = found[3].tokens.copy()
         tokens[-1] = (tokens[-1] + 1000) % 2048
-        return [*found[:3], replace(found[3], tokens=tokens), *found[4:]]
+        return [*found[:3], changed(found[3], tokens=tokens), *found[4:]]
 
     falsify(monkeypatch, "sample", change)
     assert state("decode, ring caches") == "fault"

@@ -23,9 +23,9 @@ from pipeline.data.batching import (
 from pipeline.data.packed_batch import BatchShape, CompletionSlice, TokenBatch
 from pipeline.plan.cost_model.workload import completion_lengths
 from pipeline.plan.lengths import Lengths
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, VersionSpan
-from tests.fakes import make_config
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 from tests.pipeline.plan.presets import preset
+from tests.samples import make_config
 
 PAD = 99
 BUDGET = 10
@@ -51,11 +51,8 @@ def rollout(
     completion = Completion(
         name=RolloutName("train", 0, prompt_id=number, sample=sample),
         prompt_tokens=places[:prompt],
-        tokens=places[prompt:],
-        logprobs=-places[prompt:].astype(np.float32),
+        segments=(Segment(places[prompt:], -places[prompt:].astype(np.float32), 0, ""),),
         stop_reason=stop_reason,
-        version=0,
-        adapter_sha256="",
     )
     return Rollout(completion, NO_TEXT, {}, reward, advantage)
 
@@ -192,7 +189,9 @@ def test_a_group_longer_than_a_row_has_its_prompt_in_each():
 def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
     kept = np.array([-0.5, -0.25], np.float32)
-    cut = replace(other, completion=replace(other.completion, processed_logprobs=kept))
+    (drawn,) = other.completion.segments
+    drawn = replace(drawn, processed_logprobs=kept)
+    cut = replace(other, completion=replace(other.completion, segments=(drawn,)))
     (batch,) = pack([whole, cut])
     np.testing.assert_array_equal(
         batch.sampled_logprobs, [[0, -202, -203, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
@@ -203,13 +202,29 @@ def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
 
 
 def test_each_target_has_the_version_that_sampled_it():
-    first, second = rollout(1, 2, 1), rollout(2, 2, 3)
-    earlier = (VersionSpan(3, "", 2),)
-    second = replace(
-        second, completion=replace(second.completion, version=4, earlier_spans=earlier)
-    )
+    first, second = rollout(1, 2, 1), in_segments(rollout(2, 2, 3), {"version": 3}, {"version": 4})
     (batch,) = pack([first, second])
     np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
+
+
+def test_a_segment_has_its_own_loss_weight():
+    first = rollout(1, 2, 1)
+    second = in_segments(rollout(2, 2, 3), {"loss_weight": 0.0}, {"loss_weight": 0.5})
+    (batch,) = pack([first, second])
+    np.testing.assert_array_equal(batch.weights > 0, [[0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
+    assert batch.weights[0, 3] == batch.weights[0, 5] / 2
+    assert batch.num_tokens == 2
+    np.testing.assert_array_equal(batch.targets[0, 1:4], second.completion.tokens)
+
+
+def in_segments(one: Rollout, first: dict[str, Any], second: dict[str, Any]) -> Rollout:
+    """Splits the completion after its second token; `first` and `second` are changes."""
+    (whole,) = one.completion.segments
+    head, tail = (
+        replace(whole, tokens=whole.tokens[part], logprobs=whole.logprobs[part], **changes)
+        for part, changes in ((slice(2), first), (slice(2, None), second))
+    )
+    return replace(one, completion=replace(one.completion, segments=(head, tail)))
 
 
 def test_promise_1_the_stop_token_has_a_weight():

@@ -15,7 +15,7 @@ from pipeline.data.rows import DataError, Malformed
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
-from tests.fakes import make_config
+from tests.samples import make_config
 
 WORKED = {"question": "tom has 1 apples.", "completion": "<answer>1</answer>"}
 

@@ -21,7 +21,7 @@ from pipeline.data.splits import LoadedData
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
-from tests.fakes import make_config
+from tests.samples import make_config
 
 Rows = Sequence[Mapping[str, Any]]
 

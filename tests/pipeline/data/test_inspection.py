@@ -19,7 +19,7 @@ from pipeline.data.inspection import (
 )
 from pipeline.data.splits import LoadedSplit
 from pipeline.types import Demonstration, Prompt
-from tests.fakes import CharTokenizer
+from tests.samples import CharTokenizer
 
 
 class Pieces(CharTokenizer):

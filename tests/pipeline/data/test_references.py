@@ -11,7 +11,7 @@ from configs.schema import Config
 from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData, LoadedSplit
 from pipeline.types import Prompt
-from tests.fakes import make_config
+from tests.samples import make_config
 
 EXACT, NUMERIC = "rewards.correctness:exact_answer", "rewards.numeric:numeric_answer"
 MARKED = "answer_pattern = '#### (.+)'"

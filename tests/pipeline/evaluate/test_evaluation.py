@@ -28,7 +28,7 @@ from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
 from pipeline.types import RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
-from tests.fakes import CharTokenizer, completion, make_config, make_data, make_prompts
+from tests.samples import CharTokenizer, completion, make_config, make_data, make_prompts
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = make_prompts(4)

@@ -21,7 +21,8 @@ from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, OpenedAdapter, RolloutRequest
 from rewards.base import Outcome, RewardInput
-from tests.fakes import CharTokenizer, FakeSampler, Script, completion, make_config, make_prompts
+from tests.fakes import FakeSampler, Script
+from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
 TUNED = "/runs/a"
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.evaluate.metric import with_metric
-from tests.fakes import make_config, make_data
+from tests.samples import make_config, make_data
 
 NUMERIC = {"name": "correct", "function": "rewards.numeric:numeric_answer"}
 OWN = {"name": "mine", "function": "mine:score"}

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.notices import data_notices, evaluation_notice, untrained_export
-from tests.fakes import make_config, make_prompts
+from tests.samples import make_config, make_prompts
 
 PROMPTS = make_prompts(3)
 

@@ -18,16 +18,9 @@ from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import WorkDeadline
 from rewards.base import Outcome, RewardInput
-from tests.fakes import (
-    PROMPTS,
-    Disk,
-    Process,
-    Script,
-    make_config,
-    make_data,
-    validated,
-)
+from tests.fakes import Disk, Process, Script, validated
 from tests.resumes import check_same_run
+from tests.samples import PROMPTS, make_config, make_data
 
 STYLE = {"name": "style", "function": "rewards.format:well_formed", "weight": 1.0}
 FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 0.0}

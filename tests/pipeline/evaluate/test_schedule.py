@@ -10,17 +10,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.evaluate.recorded import best_facts, is_better
-from tests.fakes import (
-    PROMPTS,
-    Disk,
-    Killed,
-    Process,
-    Script,
-    make_config,
-    make_data,
-    validated,
-)
+from tests.fakes import Disk, Killed, Process, Script, validated
 from tests.resumes import check_same_run
+from tests.samples import PROMPTS, make_config, make_data
 
 STEPS = 10
 COLLAPSE = 6

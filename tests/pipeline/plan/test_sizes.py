@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Config
 from pipeline.plan.sizes import SHRUNK, Sizes, sized, smaller
-from tests.fakes import make_config
+from tests.samples import make_config
 
 ROW = 88
 """The longest sequence, and the row length, of the fakes' configuration."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.rollout.dispatch import generate, shares
 from pipeline.types import Completion, DecodeWork, RolloutName, RolloutRequest
-from tests.fakes import completion
+from tests.samples import completion
 
 TOKENS = np.array([2, 9], np.int32)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pipeline.progress import SignalShare
 from pipeline.rollout.dynamic_sampling import Group, choose, has_signal, round_size
 from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
-from tests.fakes import completion
+from tests.samples import completion
 
 
 def test_older_groups_weigh_less():

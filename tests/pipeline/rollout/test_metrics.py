@@ -16,7 +16,7 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
-from tests.fakes import completion, make_config
+from tests.samples import completion, make_config
 
 STATS = GroupStats(mixed=1, all_equal=2, short=3, excluded=4, overflow=5)
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")

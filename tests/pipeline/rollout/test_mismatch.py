@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,16 +16,9 @@ from pipeline.rollout.mismatch import (
     sync,
 )
 from pipeline.types import Published, RolloutName, RolloutRequest
-from tests import fakes
-from tests.fakes import (
-    FRESH,
-    PROBE,
-    FakeLearner,
-    FakeSampler,
-    Script,
-    completion,
-    make_prompts,
-)
+from tests import fakes, samples
+from tests.fakes import FakeLearner, FakeSampler, Script
+from tests.samples import FRESH, PROBE, changed, completion, make_prompts
 
 
 def team(samplers: int) -> tuple[Script, list[FakeSampler], FakeLearner]:
@@ -102,7 +94,7 @@ def test_a_single_sampler_that_differs_is_named_with_causes_and_remedies():
 
     def wrong_positions(request: RolloutRequest, temperature: float):
         drawn = draw(request, temperature)
-        drawn.logprobs[:] += 0.2 * EFFECT
+        drawn.segments[0].logprobs[:] += 0.2 * EFFECT
         return drawn
 
     samplers[1].draw = wrong_positions  # type: ignore[method-assign]
@@ -120,7 +112,7 @@ def test_a_sampler_that_ignores_the_adapter_is_named():
 
     def base_model(request: RolloutRequest, temperature: float):
         drawn = draw(request, temperature)
-        drawn.logprobs[:] = fakes.logprobs(drawn.tokens, learner.adapter)
+        drawn.segments[0].logprobs[:] = samples.logprobs(drawn.tokens, learner.adapter)
         return drawn
 
     samplers[0].draw = base_model  # type: ignore[method-assign]
@@ -136,7 +128,7 @@ def test_a_nan_log_prob_is_detected_at_any_position(at: int):
     def broken(request: RolloutRequest, temperature: float):
         drawn = draw(request, temperature)
         if request.name.prompt_id == at + 1:
-            drawn.logprobs[2] = np.nan
+            drawn.segments[0].logprobs[2] = np.nan
         return drawn
 
     samplers[0].draw = broken  # type: ignore[method-assign]
@@ -149,7 +141,7 @@ def test_probe_completions_must_carry_the_probes_label():
     draw = samplers[0].draw
 
     def mislabelled(request: RolloutRequest, temperature: float):
-        return replace(draw(request, temperature), version=0)
+        return changed(draw(request, temperature), version=0)
 
     samplers[0].draw = mislabelled  # type: ignore[method-assign]
     with pytest.raises(MismatchError, match=r"was sampled by version 0 .* published is -1"):

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from pipeline.progress import PartialRollouts
 from pipeline.rollout.partial import PartialSplit, split_partial
-from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
-from tests.fakes import completion
+from pipeline.types import Completion, RolloutName, RolloutRequest
+from tests.samples import changed, completion
 
 
 def drawn(step: int, prompt: int, sample: int, text: str = "abc", **changes: Any) -> Completion:
@@ -25,6 +25,11 @@ def drawn(step: int, prompt: int, sample: int, text: str = "abc", **changes: Any
 def cut(step: int, prompt: int, sample: int, text: str = "ab", **changes: Any) -> Completion:
     changes = {"stop_reason": "truncated", **changes}
     return drawn(step, prompt, sample, text, ended=False, **changes)
+
+
+def resumed(partial: Completion, new: Completion) -> Completion:
+    """`new` after the segments of `partial`."""
+    return replace(new, segments=(*partial.segments, *new.segments))
 
 
 def names(completions: Any) -> list[tuple[int, int, int]]:
@@ -41,12 +46,13 @@ def test_a_group_is_kept_until_its_last_rollout_finishes():
     assert names(first.partial.completions) == [(0, 7, 0), (0, 7, 1)]
     assert (first.truncated, first.continued, first.dropped) == (1, 0, 0)
     (request,) = first.partial.requests()
-    assert (request.name, request.partial) == (FIRST[1].name, FIRST[1])
+    assert request.name == FIRST[1].name
+    assert request.partial is FIRST[1]
     np.testing.assert_array_equal(request.prefill_tokens, [2, 7, ord("a"), ord("b")])
     # It finishes in the next step, but a new group of the same prompt does not.
-    rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
+    rest = resumed(FIRST[1], drawn(0, 7, 1, "cd", version=1))
     second = split_partial([rest, drawn(1, 7, 0), cut(1, 7, 1)], first.partial, mode="keep")
-    assert second.finished == [FIRST[0], rest]
+    assert names(second.finished) == names([FIRST[0], rest])
     assert names(second.partial.completions) == [(1, 7, 0), (1, 7, 1)]
     assert (second.truncated, second.continued, second.dropped) == (1, 1, 0)
     assert second.metrics == {
@@ -61,7 +67,7 @@ def test_tokens_are_counted_in_the_step_that_samples_them():
     # 4 + 2 + 4 + 4, then 5 - 2 of the continued one and 4 of a new one.
     first = split_partial(FIRST, PartialRollouts(), mode="keep")
     assert first.tokens == 14
-    rest = drawn(0, 7, 1, "abcd", version=1, earlier_spans=FIRST[1].version_spans)
+    rest = resumed(FIRST[1], drawn(0, 7, 1, "cd", version=1))
     assert split_partial([rest, drawn(1, 5, 0)], first.partial, mode="keep").tokens == 3 + 4
 
 
@@ -86,27 +92,25 @@ FLOATS = st.lists(st.floats(-50, 0, width=32), min_size=1, max_size=5)
 
 @given(FLOATS, st.booleans(), st.integers(0, 3))
 def test_partial_rollouts_round_trip_through_json_bit_for_bit(
-    values: list[float], truncated: bool, version_spans: int
+    values: list[float], truncated: bool, segments: int
 ):
     logprobs = np.array(values, np.float32)
-    waits = replace(
-        cut(4, 11, 1, "x" * len(values)),
-        logprobs=logprobs,
-        processed_logprobs=logprobs / np.float32(3) if truncated else None,
-        version=5,
-        earlier_spans=tuple(
-            VersionSpan(n, str(n), 1) for n in range(min(version_spans, len(values)))
-        ),
-    )
+    waits = cut(4, 11, 1, "x" * len(values), logprobs=logprobs, version=5)
+    if truncated:
+        waits = changed(waits, processed_logprobs=logprobs / np.float32(3))
+    waits = replace(waits, segments=waits.segments * (segments + 1))
     waiting = PartialRollouts((drawn(4, 11, 0), waits, cut(4, 12, 0, "")))
     found = PartialRollouts.of_json(json.loads(json.dumps(waiting.to_json())))
     for one, two in zip(found.completions, waiting.completions, strict=True):
-        for key, value in vars(two).items():
-            other = getattr(one, key)
-            if isinstance(value, np.ndarray):
-                assert (other.dtype, other.tobytes()) == (value.dtype, value.tobytes())
-            else:
-                assert other == value, key
+        assert (one.name, one.stop_reason) == (two.name, two.stop_reason)
+        assert one.prompt_tokens.tobytes() == two.prompt_tokens.tobytes()
+        for first, second in zip(one.segments, two.segments, strict=True):
+            for key, value in vars(second).items():
+                other = getattr(first, key)
+                if isinstance(value, np.ndarray):
+                    assert (other.dtype, other.tobytes()) == (value.dtype, value.tobytes())
+                else:
+                    assert other == value, key
 
 
 @given(st.data(), st.sampled_from(["keep", "drop"]))
@@ -140,15 +144,12 @@ def test_every_rollout_is_trained_on_once_or_dropped(data: st.DataObject, partia
 
 
 def test_versions_by_token():
-    one = drawn(
-        0, 1, 0, "abcd", version=9, earlier_spans=(VersionSpan(4, "a", 2), VersionSpan(6, "b", 1))
-    )
+    first = resumed(cut(0, 1, 0, "ab", version=4), cut(0, 1, 0, "c", version=6))
+    one = resumed(first, drawn(0, 1, 0, "d", version=9))
     assert one.versions.tolist() == [4, 4, 6, 9, 9]
     assert one.versions.dtype == np.int32
     assert one.num_new == 2
-    assert one.version_spans[-1].tokens == 2
-    nothing = cut(0, 1, 0, "")
-    assert (nothing.version_spans, nothing.versions.tolist()) == ((), [])
+    assert cut(0, 1, 0, "").versions.tolist() == []
 
 
 @pytest.mark.parametrize("partial", ["keep", "drop"])

@@ -12,8 +12,9 @@ import pytest
 from configs.schema import Config
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion, Rollout, RolloutRequest
-from tests.fakes import FRESH, Disk, Process, Script, left_behind, make_config, make_data
+from tests.fakes import Disk, Process, Script, left_behind
 from tests.resumes import check_same_run
+from tests.samples import FRESH, make_config, make_data
 
 STEPS = 4
 

@@ -25,7 +25,7 @@ from pipeline.rollout.scoring import (
 from pipeline.types import Completion, RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
-from tests.fakes import CharTokenizer, completion, make_config, make_prompts
+from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = {prompt.id: prompt for prompt in make_prompts(3)}

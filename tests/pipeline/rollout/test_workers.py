@@ -15,15 +15,8 @@ from pipeline.protocols import ProcessUse
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.types import Completion, RolloutName, RolloutRequest, WorkDeadline
-from tests.fakes import (
-    Disk,
-    FakeLearner,
-    FakeSampler,
-    FakeScorer,
-    Script,
-    make_config,
-    make_data,
-)
+from tests.fakes import Disk, FakeLearner, FakeSampler, FakeScorer, Script
+from tests.samples import make_config, make_data
 from tests.simulation import VirtualLoop
 
 DATA: LoadedData = make_data()

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from pipeline.run.goodput import TimeUse, time_lines, time_use
-from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
+from tests.fakes import Disk, Killed, Process, Script, kill
+from tests.samples import make_config, make_data
 
 START = {"queue": 4.0, "ray_start": 6.0, "loading": 10.0}
 

@@ -10,7 +10,8 @@ from pipeline.protocols import ProcessUse
 from pipeline.run.meter import Hardware, RunMeter, Work, cost, speeds
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
-from tests.fakes import FakeClock, make_config
+from tests.fakes import FakeClock
+from tests.samples import make_config
 
 SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
 """A learner of four chips and two samplers of two."""

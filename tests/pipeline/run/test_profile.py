@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tests.fakes import Disk, Process, Script, left_behind, make_config
+from tests.fakes import Disk, Process, Script, left_behind
+from tests.samples import make_config
 
 
 def config(folder: Path, steps: str | None) -> Any:

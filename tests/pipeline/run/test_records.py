@@ -18,7 +18,8 @@ from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation, LastAlarm
 from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError
-from tests.fakes import FakeTracker, completion, make_config
+from tests.fakes import FakeTracker
+from tests.samples import completion, make_config
 
 
 def rollout(text: str) -> Rollout:

@@ -13,9 +13,9 @@ import pytest
 
 from pipeline.run.rollout_records import recorded_input, rollout_records
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import Rollout, RolloutName, RolloutRequest, VersionSpan
+from pipeline.types import Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError, RewardInput, Tags
-from tests.fakes import EOS, FRESH, completion, logprobs, make_config
+from tests.samples import EOS, FRESH, changed, completion, logprobs, make_config
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 GIVEN = RewardInput(
@@ -99,15 +99,20 @@ def test_a_record_with_tokens():
         "logprobs": drawn.logprobs.tolist(),
     }
     assert np.array_equal(np.float32(record["logprobs"]), drawn.logprobs)
-    kept = rollout(completion=replace(drawn, processed_logprobs=drawn.logprobs / 2))
+    kept = rollout(completion=changed(drawn, processed_logprobs=drawn.logprobs / 2))
     (cut,) = rollout_records([kept], tokens=True)
     assert cut == {**record, "processed_logprobs": (drawn.logprobs / 2).tolist()}
     assert rollout_records([kept], tokens=False) == [RECORD]
 
 
-def test_a_record_has_the_version_of_each_span():
-    spans = (VersionSpan(4, "a", 1), VersionSpan(5, "b", 2))
-    several = rollout(completion=replace(rollout().completion, earlier_spans=spans))
+def test_a_record_has_the_version_of_each_segment():
+    drawn = rollout().completion
+    (whole,) = drawn.segments
+    segments = tuple(
+        replace(whole, tokens=whole.tokens[at], logprobs=whole.logprobs[at], version=version)
+        for version, at in ((4, slice(1)), (5, slice(1, 3)), (6, slice(3, None)))
+    )
+    several = rollout(completion=replace(drawn, segments=segments))
     assert rollout_records([several], tokens=False) == [
         {**RECORD, "versions": [4, 5, 6], "version_tokens": [1, 2, 1]}
     ]

@@ -22,7 +22,7 @@ from pipeline.run.record_files import (
     write_atomically,
 )
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import make_config
+from tests.samples import make_config
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from pipeline.run.tracking import (
     choose_mode,
     step_message,
 )
-from tests.fakes import make_config
 from tests.pipeline.run.wandb_files import read_records, run_files
 from tests.pipeline.run.wandb_server import Fault, WandbServer, wandb_server
+from tests.samples import make_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -371,7 +371,7 @@ PROGRAM = """
 import asyncio, sys
 from pathlib import Path
 from pipeline.run import tracking
-from tests.fakes import make_config
+from tests.samples import make_config
 
 tracking.FINISH_S = 0.1
 

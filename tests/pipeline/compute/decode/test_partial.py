@@ -14,10 +14,11 @@ from launch.bench.counting import compilations
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
-from pipeline.types import Completion, RolloutName, RolloutRequest, VersionSpan
+from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, recompute
 from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
+from tests.samples import changed
 
 TEMPERATURE = CONFIG.rollout.temperature
 KEEP: dict[str, dict[str, Any]] = {
@@ -73,9 +74,8 @@ def continue_requests(completions: Sequence[Completion]) -> list[RolloutRequest]
 def truncated(completion: Completion, size: int) -> Completion:
     """The completion truncated to `size` tokens."""
     tokens, logprobs = completion.tokens[:size], completion.logprobs[:size]
-    return dataclasses.replace(
-        completion, tokens=tokens, logprobs=logprobs, stop_reason="truncated"
-    )
+    short = changed(completion, tokens=tokens, logprobs=logprobs)
+    return dataclasses.replace(short, stop_reason="truncated")
 
 
 def sample_in_parts(
@@ -115,10 +115,9 @@ def test_truncated_and_continued_under_one_adapter_equals_the_whole_rollout(
     found = sample_in_parts(engine, REQUESTS, min_finished=min_finished)
     assert count_ties(whole, found, bound=BOUND) == 0
     assert [one.stop_reason for one in found] == [one.stop_reason for one in whole]
-    assert max(len(one.earlier_spans) for one in found) >= 2
+    assert max(len(one.segments) for one in found) >= 3
     for one in found:
-        assert sum(span.tokens for span in one.version_spans) == len(one.tokens)
-        assert {(s.version, s.adapter_sha256) for s in one.version_spans} == {(1, "1")}
+        assert {(s.version, s.adapter_sha256) for s in one.segments} == {(1, "1")}
 
 
 def test_a_rollout_can_be_truncated_after_any_token(whole: list[Completion]):
@@ -133,7 +132,8 @@ def test_a_rollout_can_be_truncated_after_any_token(whole: list[Completion]):
         assert engine.work.tokens == sum(len(one.tokens) - size for one in found)
         for one, before in zip(found, parts, strict=True):
             np.testing.assert_array_equal(one.logprobs[:size], before.logprobs)
-            assert one.earlier_spans == (VersionSpan(1, "1", size),)
+            first, _ = one.segments
+            assert (first.version, first.adapter_sha256, len(first.tokens)) == (1, "1", size)
 
 
 def test_promise_1_each_token_has_the_version_that_sampled_it():
@@ -152,7 +152,7 @@ def test_promise_1_each_token_has_the_version_that_sampled_it():
         found |= {one.name: one for one in sampled}
         requests = continue_requests(sampled)
     completions = list(found.values())
-    assert {len(one.version_spans) for one in completions} >= {1, 2}
+    assert {len(one.segments) for one in completions} >= {1, 2}
     for version in VERSIONS:
         scored = recompute(completions, TEMPERATURE, adapter=adapter_of(version))
         for one, (logprobs, noisy) in zip(completions, scored, strict=True):
@@ -172,23 +172,21 @@ def test_a_request_without_a_slot_is_truncated_to_no_tokens_and_can_be_repeated(
     empty = [one for one in sampled if not len(one.tokens)]
     assert len(empty) >= len(REQUESTS) - 2 * 4
     for one in empty:
-        assert (one.stop_reason, one.version_spans, one.version) == ("truncated", (), 2)
+        assert (one.stop_reason, len(one.segments), one.version) == ("truncated", 1, 2)
         assert one.tokens.dtype == np.int32
         assert one.logprobs.dtype == np.float32
         assert (len(one.logprobs), one.processed_logprobs) == (0, None)
     names = {one.name for one in empty}
     found = sample(engine, continue_requests(empty))
     assert count_ties([one for one in whole if one.name in names], found) == 0
-    assert all(one.earlier_spans == () for one in found)
+    assert all(len(one.segments) == 1 for one in found)
     # A continued rollout that gets no slot keeps its tokens, labelled with the new version.
     parts = [one for one in sampled if one.stop_reason == "truncated" and len(one.tokens)]
     requests = continue_requests([*empty[:12], *parts])
     later = sample(engine, requests, version=3, min_finished=1)[12:]
     for one, before in zip(later, parts, strict=True):
         assert (one.stop_reason, one.version) == ("truncated", 3)
-        assert (
-            one.version_spans == before.version_spans == (VersionSpan(2, "2", len(before.tokens)),)
-        )
+        assert (one.num_new, set(one.versions.tolist())) == (0, {2})
         same_bits([one], [before])
 
 
@@ -240,7 +238,7 @@ def test_processed_logprobs_are_continued_too():
     adapter = tiny.probe(layers=2)
     expected = sample(engine, REQUESTS, adapter=adapter)
     found = sample_in_parts(engine, REQUESTS, min_finished=2, adapter=adapter)
-    assert max(len(one.earlier_spans) for one in found) >= 2
+    assert max(len(one.segments) for one in found) >= 3
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
         assert one.processed_logprobs is not None

@@ -19,6 +19,7 @@ from tests import tiny
 from tests.demo_texts import write_tokenizer
 from tests.pipeline.compute.decode.reference import NEW, REQUESTS, generate
 from tests.pipeline.compute.decode.test_engine import same_bits
+from tests.samples import changed
 
 
 def letters(tokens: np.ndarray) -> str:
@@ -118,13 +119,12 @@ def stopped(sampled: Sequence[Completion], strings: Sequence[str]) -> list[Compl
         # A stop token has no text, so a string is complete before it or never.
         texts = [tiny.text_of(completion.tokens[:n]) for n in range(len(completion.tokens) + 1)]
         ends = [n for n, text in enumerate(texts) if any(string in text for string in strings)]
-        short = dataclasses.replace(
-            completion,
-            tokens=completion.tokens[: min(ends, default=None)],
-            logprobs=completion.logprobs[: min(ends, default=None)],
-            stop_reason="stop_string" if ends else completion.stop_reason,
+        end = min(ends, default=None)
+        short = changed(
+            completion, tokens=completion.tokens[:end], logprobs=completion.logprobs[:end]
         )
-        found.append(short)
+        reason = "stop_string" if ends else completion.stop_reason
+        found.append(dataclasses.replace(short, stop_reason=reason))
     return found
 
 

@@ -24,7 +24,6 @@ from pipeline.progress import (
     SamplingState,
     SignalShare,
 )
-from pipeline.types import VersionSpan
 from tests import tiny
 
 CONFIG = tiny.make_config()
@@ -111,9 +110,10 @@ def test_the_other_adapters_are_restored(tmp_path: Path):
 def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     rollouts = tiny.make_rollouts([(3, 9), (14, 28)], advantages=[0.0, 0.0])
     one, two = (rollout.completion for rollout in rollouts)
-    two = dataclasses.replace(
-        two, stop_reason="truncated", earlier_spans=(VersionSpan(2, "ab", 9),)
-    )
+    (whole,) = two.segments
+    earlier = dataclasses.replace(whole, version=2, adapter_sha256="ab")
+    empty = dataclasses.replace(whole, tokens=whole.tokens[:0], logprobs=whole.logprobs[:0])
+    two = dataclasses.replace(two, stop_reason="truncated", segments=(earlier, empty))
     signal = SignalShare(0.1, 1 / 3)
     state = SamplingState(PartialRollouts((one, two)), 7, signal)
     progress = Progress(step=5, truncated=3, sampling=state)
@@ -127,10 +127,8 @@ def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     assert restored.to_meta() == progress.to_meta()
     for before, after in zip((one, two), restored.sampling.partial.completions, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)
-        assert (after.logprobs.dtype, after.earlier_spans) == (
-            np.dtype(np.float32),
-            before.earlier_spans,
-        )
+        assert after.logprobs.dtype == np.float32
+        np.testing.assert_array_equal(after.versions, before.versions)
 
 
 def test_a_missing_folder_has_no_checkpoint_and_is_not_created(tmp_path: Path):

@@ -18,9 +18,10 @@ from pipeline.compute.learner.programs import combined
 from pipeline.compute.model import lora
 from pipeline.compute.model.policy import Params
 from pipeline.data.packed_batch import TokenBatch
-from pipeline.types import Completion, Rollout, RolloutName, VersionSpan
+from pipeline.types import Completion, Rollout, RolloutName, Segment
 from tests import tiny
 from tests.pipeline.compute.learner.reference import Whole, grpo, log_softmax
+from tests.samples import changed
 
 # No gradient clipping, so that Adam's first moment shows the gradient.
 UNCLIPPED = {"max_grad_norm": 1e6, "adam_b1": 0.9}
@@ -335,11 +336,13 @@ def test_tokens_of_an_older_version_are_weighted_by_the_ratio_to_it():
     rollouts, ratios = [], []
     for rollout, new, old in zip(ALL, now, then, strict=True):
         half = len(new) // 2
+        tokens = rollout.completion.tokens
         drawn = dataclasses.replace(
             rollout.completion,
-            logprobs=np.concatenate([old[:half], new[half:]]),
-            version=6,
-            earlier_spans=(VersionSpan(5, "", half),) if half else (),
+            segments=(
+                Segment(tokens[:half], old[:half], version=5, adapter_sha256=""),
+                Segment(tokens[half:], new[half:], version=6, adapter_sha256=""),
+            ),
         )
         rollouts.append(dataclasses.replace(rollout, completion=drawn))
         ratios += [np.exp(new[:half] - old[:half]), np.ones(len(new) - half)]
@@ -517,9 +520,7 @@ def test_mismatch_of_the_previous_version_uses_its_own_adapter():
         return [
             dataclasses.replace(
                 rollout,
-                completion=dataclasses.replace(
-                    rollout.completion, logprobs=own, version=learner.state.version
-                ),
+                completion=changed(rollout.completion, logprobs=own, version=learner.state.version),
             )
             for rollout, own in zip(ALL, scored, strict=True)
         ]
@@ -544,7 +545,7 @@ def test_mismatch_of_the_previous_version_uses_its_own_adapter():
     off = [
         dataclasses.replace(
             rollout,
-            completion=dataclasses.replace(
+            completion=changed(
                 rollout.completion, logprobs=rollout.completion.logprobs - np.float32(0.25)
             ),
         )

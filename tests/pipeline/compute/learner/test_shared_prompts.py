@@ -16,7 +16,7 @@ from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row
 from pipeline.data.batching import batches_to_learn
 from pipeline.data.packed_batch import TokenBatch
-from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
+from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 from tests import tiny
 
 GROUPS = [(14, (28, 20, 17, 5)), (3, (9, 9, 2, 26)), (1, (4, 6, 1, 2)), (11, (20, 3, 7, 1))]
@@ -40,11 +40,15 @@ def make_rollouts() -> list[Rollout]:
             completion = Completion(
                 name=RolloutName("train", 0, number, sample),
                 prompt_tokens=prompt,
-                tokens=RNG.integers(8, tiny.VOCAB, new).astype(np.int32),
-                logprobs=near_the_policy(new),
+                segments=(
+                    Segment(
+                        RNG.integers(8, tiny.VOCAB, new).astype(np.int32),
+                        near_the_policy(new),
+                        version=0,
+                        adapter_sha256="",
+                    ),
+                ),
                 stop_reason="length",
-                version=0,
-                adapter_sha256="",
             )
             advantage = float(RNG.standard_normal())
             rollouts.append(Rollout(completion, NO_TEXT, {"r": 0.0}, 0.0, advantage))

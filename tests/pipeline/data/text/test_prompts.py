@@ -16,7 +16,7 @@ from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.types import RolloutName, RolloutRequest
 from tests.demo_texts import write_tokenizer
-from tests.fakes import completion
+from tests.samples import completion
 
 ROW = Row(1, {"question": "tom has 1 apples."})
 TURNS = "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>model\n"

@@ -20,8 +20,9 @@ from pipeline.run.report.run_page import run_page
 from pipeline.run.report.run_records import read_run
 from pipeline.run.report.samples import MOST_TEXT, shortened
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Killed, Process, Script, kill, make_config, make_data
+from tests.fakes import Disk, Killed, Process, Script, kill
 from tests.pipeline.run.report.planted import run as planted
+from tests.samples import make_config, make_data
 
 VOID = {"meta", "br", "img", "input", "hr", "link"}
 STEPS: dict[str, Any] = {
