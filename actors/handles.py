@@ -149,27 +149,27 @@ class ModelHandle(Handle):
         return str(self._bundle and self._bundle.node)
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         return await self._call(ModelActor.prepare, sizes)
 
     async def building(self) -> Building:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         return await self._call(ModelActor.building)
 
     async def use(self) -> ProcessUse:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         return await self._call(ModelActor.use)
 
     async def heartbeat(self) -> Heartbeat:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         return await self._call(ModelActor.heartbeat)
 
     async def start_trace(self, folder: str) -> None:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         await self._call(ModelActor.start_trace, folder)
 
     async def stop_trace(self) -> None:
-        """See `pipeline.protocols.Process`."""
+        """See `pipeline.protocols.Worker`."""
         await self._call(ModelActor.stop_trace)
 
 
@@ -212,11 +212,11 @@ class SamplerHandle(ModelHandle):
         await self._call(SamplerActor.resume)
 
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        """See `pipeline.protocols.AdapterSampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return await self._call(SamplerActor.open_adapter, path)
 
     async def sampler_times(self) -> SamplerTimes:
-        """See `pipeline.protocols.MeasurableSampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return await self._call(SamplerActor.sampler_times)
 
 
@@ -272,7 +272,7 @@ class LearnerHandle(ModelHandle):
         return await self._call(LearnerActor.restore)
 
     async def micro_batch_s(self) -> float:
-        """See `pipeline.protocols.MeasurableLearner`."""
+        """See `pipeline.protocols.Learner`."""
         return await self._call(LearnerActor.micro_batch_s)
 
 
@@ -326,7 +326,7 @@ class ScorerHandle(Handle):
         return await self._await(RewardActor.notices)
 
     async def busy_s(self) -> dict[str, float]:
-        """See `pipeline.protocols.MeasuredScorer`."""
+        """See `pipeline.protocols.Scorer`."""
         return await self._await(RewardActor.busy_s)
 
     async def heartbeat(self) -> Heartbeat:

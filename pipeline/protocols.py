@@ -105,7 +105,33 @@ class SamplerTimes:
     prefill_s: Mapping[int, float]
 
 
-class Sampler(Protocol):
+class Worker(Protocol):
+    """A process with the model."""
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        """Compiles for these sizes; programs of other sizes are freed.
+
+        Raises:
+            OutOfMemory: if the sizes need too much memory; smaller ones may be tried.
+        """
+
+    async def building(self) -> Building:
+        """Returns the progress of compilation; can be called while `prepare` runs."""
+
+    async def use(self) -> ProcessUse:
+        """Returns its time since the last call, and its memory; can be called at any time."""
+
+    async def heartbeat(self) -> Heartbeat:
+        """Returns what the process does now; can be called at any time."""
+
+    async def start_trace(self, folder: str) -> None:
+        """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""
+
+    async def stop_trace(self) -> None:
+        """Ends the trace and writes it."""
+
+
+class Sampler(Worker, Protocol):
     """Generates completions under the adapter that was loaded last."""
 
     async def load(self, published: Published) -> str:
@@ -142,10 +168,6 @@ class Sampler(Protocol):
     async def resume(self) -> None:
         """Allows `generate` again after the aborted calls have ended."""
 
-
-class AdapterSampler(Sampler, Protocol):
-    """A sampler that loads adapters from files."""
-
     async def open_adapter(self, path: str | None) -> OpenedAdapter:
         """Loads the adapter at `path`; None: the base alone.
 
@@ -154,8 +176,15 @@ class AdapterSampler(Sampler, Protocol):
             ValueError: if the adapter cannot be used, or is not for this base.
         """
 
+    async def sampler_times(self) -> SamplerTimes:
+        """Returns the seconds of the compiled programs.
 
-class Learner(Protocol):
+        Raises:
+            OutOfMemory: if the slots do not fit into memory.
+        """
+
+
+class Learner(Worker, Protocol):
     """Owns adapter and optimizer state."""
 
     async def publish(self, which: AdapterRef = "current") -> Published:
@@ -226,6 +255,13 @@ class Learner(Protocol):
     ) -> ExportReport:
         """Writes the merged model and verifies it by loading it back."""
 
+    async def micro_batch_s(self) -> float:
+        """Returns the seconds of the largest micro-batch.
+
+        Raises:
+            OutOfMemory: if a micro-batch does not fit into memory.
+        """
+
 
 class Scorer(Protocol):
     """Runs the reward functions."""
@@ -236,69 +272,5 @@ class Scorer(Protocol):
     async def notices(self) -> list[str]:
         """Returns a line for each function that has printed something for the first time."""
 
-
-class MeasuredScorer(Scorer, Protocol):
-    """A scorer that reports how long its processes score."""
-
     async def busy_s(self) -> dict[str, float]:
         """Returns the seconds of scoring since the last call, by function."""
-
-
-class Resizable(Protocol):
-    """A process that compiles its programs for given sizes."""
-
-    async def prepare(self, sizes: Sizes) -> Ready:
-        """Compiles for these sizes; programs of other sizes are freed.
-
-        Raises:
-            OutOfMemory: if the sizes need too much memory; smaller ones may be tried.
-        """
-
-    async def building(self) -> Building:
-        """Returns the progress of compilation; can be called while `prepare` runs."""
-
-
-class Process(Resizable, Protocol):
-    """A process with the model: reports what it does with its time and memory, can be traced."""
-
-    async def use(self) -> ProcessUse:
-        """Returns its time since the last call, and its memory; can be called at any time."""
-
-    async def heartbeat(self) -> Heartbeat:
-        """Returns what the process does now; can be called at any time."""
-
-    async def start_trace(self, folder: str) -> None:
-        """Begins a JAX profiler trace, which `stop_trace` writes to this folder."""
-
-    async def stop_trace(self) -> None:
-        """Ends the trace and writes it."""
-
-
-class SamplerProcess(Sampler, Process, Protocol):
-    """The process of a sampler."""
-
-
-class LearnerProcess(Learner, Process, Protocol):
-    """The process of a learner."""
-
-
-class MeasurableSampler(Resizable, Protocol):
-    """A sampler that times its programs."""
-
-    async def sampler_times(self) -> SamplerTimes:
-        """Returns the seconds of the compiled programs.
-
-        Raises:
-            OutOfMemory: if the slots do not fit into memory.
-        """
-
-
-class MeasurableLearner(Resizable, Protocol):
-    """A learner that times its programs."""
-
-    async def micro_batch_s(self) -> float:
-        """Returns the seconds of the largest micro-batch.
-
-        Raises:
-            OutOfMemory: if a micro-batch does not fit into memory.
-        """

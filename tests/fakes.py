@@ -27,7 +27,7 @@ from pipeline.deadline import Deadline
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
-from pipeline.protocols import LearnerProcess, ProcessUse, SamplerProcess
+from pipeline.protocols import Learner, ProcessUse, Sampler, SamplerTimes
 from pipeline.rollout.workers import Workers
 from pipeline.run.console import Console
 from pipeline.run.meter import Hardware, RunMeter
@@ -39,6 +39,7 @@ from pipeline.types import (
     Completion,
     DecodeWork,
     ExportReport,
+    OpenedAdapter,
     Published,
     Restored,
     Rollout,
@@ -224,6 +225,12 @@ class FakeSampler(Prepares):
         self.script.note(f"{self.name}.resume")
         self.aborted.clear()
 
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        raise NotImplementedError
+
+    async def sampler_times(self) -> SamplerTimes:
+        raise NotImplementedError
+
 
 def continued(partial: Completion, drawn: Completion) -> Completion:
     """`partial`, continued with the newly sampled tokens, at least a stop token."""
@@ -290,6 +297,9 @@ class FakeLearner(Prepares):
         for write in self.writing:
             write()
         self.writing.clear()
+
+    async def micro_batch_s(self) -> float:
+        raise NotImplementedError
 
     async def restore(self) -> Restored:
         return Restored(self.disk[self.version][1] if self.disk else None, where="nowhere")
@@ -529,8 +539,8 @@ class Process:
     def connect(
         self,
         *,
-        samplers: Sequence[SamplerProcess] | None = None,
-        learner: LearnerProcess | None = None,
+        samplers: Sequence[Sampler] | None = None,
+        learner: Learner | None = None,
         one_process: bool = False,
     ) -> None:
         """Makes the coordinator and its workers, of the fakes or of others."""

@@ -45,12 +45,13 @@ from launch.bench.small_gemma import (
     small_policy,
 )
 from launch.bench.tunix import Peer, padded_in_front, train_example
+from pipeline import protocols
 from pipeline.compute.builds import Building, BuildLog, Ready
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
 from pipeline.plan.choose_sizes import choose_sizes
 from pipeline.plan.sizes import Sizes, sized
-from pipeline.protocols import MeasurableLearner, MeasurableSampler, SamplerTimes
+from pipeline.protocols import SamplerTimes
 from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.console import Console
 from pipeline.types import NO_TEXT, Rollout, RolloutRequest
@@ -161,7 +162,7 @@ class Process:
         self._sizes: Sizes | None = None
 
     async def prepare(self, sizes: Sizes) -> Ready:
-        """See `pipeline.protocols.Resizable`."""
+        """See `pipeline.protocols.Worker`."""
         config, before = sized(self.config, sizes), self._sizes
         known = len(self.log.read().done)
         if before is None:
@@ -175,15 +176,15 @@ class Process:
         return Ready(0.0, self.log.read().done[known:])
 
     async def building(self) -> Building:
-        """See `pipeline.protocols.Resizable`."""
+        """See `pipeline.protocols.Worker`."""
         return self.log.read()
 
     async def sampler_times(self) -> SamplerTimes:
-        """See `pipeline.protocols.MeasurableSampler`."""
+        """See `pipeline.protocols.Sampler`."""
         return self.engine.times(self.base, self.learner.state.adapter)
 
     async def micro_batch_s(self) -> float:
-        """See `pipeline.protocols.MeasurableLearner`."""
+        """See `pipeline.protocols.Learner`."""
         return self.learner.micro_batch_s()
 
     def engine_of(self, slots: int) -> Engine:
@@ -216,8 +217,8 @@ async def chosen(process: Process) -> Sizes:
     found = await choose_sizes(
         process.config,
         None,
-        learner=cast("MeasurableLearner", process),
-        samplers=[cast("MeasurableSampler", process)],
+        learner=cast("protocols.Learner", process),
+        samplers=[cast("protocols.Sampler", process)],
         one_process=True,
         display=Console(write=lambda _: None),
     )

@@ -14,7 +14,7 @@ from configs.schema import Config
 from pipeline.data.rows import Malformed, Row, clean_row
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.measurement import answer, open_adapter
-from pipeline.protocols import AdapterSampler
+from pipeline.protocols import Sampler
 from pipeline.types import RolloutName, RolloutRequest
 
 _BETWEEN = " | "
@@ -62,7 +62,7 @@ class Conversation:
         self,
         config: Config,
         maker: PromptMaker,
-        samplers: Sequence[AdapterSampler],
+        samplers: Sequence[Sampler],
         *,
         adapter: str,
         temperature: float,

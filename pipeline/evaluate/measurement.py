@@ -11,7 +11,7 @@ from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Evaluation
-from pipeline.protocols import AdapterSampler, Scorer
+from pipeline.protocols import Sampler, Scorer
 from pipeline.rollout import dispatch, mismatch
 from pipeline.types import Completion, OpenedAdapter, Prompt, Published, RolloutRequest
 
@@ -32,7 +32,7 @@ _REFILLS = 4
 after each."""
 
 
-async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> OpenedAdapter:
+async def open_adapter(samplers: Sequence[Sampler], path: str | None) -> OpenedAdapter:
     """Loads the adapter at `path`, or none, into all samplers.
 
     Raises:
@@ -50,7 +50,7 @@ async def open_adapter(samplers: Sequence[AdapterSampler], path: str | None) -> 
 
 
 async def answer(
-    samplers: Sequence[AdapterSampler],
+    samplers: Sequence[Sampler],
     requests: Sequence[RolloutRequest],
     *,
     at_once: int,
@@ -84,7 +84,7 @@ async def answer(
 
 
 async def measure(
-    samplers: Sequence[AdapterSampler],
+    samplers: Sequence[Sampler],
     tests: Mapping[str, Sequence[Prompt]],
     *,
     config: Config,

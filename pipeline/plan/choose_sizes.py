@@ -30,12 +30,12 @@ from pipeline.plan.search.fitting import (
 from pipeline.plan.search.size_options import max_useful_rows, max_useful_slots
 from pipeline.plan.sizes import Sizes, sized, smaller
 from pipeline.protocols import (
-    MeasurableLearner,
-    MeasurableSampler,
+    Learner,
     NothingSmaller,
     OutOfMemory,
-    Resizable,
+    Sampler,
     SamplerTimes,
+    Worker,
 )
 from pipeline.run.console import Console
 from pipeline.types import ShowProgress
@@ -78,7 +78,7 @@ class Prepared:
 
 
 async def prepare(
-    config: Config, sizes: Sizes, *, processes: Mapping[str, Resizable], display: Console
+    config: Config, sizes: Sizes, *, processes: Mapping[str, Worker], display: Console
 ) -> Prepared:
     """Compiles in all processes in parallel, for the next smaller sizes until all fit.
 
@@ -115,7 +115,7 @@ async def prepare(
             display.say(f"plan.{name} = {getattr(before, name)}: {error}")
 
 
-async def _compile(name: str, process: Resizable, sizes: Sizes, *, display: Console) -> Ready:
+async def _compile(name: str, process: Worker, sizes: Sizes, *, display: Console) -> Ready:
     """Compiles in one process, and shows each program when it is compiled."""
     shown = len((await process.building()).done)
     task = asyncio.ensure_future(process.prepare(sizes))
@@ -130,7 +130,7 @@ async def _compile(name: str, process: Resizable, sizes: Sizes, *, display: Cons
 
 
 async def _show(
-    name: str, process: Resizable, shown: int, display: Console, show: ShowProgress
+    name: str, process: Worker, shown: int, display: Console, show: ShowProgress
 ) -> int:
     building = await process.building()
     for number in range(max(shown, building.earlier), len(building.done)):
@@ -191,8 +191,8 @@ async def choose_sizes(
     config: Config,
     recorded: Mapping[str, Any] | None,
     *,
-    learner: MeasurableLearner,
-    samplers: Sequence[MeasurableSampler],
+    learner: Learner,
+    samplers: Sequence[Sampler],
     one_process: bool,
     display: Console,
     now: Callable[[], float] = time.monotonic,
@@ -213,7 +213,7 @@ async def choose_sizes(
         NothingSmaller: if even the smallest sizes do not fit.
         ValueError: if no sizes fit by estimate, or a given one does not fit.
     """
-    processes: dict[str, Resizable] = {"sampler and learner" if one_process else "learner": learner}
+    processes: dict[str, Worker] = {"sampler and learner" if one_process else "learner": learner}
     if not one_process:
         processes |= {f"sampler {number}": sampler for number, sampler in enumerate(samplers)}
     first = first_sizes(config, recorded)
@@ -339,11 +339,11 @@ async def _measure(
     return found
 
 
-async def _sampling_s(case: PlanCase, sampler: MeasurableSampler, sizes: Sizes) -> float:
+async def _sampling_s(case: PlanCase, sampler: Sampler, sizes: Sizes) -> float:
     return sampling_s(case, sizes, await sampler.sampler_times())
 
 
-async def _learning_s(case: PlanCase, learner: MeasurableLearner, sizes: Sizes) -> float:
+async def _learning_s(case: PlanCase, learner: Learner, sizes: Sizes) -> float:
     return learning_s(case, sizes, await learner.micro_batch_s())
 
 

@@ -16,14 +16,7 @@ from typing import Any, TypeVar
 from configs.schema import Config
 from pipeline.clock import Clock
 from pipeline.plan.sizes import Sizes
-from pipeline.protocols import (
-    LearnerProcess,
-    MeasuredScorer,
-    Process,
-    ProcessUse,
-    Sampler,
-    SamplerProcess,
-)
+from pipeline.protocols import Learner, ProcessUse, Sampler, Scorer, Worker
 from pipeline.rollout import dispatch, mismatch
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
@@ -91,16 +84,16 @@ class Workers:
     def __init__(
         self,
         *,
-        samplers: Sequence[SamplerProcess],
-        learner: LearnerProcess,
-        scorer: MeasuredScorer,
+        samplers: Sequence[Sampler],
+        learner: Learner,
+        scorer: Scorer,
         sizes: Sizes,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
         one_process: bool = False,
     ) -> None:
-        self.reporting: dict[str, Process] = {"learner": learner}
+        self.reporting: dict[str, Worker] = {"learner": learner}
         if not one_process:
             self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
         self.sizes = sizes
@@ -250,10 +243,10 @@ class Workers:
         """Writes the traces; see `_of_each`."""
         return await self._of_each(lambda _, process: process.stop_trace())
 
-    async def _of_each(self, call: Callable[[str, Process], Awaitable[None]]) -> dict[str, str]:
+    async def _of_each(self, call: Callable[[str, Worker], Awaitable[None]]) -> dict[str, str]:
         """Calls samplers and learner; the errors, by name: a trace must not end the run."""
 
-        async def of(name: str, process: Process) -> str | None:
+        async def of(name: str, process: Worker) -> str | None:
             try:
                 await asyncio.wait_for(call(name, process), TRACE_S)
             except TimeoutError:

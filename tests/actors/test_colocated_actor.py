@@ -20,7 +20,7 @@ from pipeline.data.models.model_shape import ModelShape
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.choose_sizes import choose_sizes
 from pipeline.plan.sizes import Sizes
-from pipeline.protocols import MeasurableLearner, MeasurableSampler, SamplerTimes
+from pipeline.protocols import Learner, Sampler, SamplerTimes
 from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.console import Console
 from tests import tiny
@@ -75,8 +75,8 @@ def test_sizes_are_chosen_and_the_adapter_does_not_change(
         choose_sizes(
             actor.requested,
             None,
-            learner=cast("MeasurableLearner", process),
-            samplers=[cast("MeasurableSampler", process)],
+            learner=cast("Learner", process),
+            samplers=[cast("Sampler", process)],
             one_process=True,
             display=Console(write=lambda _: None),
         )

@@ -206,6 +206,9 @@ class BriefScorer:
     async def notices(self) -> list[str]:
         return []
 
+    async def busy_s(self) -> dict[str, float]:
+        return {}
+
 
 def test_a_reward_is_measured_and_shown(tmp_path: Path):
     parts = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import pytest
 from configs.schema import Config
 from pipeline.evaluate.evaluation import requests
 from pipeline.evaluate.measurement import answer
+from pipeline.protocols import Sampler
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, Prompt, Published, RolloutRequest
 from tests import tiny
 
@@ -68,7 +69,7 @@ def answers(
     config = tiny.make_config(**tables)
     return asyncio.run(
         answer(
-            [EngineSampler(config, **tables) for _ in range(samplers)],
+            [cast("Sampler", EngineSampler(config, **tables)) for _ in range(samplers)],
             requests(PROMPTS, phase="test", samples=samples),
             at_once=config.slots,
             temperature=temperature,

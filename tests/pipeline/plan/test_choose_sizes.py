@@ -26,10 +26,10 @@ from pipeline.plan.choose_sizes import (
 from pipeline.plan.search.fitting import PlanCase, first_sizes
 from pipeline.plan.sizes import Sizes
 from pipeline.protocols import (
-    MeasurableLearner,
-    MeasurableSampler,
+    Learner,
     NothingSmaller,
     OutOfMemory,
+    Sampler,
     SamplerTimes,
 )
 from pipeline.run.console import Console
@@ -106,8 +106,8 @@ def choose(
         choose_sizes(
             config,
             recorded,
-            learner=cast("MeasurableLearner", process),
-            samplers=[cast("MeasurableSampler", process)],
+            learner=cast("Learner", process),
+            samplers=[cast("Sampler", process)],
             one_process=True,
             display=Console(write=said.append),
             now=lambda: process.clock,

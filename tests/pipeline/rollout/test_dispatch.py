@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.protocols import Sampler
 from pipeline.rollout.dispatch import generate, shares
 from pipeline.types import Completion, DecodeWork, RolloutName, RolloutRequest
 from tests.samples import completion
@@ -83,12 +85,16 @@ class BlockingSampler:
         raise NotImplementedError
 
 
+def many(*samplers: BlockingSampler) -> list[Sampler]:
+    return [cast("Sampler", sampler) for sampler in samplers]
+
+
 def test_completions_keep_the_order_of_the_requests():
     async def run() -> tuple[list[Completion], DecodeWork, BlockingSampler, BlockingSampler]:
         late, early = asyncio.Event(), asyncio.Event()
         one, other = BlockingSampler(early, late), BlockingSampler(None, early)
         order = [request(n) for n in (4, 0, 3, 1, 2)]
-        return *await generate([one, other], order, temperature=0.5), one, other
+        return *await generate(many(one, other), order, temperature=0.5), one, other
 
     drawn, work, one, other = asyncio.run(run())
     assert work == DecodeWork({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
@@ -105,7 +111,7 @@ def test_min_finished_is_the_share_of_each_samplers_requests_rounded_up():
         then = asyncio.Event()
         one, other = BlockingSampler(None, then), BlockingSampler(None, then)
         requests = [request(n) for n in range(7)]
-        await generate([one, other], requests, temperature=1.0, cut_off=cut_off)
+        await generate(many(one, other), requests, temperature=1.0, cut_off=cut_off)
         return one.min_finished, other.min_finished
 
     # Shares of four and three requests.
@@ -119,7 +125,7 @@ def test_a_sampler_without_requests_is_not_called():
     async def run() -> BlockingSampler:
         idle = BlockingSampler(asyncio.Event(), asyncio.Event())
         await generate(
-            [BlockingSampler(None, asyncio.Event()), idle], [request(1)], temperature=1.0
+            many(BlockingSampler(None, asyncio.Event()), idle), [request(1)], temperature=1.0
         )
         return idle
 

@@ -287,6 +287,9 @@ class CountingScorer:
     async def notices(self) -> list[str]:
         return []
 
+    async def busy_s(self) -> dict[str, float]:
+        return {}
+
 
 def test_rollouts_are_scored_when_they_end_and_only_once():
     async def run() -> tuple[list[dict[str, Outcome]], list[str]]:
