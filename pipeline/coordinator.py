@@ -17,12 +17,11 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Any, Literal
 
 from configs.schema import Config
-from pipeline.alarms import AlarmWatch
 from pipeline.clock import Clock, Stopwatch
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
@@ -30,23 +29,19 @@ from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
-from pipeline.protocols import ProcessUse
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.mismatch import check_mean
 from pipeline.rollout.producer import RolloutProducer
-from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
+from pipeline.rollout.rollout_step import RolloutStep
 from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
-from pipeline.run.goodput import time_lines
-from pipeline.run.history import RESTARTED
-from pipeline.run.meter import RunMeter, Work
+from pipeline.run.meter import RunMeter
 from pipeline.run.profile import Profiler
-from pipeline.run.records import Records, finite
+from pipeline.run.records import Records
+from pipeline.step_recorder import StepRecorder
 from pipeline.types import AdapterRef, TrainStep, WorkDeadline
 
 REFUSED = "refused"
 """Journal event: not one step fits into the budget."""
-MAX_SKIPPED_IN_A_ROW = 3
-"""Number of consecutive skipped updates that ends the run."""
 _MINUTE_S = 60.0
 
 
@@ -119,21 +114,23 @@ class Coordinator:
             clock=clock,
             measure=self._measured,
         )
-        self.alarms = AlarmWatch(config)
-        changed = max(records.folder.reward_changes, default=0)
-        rows = [row for row in records.folder.metrics if row["step"] > changed]
-        raised = records.folder.valid_entries("alarm")
-        self.alarms.replay(rows, self.schedule.validations, raised)
+        self.recorder = StepRecorder(
+            config,
+            workers=workers,
+            records=records,
+            meter=meter,
+            deadline=deadline,
+            clock=clock,
+            schedule=self.schedule,
+        )
         entries = list(records.folder.entries())
         deadline.recall(records.folder.metrics, entries)
-        self._restarts = sum(entry["event"] == RESTARTED for entry in entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
         self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)
         self._began_s = self._saved_at_s = self._now_s
         last = max(self.schedule.validated, default=0)
         at_s = (row["time/elapsed_s"] for row in records.folder.metrics if row["step"] == last)
         self._validated_at_s = next(at_s, 0.0)
-        self._checkpoint_requested = False
         self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
@@ -186,7 +183,7 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        self._stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
+        self.recorder.stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
         await self._perform("probe", self._check_mismatch())
         in_time = await self._evaluate_before()
         if (
@@ -279,7 +276,7 @@ class Coordinator:
         data = await self.producer.take(step, self.progress.sampling, self.phases)
         metrics = data.metrics(self.config)
         if isinstance(data, RolloutStep):
-            await self._check_rewards(data, step, metrics, watch)
+            self.recorder.check_rewards(data, step, metrics, step_s=watch.total_s)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s
             ):
@@ -301,7 +298,17 @@ class Coordinator:
         step_s, uses = watch.total_s, await self.workers.uses()
         await self.profiler.end(step.number + 1)
         self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
-        self._count(data, step, learned, {**metrics, **self._time_metrics(step, step_s)}, uses)
+        progress = data.counted(self.progress.after_update(learned))
+        self.progress, self._is_uncounted = replace(progress, step=step.number + 1), False
+        self.recorder.record(
+            data,
+            step,
+            sampled=metrics,
+            learned=learned,
+            uses=uses,
+            progress=self.progress,
+            step_s=step_s,
+        )
 
     def _step_ahead(self, step: TrainStep) -> TrainStep | None:
         """The step whose rollouts are sampled during the update of `step`; None: none."""
@@ -327,8 +334,8 @@ class Coordinator:
         step, settings = self.progress.step, self.config.checkpoint
         is_due = step % settings.every_steps == 0
         is_due |= self._now_s - self._saved_at_s >= settings.every_s
-        if is_due or self._checkpoint_requested:
-            self._checkpoint_requested, self._saved_at_s = False, self._now_s
+        if is_due or self.recorder.checkpoint_requested:
+            self.recorder.checkpoint_requested, self._saved_at_s = False, self._now_s
             await self._perform("checkpoint", self._save())
         self.deadline.step_times.observe_between(self._now_s - began_s - validated_s)
         # Validating what seems to be the last version may leave time for one more step.
@@ -355,7 +362,7 @@ class Coordinator:
         if not await self._perform("evaluation", validating, abandoned="the validation"):
             return False
         self._validated_at_s = self._now_s
-        self._stop_by_alarms(self.progress.step, {})
+        self.recorder.stop_by_alarms(self.progress.step, {})
         return True
 
     async def _validate_last(self) -> None:
@@ -418,6 +425,9 @@ class Coordinator:
         untrained = self.exports.untrained(progress.step)
         self._summarize(progress, ended="finished", eval=result.compared, **best, **untrained)
 
+    def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
+        self.recorder.summarize(progress, ended=ended, resumed_from=self.resumed_from, **more)
+
     # --- exports and checkpoints
 
     async def _export(self, which: AdapterRef, *, reason: str) -> float:
@@ -471,133 +481,3 @@ class Coordinator:
         in_journal = part == EXPORT and self.deadline.is_timed
         if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
             self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)
-
-    # --- records of a step
-
-    async def _check_rewards(
-        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float], watch: Stopwatch
-    ) -> None:
-        """Raises the alarms of a step's rewards; where one stops, the step is not counted.
-
-        Raises:
-            TrainingStopped: with the alarm, or the error that stops the run.
-        """
-        why = data.stop_reason(self.config, alarm=self._raise_alarms(step.number + 1, metrics))
-        if why is None:
-            return
-        metrics = {**metrics, **self._time_metrics(step, watch.total_s)}
-        data.record(self.records, metrics, tokens=self.config.records.tokens, trained=False)
-        raise TrainingStopped(why)
-
-    def _raise_alarms(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        """Reports alarms of a step (without metrics: of its validation); returns why to stop."""
-        alarms = self.alarms.judge({"step": step, **metrics}, self.schedule.validations)
-        for alarm in alarms:
-            self.records.event("alarm", alarm.text, **alarm.facts)
-            self._checkpoint_requested |= alarm.action == "checkpoint"
-        return next((alarm.text for alarm in alarms if alarm.action == "stop"), None)
-
-    def _stop_by_alarms(self, step: int, metrics: Mapping[str, float]) -> None:
-        if why := self._raise_alarms(step, metrics):
-            raise TrainingStopped(why)
-
-    def _count(
-        self,
-        data: TrainingStep,
-        step: TrainStep,
-        learned: dict[str, float],
-        sampled: Mapping[str, float],
-        uses: Mapping[str, ProcessUse],
-    ) -> None:
-        """Counts and records a step.
-
-        Args:
-            data: of the step.
-            step: that was trained.
-            learned: metrics of its update.
-            sampled: metrics of its rollouts and its time.
-            uses: of the workers in the step.
-
-        Raises:
-            TrainingStopped: after several skipped updates in a row, or because of an alarm.
-        """
-        if data.overflow and not learned["tokens_trained"]:
-            learned = {**learned, "skipped_updates": 1.0}
-        number, skipped = step.number + 1, "skipped_updates" in learned
-        progress = data.counted(self.progress.after_update(learned))
-        self.progress = replace(progress, step=number)
-        self._is_uncounted = False
-        updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
-        passes = self.config.learner.updates_per_batch if step.phase == "grpo" else 1
-        metrics = {
-            **sampled,
-            **updated,
-            **self.meter.step_metrics(
-                {**sampled, **updated},
-                uses,
-                Work.of(data.decode_work, learned, passes=passes),
-                progress=self.progress,
-                sizes=self.workers.sizes,
-            ),
-            **self.deadline.outlook(number, self._now_s),
-            "faults/reward_errors": float(progress.reward_errors),
-            "faults/skipped_updates": float(progress.skipped_updates),
-            "faults/restarts": float(self._restarts),
-        }
-        data.record(self.records, metrics, tokens=self.config.records.tokens, skipped=skipped)
-        if skipped:
-            loss, norm = learned.get("loss", 0.0), learned.get("grad_norm", 0.0)
-            not_finite = f"its loss is {loss:g} and the norm of its gradient {norm:g}"
-            self._skipped(number, data.overflow or not_finite, batch=data.name)
-        elif data.overflow:
-            self.records.event("overflow", f"step {number}: {data.overflow}", step=number)
-        self._stop_by_alarms(number, finite(metrics))
-
-    def _skipped(self, step: int, why: str, *, batch: str) -> None:
-        """Records a skipped update; ends the run after several in a row.
-
-        Raises:
-            TrainingStopped: with the number of skipped updates.
-        """
-        self.records.skipped_update(step, why, batch=batch)
-        in_a_row = self.progress.skipped_in_a_row
-        if in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            raise TrainingStopped(
-                f"step {step}: {in_a_row} updates in a row were skipped, this one because {why}; "
-                "adapter and optimizer are those before them; look at the rewards and log-probs in "
-                f"{self.records.folder.rollouts}"
-            )
-
-    def _time_metrics(self, step: TrainStep, step_s: float) -> dict[str, float]:
-        found = self.meter.driver_metrics()
-        found |= {"time/step_s": step_s, "time/elapsed_s": self._now_s}
-        if self.deadline.is_timed:
-            found["rollout/prompts_planned"] = float(step.prompts)
-        return found
-
-    def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        deadline, now_s = self.deadline, self._now_s
-        use, seconds = self.meter.end(elapsed_s=now_s)
-        cost = self.meter.cost(progress)
-        for line in time_lines(use, cost=cost):
-            self.records.say(line)
-        summary = {
-            "ended": ended,
-            **progress.counts(dynamic=self.config.rollout.dynamic_sampling != "off"),
-            "wall_s": now_s,
-            "deadline_s": deadline.time_s,
-            **({} if deadline.until_s is None else {"until_s": deadline.until_s}),
-            **more,
-            "adapter_sha256": self.workers.published.sha256 if self.workers.published else None,
-            **use.to_json(),
-            "cost": cost,
-            "resumed_from": self.resumed_from,
-            **({} if self.config.run.fork is None else {"forked_from": self.config.run.fork}),
-            "faults": {
-                "reward_errors": progress.reward_errors,
-                "skipped_updates": progress.skipped_updates,
-                "restarts": self._restarts,
-            },
-        }
-        self.records.folder.write_summary(summary, seconds=seconds)
-        self.records.tracker.summarize(summary)
