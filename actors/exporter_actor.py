@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING
 
 from actors.log import begin_process, logs
 from actors.model_actor import make_exporter
+from configs.model import Format
 from configs.schema import Config
 from pipeline.compute.opening import open_model
-from pipeline.types import Completion, Format
+from pipeline.types import Completion
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter, Tuned
 
 
 class ExporterActor:
-    """Exports one checkpoint; a plain class that `actors.handles` runs as a Ray actor.
+    """Exports one checkpoint; a plain class that `actors.groups` runs as a Ray actor.
 
     Args:
         config: of model and scoring; `lora.start` is the adapter.

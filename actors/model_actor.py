@@ -56,7 +56,7 @@ def during(phase: WorkerPhase) -> Callable[[Method[A, P, T]], Method[A, P, T]]:
 
 
 class ModelActor(ABC):
-    """Base of the classes that `actors.handles` runs as Ray actors of a run.
+    """Base of the classes that `actors.groups` runs as Ray actors of a run.
 
     Attributes:
         role: whose devices the process opens.

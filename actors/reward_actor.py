@@ -14,7 +14,7 @@ from rewards.processes.log import RewardLog
 
 
 class RewardActor:
-    """A `RewardHost`; a plain class that `actors.handles` runs as a Ray actor.
+    """A `RewardHost`; a plain class that `actors.groups` runs as a Ray actor.
 
     Args:
         rewards: functions, number of processes, limits.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
@@ -70,6 +70,12 @@ class Lora(Table):
     def scale(self) -> float:
         """Factor of the product of the two LoRA matrices."""
         return self.alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
+
+
+Format = Literal["hf", "peft", "orbax"]
+"""A format of an export."""
+FORMATS: tuple[Format, ...] = get_args(Format)
+"""In the order of writing."""
 
 
 class Export(Table):

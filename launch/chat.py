@@ -79,7 +79,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
 
-    from actors.handles import SamplerActors
+    from actors.groups import SamplerActors
     from launch.cluster import cluster, wait_for_devices
     from launch.preparation import open_model_files
     from pipeline.data.text.prompts import PromptMaker

@@ -16,7 +16,7 @@ import ray
 from ray._private import auto_init_hook
 from ray.util.placement_group import placement_group_table
 
-from actors.handles import DeviceActors
+from actors.groups import DeviceActors
 from actors.placement import RESOURCE, Reservation, alive_nodes, shortage, total_resources
 from configs.schema import Config, Plan
 from launch.exits import EXIT_CLUSTER_LOST, Failure, say

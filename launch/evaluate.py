@@ -26,7 +26,8 @@ from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from actors.handles import SamplerActors, ScorerHandle
+    from actors.groups import SamplerActors
+    from actors.handles import ScorerHandle
     from pipeline.data.splits import LoadedSplit
     from pipeline.data.text.tokenizer import Tokenizer
     from pipeline.evaluate.measurement import Measured
@@ -189,7 +190,7 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
 
 def run(prepared: Prepared) -> int:
     """Evaluates, shows and writes the result; returns the exit status."""
-    from actors.handles import SamplerActors
+    from actors.groups import SamplerActors
     from launch.cluster import with_actors
     from pipeline.protocols import OutOfMemory
 
@@ -222,7 +223,7 @@ async def _scorer(config: Config) -> AsyncIterator[ScorerHandle | None]:
     if not config.uses_rewards:
         yield None
         return
-    from actors.handles import spawn_scorer
+    from actors.groups import spawn_scorer
 
     scorer = spawn_scorer(config)
     try:

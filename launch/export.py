@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from configs.base import scheme_problem
 from configs.cli import parse
 from configs.load import load_config
+from configs.model import FORMATS, Format
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
@@ -27,7 +28,6 @@ from launch.push import RECORD, REQUEST, Repository, find_repository, push, read
 from pipeline.data.models.model_source import HF_LOG_IN
 from pipeline.run.checkpoint_files import adapter_sha256
 from pipeline.run.record_files import write_json
-from pipeline.types import FORMATS, Format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -325,7 +325,7 @@ def run(prepared: Prepared) -> int:
 
 
 def _export(prepared: Prepared) -> None:
-    from actors.handles import ExportActors
+    from actors.groups import ExportActors
     from launch.cluster import with_actors
 
     config = working_config(prepared)

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, ExitStack, closing, contextmanage
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from actors.handles import RunActors
+from actors.groups import RunActors
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -371,12 +371,6 @@ class ExportReport:
     mean_difference: float | None
     tokens: int
     version: int
-
-
-Format = Literal["hf", "peft", "orbax"]
-
-FORMATS: tuple[Format, ...] = get_args(Format)
-"""All export formats, in the order of writing."""
 
 
 TrainingPhase = Literal["sft", "grpo"]

@@ -10,13 +10,8 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
-from actors.handles import (
-    ColocatedHandle,
-    ModelActors,
-    ModelHandle,
-    SamplerHandle,
-    ScorerHandle,
-)
+from actors.groups import ModelActors
+from actors.handles import ColocatedHandle, ModelHandle, SamplerHandle, ScorerHandle
 from actors.placement import Bundle, Reservation
 from pipeline.protocols import OutOfMemory, WorkerDied
 from pipeline.types import Published

@@ -262,7 +262,7 @@ def running_node(
 
 HOLDS = r"""
 import ray, sys
-from actors.handles import spawn
+from actors.groups import spawn
 from actors.placement import Lease, Reservation
 
 class Holder:

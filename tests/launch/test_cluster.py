@@ -255,7 +255,7 @@ def test_the_line_reports_that_no_run_holds_devices(fake: FakeRay):
 CHIPS = """
 import json, sys
 import ray
-from actors.handles import spawn
+from actors.groups import spawn
 from actors.placement import lease
 from configs.schema import Plan
 from launch.cluster import cluster

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from actors.handles import ExportActors
+from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
 from launch.export import find_checkpoint, find_examples, prepare, working_config

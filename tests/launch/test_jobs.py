@@ -141,7 +141,7 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
 KILLER = """
 import os, signal, time
 import ray
-from actors.handles import spawn
+from actors.groups import spawn
 from actors.placement import Lease
 
 class Holder:
@@ -171,7 +171,7 @@ def test_the_chips_of_a_dead_actor_are_free_again(head):
 WAITS = r"""
 import asyncio, sys
 import ray
-from actors.handles import RunActors
+from actors.groups import RunActors
 from configs.load import load_config
 from launch import cluster
 

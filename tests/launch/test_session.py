@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import pytest
 
-from actors.handles import RunActors
+from actors.groups import RunActors
 from configs.schema import Config, Plan
 from launch.code_version import code_version
 from launch.exits import EXIT_DIED

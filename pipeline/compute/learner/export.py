@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from configs.model import FORMATS, Format
 from configs.schema import Config
 from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.learner.scorer import Scorer
@@ -23,7 +24,7 @@ from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.models.hf_config import is_multimodal
 from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
 from pipeline.run.record_files import replace_folder, unwritten
-from pipeline.types import FORMATS, Completion, ExportReport, Format
+from pipeline.types import Completion, ExportReport
 
 ADAPTER = "adapter"
 """Folder of the PEFT adapter inside an export."""
