@@ -1,15 +1,7 @@
-"""The gradient of groups whose rollouts share their prompt, beside separate prompts and Tunix.
-
-    python -m launch.bench.shared_prompts CONFIG.toml --prompt 40 --mean 3 [--repeats 5]
-
-compares an update of a configuration's model with shared and with separate prompts, in turns.
-"""
+"""The gradient of groups whose rollouts share their prompt, beside separate prompts and Tunix."""
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,14 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.load import load_config
-from configs.schema import Config
 from launch.bench.harness import Bound, Row, Section, medians
 from launch.bench.small_gemma import SMALL, VOCABULARY, small_config, small_policy
 from launch.bench.tunix import PAD, Peer, train_example
 from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.programs import LearnerPrograms
-from pipeline.compute.opening import open_model
 from pipeline.data.batching import micro_batches, token_weights
 from pipeline.plan.cost_model.workload import completion_lengths
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName
@@ -33,21 +22,19 @@ PROMPTS = 4
 """Prompts of the step."""
 
 
-def rollouts_of(
-    *, prompt: int, mean: int, cap: int, group: int, prompts: int = PROMPTS
-) -> list[Rollout]:
+def rollouts_of(*, prompt: int, mean: int, cap: int, group: int) -> list[Rollout]:
     """Returns groups of rollouts with random tokens and lognormal lengths."""
     rng = np.random.default_rng(0)
 
     def random_tokens(count: int) -> np.ndarray:
         return rng.integers(8, SMALL["vocab_size"], count).astype(np.int32)
 
-    texts = [random_tokens(prompt) for _ in range(prompts)]
+    texts = [random_tokens(prompt) for _ in range(PROMPTS)]
     return [
         Rollout(
             Completion(
-                name=RolloutName("train", 0, prompt_id=number % prompts, sample=number // prompts),
-                prompt_tokens=texts[number % prompts],
+                name=RolloutName("train", 0, prompt_id=number % PROMPTS, sample=number // PROMPTS),
+                prompt_tokens=texts[number % PROMPTS],
                 tokens=random_tokens(length),
                 logprobs=np.zeros(length, np.float32),
                 stop_reason="length",
@@ -59,7 +46,7 @@ def rollouts_of(
             0.0,
             float(rng.standard_normal()),
         )
-        for number, length in enumerate(completion_lengths(prompts * group, mean=mean, cap=cap))
+        for number, length in enumerate(completion_lengths(PROMPTS * group, mean=mean, cap=cap))
     ]
 
 
@@ -80,74 +67,6 @@ def update(*, prompt: int, mean: int, cap: int, group: int, repeats: int) -> dic
         "tunix_ratio": seconds["tunix_s"] / seconds["shared_s"],
     }
     return found | seconds | ratios
-
-
-def update_of(
-    shared: Config, separate: Config, *, prompt: int, mean: int, repeats: int
-) -> dict[str, Any]:
-    """Returns positions and seconds of an update of a configuration's model, in turns.
-
-    The tokens are random, and the optimizer is left out.
-
-    Args:
-        shared: the configuration.
-        separate: the same with `separate_settings`.
-        prompt: tokens of each prompt.
-        mean: tokens of a completion, on average; at most `rollout.max_new_tokens`.
-        repeats: runs of each.
-    """
-    opened, rollout = open_model(shared, role="learner"), shared.rollout
-    policy, cap = opened.policy, rollout.max_new_tokens
-    rng = np.random.default_rng(0)
-    adapter = policy.place_adapter(
-        {
-            name: 0.01 * rng.standard_normal(shape.shape).astype(np.float32)
-            for name, shape in sorted(policy.adapter_shapes.items())
-        }
-    )
-    group, prompts = rollout.group_size, rollout.prompts_per_step
-    rollouts = rollouts_of(prompt=prompt, mean=mean, cap=cap, group=group, prompts=prompts)
-    weights = token_weights(rollouts, shared.learner.variant.token_weights, budget=cap)
-    found, programs = dict[str, Any](), dict[str, Callable[[], None]]()
-    for name, one in (("shared", shared), ("separate", separate)):
-        own = LearnerPrograms(policy, one, opened.vocabulary)
-        packed = micro_batches(
-            rollouts, shape=own.shape, weights=weights, keep_zero_advantage=False
-        )
-        batches = [
-            DeviceBatch(
-                inputs := place_inputs(row, policy.mesh),
-                jax.device_put(row.advantages, inputs.tokens.sharding),
-            )
-            for row in packed
-        ]
-        zeros, gradient = jax.tree.map(jnp.zeros_like, adapter), policy.jit(own.gradient)
-        compiled = {
-            shape: gradient.lower(opened.base, adapter, zeros, batch).compile()
-            for shape, batch in {batch.advantages.shape: batch for batch in batches}.items()
-        }
-
-        def run(batches: Any = batches, compiled: Any = compiled, total: Any = zeros) -> None:
-            for batch in batches:
-                total, _, _ = compiled[batch.advantages.shape](opened.base, adapter, total, batch)
-            jax.block_until_ready(total)
-
-        found[f"{name}_positions"] = sum(batch.advantages.size for batch in batches)
-        programs[f"{name}_s"] = run
-    seconds = medians(programs, repeats=repeats)
-    return found | seconds | {"ratio": seconds["separate_s"] / seconds["shared_s"]}
-
-
-def separate_settings(config: Config) -> list[tuple[str, str]]:
-    """Settings for separate prompts, in micro-batches of about the same size.
-
-    A row has four of the longest sequences, so that there is little padding.
-    """
-    row = 4 * config.rollout.max_tokens
-    together = row * config.plan.learner_devices
-    batch = together * max(1, (config.plan.micro_batch_tokens or 0) // together)
-    sizes = {"plan.row_tokens": row, "plan.micro_batch_tokens": batch}
-    return [("learner.share_prefix", "false"), *((key, str(size)) for key, size in sizes.items())]
 
 
 def _run(program: jax.stages.Compiled, given: tuple[Any, ...]) -> None:
@@ -229,26 +148,3 @@ SHARED = Section(
     ],
     (Bound("separate_ratio", least=1.0), Bound("tunix_ratio", least=1.0)),
 )
-
-
-def main() -> None:
-    """Compares the updates of a configuration and prints them as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("config", help="configuration, e.g. configs/demo.toml")
-    parser.add_argument("--prompt", type=int, required=True, help="tokens of each prompt")
-    parser.add_argument("--mean", type=int, required=True, help="mean tokens of a completion")
-    parser.add_argument("--repeats", type=int, default=5, help="runs of each; default: 5")
-    given = parser.parse_args()
-    try:
-        config = load_config(given.config)
-        separate = load_config(given.config, separate_settings(config))
-    except (FileNotFoundError, ValueError) as mistake:
-        parser.error(str(mistake))
-    found = update_of(config, separate, prompt=given.prompt, mean=given.mean, repeats=given.repeats)
-    print(json.dumps(found, indent=1))
-
-
-if __name__ == "__main__":
-    main()
