@@ -32,8 +32,7 @@ DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
 finished.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 75 the cluster of a submitted job is
-gone (submitted again, the job continues), 130 / 143 / 129 after Ctrl-C / SIGTERM / the end of the
-terminal (checkpointed)."""
+gone (submitted again, the job continues), 130 / 143 after Ctrl-C / SIGTERM (checkpointed)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -52,10 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):  # the tests run in other processes
         config.pluginmanager.register(InternalErrors())
         return
-    # A shell lets its background jobs ignore Ctrl-C, and nohup a lost terminal, as would the
-    # commands that the tests start.
+    # A shell lets its background jobs ignore Ctrl-C, as would the commands that the tests start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     (KEPT / "xla").mkdir(parents=True, exist_ok=True)
     # What else a run keeps, as measured speeds, would be different for the next run of the tests.
     folder = tempfile.TemporaryDirectory(prefix="gemma-grpo-tests-")
