@@ -3,16 +3,15 @@
 #
 #   launch/submit.sh [--no-wait] CONFIG.toml [--table.key VALUE ...]
 #
-# Uploads the project's source, the configuration and the modules of the current folder that the
-# reward functions need (module:function), and nothing else: no runs, no weights, no data. Data,
-# models and reward files (file.py:function) are read where they are, as they are when the job
+# Uploads the project's source and the configuration, and nothing else: no runs, no weights, no data.
+# Data, models and reward files (file.py:function) are read where they are, as they are when the job
 # starts, so their folders must exist on the cluster's host. Keys (WANDB_API_KEY, HF_TOKEN, those of
 # run.mirror) are never put into the job, because every user of the cluster can read its metadata:
 # set them where Ray is started. The cluster is RAY_API_SERVER_ADDRESS, by default the one on this
 # machine; its Python is GEMMA_GRPO_PYTHON, by default .venv/bin/python of this project.
 set -euo pipefail
 
-usage() { sed -n '2,13s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,12s/^# \{0,1\}//p' "$0"; }
 
 for argument in "$@"; do
     case "$argument" in
@@ -54,7 +53,7 @@ upload=$(mktemp -d)
 trap 'rm -rf "$upload"' EXIT
 (cd "$project" && find configs rewards pipeline actors launch \
     \( -name '*.py' -o -name '*.toml' \) -print0 | tar --null -T - -cf -) | tar -xf - -C "$upload"
-# The current folder is not on Python's path: its modules may have the same names as the project's.
+# The current folder is not on Python's path: a job does not have its modules.
 name=$(PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload" "$config" "$@")
 
 # Mistakes are reported here instead of in the job's log. The check runs in the upload folder, so that

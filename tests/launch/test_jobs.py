@@ -80,14 +80,14 @@ def interrupts(inputs):
 """
 
 
-def test_a_job_has_the_users_reward_modules_and_its_stop_leaves_a_checkpoint(head, tmp_path):
+def test_a_job_reads_the_users_reward_file_and_its_stop_leaves_a_checkpoint(head, tmp_path):
     (tmp_path / "my_rewards.py").write_text(REWARDS)
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts/scale.py").write_text("STEP = 0.5\n")
     config = write_config(tmp_path, name="own")
     parts = (
-        '[{ name = "length", function = "my_rewards:length" },'
-        ' { name = "seen", function = "my_rewards:interrupts", weight = 0.0 }]'
+        '[{ name = "length", function = "my_rewards.py:length" },'
+        ' { name = "seen", function = "my_rewards.py:interrupts", weight = 0.0 }]'
     )
     text = config.read_text()
     before = '[{ name = "exact", function = "rewards.correctness:exact_answer" }]'
