@@ -24,10 +24,10 @@ from configs.model import FORMATS, Format
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
-from launch.push import RECORD, REQUEST, Repository, find_repository, push, read_record
+from launch.push import RECORD, Repository, find_repository, push
 from pipeline.data.models.model_source import HF_LOG_IN
 from pipeline.run.checkpoint_files import adapter_sha256
-from pipeline.run.record_files import write_json
+from pipeline.run.record_files import read_json, write_json
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,9 +42,9 @@ Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the 
 orbax, the merged model as a flax checkpoint in flax/. Each format is loaded back and compared with
 the policy before it is put in place. It takes one device of the run's
 kind (--plan.platform cpu: none).
---push uploads it with its model card to the Hugging Face hub in one commit and compares sizes and
-hashes. After a broken connection the same command continues: the export is not made again, uploaded
-files are not sent again.
+--push uploads it with its model card to the Hugging Face hub in one commit. After a broken
+connection the same command pushes again: the export is not made again, uploaded files are not sent
+again.
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
@@ -86,7 +86,7 @@ class Prepared:
     @property
     def is_written(self) -> bool:
         """Whether `out` holds this export already, of which a push has broken off."""
-        written = read_record(self.out).get(REQUEST)
+        written = read_json(self.out / RECORD)
         return written == self.request and written["adapter_sha256"] is not None
 
 
@@ -341,7 +341,7 @@ def _export(prepared: Prepared) -> None:
         raise Failure(error) from error
     finally:
         shutil.rmtree(f"{prepared.out}.tmp", ignore_errors=True)
-    write_json(prepared.out / RECORD, {REQUEST: prepared.request})
+    write_json(prepared.out / RECORD, prepared.request)
     print(f"exported: {prepared.out}", flush=True)
 
 

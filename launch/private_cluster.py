@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
-import shutil
 import signal
 import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -19,11 +16,10 @@ import psutil
 import ray
 from ray._private import worker as ray_worker
 
-from launch.exits import Failure, say
+from launch.exits import EXIT_DIED, EXIT_FAILED, Failure
+from launch.flags import SUPERVISOR
 from pipeline.run.folder_lock import LockedFolder
 
-_RETRY_PAUSES_S = (2.0, 8.0)
-"""Pauses between attempts to start. Ray itself waits 30 s for a node on a busy machine."""
 _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
 _KILL_S = 30.0
@@ -48,7 +44,7 @@ def private_cluster(**settings: Any) -> Iterator[None]:
     folder = LockedFolder(_short_folder(), prefix="grpo-")
     try:
         with _environment(_own_token(folder.path)):
-            _start(folder.path, settings)
+            _start(folder.path / "r", settings)
             try:
                 yield
             finally:
@@ -72,52 +68,25 @@ def _stop(folder: Path) -> None:
 
 
 def _start(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Starts the cluster, in several attempts with a new folder each.
+    """Starts the cluster.
 
     Raises:
-        Failure: if all attempts fail.
+        Failure: if Ray does not start; the parent of a run starts the run again.
     """
-    _end_at_signals()
-    for number, pause_s in enumerate((*_RETRY_PAUSES_S, None)):
-        try:
-            ray.init(
-                address="local",
-                include_dashboard=False,
-                _temp_dir=str(folder / str(number)),
-                **settings,
-            )
-            # Ray's agents would print 20 lines of the log of a raylet that ended.
-            ray_worker.print_to_stdstream = lambda *_, **__: None
-            return
-        except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
-            raise SystemExit(128 + signal.SIGTERM) from None
-        except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
-            _stop(folder)
-            shutil.rmtree(folder / str(number), ignore_errors=True)
-            message = (str(error).splitlines() or [type(error).__name__])[0]
-            if pause_s is None:
-                raise Failure(
-                    f"Ray did not start in {number + 1} attempts: {message} Is the machine very "
-                    "busy, or short of memory? Nothing is lost; repeat the command later"
-                ) from None
-            say(f"Ray did not start: {message} Retrying in {pause_s:g} s")
-            time.sleep(pause_s)
-
-
-def _end_at_signals() -> None:
-    """Makes SIGINT and SIGTERM end this process, until the event loop handles them again.
-
-    The loop's handlers would only run after Ray's start, which blocks the loop.
-    """
-
-    def end(number: int, _: object) -> None:
-        raise SystemExit(128 + number)
-
-    with suppress(RuntimeError):  # no event loop
-        loop = asyncio.get_running_loop()
-        loop.remove_signal_handler(signal.SIGINT)  # SIGINT then raises KeyboardInterrupt
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, end)
+    try:
+        ray.init(address="local", include_dashboard=False, _temp_dir=str(folder), **settings)
+    except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
+        raise SystemExit(128 + signal.SIGTERM) from None
+    except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
+        _stop(folder)
+        message = (str(error).splitlines() or [type(error).__name__])[0]
+        raise Failure(
+            f"Ray did not start: {message} Is the machine very busy, or short of memory? Nothing "
+            "is lost; repeat the command later",
+            EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED,
+        ) from None
+    # Ray's agents would print 20 lines of the log of a raylet that ended.
+    ray_worker.print_to_stdstream = lambda *_, **__: None
 
 
 def _own_token(folder: Path) -> dict[str, str]:

@@ -20,7 +20,6 @@ from launch.code_version import code_version
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.maintenance import stop_at_notice
 from launch.preparation import Prepared, reward_code
 from launch.progress import Reporter
 from launch.resume import check_restored, record_start, resume
@@ -101,8 +100,6 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     """
     stop = Stop("stopping; Ctrl-C again does not wait")
     stop.listen()
-    if prepared.config.plan.platform == "tpu":
-        stop_at_notice(stop, prepared.folder)
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         prepared = replace(prepared, config=copy_start(prepared.config))

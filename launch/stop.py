@@ -1,11 +1,10 @@
-"""Handling of Ctrl-C, SIGTERM, SIGHUP and other reasons to stop: commands shut down in order."""
+"""Handling of Ctrl-C, SIGTERM and a closed terminal: commands shut down in order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any, TypeVar
 
 from launch.exits import EXIT_INTERRUPTED, say
 
-_AT_ONCE = b"stopped at once; nothing was waited for\n"
+AT_ONCE = b"stopped at once; nothing was waited for\n"
 
 T = TypeVar("T")
 
@@ -43,60 +42,24 @@ class Stop:
 
     def listen(self) -> None:
         """Installs the handlers; call it again after Ray has installed its own."""
-        if self.received is not None:
-            return
         loop = asyncio.get_running_loop()
         for number in stop_signals():
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self.received is None:
-            self._on(number)
-            _end_at_ctrl_c()
-        elif number == signal.SIGINT:  # it came before the loop was free
-            _end()
-
-    def request(self, why: str) -> bool:
-        """Stops as SIGTERM does, and shows why; returns whether it is the first reason."""
-        is_first = self.received is None
-        if is_first:
-            self._on(signal.SIGTERM, f"{why}; ")
-            _end_at_ctrl_c()
-        return is_first
-
-    def _on(self, number: signal.Signals, why: str = "") -> None:
-        if self.received is None:
             self.received = number
             self.event.set()
-            say(why + self.notice)
+            say(self.notice)
+        elif number == signal.SIGINT:
+            with suppress(OSError):  # the terminal is gone
+                os.write(2, AT_ONCE)
+            os._exit(EXIT_INTERRUPTED)
 
     @property
     def exit_status(self) -> int:
         """128 plus the signal's number."""
         return 128 + (self.received or signal.SIGINT)
-
-
-def _end_at_ctrl_c() -> None:
-    """Makes the next Ctrl-C end the process, also while its main thread waits for Ray.
-
-    A thread reads the numbers of signals in place of the event loop, which no longer gets any.
-    """
-    numbers, written = os.pipe()
-    os.set_blocking(written, False)
-    signal.set_wakeup_fd(written)
-
-    def wait() -> None:
-        while signal.SIGINT not in os.read(numbers, 1):
-            pass
-        _end()
-
-    threading.Thread(target=wait, name="ctrl-c", daemon=True).start()
-
-
-def _end() -> None:
-    with suppress(OSError):  # the terminal is gone
-        os.write(2, _AT_ONCE)
-    os._exit(EXIT_INTERRUPTED)
 
 
 class Stopped(Exception):  # noqa: N818  # no error

@@ -26,7 +26,7 @@ from configs.schema import Config
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_REPORTED, say
 from launch.flags import RESTARTED_WHY, SUPERVISOR
 from launch.progress import forget_report, read_report
-from launch.stop import stop_signals
+from launch.stop import AT_ONCE, stop_signals
 from launch.submission import VARIABLE as SUBMITTED
 from pipeline.budget import Budget, used_s
 from pipeline.run.folder_lock import LockedFolder
@@ -135,7 +135,7 @@ class _Supervisor:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "launch.train", *argv, "--no-supervise"],
             env=environment,
-            # Ctrl-C reaches it through this process only, and thus once.
+            # Ctrl-C reaches it through this process only, and once: a second one kills it.
             start_new_session=True,
             preexec_fn=end_with_parent,  # noqa: PLW1509  # a system call
         )
@@ -208,15 +208,20 @@ class _Supervisor:
         return 0
 
     def _on_signal(self, number: int, _: object) -> None:
-        self._received = self._received or number
-        self._unsent.append(number)
-        self._signalled.set()
-        self._forward()
+        if not self._received:
+            self._received = number
+            self._unsent.append(number)
+            self._signalled.set()
+            self._forward()
+        elif number == signal.SIGINT and self._child is not None:
+            with suppress(OSError):  # the terminal is gone
+                os.write(2, AT_ONCE)
+            self._child.kill()
 
     def _forward(self) -> None:
-        """Sends each signal once, to a command that runs; a signal may interrupt this."""
-        with suppress(IndexError):  # all are sent
-            while self._child is not None:
+        """Sends the first signal once, to a command that runs; a signal may interrupt this."""
+        with suppress(IndexError):  # it is sent, or there is none
+            if self._child is not None:
                 self._child.send_signal(self._unsent.popleft())
 
 

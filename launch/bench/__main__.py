@@ -1,6 +1,6 @@
 """Benchmarks: measures the project's claims, with peers in the same run.
 
-python -m launch.bench NAME [--only PATTERN] [--json FILE] [--plot FILE] [--model MODEL]
+python -m launch.bench NAME [--only PATTERN] [--json FILE]
 """
 
 from __future__ import annotations
@@ -17,31 +17,24 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from launch.bench.harness import Benchmark, Figures, Row, Section, in_child, machine
+from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
-from launch.flags import Parser, add_json, json_file, output_file
+from launch.flags import Parser, add_json, json_file
 
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
     "twenty minutes",
-    "chaos": "seconds that the death of each process costs a small run, which must end with the "
-    "undisturbed adapter, on this machine's CPU; ten minutes",
-    "fuzz": "commands given 750 damaged configurations, datasets and model folders; ten minutes",
+    "chaos": "seconds that kill -9 and SIGSTOP of each process cost a small run, which must end "
+    "with the undisturbed adapter, on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
-    "learner": "logits, top k and packing on this machine's CPU; some minutes",
+    "learner": "gradients beside Tunix's on this machine's CPU; some minutes",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
-    "rewards": "runs with slow rewards beside runs with instant ones, on this machine's CPU; ten "
-    "minutes",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
-    "sweep": "rollout speed and memory by number of slots, estimated for a v5e chip and measured "
-    "on this machine, with a plot; an hour or more",
-    "verdicts": "problems planted in small runs, and what the report's verdict names, on this "
-    "machine's CPU; twenty minutes",
 }
 DESCRIPTION = """\
 Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its
@@ -49,9 +42,6 @@ own.
 Progress goes to standard error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
-MODELS = ("gemma3_1b", "gemma3_270m", "gemma2_2b", "gemma3_4b")
-"""Models with a preset for a v5e-8, the default of `schedule` first."""
-PLOT = "rollout_sweep.png"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,41 +70,11 @@ def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
         metavar="PATTERN",
         help="measure only rows whose SECTION/ROW contains PATTERN, with * and ? as wildcards",
     )
-    parser.add_argument("--list", action="store_true", help="list the rows, measure nothing")
     add_json(parser)
-    parser.add_argument(
-        "--plot", metavar="FILE", help=f"PNG file of the plot of sweep (default: {PLOT})"
-    )
-    parser.add_argument(
-        "--model",
-        metavar="MODEL",
-        help=f"whose v5e-8 preset schedule measures (default: {MODELS[0]})",
-    )
     request = parser.parse_args(argv)
     request.json = json_file(request)
-    if request.name == "sweep":
-        request.plot = output_file("--plot", request.plot or PLOT)
-    elif request.plot is not None:
-        raise ValueError(f"command line: --plot: {request.name} has no plot; sweep has one")
     benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    sections = benchmark.sections
-    if request.model is not None:
-        sections = _of_model(request, sections)
-    return request, replace(benchmark, sections=_choose(sections, request.only))
-
-
-def _of_model(request: argparse.Namespace, sections: Sequence[Section]) -> list[Section]:
-    """The sections with the rows of another model."""
-    if request.name != "schedule":
-        raise ValueError(f"command line: --model: {request.name} has its own; schedule takes one")
-    if request.model not in MODELS:
-        nearest = difflib.get_close_matches(request.model, MODELS, n=1, cutoff=0.0)[0]
-        raise ValueError(f"command line: --model {request.model}: no preset; nearest: {nearest}")
-
-    def of_model(row: Row) -> Row:
-        return replace(row, arguments={**row.arguments, "model": request.model})
-
-    return [replace(one, rows=list(map(of_model, one.rows))) for one in sections]
+    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
@@ -136,9 +96,6 @@ def _names(sections: Sequence[Section]) -> list[str]:
 
 
 def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
-    if request.list:
-        print("\n".join(_names(benchmark.sections)))
-        return 0
     if benchmark.needs_compiler:
         from pipeline.plan.compiler import NoCompiler, require_compiler
 
@@ -148,7 +105,7 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
             print(missing, file=sys.stderr)
             return EXIT_FAILED
     sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
-    content = {"benchmark": request.name, **machine(), "sections": sections, "absent": {}}
+    content = {"benchmark": request.name, **machine(), "sections": sections}
     try:
         _measure(request, benchmark, content)
     except KeyboardInterrupt:
@@ -175,14 +132,9 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
                 print(error, file=sys.stderr)
                 found = {"failed": str(error).splitlines()[-1]}
             print(f"{progress}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-            if "absent" in found:
-                content["absent"][section.name] = found["absent"]
-                break
             content["sections"][section.name][row.name] = found
             if request.json:
                 _write(request.json, content)
-        if benchmark.plot is not None:
-            benchmark.plot(request.plot, content)
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
@@ -193,8 +145,6 @@ def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bo
         found = content["sections"][section.name]
         success &= not any("failed" in figures for figures in found.values())
         print(f"\n{section.title}\n\n{section.table(found)}\n")
-        if section.name in content["absent"]:
-            print(f"not measured: {content['absent'][section.name]}\n")
         for one in (one for claims in section.claims for one in claims(found)) if claim else ():
             print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
             success &= one.holds

@@ -1,13 +1,14 @@
-"""Seconds that a death costs, by role: kill -9 of each process of a small run of the demo's model.
+"""Seconds that kill -9 and SIGSTOP of each process of a small run cost, by role.
 
-A row is a role. Its process is killed once, after a step; the run is started again and ends with
-the adapter of the undisturbed run.
+A row is a role and a signal, sent once to its process, after a step; the run is started again and
+ends with the adapter of the undisturbed run.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,7 @@ import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from pipeline.run.run_folder import RunFolder
 
-KILLED_AFTER = 5
+SIGNALLED_AFTER = 5
 """Steps; the last checkpoint is that of step 4."""
 
 
@@ -34,7 +35,7 @@ class Role:
     """A process of a run.
 
     Attributes:
-        pattern: of its command line; of several, the one that was started first is killed.
+        pattern: of its command line; of several, the one that was started first gets the signal.
         settings: that it needs.
     """
 
@@ -42,6 +43,7 @@ class Role:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
 ROLES: Mapping[str, Role] = {
     "the run's process": Role(r"launch\.train .*--no-supervise"),
     "its parent": Role(r"launch\.train (?!.*--no-supervise)"),
@@ -60,6 +62,7 @@ _END_S = 30.0
 """Processes of a run that has ended get some time to end."""
 _SETTINGS: Mapping[str, Any] = {
     "run.name": "run",
+    "faults.stuck_s": 20,
     "rollout.prompts_per_step": 4,
     "rollout.group_size": 4,
     # One shape of each program: most of a start is compiling.
@@ -77,18 +80,19 @@ _SETTINGS: Mapping[str, Any] = {
 }
 
 
-def measure(*, role: str) -> Figures:
-    """A run, one process of which is killed.
+def measure(*, role: str = "", event: str = "") -> Figures:
+    """A run, one process of which gets a signal.
 
     Args:
         role: a key of `ROLES`; "": none.
+        event: a key of `SIGNALS`.
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="c") as scratch:
         run = _Run(Path(scratch), ROLES.get(role, Role("$^")))
         try:
             run.start()
-            lost_s = run.lost_s() if role else 0.0
+            lost_s = run.lost_s(SIGNALS[event]) if role else 0.0
             status = run.wait()
         finally:
             left = run.end()
@@ -127,17 +131,17 @@ class _Run:
                 self._command, stdout=output, stderr=subprocess.STDOUT, env=self._environment
             )
 
-    def lost_s(self) -> float:
-        """Kills the role's process; returns the seconds until there is a new step."""
-        self._wait_for_step(KILLED_AFTER)
-        next(self._processes(self._role.pattern)).kill()
-        killed_s = time.monotonic()
+    def lost_s(self, number: signal.Signals) -> float:
+        """Sends the role's process a signal; returns the seconds until there is a new step."""
+        self._wait_for_step(SIGNALLED_AFTER)
+        next(self._processes(self._role.pattern)).send_signal(number)
+        signalled_s = time.monotonic()
         if self._role is ROLES["its parent"]:
             assert self._process is not None
             self._process.wait()
             self.start()
-        self._wait_for_step(KILLED_AFTER + 1)
-        return time.monotonic() - killed_s
+        self._wait_for_step(SIGNALLED_AFTER + 1)
+        return time.monotonic() - signalled_s
 
     def wait(self) -> int:
         """Returns the exit status of the command."""
@@ -190,11 +194,17 @@ BENCHMARK = Benchmark(
     [
         Section(
             "chaos",
-            f"kill -9 of a process of a small run after step {KILLED_AFTER}: seconds to the next "
-            "step",
+            f"kill -9 or SIGSTOP of a process of a small run after step {SIGNALLED_AFTER}: "
+            "seconds to the next step; a stopped process is found after 20 s",
             [
-                Row("undisturbed", measure, {"role": ""}),
-                *(Row(role, measure, {"role": role}) for role in ROLES),
+                Row("undisturbed", measure),
+                *(
+                    Row(f"{role}, {event}", measure, {"role": role, "event": event})
+                    for event in SIGNALS
+                    for role in ROLES
+                    # Without its parent a run goes on, and nobody starts it again.
+                    if (role, event) != ("its parent", "stopped")
+                ),
             ],
             [_claims],
             environment={},

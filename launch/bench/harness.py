@@ -41,8 +41,7 @@ class Row:
 
     Attributes:
         name: unique in its section; shown in the first column.
-        measure: a function of a module, called in a child process. A result with `absent` says
-            why nothing of the section can be measured on this machine.
+        measure: a function of a module, called in a child process.
         arguments: its keyword arguments, JSON values.
     """
 
@@ -135,12 +134,10 @@ class Benchmark:
 
     Attributes:
         sections: in order.
-        plot: writes a plot of the content of `--json` to a file; None: there is no plot.
         needs_compiler: whether nothing can be measured without the TPU compiler.
     """
 
     sections: Sequence[Section]
-    plot: Callable[[Path, Mapping[str, Any]], None] | None = None
     needs_compiler: bool = False
 
 

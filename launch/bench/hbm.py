@@ -1,13 +1,12 @@
 """`python -m launch.bench hbm`: memory and time of the learner on a v5e chip, ours and Tunix's.
 
 By the TPU compiler: the gradient program of gemma3-1b with a LoRA of rank 32 on all matrices, one
-backward pass for all sequences; our head as a separate program; Tunix's GRPO loss and gradient.
+backward pass for all sequences; Tunix's GRPO loss and gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import jax
@@ -19,13 +18,11 @@ from launch.bench.harness import Benchmark, Bound, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
 from launch.bench.tunix import Peer, on, train_example
 from launch.bench.v5e import PROMPT, figures, planned, traced_figures, v5e_config, v5e_preset
-from pipeline.compute.aot.compile import VOCABULARY, v5e_devices
-from pipeline.compute.model.head import Head
-from pipeline.compute.model.head_score import score
-from pipeline.compute.model.sharding import BATCH_AXES, make_mesh
+from pipeline.compute.aot.compile import v5e_devices
+from pipeline.compute.model.sharding import make_mesh
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.memory import memory_beside
-from pipeline.plan.topology import HBM_GIB, TPU_COMPILER
+from pipeline.plan.topology import TPU_COMPILER
 
 LENGTH = 1024
 """Tokens of a sequence, 256 of the prompt among them."""
@@ -35,12 +32,6 @@ NEAR_BEST = 1.03
 """A micro-batch is large enough if its time a token is at most this multiple of the best."""
 BETA = 0.08
 """Weight of the KL term in Tunix's own recipes, with one reference log-prob a token."""
-VOCAB, WIDTH = 262_144, 1152
-"""Of gemma3-1b."""
-HEAD_TOKENS = 65_536
-"""Positions of the head as a separate program."""
-PACKED_MIB = 2 * WIDTH * HEAD_TOKENS / 2**20
-"""Their hidden states in packed order, in bfloat16."""
 
 
 def ours(
@@ -89,44 +80,6 @@ def _by_token(found: dict[str, Any], tokens: int) -> dict[str, Any]:
     return found | ({"us_per_token": 1e3 * found["ms"] / tokens} if found["fits"] else {})
 
 
-def head(*, what: str, tokens: int = HEAD_TOKENS, k: int = 128) -> dict[str, Any]:
-    """Returns temporaries and estimated time of the head as a separate program.
-
-    Args:
-        what: "gradient": log-probs and the gradient of their sum; "top_k": the likeliest `k`.
-        tokens: positions.
-        k: number of the likeliest tokens.
-    """
-    mesh = make_mesh(v5e_devices(1))
-    settings = Head(softcap=None, temperature=1.0, tokens=2048, vocab=8192, mesh=mesh)
-    scores = partial(score, head=settings, forbidden=VOCABULARY.forbidden_mask(VOCAB))
-
-    def gradient(hidden: Any, targets: Any, embedding: Any) -> Any:
-        def total(hidden: Any) -> Any:
-            logprobs = scores(hidden, targets, embedding).logprobs
-            return logprobs.sum(), logprobs
-
-        return jax.value_and_grad(total, has_aux=True)(hidden)
-
-    def top_k(hidden: Any, targets: Any, embedding: Any) -> Any:
-        return scores(hidden, targets, embedding, top_k=k).top
-
-    def array(shape: tuple[int, ...], dtype: Any, *axes: Any) -> Any:
-        place = NamedSharding(mesh, PartitionSpec(*axes))
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=place)
-
-    function = {"gradient": gradient, "top_k": top_k}[what]
-    given = (
-        array((tokens // LENGTH, LENGTH, WIDTH), jnp.bfloat16, BATCH_AXES),
-        array((tokens // LENGTH, LENGTH), jnp.int32, BATCH_AXES),
-        array((VOCAB, WIDTH), jnp.bfloat16),
-    )
-    arrays = jax.tree.leaves((given, jax.eval_shape(function, *given)))
-    known = sum(leaf.size * leaf.dtype.itemsize for leaf in arrays)
-    found = traced_figures(jax.jit(function).trace(*given), beside=-known)
-    return {"temporary_mib": 1024 * found["gib"], "us_per_token": 1e3 * found["ms"] / tokens}
-
-
 def the_preset_is_the_smallest_good_one(found: Mapping[str, Figures]) -> Iterator[Claim]:
     """Claims that the preset's micro-batch is the smallest near the best time a token."""
     times = {name: row["us_per_token"] for name, row in found.items() if "us_per_token" in row}
@@ -143,8 +96,6 @@ def the_preset_is_the_smallest_good_one(found: Mapping[str, Figures]) -> Iterato
         )
 
 
-_4B = {"model": "gemma3_4b", "sequences": 8, "devices": 8}
-
 BENCHMARK = Benchmark(
     (
         Section(
@@ -153,51 +104,6 @@ BENCHMARK = Benchmark(
             "256 + 768 tokens on one v5e chip: one backward for all of them; Adam included",
             [Row(str(count), ours, {"sequences": count}) for count in (1, 2, 4, 8, 16, 128, 160)],
             (Bound("gib", most=MOST_GIB, rows=MOST), the_preset_is_the_smallest_good_one),
-        ),
-        Section(
-            "choices",
-            "The same with other rematerialization (estimates ignore copies to the host)",
-            [
-                Row(
-                    f"remat {policy}, {count} sequences",
-                    ours,
-                    {"sequences": count, "plan__remat": policy},
-                )
-                for policy, count in (("none", 4), ("dots", 4), ("offload", 32), ("offload", 128))
-            ],
-        ),
-        Section(
-            "large",
-            "Ours, long sequences; and gemma3-4b on all 8 chips",
-            (
-                Row("10 x 8,192 tokens", ours, {"sequences": 10, "length": 8192}),
-                Row(
-                    "gemma3-4b, fsdp 8, 8 x 1,024 a chip",
-                    ours,
-                    {**_4B, "plan__fsdp": 8, "plan__tp": 1},
-                ),
-                # Both chips of a tp pair compute the same rows.
-                Row(
-                    "gemma3-4b, fsdp 4, tp 2, 8 x 1,024 a chip",
-                    ours,
-                    {**_4B, "plan__fsdp": 4, "plan__tp": 2},
-                ),
-            ),
-            (Bound("gib", most=HBM_GIB),),
-        ),
-        Section(
-            "head",
-            "The head as a separate program, width 1152, 65,536 tokens",
-            (
-                Row("log-probs and gradient", head, {"what": "gradient"}),
-                Row("top 128", head, {"what": "top_k"}),
-            ),
-            (
-                Bound("temporary_mib", most=16 + PACKED_MIB, rows="log*"),
-                # Also scores and ids of 128 tokens in packed order, and in another layout.
-                Bound("temporary_mib", most=16 + PACKED_MIB + 96, rows="top*"),
-            ),
-            TPU_COMPILER,
         ),
         Section(
             "tunix",

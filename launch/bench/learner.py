@@ -2,8 +2,7 @@
 
 The learner's gradient beside Tunix's under a small body with the real vocabulary: same weights,
 same tokens, same loss, GRPO at ratio 1 without a KL term, a mean over all tokens. Further sections:
-the gradient's error against whole logits, the exact top k (`top_k`), the KL that it keeps
-(`kl_top_k`), prompts that a group shares (`shared_prompts`), padding (`packing`).
+the gradient's error against whole logits, prompts that a group shares (`shared_prompts`).
 """
 
 from __future__ import annotations
@@ -19,11 +18,8 @@ import numpy as np
 from flax import nnx
 
 from launch.bench.harness import Benchmark, Bound, Row, Section, medians
-from launch.bench.kl_top_k import KL
-from launch.bench.packing import PACKING
 from launch.bench.shared_prompts import SHARED
 from launch.bench.small_gemma import SMALL, preset, random_weights
-from launch.bench.top_k import READS, SPEED
 from launch.bench.tunix import Peer, train_example
 from pipeline.compute.learner.batches import DeviceBatch, place_inputs
 from pipeline.compute.learner.losses import weighted_sum
@@ -268,10 +264,6 @@ BENCHMARK = Benchmark(
                 Bound("rounded_ratio", most=1.1, rows="bf*"),
             ),
         ),
-        SPEED,
-        READS,
-        KL,
         SHARED,
-        PACKING,
     )
 )

@@ -23,22 +23,21 @@ from pipeline.plan.topology import GIB
 from pipeline.plan.verify import verify
 
 MODEL = "gemma3_1b"
-"""Whose preset is measured without `--model`."""
+"""Whose preset is measured."""
 SLOTS, LENGTH = 512, 1312
 """Slots of a chip, and positions of a prompt and its completion, of the rows with full slots."""
 LEAST = 0.95
 """Smallest allowed estimate of the planner as a share of a compiled time."""
 
 
-def by_position(*, model: str, phase: str, **changes: str) -> dict[str, Any]:
+def by_position(*, phase: str, **changes: str) -> dict[str, Any]:
     """Returns microseconds a packed position of the largest program of a phase of the preset.
 
     Args:
-        model: whose preset.
         phase: "prefill", where a position is one of a prompt, "score" or "update".
         changes: of the preset, as `table__key=value`.
     """
-    config = planned(preset(v5e_preset(model), **changes))
+    config = planned(preset(v5e_preset(MODEL), **changes))
     name = phase_programs(config)[phase][-1]
     kind, size = split_name(name)
     if kind == "prefill":
@@ -53,12 +52,11 @@ def by_position(*, model: str, phase: str, **changes: str) -> dict[str, Any]:
 
 
 def by_step(
-    *, model: str, slots: int | None = None, kv_cache: str = "model", weights: str = "shared"
+    *, slots: int | None = None, kv_cache: str = "model", weights: str = "shared"
 ) -> dict[str, Any]:
     """Returns milliseconds of a decode step, a segment's flush included.
 
     Args:
-        model: whose preset.
         slots: of one chip, for sequences of `LENGTH`; None: the preset's slots and sequences.
         kv_cache: of `plan.kv_cache`.
         weights: of `plan.rollout_weights`.
@@ -67,9 +65,9 @@ def by_step(
     if weights != "shared":
         settings["learner__importance_cap"] = 2.0
     if slots is None:
-        config = planned(preset(v5e_preset(model), **settings))
+        config = planned(preset(v5e_preset(MODEL), **settings))
     else:
-        config = v5e_config(model, length=LENGTH, plan__slots=slots, **settings)
+        config = v5e_config(MODEL, length=LENGTH, plan__slots=slots, **settings)
     return times(config, f"segment {config.slots}", unit_s=1e-3 * config.segment_steps)
 
 
@@ -100,12 +98,12 @@ def times(config: Config, name: str, *, unit_s: float) -> dict[str, Any]:
     }
 
 
-def step(*, model: str) -> dict[str, Any]:
+def step() -> dict[str, Any]:
     """Returns the seconds of a step of the preset by phase, beside the roofline of its programs.
 
     The roofline counts slots and rows that stay empty, and no host work, which is estimated.
     """
-    case = PlanCase.of(preset(v5e_preset(model)))
+    case = PlanCase.of(preset(v5e_preset(MODEL)))
     plan = choose_placement(case).chosen
     found = verify(case, plan, say=lambda _: None).plan.step
     low = sum(found.seconds[phase].low for phase in phase_programs(plan.config))
@@ -141,19 +139,19 @@ BENCHMARK = Benchmark(
             "positions",
             f"µs a packed position on a chip, and a rollout; {_PARTS}",
             (
-                Row("reference top k", by_position, {"model": MODEL, "phase": "score"}),
-                Row("gradient", by_position, {"model": MODEL, "phase": "update"}),
+                Row("reference top k", by_position, {"phase": "score"}),
+                Row("gradient", by_position, {"phase": "update"}),
                 Row(
                     "gradient, attention in blocks",
                     by_position,
-                    {"model": MODEL, "phase": "update", "plan__attention": "blocked"},
+                    {"phase": "update", "plan__attention": "blocked"},
                 ),
                 Row(
                     "gradient, a prompt for each rollout",
                     by_position,
-                    {"model": MODEL, "phase": "update", "learner__share_prefix": "false"},
+                    {"phase": "update", "learner__share_prefix": "false"},
                 ),
-                Row("prefill", by_position, {"model": MODEL, "phase": "prefill"}),
+                Row("prefill", by_position, {"phase": "prefill"}),
             ),
             (the_plan_is_no_underestimate,),
         ),
@@ -161,22 +159,22 @@ BENCHMARK = Benchmark(
             "decode",
             f"ms a decode step, flush of the segment included; {_PARTS}",
             (
-                Row("the preset's slots", by_step, {"model": MODEL}),
-                Row("the same, weights merged", by_step, {"model": MODEL, "weights": "merged"}),
+                Row("the preset's slots", by_step),
+                Row("the same, weights merged", by_step, {"weights": "merged"}),
                 Row(
                     f"{SLOTS} slots a chip, {LENGTH:,} positions",
                     by_step,
-                    {"model": MODEL, "slots": SLOTS},
+                    {"slots": SLOTS},
                 ),
                 Row(
                     f"{SLOTS} slots a chip, {LENGTH:,} positions, int8 caches",
                     by_step,
-                    {"model": MODEL, "slots": SLOTS, "kv_cache": "int8"},
+                    {"slots": SLOTS, "kv_cache": "int8"},
                 ),
                 Row(
                     f"{SLOTS} slots a chip, {LENGTH:,} positions, int8 caches, weights merged",
                     by_step,
-                    {"model": MODEL, "slots": SLOTS, "kv_cache": "int8", "weights": "merged"},
+                    {"slots": SLOTS, "kv_cache": "int8", "weights": "merged"},
                 ),
             ),
             (the_plan_is_no_underestimate,),
@@ -184,7 +182,7 @@ BENCHMARK = Benchmark(
         Section(
             "step",
             "Seconds of a step of the preset by phase, at its expected lengths",
-            (Row("step", step, {"model": MODEL}),),
+            (Row("step", step),),
             (the_plan_is_no_underestimate,),
         ),
     ),

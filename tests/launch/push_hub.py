@@ -52,7 +52,6 @@ class PushHub:
         uploads: lengths of the uploaded contents in their order.
         uploads_left: uploads until the connection breaks, in the middle of the next one; from then
             on no request is answered. None: it does not break.
-        changed: contents that the hub stores instead of those that it was sent, by path.
     """
 
     url: str = ""
@@ -61,7 +60,6 @@ class PushHub:
     stored: dict[str, bytes] = field(default_factory=dict)
     uploads: list[int] = field(default_factory=list)
     uploads_left: int | None = None
-    changed: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def is_broken(self) -> bool:
@@ -171,7 +169,7 @@ def _create(hub: PushHub, body: bytes) -> _Answer:
 def _info(hub: PushHub, _: bytes, name: str) -> _Answer:
     if name not in hub.repos:
         return 404, {"error": "Repository not found"}
-    return 200, {"id": name, "private": hub.repos[name].private, "siblings": []}
+    return 200, {"id": name, "private": hub.repos[name].private, "sha": "0" * 40, "siblings": []}
 
 
 def _tree(hub: PushHub, _: bytes, name: str) -> _Answer:
@@ -238,7 +236,7 @@ def _commit(hub: PushHub, body: bytes, name: str) -> _Answer:
                 if kind == "lfsFile"
                 else base64.b64decode(value["content"])
             )
-            repo.files[value["path"]] = hub.changed.get(value["path"], content)
+            repo.files[value["path"]] = content
     oid = hashlib.sha1(body).hexdigest()
     return 200, {"commitUrl": f"{hub.url}/{name}/commit/{oid}", "commitOid": oid}
 
@@ -247,7 +245,7 @@ _NAME = r"(?P<name>[\w.-]+/[\w.-]+)"
 _ROUTES: dict[str, _Route] = {
     "GET /api/whoami-v2": _whoami,
     "POST /api/repos/create": _create,
-    f"GET /api/models/{_NAME}": _info,
+    f"GET /api/models/{_NAME}(/revision/main)?": _info,
     rf"GET /api/models/{_NAME}/tree/\w+": _tree,
     "POST /api/validate-yaml": lambda *_: (200, {"errors": [], "warnings": []}),
     f"POST /api/models/{_NAME}/preupload/main": _preupload,

@@ -222,8 +222,6 @@ def test_a_repeated_push_does_not_export_again(
     ("first", "second", "adapter"),
     [
         ([], ["--format", "peft"], "a"),
-        ([], ["--dtype", "bfloat16"], "a"),
-        ([], ["--checkpoint", "2"], "a"),
         ([], [], "b"),  # another step 3
         (["--no-verify"], [], "a"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -10,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +16,8 @@ import pytest
 import ray
 
 from launch import private_cluster
-from launch.exits import Failure
+from launch.exits import EXIT_DIED, Failure
+from launch.flags import SUPERVISOR
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     family,
@@ -34,10 +33,10 @@ pytestmark = pytest.mark.slow
 
 
 class FakeRay:
-    """Fails to start a given number of times."""
+    """Starts, or fails to."""
 
-    def __init__(self, failures: int) -> None:
-        self.failures = failures
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
         self.folders: list[Path] = []
         self.token = ""
         self.stopped = 0
@@ -53,7 +52,7 @@ class FakeRay:
         if path.is_file():
             assert path.stat().st_mode & 0o777 == 0o600
             self.token = path.read_text()
-        if len(self.folders) <= self.failures:
+        if self.fails:
             raise Exception("The node timed out.\nLong story.")
 
     def shutdown(self) -> None:
@@ -71,8 +70,10 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(private_cluster, "_MAX_PARENT_BYTES", len(str(tmp_path)))
 
-    def started(body: Callable[[FakeRay], None] = lambda _: None, *, failures: int = 0) -> FakeRay:
-        fake = FakeRay(failures)
+    def started(
+        body: Callable[[FakeRay], None] = lambda _: None, *, fails: bool = False
+    ) -> FakeRay:
+        fake = FakeRay(fails=fails)
         monkeypatch.setattr(ray, "init", fake.init)
         monkeypatch.setattr(ray, "shutdown", fake.shutdown)
         with private_cluster.private_cluster(num_cpus=3):
@@ -104,56 +105,15 @@ def test_a_token_of_the_user_is_used(start: Start, monkeypatch: pytest.MonkeyPat
     assert start().token == "my own"
 
 
-def test_a_folder_too_long_for_sockets_is_not_used(
-    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_a_cluster_that_does_not_start_gives_one_sentence(
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ):
-    too_long = tmp_path / "1"
-    too_long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(too_long))
-    (folder,) = start().folders
-    assert folder.parent.parent == Path("/tmp")
-    assert not folder.parent.exists()
-
-
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Collects the pauses between attempts, in seconds."""
-    found: list[float] = []
-    monkeypatch.setattr(private_cluster, "time", SimpleNamespace(sleep=found.append))
-    return found
-
-
-def test_a_failed_start_is_retried_in_a_new_folder(
-    start: Start, pauses: list[float], capsys: pytest.CaptureFixture[str]
-):
-    def body(fake: FakeRay) -> None:
-        assert [folder.exists() for folder in fake.folders] == [False, False, True]
-
-    fake = start(body, failures=2)
-    assert len(set(fake.folders)) == 3
-    assert pauses == [2.0, 8.0]
-    assert fake.stopped == 3
-    assert capsys.readouterr().out.splitlines() == [
-        f"Ray did not start: The node timed out. Retrying in {pause_s} s" for pause_s in (2, 8)
-    ]
-
-
-def test_a_cluster_that_never_starts_gives_one_sentence(start: Start, pauses: list[float]):
-    with pytest.raises(Failure, match=r"^Ray did not start in 3 attempts: The node timed out\. Is"):
-        start(failures=3)
-    assert len(pauses) == 2
-
-
-def test_sigterm_while_ray_starts_ends_the_command(start: Start, monkeypatch: pytest.MonkeyPatch):
-    async def run() -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
-        start(failures=1)
-
-    ended_by_signal = SimpleNamespace(sleep=lambda _: os.kill(os.getpid(), signal.SIGTERM))
-    monkeypatch.setattr(private_cluster, "time", ended_by_signal)
-    with pytest.raises(SystemExit) as ended:
-        asyncio.run(run())
-    assert ended.value.code == 143
+    for supervised, status in ((False, 1), (True, EXIT_DIED)):
+        if supervised:
+            monkeypatch.setenv(SUPERVISOR, "/folder")
+        with pytest.raises(Failure, match=r"^Ray did not start: The node timed out\. Is") as failed:
+            start(fails=True)
+        assert failed.value.status == status
 
 
 # --- real clusters

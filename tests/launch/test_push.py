@@ -10,7 +10,7 @@ import pytest
 from launch.exits import Failure
 from launch.push import RECORD, Repository, find_repository, push
 from pipeline.run.record_files import write_json
-from tests.launch.push_hub import LOGIN, OLD_HTTPX, PushHub
+from tests.launch.push_hub import OLD_HTTPX, PushHub
 
 pytestmark = OLD_HTTPX
 NAME = "ann/tuned"
@@ -46,56 +46,31 @@ def test_an_export_is_pushed_in_one_commit(
     assert repo.files == {".gitattributes": repo.files[".gitattributes"], **FILES}
     assert repo.commits == ["demo, checkpoint best"]
     assert repo.private
-    assert hub.uploads == LARGE
-    first, *between, last = capsys.readouterr().out.splitlines()
-    assert first == "pushing 7 files, 6.0 KiB, to hf://ann/tuned (private)"
-    assert between[1] == "2 of 7: adapter/adapter_model.safetensors, 100 bytes"
-    assert last == f"pushed: {hub.url}/ann/tuned, sizes and hashes compared"
+    assert sorted(hub.uploads) == sorted(LARGE)
+    assert capsys.readouterr().out.splitlines() == [
+        "pushing 7 files to hf://ann/tuned (private)",
+        f"pushed: {hub.url}/ann/tuned",
+    ]
 
 
-def test_a_push_continues_after_a_broken_connection(
-    hub: PushHub, export: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_broken_push_is_given_again(hub: PushHub, export: Path):
     hub.uploads_left = 2
     what = r"^hf://ann/tuned: not pushed: .*; .*/export is complete; give the same command again: "
     with pytest.raises(Failure, match=what) as broken:
         push(export, REPOSITORY, title="first")
     assert broken.value.status == 1
-    assert (hub.uploads, hub.repos[NAME].commits) == (LARGE[:2], [])
     assert list(hub.repos[NAME].files) == [".gitattributes"]  # no reader sees a part
     hub.uploads_left = None
-    capsys.readouterr()
     push(export, REPOSITORY, title="second")
-    assert "2 of 7 files, 3.0 KiB, are on the hub already and are not sent again" in (
-        capsys.readouterr().out
-    )
-    assert hub.uploads == LARGE  # each once
+    assert sorted(hub.uploads) == sorted(LARGE)  # each once
     assert hub.repos[NAME].commits == ["second"]
     assert hub.repos[NAME].files.items() >= FILES.items()
 
 
-def test_content_that_the_hub_has_dropped_is_sent_again(hub: PushHub, export: Path):
-    hub.uploads_left = 2
-    with pytest.raises(Failure):
-        push(export, REPOSITORY, title="first")
-    hub.uploads_left = None
-    hub.stored.clear()
-    push(export, REPOSITORY, title="second")
-    assert hub.uploads == LARGE[:2] + LARGE
-    assert hub.repos[NAME].files.items() >= FILES.items()
-
-
-def test_a_pushed_export_is_not_pushed_again(
-    hub: PushHub, export: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_pushed_export_is_not_pushed_again(hub: PushHub, export: Path):
     push(export, REPOSITORY, title="first")
-    capsys.readouterr()
     push(export, REPOSITORY, title="second")
     assert hub.repos[NAME].commits == ["first"]
-    assert capsys.readouterr().out.splitlines()[1:] == [
-        "7 of 7 files, 6.0 KiB, are on the hub already and are not sent again",
-        f"pushed: {hub.url}/ann/tuned, sizes and hashes compared",
-    ]
 
 
 def test_weights_of_an_earlier_export_are_deleted_and_other_files_kept(
@@ -117,22 +92,6 @@ def test_weights_of_an_earlier_export_are_deleted_and_other_files_kept(
     assert "to hf://ann/tuned (private)" in shown
 
 
-@pytest.mark.parametrize(
-    ("path", "stored", "what"),
-    [
-        ("config.json", b"[]\n", "has other content on the hub"),
-        ("model-00001-of-00003.safetensors", b"0" * 3000, "has other content on the hub"),
-        ("model-00001-of-00003.safetensors", b"0", "has 1 bytes on the hub and 3,000 here"),
-    ],
-)
-def test_other_content_on_the_hub_is_an_error(
-    hub: PushHub, export: Path, path: str, stored: bytes, what: str
-):
-    hub.changed[path] = stored
-    with pytest.raises(Failure, match=rf"^hf://ann/tuned: not pushed: {path} {what}; "):
-        push(export, REPOSITORY, title="first")
-
-
 def test_the_record_of_an_export_is_not_pushed(hub: PushHub, export: Path):
     write_json(export / RECORD, {})
     push(export, Repository("lab/tuned", private=False), title="first")
@@ -149,10 +108,6 @@ def refuse(hub: PushHub, _: pytest.MonkeyPatch) -> None:
     hub.login = 401
 
 
-def only_read(hub: PushHub, _: pytest.MonkeyPatch) -> None:
-    hub.login = LOGIN | {"auth": {"accessToken": {"displayName": "look", "role": "read"}}}
-
-
 def leave(*_: object) -> None:
     """The hub stays as it is."""
 
@@ -167,7 +122,6 @@ def leave(*_: object) -> None:
         ("hf://bob/tuned", leave, "this login may not write to bob, only to ann, lab; name one"),
         ("hf://ann/tuned", log_out, "there is no login; log in with `hf auth login` or the env"),
         ("hf://ann/tuned", refuse, "the hub refuses this login; log in again with `hf auth login`"),
-        ("hf://ann/tuned", only_read, "the token of this login may only read; make one that may"),
     ],
 )
 def test_who_may_not_push_is_told_before_any_work(

@@ -165,7 +165,6 @@ def check_exports(head: Head, run: Path, out: Path) -> None:
     [
         (signal.SIGINT, 130),
         pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow),
-        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path, number, status):

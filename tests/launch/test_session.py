@@ -149,7 +149,7 @@ class Session:
 
     def stop_at(self, call: str, number: signal.Signals = signal.SIGINT) -> None:
         """Sends a signal before a call of a worker."""
-        self.script.on[call] = lambda: self.stop._on(number)
+        self.script.on[call] = lambda: self.stop._on_signal(number)
 
 
 @pytest.fixture

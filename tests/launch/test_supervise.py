@@ -193,15 +193,12 @@ def test_a_flag_is_removed_with_its_value():
     assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
 
 
-STOPS_AT_LAST = """
+STOPS = """
 import os, signal, sys
-left = int(sys.argv[1])
 
 def stop(*_):
-    global left
-    left -= 1
     print("signalled", flush=True)
-    if not left:
+    if sys.argv[1] == "1":
         os._exit(130)
 
 signal.signal(signal.SIGINT, stop)
@@ -213,13 +210,13 @@ while True:
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
 @pytest.mark.parametrize("signals", [1, 2])
-def test_each_signal_is_forwarded_and_nothing_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: int
+def test_a_signal_is_forwarded_and_a_second_ctrl_c_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], signals: int
 ):
     readers = list[threading.Thread]()
 
     def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", STOPS_AT_LAST, str(signals)]
+        command = [sys.executable, "-c", STOPS, str(signals)]
         child = subprocess.Popen(command, stdout=subprocess.PIPE, **settings)
         assert child.stdout is not None
         lines = child.stdout
@@ -227,10 +224,9 @@ def test_each_signal_is_forwarded_and_nothing_is_started_again(
 
         def interrupt() -> None:
             with lines:
-                for _ in range(1, signals):
-                    lines.readline()
-                    os.kill(os.getpid(), signal.SIGINT)
                 lines.readline()
+                if signals == 2:
+                    os.kill(os.getpid(), signal.SIGINT)
 
         os.kill(os.getpid(), signal.SIGINT)
         readers.append(threading.Thread(target=interrupt))
@@ -241,6 +237,7 @@ def test_each_signal_is_forwarded_and_nothing_is_started_again(
     monkeypatch.setattr("launch.supervise.subprocess", module)
     assert supervise(ARGV, make_config(tmp_path)) == 130
     readers[0].join()
+    assert ("stopped at once" in capfd.readouterr().err) == (signals == 2)
 
 
 class Interrupted(_Supervisor):
@@ -348,11 +345,11 @@ supervise.subprocess.Popen = (lambda popen: lambda _, **settings: popen(
 from tests.samples import make_config
 supervise.supervise([], make_config(Path(sys.argv[1])))
 """
-STOPS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+HANGS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
 
 
 def test_a_stopped_process_dies_with_its_parent(tmp_path: Path):
-    command = [sys.executable, "-c", PARENT, str(tmp_path), STOPS]
+    command = [sys.executable, "-c", PARENT, str(tmp_path), HANGS]
     with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         run = psutil.Process(int(parent.stdout.readline()))

@@ -25,7 +25,7 @@ _EVENTS = frozenset(
         "checkpoint_abandoned", "code_changed", "hardware_changed", "forked", "sizes_reduced",
         "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
-        "truncated_rollouts", "settings_changed", "stop_notice",
+        "truncated_rollouts", "settings_changed",
         RESUMED, ENDED,
     }
 )  # fmt: skip
