@@ -6,7 +6,6 @@
     wrong       a near miss in the expected format; must be below the reference
     hack        a completion that a careless reward function likes; must be below the reference
     noise       no answer at all; must be below the reference
-    case        a completion of the user; see `rewards.checks.cases`
 
 The same rows and seed give the same probes. Rows without a reference answer get those probes that
 need none.
@@ -24,9 +23,9 @@ from typing import Literal
 from rewards.answers import find_answer, parse_number, same_answer
 from rewards.base import RewardInput, Tags
 
-Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
+Kind = Literal["reference", "variant", "wrong", "hack", "noise"]
 
-REFERENCE, EMPTY, SPACE, PROMPT = "reference", "empty", "leading space", "prompt"
+REFERENCE, EMPTY, PROMPT = "reference", "empty", "prompt"
 REASONING, ANSWER = "REASONING", "ANSWER"
 """What is replaced in the form of a completion."""
 _REASONING = "I read the question again and go through it step by step."
@@ -63,7 +62,7 @@ class Probe:
         name: of the kind of completion, the same for all rows.
         kind: how it must compare with the reference.
         what: description.
-        row: position of its row; -1 for cases.
+        row: position of its row.
         given: input of the reward functions.
     """
 
@@ -145,13 +144,6 @@ class _Recipe:
     make: Callable[[_Source], str | None]
     truncated: bool = False
     needs_answer: bool = True
-    plain_only: bool = False
-
-
-def _after_space(source: _Source) -> str | None:
-    """What a base model writes after a prompt that ends in a word, as `4 + 9 =`."""
-    begin = source.given.prompt + source.given.tags.prefix
-    return None if begin[-1:].isspace() else " " + source.complete(source.answer)
 
 
 def _three(source: _Source) -> str:
@@ -191,13 +183,6 @@ _RECIPES = (
         "reference",
         "the reference answer in the expected format",
         lambda s: s.complete(s.answer),
-    ),
-    _Recipe(
-        SPACE,
-        "variant",
-        "a space, then the reference answer in the expected format",
-        _after_space,
-        plain_only=True,
     ),
     _Recipe("bare answer", "variant", "the reference answer alone", lambda s: s.answer),
     _Recipe(
@@ -291,7 +276,6 @@ def make_probes(
     *,
     form: str | None = None,
     prefix: str = "",
-    plain: bool = False,
     characters: int = 4000,
     seed: int = 0,
 ) -> list[Probe]:
@@ -305,8 +289,6 @@ def make_probes(
         form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
             says.
         prefix: `prompt.answer_prefix`, with which every completion begins.
-        plain: whether the prompts are text without turns, after which completions may begin with a
-            space.
         characters: length of a very long completion.
         seed: of the random texts.
     """
@@ -314,8 +296,6 @@ def make_probes(
     found, seen = list[Probe](), set[tuple[int, str]]()
     readable = set[int]()  # rows in whose reference the form of the task has the right answer
     for recipe in _RECIPES:
-        if recipe.plain_only and (form is not None or not plain):
-            continue
         for index, source in enumerate(sources):
             if recipe.needs_answer and source.given.answer is None:
                 continue
