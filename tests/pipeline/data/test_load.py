@@ -110,7 +110,7 @@ def test_types_may_differ_between_rows(tokenizer: Tokenizer, tmp_path: Path):
     ]
     prompts = _load(_write(tmp_path / "a.jsonl", rows), tokenizer, prompt={"turn": "plain"}).prompts
     assert [(p.text, p.answer) for p in prompts] == [("12", "7"), ("x", "1.5"), ("True", "0")]
-    assert [p.row["extra"] for p in prompts] == ['"a"', '{"b": 1}', None]
+    assert [p.row["extra"] for p in prompts] == ["a", {"b": 1}, None]
 
 
 BROKEN: list[tuple[Any, str]] = [

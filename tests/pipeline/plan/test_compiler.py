@@ -114,7 +114,7 @@ IRRELEVANT = {
     *(f"pipeline/{name}.py" for name in ("clock", "protocols", "types")),
     *("pipeline/compute/builds.py", "pipeline/plan/sizes.py", "pipeline/data/order.py"),
     *(f"pipeline/data/models/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
-    *(f"pipeline/data/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
+    *(f"pipeline/data/text/{name}.py" for name in ("chat", "tokenizer")),
     "rewards/base.py",
 }
 """Files that programs import but that do not change what is compiled."""
