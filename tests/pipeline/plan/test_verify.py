@@ -13,7 +13,7 @@ from configs.schema import Config
 from pipeline.data.batching import Packing
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan import verify as verify_module
-from pipeline.plan.compiler import CompilerReport, NoCompiler
+from pipeline.plan.compiler import CompilerReport
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
 from pipeline.plan.cost_model.programs import depends_on
 from pipeline.plan.search.fitting import (
@@ -210,13 +210,3 @@ def test_it_stops_at_the_compilation_limit_and_goes_on_from_the_cache(
     )
     again = verified(compiler, plan, monkeypatch)
     assert again.plan.config.slots < first.plan.config.slots
-
-
-def test_a_missing_compiler_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(*_: object, **__: object) -> dict[str, CompilerReport]:
-        raise NoCompiler("none here")
-
-    monkeypatch.setattr(verify_module, "compile_programs", absent)
-    given = case(preset("gemma3_1b", *FREE))
-    with pytest.raises(NoCompiler, match="none here"):
-        verify(given, choose_placement(given).chosen, say=print)
