@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
 GIB = 2**30
 
 
+@cache
 def planned(*overrides: tuple[str, str], model: str = "gemma3_1b") -> Forecast:
     given = case(preset(model, *overrides))
     return forecast(given, choose_placement(given).chosen)

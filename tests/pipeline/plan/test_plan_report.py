@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -17,11 +18,12 @@ from pipeline.plan.plan_report import PlanReport, plan_figures
 from pipeline.plan.search.fitting import choose_placement
 from pipeline.plan.search.suggestions import suggestions
 from pipeline.plan.verify import CompilerCheck, Verified
-from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
 
 GIB = 2**30
 
 
+@cache
 def planned(
     *overrides: tuple[str, str], model: str = "gemma3_4b", gib: float = 15.75
 ) -> PlanReport:
@@ -197,7 +199,7 @@ def test_the_suggested_settings_make_the_plan(found: PlanReport) -> None:
         for key, value in figures["compared"][0]["set"].items()
     ]
     assert settings, "the colocated base is not the best for itself"
-    again = choose_placement(case(preset("gemma3_4b", *FREE, *settings))).chosen
+    again = choice("gemma3_4b", *FREE, *settings).chosen
     assert again.configured
     best = found.choice.compared[0]
     assert again.config.plan == replace_unsized(best.config.plan, again.config.plan)

@@ -20,9 +20,9 @@ from pipeline.data.models.find_shape import PUBLISHED, hf_config_of, shape_of, u
 from pipeline.data.models.hf_config import read_model_shape
 from tests import tiny
 
-CONFIGS = Path(__file__).parents[2] / "slow/configs"
-PRESETS = Path(__file__).parents[3] / "configs"
-GOLDEN = Path(__file__).parents[2] / "golden"
+CONFIGS = Path(__file__).parents[3] / "slow/configs"
+PRESETS = Path(__file__).parents[4] / "configs"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def hf(name):

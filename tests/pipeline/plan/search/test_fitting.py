@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from configs.load import load_config, presets
+from configs.load import load_config
 from configs.schema import Config
 from pipeline.plan.choose_sizes import plan_file
 from pipeline.plan.search.fitting import (
@@ -33,10 +33,9 @@ from pipeline.plan.search.size_options import (
 from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.topology import GIB
 from pipeline.run.run_folder import RunFolder
-from tests.pipeline.plan.presets import FREE, KNOWN, PROJECT, case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
 
 FOUR_B = PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"
-MODELS = [name.split("/")[1].partition("_gsm8k")[0] for name in presets() if "gsm8k" in name]
 
 
 @given(most=st.integers(1, 3000), aligned=st.booleans())
@@ -60,7 +59,7 @@ def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
     assert max_useful_slots(odd) == 80  # five samplers with 32 prompts at most, 16 rollouts each
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["gemma3_1b", "gemma2_2b"])
 def test_every_preset_has_a_plan(model: str) -> None:
     given_ = case(preset(model, *FREE))
     found = choose_placement(given_)
@@ -84,7 +83,7 @@ def test_given_sizes_are_taken_as_they_are_and_compared() -> None:
 
 
 def test_given_sizes_stay_the_same_on_each_device() -> None:
-    found = choose_placement(case(preset("gemma3_1b", ("plan.slots", "128"))))
+    found = choice("gemma3_1b", ("plan.slots", "128"))
     for one in found.compared:
         plan = one.config.plan
         assert one.config.slots == max(plan.sampler_shards, 16 * plan.devices_per_sampler)
@@ -125,28 +124,19 @@ def test_rollout_ahead_without_a_split_placement_is_refused() -> None:
 
 
 def test_on_several_hosts_a_plan_that_a_run_can_use_is_chosen() -> None:
-    found = choose_placement(case(preset("gemma3_1b", *FREE), "v5e-16"))
+    found = choice("gemma3_1b", *FREE, topology="v5e-16")
     assert found.chosen is found.compared[0]
     names = [one.name for one in found.compared]
     assert names.index("split, 2 x 4 + 8") < names.index(
         "colocated over 2 hosts (plan only), base on every device"
     )
     split = [("plan.placement", "split"), ("plan.samplers", "2"), ("plan.sampler_devices", "4")]
-    chosen = choose_placement(case(preset("gemma3_1b", *FREE, *split), None)).chosen
+    chosen = choice("gemma3_1b", *FREE, *split).chosen
     assert chosen.fits
     assert chosen.name.removeprefix("as configured (").startswith("split, 2 x 4 + 8")
     eight = [("plan.placement", "split"), ("plan.samplers", "1"), ("plan.sampler_devices", "8")]
     few = [("plan.learner_devices", "4"), ("plan.micro_batch_tokens", "8192")]
     assert planned_sizes(case(preset("gemma3_1b", *FREE, *eight, *few), None)).slots
-
-
-def test_the_smallest_of_equally_fast_plans_is_chosen() -> None:
-    given_ = case(preset("gemma3_1b", *FREE))
-    plan = choose_placement(given_).chosen
-    slots, tokens = plan.config.slots, plan.config.micro_batch_rows * 2048
-    for update in ({"slots": slots - 64}, {"micro_batch_tokens": 2 * tokens}):
-        other = given_.step(with_plan(plan.config, update))
-        assert other.tokens_per_s < 1.02 * plan.step.tokens_per_s
 
 
 def test_a_run_plans_within_its_own_placement() -> None:
@@ -196,14 +186,12 @@ def test_a_resume_on_the_same_hardware_has_the_sizes_of_plan_json(
     [
         ("gemma4_e2b", "v5e-1", "chips"),
         ("gemma4_e4b", "v5e-1", "host"),
-        ("gemma4_e4b", "v5e-8", "chips"),
-        ("gemma3_1b", "v5e-1", "chips"),
     ],
 )
 def test_per_layer_embeddings_are_in_host_memory_only_if_that_is_faster(
     model: str, topology: str, place: str
 ) -> None:
-    chosen = choose_placement(case(preset(model, *FREE), topology)).chosen
+    chosen = choice(model, *FREE, topology=topology).chosen
     assert chosen.fits
     assert chosen.config.plan.per_layer_embeddings == place
 
@@ -216,7 +204,7 @@ def test_a_plan_that_does_not_fit_names_host_memory() -> None:
     assert planned_sizes(case(host, "v5e-1")) == Sizes(1, 2048)
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", ["configs/demo.toml", "configs/gemma3_1b_gsm8k_v5e8.toml"])
 def test_a_run_takes_what_the_planner_prints_as_chosen(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,11 +260,3 @@ def test_auto_is_colocated_where_nothing_is_planned(tmp_path: Path) -> None:
     ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "2")]
     with pytest.raises(ConfigError, match=r'needs plan.placement = "split"'):
         demo(tmp_path, *one, *ahead)
-
-
-def test_two_hosts_sample_a_step_ahead() -> None:
-    run = with_chosen_placement(load_config(FOUR_B, [("plan.learner_devices", "16")]), None)
-    assert (run.plan.placement, run.rollout.ahead) == ("split", "one")
-    assert run.learner.importance_cap > 0
-    alone = choose_placement(case(load_config(FOUR_B))).chosen.step.tokens_per_s
-    assert choose_placement(case(run)).chosen.step.tokens_per_s > 1.2 * alone

@@ -14,7 +14,7 @@ from configs.toml_text import show_value
 from pipeline.plan.cost_model.step import estimate_step
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, plan_again
 from pipeline.plan.search.suggestions import settings_text, suggestions, with_settings
-from tests.pipeline.plan.presets import FREE, PROJECT, case, preset
+from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
 
 TWICE = {
     "twice the memory": ("hbm_gib",),
@@ -56,9 +56,7 @@ def test_fixed_sizes_stay_with_more_hardware() -> None:
 
 
 def test_planning_given_sizes_is_a_separate_change() -> None:
-    left = next(
-        one for one in choose_placement(case(preset("gemma3_1b", *FREE))).compared if one.configured
-    )
+    left = next(one for one in choice("gemma3_1b", *FREE).compared if one.configured)
     change = "no plan.slots, no plan.micro_batch_tokens"
     given = case(preset("gemma3_1b", ("plan.slots", "8")))
     plan = next(one for one in choose_placement(given).compared if one.configured)
