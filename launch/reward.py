@@ -1,6 +1,6 @@
 """Tries reward functions offline: on probes of the training data, or on recorded rollouts.
 
-    python -m launch.reward CONFIG.toml [--rows N] [--table.key VALUE ...]
+    python -m launch.reward CONFIG.toml [--rows N] [--cases FILE] [--table.key VALUE ...]
     python -m launch.reward CONFIG.toml --rollouts RUN_DIR [--steps A:B]
 
 Needs no model, no devices, no JAX and no Ray.
@@ -20,10 +20,10 @@ from launch.flags import add_json, command_flags, json_file, output_file
 
 DESCRIPTION = """\
 Try reward functions offline. They score completions of which it is known how they must compare:
-reference answers, near misses, empty text and known reward hacks. With --rollouts they score the
-recorded rollouts of a run again, which are compared with the recorded rewards.
-Exit status: 0 done, 1 the reference is not on top, or a function has errors, 2 a mistake in the
-request, 130 after Ctrl-C."""
+reference answers, near misses, empty text, known reward hacks and cases of yours. With --rollouts
+they score the recorded rollouts of a run again, which are compared with the recorded rewards.
+Exit status: 0 done, 1 the reference is not on top, a case differs, or a function has errors, 2 a
+mistake in the request, 130 after Ctrl-C."""
 
 _DEFAULTS = {"rows": 32, "show": 3}
 
@@ -46,6 +46,12 @@ def _flags() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="how a right completion looks, with the words REASONING and ANSWER, e.g. "
         "'REASONING \\boxed{ANSWER}' (default: the tags of [prompt])",
+    )
+    flags.add_argument(
+        "--cases",
+        metavar="FILE",
+        help='also check completions of yours, one JSON object a line: {"completion": TEXT, '
+        '"row": NUMBER or COLUMNS, "expect": NUMBER or {PART: NUMBER} or {"above": NAME}}',
     )
     flags.add_argument(
         "--rollouts", metavar="RUN_DIR", help="score the recorded rollouts of a run again"
@@ -86,7 +92,9 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
         from launch.reward_check import prepare_check
 
         rows = _DEFAULTS["rows"] if flags.rows is None else flags.rows
-        return prepare_check(config, rows=rows, form=flags.form, json_file=file, log_file=log)
+        return prepare_check(
+            config, rows=rows, form=flags.form, cases=flags.cases, json_file=file, log_file=log
+        )
     from launch.reward_rollouts import prepare_rescoring
 
     show = _DEFAULTS["show"] if flags.show is None else flags.show
@@ -103,7 +111,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
     """
     wrong, problem = {"steps", "show"}, "needs --rollouts; add it, or remove this flag"
     if flags.rollouts is not None:
-        wrong = {"rows", "form"}
+        wrong = {"rows", "form", "cases"}
         problem = "has no effect with --rollouts; remove one of them"
     mistakes = [
         f"command line: --{name}: {problem}"

@@ -16,12 +16,13 @@ from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
-from launch.reward_rows import probe_rows, read_training_data
+from launch.reward_rows import case_rows, probe_rows, read_training_data
 from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
 from pipeline.run.report.reward_check import check_figures, check_lines, finding_lines
+from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes
 from rewards.checks.trial import Trial, count_scores, run_trial, started
@@ -36,39 +37,48 @@ def prepare_check(
     *,
     rows: int,
     form: str | None,
+    cases: str | None,
     json_file: Path | None,
     log_file: Path | None,
 ) -> Callable[[], int]:
-    """Reads the data; returns the check, whose result is the exit status.
+    """Reads data and cases; returns the check, whose result is the exit status.
 
     Args:
         config: with the reward functions and the data.
         rows: number of rows for probes.
         form: of a right completion; see `make_probes`.
+        cases: file with cases of the user.
         json_file: receives the figures.
         log_file: receives output and tracebacks of the functions.
 
     Raises:
-        FileNotFoundError: if data are missing.
+        FileNotFoundError: if data or cases are missing.
         ValueError: with the mistakes in them.
     """
     data = read_training_data(config)
     probes = _probes(config, data, rows=rows, form=form)
+    found = [] if cases is None else _read_cases(Path(cases), config, data)
     log = RewardLog(log_file)
-    return partial(_check, config, data, probes, json_file=json_file, log=log)
+    return partial(_check, config, data, probes, found, json_file=json_file, log=log)
 
 
 def _check(
     config: Config,
     data: LoadedData,
     probes: Sequence[Probe],
+    cases: Sequence[Case],
     *,
     json_file: Path | None,
     log: RewardLog,
 ) -> int:
-    trial = asyncio.run(_try(config, data, probes, log=log))
-    findings = [*find(trial), *_of_references(config, data)]
-    figures = check_figures(trial, findings, rows=len({probe.row for probe in probes}))
+    scored = [*probes, *(case.probe for case in cases)]
+    trial = asyncio.run(_try(config, data, scored, log=log))
+    per_step = config.rollout.prompts_per_step * config.rollout.group_size
+    findings = [*find(trial, rollouts_per_step=per_step), *mismatches(cases, trial)]
+    findings += _of_references(config, data)
+    findings.sort(key=lambda finding: not finding.fails)
+    rows = len({probe.row for probe in probes})
+    figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
     print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
     if json_file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
@@ -101,7 +111,8 @@ def dry_run(prepared: Prepared) -> int:
     config = config.model_copy(update={"rewards": config.rewards.single_process()})
     probes = _probes(config, data, rows=_DRY_RUN_ROWS)
     trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
-    findings = [one for one in find(trial) if one.fails]
+    per_step = config.rollout.prompts_per_step * config.rollout.group_size
+    findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
     findings += _of_references(config, data)
     shown = f"rewards, tried on {len(probes)} completions"
     say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
@@ -151,7 +162,29 @@ def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = N
         probe_rows(data.train.prompts, config, count=rows),
         form=form,
         prefix=config.prompt.answer_prefix,
+        plain=config.prompt.turn == "plain",
         characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
+    )
+
+
+def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
+    """Reads the cases.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+        ValueError: with a line for each mistake in it.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"command line: --cases: no file {path}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"command line: --cases: {path} cannot be read: {error}") from None
+    return parse_cases(
+        text,
+        file=path.name,
+        row_of=case_rows(data.train.prompts, config),
+        parts=[part.name for part in config.rewards.functions],
     )
 
 

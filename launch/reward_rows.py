@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from configs.schema import Config
 from configs.schema import Prompt as PromptConfig
-from pipeline.data.load import answer_settings, load_data
+from pipeline.data.load import answer_settings, extract_reference, load_data
+from pipeline.data.rows import parse_messages
 from pipeline.data.splits import LoadedData
-from pipeline.data.text.chat import GEMMA3, GEMMA4
+from pipeline.data.text.chat import GEMMA3, GEMMA4, render, sole_column
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Prompt
-from rewards.base import Tags
+from rewards.base import RewardInput, Tags
+from rewards.checks.cases import RowOf
 from rewards.checks.probes import ProbeRow
 
 _LONGEST = 2**31
@@ -44,6 +46,49 @@ def probe_rows(prompts: Sequence[Prompt], config: Config, *, count: int) -> list
     count = min(count, len(prompts))
     chosen = (prompts[index * len(prompts) // count] for index in range(count))
     return [_probe_row(prompt, config) for prompt in chosen]
+
+
+def case_rows(prompts: Sequence[Prompt], config: Config) -> RowOf:
+    """Finds the rows of cases by prompt id, or makes them of their columns."""
+    tags, by_id = Tags.of_run(config), {prompt.id: prompt for prompt in prompts}
+
+    def given(prompt: Prompt) -> RewardInput:
+        return prompt.reward_input("", stop_reason="eos", tags=tags)
+
+    def find(row: int | Mapping[str, object] | None) -> RewardInput:
+        if isinstance(row, Mapping):
+            return _made(row, config)
+        if row is None:
+            return given(prompts[0])
+        if row not in by_id:
+            nearest = min(by_id, key=lambda id_: abs(id_ - row))
+            raise ValueError(f"row: there is no row {row} in the training data; nearest: {nearest}")
+        return given(by_id[row])
+
+    return find
+
+
+def _made(row: Mapping[str, object], config: Config) -> RewardInput:
+    """The input of a row that is not in the dataset.
+
+    Raises:
+        ValueError: if it lacks columns of the prompt, or its messages are invalid.
+    """
+    column, messages = sole_column(config.prompt.template), None
+    answer = row.get(config.data.answer_column)
+    if column is not None and isinstance(row.get(column), list):
+        try:
+            messages = parse_messages(row[column])
+        except ValueError as problem:
+            raise ValueError(f"row: column {column!r} {problem}") from None
+        if messages[-1]["role"] == "assistant":
+            answer = messages[-1]["content"] if answer is None else answer
+            messages = messages[:-1]
+    turns = _Bytes(config.prompt).turns
+    text = render(config.prompt, row, template=None, turns=turns, messages=messages)
+    if answer is not None:
+        answer = extract_reference(f"{answer}", pattern=config.data.answer_pattern)
+    return RewardInput(text, "", "eos", answer, row, Tags.of_run(config), messages=messages)
 
 
 def _probe_row(prompt: Prompt, config: Config) -> ProbeRow:

@@ -1,20 +1,24 @@
 """Findings of a trial: what is wrong with the reward functions, and what to do about it.
 
 A finding that `fails` makes the check fail: the reference is not on top of the weighted sum, a part
-has errors. The others are for the user to judge.
+has errors, or a case of the user has another score. The others are for the user to judge.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.checks.probes import EMPTY, REFERENCE, Kind
-from rewards.checks.trial import Trial
+from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
+from rewards.checks.trial import Repeated, Trial
 
+SLOW_STEP_S = 30.0
+"""Forecast seconds of a step's scores above which a part is called slow."""
 _TOLERANCE = 1e-9
 _SHOWN = 5
 
@@ -24,7 +28,7 @@ class Finding:
     """Something that is wrong.
 
     Attributes:
-        kind: one of the kinds below, or "references".
+        kind: one of the kinds below, "case" or "references".
         fails: whether the check fails.
         what: what was found, with names and numbers.
         advice: what to do.
@@ -36,6 +40,23 @@ class Finding:
     what: str
     advice: str
     examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds of a score of one part.
+
+    Attributes:
+        p50_s: median.
+        p99_s: 99th percentile.
+        parallel: scores at a time: processes, times the concurrency of an async function.
+        step_s: forecast for the rollouts of a step, which overlap their generation.
+    """
+
+    p50_s: float
+    p99_s: float
+    parallel: int
+    step_s: float
 
 
 _RANKING: Mapping[Kind, tuple[str, str, str]] = {
@@ -63,7 +84,7 @@ _RANKING: Mapping[Kind, tuple[str, str, str]] = {
 """Kind of the finding, what it says, and the advice, by kind of probe."""
 
 
-def find(trial: Trial) -> list[Finding]:
+def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
     """All findings of a trial, those that fail first.
 
     Without reference answers the findings that compare with them are not made.
@@ -71,11 +92,30 @@ def find(trial: Trial) -> list[Finding]:
     found = [
         *_errors(trial),
         *_ranking(trial),
+        *_leading_space(trial),
         *_empty_beats_wrong(trial),
         *_without_information(trial),
+        *_agreeing(trial),
         *_repetition(trial),
+        *_slow(trial, rollouts_per_step=rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
+
+
+def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
+    """The speed of each part that was measured."""
+    found = {}
+    for part in trial.rewards.functions:
+        seconds = sorted(trial.seconds.get(part.name, ()))
+        if not seconds:
+            continue
+        parallel = part.workers or trial.rewards.workers
+        if trial.facts[part.name].kind == "async":
+            parallel *= part.concurrency or CONCURRENCY
+        p50_s = statistics.median(seconds)
+        p99_s = seconds[math.ceil(0.99 * len(seconds)) - 1]
+        found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)
+    return found
 
 
 def _errors(trial: Trial) -> Iterator[Finding]:
@@ -177,6 +217,32 @@ def _compared(
     return wins(mean, reference), text
 
 
+def _leading_space(trial: Trial) -> Iterator[Finding]:
+    """The reference scores only with, or only without, the space that a base model writes."""
+    bare, spaced = _totals(trial, REFERENCE), _totals(trial, SPACE)
+    wrong = dict[int, float]()
+    for one in trial.scored:
+        if one.total is not None and (one.probe.kind == "wrong" or one.probe.name == EMPTY):
+            wrong[one.probe.row] = min(one.total, wrong.get(one.probe.row, math.inf))
+    rows = [row for row in spaced if row in bare and row in wrong]
+    for which, more, less in (("without", bare, spaced), ("with", spaced, bare)):
+        # Less than half of what is above a wrong answer: a length in characters may differ, too.
+        only = [
+            row for row in rows if more[row] > wrong[row] and 2 * less[row] < more[row] + wrong[row]
+        ]
+        if only:
+            yield Finding(
+                "leading_space",
+                fails=False,
+                what=f"the reference scores only {which} a space before it, in {len(only)} of "
+                f"{len(rows)} rows: {statistics.fmean(bare[row] for row in only):.3g} without, "
+                f"{statistics.fmean(spaced[row] for row in only):.3g} with it",
+                advice="after a prompt without turns a base model often begins with a space: strip "
+                "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
+                "form with the space the reference",
+            )
+
+
 def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
     empty, wrong = _totals(trial, EMPTY), dict[int, list[float]]()
     for one in trial.scored:
@@ -219,20 +285,74 @@ def _without_information(trial: Trial) -> Iterator[Finding]:
             )
 
 
+def _agreeing(trial: Trial) -> Iterator[Finding]:
+    names = list(trial.weights)
+    for number, name in enumerate(names):
+        for other in names[number + 1 :]:
+            pairs = [(one.outcomes[name].value, one.outcomes[other].value) for one in trial.scored]
+            if _agree([(a, b) for a, b in pairs if a is not None and b is not None]):
+                yield Finding(
+                    "agree",
+                    fails=False,
+                    what=f"{name!r} and {other!r} always agree: their correlation is 1",
+                    advice="they measure the same; remove one and add its weight to the other",
+                )
+
+
+def _agree(pairs: Sequence[tuple[float, float]]) -> bool:
+    try:
+        return statistics.correlation(*zip(*pairs, strict=True)) > 1 - _TOLERANCE
+    except (TypeError, ValueError, OverflowError):  # too few, constant or huge values
+        return False
+
+
 def _repetition(trial: Trial) -> Iterator[Finding]:
     """Values that differ between calls with the same completion."""
     for name, repeated in trial.repeated.items():
-        unstable = [one for one in repeated if _shown(one.first) != _shown(one.again)]
+        unstable = [one for one in repeated if _shown(one.alone) != _shown(one.again)]
         if unstable:
-            one = unstable[0]
+            first = unstable[0]
             yield Finding(
-                "unstable",
+                "nondeterministic",
                 fails=False,
-                what=f"{name!r} has different values for a completion in two calls, with other "
-                f"completions around it, for {len(unstable)} of {len(repeated)}, e.g. "
-                f"{one.probe.name!r}: {_shown(one.first)}, then {_shown(one.again)}",
-                advice="a value must depend on its own completion only: compare it with no other, "
-                "keep no state between calls, seed random numbers with the completion",
+                what=f"{name!r} has different values in two calls with the same completion, for "
+                f"{len(unstable)} of {len(repeated)}, e.g. {first.probe.name!r}: "
+                f"{_shown(first.alone)}, then {_shown(first.again)}",
+                advice="seed random numbers with the completion; keep no state between calls",
+            )
+        dependent = [one for one in repeated if _depends(one)]
+        if dependent:
+            one = dependent[0]
+            yield Finding(
+                "batch",
+                fails=False,
+                what=f"{name!r} depends on the other completions of its batch or on their order, "
+                f"for {len(dependent)} of {len(repeated)}, e.g. {one.probe.name!r}: alone "
+                f"{_shown(one.alone)}, with others {_shown(one.together)}, in another order "
+                f"{_shown(one.shuffled)}",
+                advice="completions come in any order and in batches of any size: a value must "
+                "depend on its own completion only; advantages compare within the group",
+            )
+
+
+def _depends(one: Repeated) -> bool:
+    """Whether a value that is the same in two calls differs with others in its batch."""
+    values = {_shown(one.together), _shown(one.shuffled), _shown(one.alone)}
+    return _shown(one.alone) == _shown(one.again) and len(values) > 1
+
+
+def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
+    for name, speed in speeds(trial, rollouts_per_step=rollouts_per_step).items():
+        if speed.step_s > SLOW_STEP_S:
+            workers = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
+            yield Finding(
+                "slow",
+                fails=False,
+                what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
+                f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
+                f"of a step, {speed.parallel} at a time",
+                advice=f"score {workers} at a time: more workers for work on the processor, async "
+                "def with concurrency for requests; scoring overlaps generation, not the update",
             )
 
 
@@ -241,7 +361,7 @@ def _totals(trial: Trial, name: str) -> dict[int, float]:
     return {
         one.probe.row: one.total
         for one in trial.scored
-        if one.probe.name == name and one.total is not None
+        if one.probe.name == name and one.probe.kind != "case" and one.total is not None
     }
 
 

@@ -6,6 +6,7 @@
     wrong       a near miss in the expected format; must be below the reference
     hack        a completion that a careless reward function likes; must be below the reference
     noise       no answer at all; must be below the reference
+    case        a completion of the user; see `rewards.checks.cases`
 
 The same rows and seed give the same probes. Rows without a reference answer get those probes that
 need none.
@@ -23,9 +24,9 @@ from typing import Literal
 from rewards.answers import find_answer, parse_number, same_answer
 from rewards.base import RewardInput, Tags
 
-Kind = Literal["reference", "variant", "wrong", "hack", "noise"]
+Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
 
-REFERENCE, EMPTY, PROMPT = "reference", "empty", "prompt"
+REFERENCE, EMPTY, SPACE, PROMPT = "reference", "empty", "leading space", "prompt"
 REASONING, ANSWER = "REASONING", "ANSWER"
 """What is replaced in the form of a completion."""
 _REASONING = "I read the question again and go through it step by step."
@@ -62,7 +63,7 @@ class Probe:
         name: of the kind of completion, the same for all rows.
         kind: how it must compare with the reference.
         what: description.
-        row: position of its row.
+        row: position of its row; -1 for cases.
         given: input of the reward functions.
     """
 
@@ -144,6 +145,13 @@ class _Recipe:
     make: Callable[[_Source], str | None]
     truncated: bool = False
     needs_answer: bool = True
+    plain_only: bool = False
+
+
+def _after_space(source: _Source) -> str | None:
+    """What a base model writes after a prompt that ends in a word, as `4 + 9 =`."""
+    begin = source.given.prompt + source.given.tags.prefix
+    return None if begin[-1:].isspace() else " " + source.complete(source.answer)
 
 
 def _three(source: _Source) -> str:
@@ -183,6 +191,13 @@ _RECIPES = (
         "reference",
         "the reference answer in the expected format",
         lambda s: s.complete(s.answer),
+    ),
+    _Recipe(
+        SPACE,
+        "variant",
+        "a space, then the reference answer in the expected format",
+        _after_space,
+        plain_only=True,
     ),
     _Recipe("bare answer", "variant", "the reference answer alone", lambda s: s.answer),
     _Recipe(
@@ -276,6 +291,7 @@ def make_probes(
     *,
     form: str | None = None,
     prefix: str = "",
+    plain: bool = False,
     characters: int = 4000,
     seed: int = 0,
 ) -> list[Probe]:
@@ -289,6 +305,8 @@ def make_probes(
         form: of a right completion, with the words REASONING and ANSWER; None: as `prompt.answer`
             says.
         prefix: `prompt.answer_prefix`, with which every completion begins.
+        plain: whether the prompts are text without turns, after which completions may begin with a
+            space.
         characters: length of a very long completion.
         seed: of the random texts.
     """
@@ -296,6 +314,8 @@ def make_probes(
     found, seen = list[Probe](), set[tuple[int, str]]()
     readable = set[int]()  # rows in whose reference the form of the task has the right answer
     for recipe in _RECIPES:
+        if recipe.plain_only and (form is not None or not plain):
+            continue
         for index, source in enumerate(sources):
             if recipe.needs_answer and source.given.answer is None:
                 continue

@@ -1,8 +1,11 @@
 """Tries reward functions on probes, in the processes that a run uses.
 
-All probes are scored, those of one name at a time; then the probes of some rows once more, in
-another order and other batches. A probe that failed is not repeated. `rewards.checks.findings` says
-what the outcomes mean.
+    together   all probes, those of one name at a time
+    shuffled   the probes of some rows, in another order and other batches
+    alone      the same, one by one, which also measures the time of a score
+    again      the same once more
+
+A probe that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,7 +27,7 @@ from rewards.processes.log import RewardLog
 from rewards.weighting import combine
 
 REPEATED_ROWS = 4
-"""Rows whose probes are scored again."""
+"""Rows whose probes are scored shuffled, alone and again."""
 _FAILED_IN_A_ROW = 2
 """Kinds of probes that may time out in all rows before a part is given up."""
 
@@ -45,10 +49,12 @@ class Scored:
 
 @dataclass(frozen=True)
 class Repeated:
-    """The outcomes of one part for one probe, scored twice."""
+    """The outcomes of one part for one probe, scored in four ways."""
 
     probe: Probe
-    first: Outcome
+    together: Outcome
+    shuffled: Outcome
+    alone: Outcome
     again: Outcome
 
 
@@ -61,12 +67,14 @@ class Trial:
         facts: what the functions reported, by part.
         scored: the probes in order.
         repeated: by part; empty in a short trial.
+        seconds: time of each score, by part, one at a time; empty in a short trial.
     """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
     repeated: Mapping[str, Sequence[Repeated]] = field(default_factory=dict)
+    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
     def weights(self) -> dict[str, float]:
@@ -107,7 +115,7 @@ async def started(
 
 def count_scores(probes: Sequence[Probe], rewards: Rewards, *, short: bool) -> int:
     """How often `run_trial` reports progress, at most."""
-    repeated = 0 if short else len(_repeated(probes))
+    repeated = 0 if short else 3 * len(_repeated(probes))
     return (len(probes) + repeated) * len(rewards.functions)
 
 
@@ -127,7 +135,7 @@ async def run_trial(
         hosts: from `started`.
         rewards: settings of the functions.
         facts: from `started`.
-        short: without `repeated`.
+        short: without `repeated` and `seconds`.
         advance: is called with numbers of scores that are done.
     """
     together = await asyncio.gather(
@@ -143,17 +151,15 @@ async def run_trial(
         scored.append(Scored(probe, outcomes, total if finite else None))
     if short:
         return Trial(rewards, facts, scored)
-    repeated = {}
-    for name, host in hosts.items():
-        chosen = [index for index in _repeated(probes) if by_part[name][index].error is None]
-        Random(0).shuffle(chosen)
-        again = await host.score([probes[index].given for index in chosen])
-        advance(len(chosen))
-        repeated[name] = [
-            Repeated(probes[index], by_part[name][index], outcomes[name])
-            for index, outcomes in zip(chosen, again, strict=True)
+    repeated, seconds = dict[str, list[Repeated]](), dict[str, list[float]]()
+    for name, host in hosts.items():  # one after the other: their times are measured
+        chosen = [
+            (probes[index], by_part[name][index])
+            for index in _repeated(probes)
+            if by_part[name][index].error is None
         ]
-    return Trial(rewards, facts, scored, repeated)
+        repeated[name], seconds[name] = await _repeat(host, name, chosen, advance)
+    return Trial(rewards, facts, scored, repeated, seconds)
 
 
 async def _together(
@@ -177,6 +183,35 @@ async def _together(
 
 def _lost_its_process(outcome: Outcome) -> bool:
     return outcome.error is not None and outcome.error.cause in {"timed_out", "died", "not_started"}
+
+
+async def _repeat(
+    host: RewardHost,
+    name: str,
+    chosen: Sequence[tuple[Probe, Outcome]],
+    advance: Callable[[int], object],
+) -> tuple[list[Repeated], list[float]]:
+    order = list(range(len(chosen)))
+    Random(0).shuffle(order)
+    inputs = [probe.given for probe, _ in chosen]
+    mixed = await host.score([inputs[index] for index in order])
+    advance(len(order))
+    shuffled = {index: outcomes[name] for index, outcomes in zip(order, mixed, strict=True)}
+    rounds, seconds = list[list[Outcome]](), list[float]()
+    for _ in range(2):
+        outcomes = []
+        for given in inputs:
+            begin = time.perf_counter()
+            outcomes.append((await host.score([given]))[0][name])
+            seconds.append(time.perf_counter() - begin)
+            advance(1)
+        rounds.append(outcomes)
+    alone, again = rounds
+    repeated = [
+        Repeated(probe, together, shuffled[index], alone[index], again[index])
+        for index, (probe, together) in enumerate(chosen)
+    ]
+    return repeated, seconds
 
 
 def _repeated(probes: Sequence[Probe]) -> list[int]:

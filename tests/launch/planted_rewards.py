@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import re
@@ -59,6 +60,16 @@ def in_batch(inputs: Sequence[RewardInput]) -> list[float]:
 
 def counts_calls(completion: str) -> float:
     return float(next(_CALLS))
+
+
+def slow(completion: str) -> float:
+    time.sleep(0.02)
+    return float(len(completion) % 7)
+
+
+async def asks(completion: str) -> float:
+    await asyncio.sleep(0.001)
+    return float(len(completion) % 5)
 
 
 def fails_on_empty(completion: str) -> float:

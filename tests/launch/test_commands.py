@@ -42,7 +42,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("data", ["CONFIG.toml [--table.key VALUE ...]", "--show"]),
         ("report", ["RUN_DIR [RUN_DIR ...]", "--out FILE"]),
         ("runs", ["[RUNS_FOLDER | RUN_DIR]", "--json FILE"]),
-        ("reward", ["CONFIG.toml [--table.key VALUE ...]", "--rollouts RUN_DIR"]),
+        ("reward", ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"]),
     ],
 )
 def test_help_loads_nothing_heavy(command: str, words: list[str]):

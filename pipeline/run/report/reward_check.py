@@ -1,4 +1,4 @@
-"""The report on a trial of reward functions: probes and findings."""
+"""The report on a trial of reward functions: probes, speeds and findings."""
 
 from __future__ import annotations
 
@@ -10,26 +10,31 @@ from typing import Any
 from pipeline.plan.plan_lines import table
 from pipeline.rollout.scoring import SUM
 from rewards.base import NAME_SEPARATOR
-from rewards.checks.findings import Finding
+from rewards.checks.findings import Finding, speeds
 from rewards.checks.probes import REFERENCE
 from rewards.checks.trial import Scored, Trial
 
 Figures = Mapping[str, Any]
 
 
-def check_figures(trial: Trial, findings: Sequence[Finding], *, rows: int) -> dict[str, Any]:
+def check_figures(
+    trial: Trial, findings: Sequence[Finding], *, rows: int, rollouts_per_step: int
+) -> dict[str, Any]:
     """All figures of the report, as JSON.
 
     Args:
         trial: the scores.
-        findings: from `rewards.checks.findings`.
+        findings: from `rewards.checks.findings` and `rewards.checks.cases`.
         rows: number of rows of the dataset.
+        rollouts_per_step: for the forecast.
     """
     names = dict.fromkeys(one.probe.name for one in trial.scored)
+    speed = speeds(trial, rollouts_per_step=rollouts_per_step)
     return {
         "rows": rows,
         "completions": len(trial.scored),
         "has_references": any(one.probe.name == REFERENCE for one in trial.scored),
+        "rollouts_per_step": rollouts_per_step,
         "parts": [
             {
                 "name": part.name,
@@ -42,6 +47,7 @@ def check_figures(trial: Trial, findings: Sequence[Finding], *, rows: int) -> di
         "probes": [
             _probe([one for one in trial.scored if one.probe.name == name]) for name in names
         ],
+        "speed": {name: asdict(one) for name, one in speed.items()},
         "findings": [asdict(finding) for finding in findings],
         "passed": not any(finding.fails for finding in findings),
     }
@@ -54,7 +60,10 @@ def check_lines(figures: Figures) -> Iterator[str]:
         "mean (lowest..highest)"
     )
     if not figures["has_references"]:
-        yield "the rows have no reference answers: what compares with them is left out"
+        yield (
+            "the rows have no reference answers: what compares with them is left out; --cases FILE "
+            "checks completions of yours"
+        )
     yield ""
     columns = dict.fromkeys(name for probe in figures["probes"] for name in probe["columns"])
     yield from table(
@@ -71,6 +80,7 @@ def check_lines(figures: Figures) -> Iterator[str]:
             ),
         ]
     )
+    yield from _speed_lines(figures)
     yield ""
     yield from finding_lines(figures["findings"])
 
@@ -83,6 +93,33 @@ def finding_lines(findings: Sequence[Figures]) -> Iterator[str]:
         yield f"{'ERROR' if finding['fails'] else 'warning'}: {finding['what']}"
         yield from (f"    {example}" for example in finding["examples"])
         yield f"  {finding['advice']}"
+
+
+def _speed_lines(figures: Figures) -> Iterator[str]:
+    if not figures["speed"]:
+        return
+    yield ""
+    yield from table(
+        [
+            [
+                "seconds, one at a time",
+                "p50",
+                "p99",
+                f"{figures['rollouts_per_step']} rollouts",
+                "",
+            ],
+            *(
+                [
+                    name,
+                    f"{speed['p50_s']:.4f}",
+                    f"{speed['p99_s']:.4f}",
+                    f"{speed['step_s']:.1f}",
+                    f"{speed['parallel']} at a time",
+                ]
+                for name, speed in figures["speed"].items()
+            ),
+        ]
+    )
 
 
 def _probe(own: Sequence[Scored]) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
 def test_without_reference_answers_nothing_is_compared_with_them():
     trial = tried([row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:style")
     assert {one.probe.kind for one in trial.scored} == {"hack", "noise"}
-    assert [finding.kind for finding in find(trial)] == []
+    assert [finding.kind for finding in find(trial, rollouts_per_step=8)] == []
 
 
 def test_a_function_that_hangs_is_given_up():
@@ -110,7 +110,7 @@ def test_a_function_that_hangs_is_given_up():
     assert {error.cause for error in errors} == {"timed_out"}
     assert len(errors) == len(trial.scored)
     assert errors[-1].message.startswith("given up: ")
-    first = find(trial)[0]
+    first = find(trial, rollouts_per_step=8)[0]
     assert (first.kind, first.fails) == ("errors", True)
 
 
@@ -147,6 +147,24 @@ def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: 
 def test_a_copy_of_the_prompt_may_be_right(place: AnswerPlace, prompt: str, tried: bool):
     given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer=place))
     assert ("prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}) is tried
+
+
+@pytest.mark.parametrize(
+    ("prompt", "plain", "form", "completion"),
+    [
+        ("4 + 3 =", True, None, " 7"),
+        ("4 + 3 = ", True, None, None),
+        ("4 + 3 =", False, None, None),
+        ("4 + 3 =", True, "so ANSWER", None),
+    ],
+)
+def test_a_plain_completion_may_begin_with_a_space(
+    prompt: str, plain: bool, form: str | None, completion: str | None
+):
+    given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer="first_line"))
+    probes = make_probes([ProbeRow(given)], plain=plain, form=form)
+    found = {probe.name: probe.given.completion for probe in probes}
+    assert found.get("leading space") == completion
 
 
 @pytest.mark.parametrize("place", get_args(AnswerPlace))
