@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import Problem, Table
+from configs.base import FREE, Problem, Table
 
 Action = Literal["off", "log", "checkpoint", "stop"]
 
@@ -281,37 +281,27 @@ class ThroughputDown(AlarmRule):
 class Alarms(Table):
     """Rules that watch the run, each with a threshold and an action."""
 
-    excluded: Excluded = Field(Excluded(), description=Excluded.__doc__)
-    all_equal: AllEqual = Field(AllEqual(), description=AllEqual.__doc__)
-    always_failing: AlwaysFailing = Field(AlwaysFailing(), description=AlwaysFailing.__doc__)
-    always_none: AlwaysNone = Field(AlwaysNone(), description=AlwaysNone.__doc__)
-    variance_gone: VarianceGone = Field(VarianceGone(), description=VarianceGone.__doc__)
-    dominating: Dominating = Field(Dominating(), description=Dominating.__doc__)
-    validation_falls: ValidationFalls = Field(
-        ValidationFalls(), description=ValidationFalls.__doc__
-    )
-    well_formed_falls: WellFormedFalls = Field(
-        WellFormedFalls(), description=WellFormedFalls.__doc__
-    )
-    correct_falls: CorrectFalls = Field(CorrectFalls(), description=CorrectFalls.__doc__)
-    rising_while_validation_falls: RisingWhileValidationFalls = Field(
-        RisingWhileValidationFalls(), description=RisingWhileValidationFalls.__doc__
-    )
-    length_correlation: LengthCorrelation = Field(
-        LengthCorrelation(), description=LengthCorrelation.__doc__
-    )
-    entropy_falls: EntropyFalls = Field(EntropyFalls(), description=EntropyFalls.__doc__)
-    entropy_collapse: EntropyCollapse = Field(
-        EntropyCollapse(), description=EntropyCollapse.__doc__
-    )
-    length_explosion: LengthExplosion = Field(
-        LengthExplosion(), description=LengthExplosion.__doc__
-    )
-    truncation: Truncation = Field(Truncation(), description=Truncation.__doc__)
-    gradient_spike: GradientSpike = Field(GradientSpike(), description=GradientSpike.__doc__)
-    kl: Kl = Field(Kl(), description=Kl.__doc__)
-    disagreement: Disagreement = Field(Disagreement(), description=Disagreement.__doc__)
-    throughput_down: ThroughputDown = Field(ThroughputDown(), description=ThroughputDown.__doc__)
+    model_config = ConfigDict(json_schema_extra=FREE)
+
+    excluded: Excluded = Excluded()
+    all_equal: AllEqual = AllEqual()
+    always_failing: AlwaysFailing = AlwaysFailing()
+    always_none: AlwaysNone = AlwaysNone()
+    variance_gone: VarianceGone = VarianceGone()
+    dominating: Dominating = Dominating()
+    validation_falls: ValidationFalls = ValidationFalls()
+    well_formed_falls: WellFormedFalls = WellFormedFalls()
+    correct_falls: CorrectFalls = CorrectFalls()
+    rising_while_validation_falls: RisingWhileValidationFalls = RisingWhileValidationFalls()
+    length_correlation: LengthCorrelation = LengthCorrelation()
+    entropy_falls: EntropyFalls = EntropyFalls()
+    entropy_collapse: EntropyCollapse = EntropyCollapse()
+    length_explosion: LengthExplosion = LengthExplosion()
+    truncation: Truncation = Truncation()
+    gradient_spike: GradientSpike = GradientSpike()
+    kl: Kl = Kl()
+    disagreement: Disagreement = Disagreement()
+    throughput_down: ThroughputDown = ThroughputDown()
 
     def rule(self, name: str) -> AlarmRule:
         """The settings of a rule."""

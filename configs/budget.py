@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import Problem, Table, Text, parse_duration_s
+from configs.base import FREE, Problem, Table, Text, parse_duration_s
 
 _FIRST_YEAR, _LAST_YEAR = 1970, 2999
 """Years that `budget.until` accepts."""
@@ -15,6 +15,8 @@ _FIRST_YEAR, _LAST_YEAR = 1970, 2999
 
 class Budget(Table):
     """When the run ends: after a number of steps, a duration, or at a deadline; exactly one."""
+
+    model_config = ConfigDict(json_schema_extra=FREE)
 
     steps: int | None = Field(None, ge=1, description="number of steps after which the run ends")
     time: Text | None = Field(

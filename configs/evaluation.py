@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from configs.base import Problem, Table, Text
+from configs.base import ACCEPTED, Problem, Table, Text
 from configs.rollout import Rollout
 from configs.task import (
     ACCURACY_REWARDS,
@@ -51,10 +51,16 @@ class Eval(Table):
         "prompt.answer says; e.g. last_number, as in many published GSM8K results",
     )
     every_steps: int = Field(
-        0, ge=0, description="steps between two validations; 0: no validation by steps"
+        0,
+        ge=0,
+        description="steps between two validations; 0: no validation by steps",
+        json_schema_extra=ACCEPTED,
     )
     every_minutes: float | None = Field(
-        None, gt=0, description="minutes between two validations; excludes every_steps"
+        None,
+        gt=0,
+        description="minutes between two validations; excludes every_steps",
+        json_schema_extra=ACCEPTED,
     )
     sets: Annotated[tuple[NamedSource, ...], Field(strict=False)] = Field(
         (),

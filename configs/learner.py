@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import FolderPath, Problem, Table, Text
+from configs.base import ACCEPTED, FolderPath, Problem, Table, Text
 from configs.task import Source
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
@@ -50,7 +50,9 @@ VARIANTS: dict[Loss, Variant] = {
 class Learner(Table):
     """The GRPO update (arXiv:2402.03300) and its variants."""
 
-    lr: float = Field(5e-5, gt=0, le=10, description="peak learning rate of AdamW")
+    lr: float = Field(
+        5e-5, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=ACCEPTED
+    )
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay of the learning rate to zero after the warm-up"
     )
@@ -126,6 +128,7 @@ class Learner(Table):
         ge=0,
         description="coefficient of KL(policy || reference), where the reference is the policy at "
         "the start of GRPO; 0: off",
+        json_schema_extra=ACCEPTED,
     )
     kl: Literal["k1", "k2", "k3", "topk"] = Field(
         "k3",

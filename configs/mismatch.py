@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import Table
+from configs.base import FREE, Table
 from configs.model import Model
 from configs.plan import Plan
 
@@ -51,6 +51,8 @@ class Mismatch(Table):
     The defaults depend on the number format. Rule `alarms.disagreement` reports large differences
     of single tokens.
     """
+
+    model_config = ConfigDict(json_schema_extra=FREE)
 
     probe: float | None = Field(
         None,

@@ -6,9 +6,9 @@ import math
 import re
 from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import FolderPath, ModelPath, Table, Text, checked
+from configs.base import FREE, FolderPath, ModelPath, Table, Text, checked
 
 
 class Model(Table):
@@ -80,6 +80,8 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 
 class Export(Table):
     """How the merged model is written."""
+
+    model_config = ConfigDict(json_schema_extra=FREE)
 
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
         None, description="data type of the written weights; default: model.dtype"

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import PositiveInts, Problem, Table, nearest_multiples
+from configs.base import ALTERS, FREE, HARDWARE, PositiveInts, Problem, Table, nearest_multiples
 from configs.learner import Learner
 from configs.model import Model
 
@@ -21,6 +21,8 @@ _HEAD_TOKENS = 2048  # at most vocabulary x 2048 logits may exist on a device
 
 class Plan(Table):
     """Batch sizes, memory options, and placement of samplers and learner on devices."""
+
+    model_config = ConfigDict(json_schema_extra=HARDWARE)
 
     platform: Literal["cpu", "tpu", "gpu"] = Field(
         description="device type; never replaced by another one"
@@ -77,6 +79,7 @@ class Plan(Table):
         "one scale per token and head, half the memory of bfloat16, with small differences to the "
         "learner's log-probs. launch.evaluate and launch.chat use model unless overridden on the "
         "command line",
+        json_schema_extra=ALTERS,
     )
     rollout_weights: Literal["shared", "merged", "int8", "int8_matmul"] = Field(
         "shared",
@@ -87,6 +90,7 @@ class Plan(Table):
         "int8_matmul and merged with bfloat16 round differently from the learner and need "
         "learner.importance_cap. launch.evaluate and launch.chat use shared unless overridden on "
         "the command line",
+        json_schema_extra=ALTERS,
     )
     per_layer_embeddings: Literal["chips", "host"] = Field(
         "chips",
@@ -100,6 +104,7 @@ class Plan(Table):
         description="memory limit of each device in GiB: sizes whose programs for sampling, "
         "scoring or updates exceed it by the compiler's estimate do not fit; default: the device's "
         "memory",
+        json_schema_extra=FREE,
     )
     segment_steps: int = Field(
         32,
@@ -129,6 +134,7 @@ class Plan(Table):
         description="tokens of a packed row; at least the maximum sequence length, "
         "max_prompt_tokens + max_new_tokens; a group that shares its prompt repeats it once for "
         "each row; default: the maximum, or with shared prompts up to 2048 for a whole group",
+        json_schema_extra=ALTERS,
     )
     head_tokens: int = Field(
         2048,
@@ -165,6 +171,7 @@ class Plan(Table):
         description="price of a device-hour in USD (on cpu: of the machine) for the cost that "
         "launch.plan reports; default: Google Cloud's list price of 2025 for the chip, none for "
         "CPUs and GPUs",
+        json_schema_extra=FREE,
     )
 
     def conflicts(self) -> Iterator[Problem]:

@@ -5,50 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from configs.base import ACCEPTED, FREE, HARDWARE
 from configs.errors import ConfigError, overlap
-from configs.settings import find_setting
+from configs.settings import find_setting, settings
 from configs.task import RewardFunction
 from configs.toml_text import show_value
 
 Change = tuple[str, object, object]
 """A dotted key, its old value and its new value; None if the key is not set."""
 
-# All other settings alter what is sampled, trained or measured. The free ones set when and how the
-# run ends, what is recorded, how fast rewards are computed, which alarms are raised, what checks
-# allow, which dead processes are restarted, the price, how chips are counted, and device memory
-# limits: sizes that become smaller are journaled. `budget.steps` is also the default end of the
-# learning rate's decay, which `altering_changes` handles.
-FREE_TABLES = (
-    *("budget", "checkpoint", "export", "mismatch"),
-    *("wandb", "records", "profile", "alarms", "faults"),
-)
-FREE_KEYS = (
-    "run.dir",
-    "run.mirror",
-    "run.tpu_chips",
-    "rewards.workers",
-    "rewards.timeout_s",
-    "rewards.memory_gib",
-    "rollout.min_prompts_per_step",
-    "plan.hbm_gib",
-    "plan.chip_hour_usd",
-)
-# Devices, and how work is divided among and on them: they change the order of sums, and with it the
-# last bits of results. A resume may change them, e.g. from 8 chips to 4 or from colocated to split;
-# from then on the run equals the former one up to rounding. Not here: what changes the policy that
-# samples (`plan.kv_cache`, `plan.rollout_weights`), and `plan.row_tokens`.
-HARDWARE_KEYS = (
-    *("plan.platform", "plan.placement", "plan.learner_devices", "plan.samplers"),
-    *("plan.sampler_devices", "plan.fsdp", "plan.tp", "plan.sampler_tp"),
-    *("plan.slots", "plan.slot_buckets", "plan.segment_steps", "plan.prefill_tokens"),
-    *("plan.prompt_buckets", "plan.micro_batch_tokens", "plan.head_tokens", "plan.head_vocab"),
-    *("plan.remat", "plan.layer_tokens", "plan.attention", "plan.per_layer_embeddings"),
-)
-# How fast a part is computed; the other settings of a part alter its rewards.
-_FREE_PART_KEYS = ("workers", "concurrency", "timeout_s")
+_FREE_PART_KEYS = [
+    key for key, field in RewardFunction.model_fields.items() if field.json_schema_extra == FREE
+]
+"""How fast a part is computed; the other settings of a part alter its rewards."""
 _PART_DEFAULTS = {key: RewardFunction.model_fields[key].default for key in ("weight", "on_error")}
 _FUNCTIONS = "rewards.functions"
 _WEIGHT_KEY = f"{_FUNCTIONS}.NAME.weight"
@@ -56,9 +29,12 @@ _DIGITS = 12
 """Digits of a hash that are shown."""
 REWARDS = "rewards"
 """Names in `--accept` all settings of the rewards, and their code."""
-ACCEPTED_KEYS = ("learner.lr", "learner.kl_coef", "eval.every_steps", "eval.every_minutes")
+ACCEPTED_KEYS = tuple(
+    one.path for one in settings() if one.node.get("on_resume") == ACCEPTED["on_resume"]
+)
 """Other settings that `--accept KEY` lets a resume change; so may the weight of a reward."""
 _REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
+_ALLOWED = (FREE["on_resume"], HARDWARE["on_resume"])
 _UNSET_METRIC = ("eval.metric", None)
 """Key and new value of a metric that is kept."""
 
@@ -99,7 +75,7 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     return [
         change
         for change in diff_configs(before, after)
-        if not _is_free(change[0])
+        if _on_resume(change[0]) not in _ALLOWED
         and (change[0], change[2]) != _UNSET_METRIC
         and not _is_moved(change)
         and not (change[0] in missing and _is_default(change))
@@ -107,18 +83,20 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
 
 
 def hardware_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
-    """The differences of two resolved configurations in `HARDWARE_KEYS`."""
+    """The differences of two resolved configurations in devices and sizes."""
     missing = {key for key, _ in _flatten(new)} - {key for key, _ in _flatten(old)}
     return [
         change
         for change in diff_configs(old, new)
-        if change[0] in HARDWARE_KEYS and not (change[0] in missing and _is_default(change))
+        if _on_resume(change[0]) == HARDWARE["on_resume"]
+        and not (change[0] in missing and _is_default(change))
     ]
 
 
 def hardware_id(config: Mapping[str, Any]) -> str:
-    """A short hash of the values of `HARDWARE_KEYS`: sizes belong to them."""
-    values = [(key, value) for key, value in _flatten(config) if key in HARDWARE_KEYS]
+    """A short hash of the settings of devices and sizes."""
+    hardware = HARDWARE["on_resume"]
+    values = [(key, value) for key, value in _flatten(config) if _on_resume(key) == hardware]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:_DIGITS]
 
 
@@ -229,8 +207,15 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-def _is_free(key: str) -> bool:
-    return key.partition(".")[0] in FREE_TABLES or key in {*FREE_KEYS, *HARDWARE_KEYS}
+@cache
+def _on_resume(key: str) -> str | None:
+    """The attribute `on_resume` of a setting, or else of its table; None: it has none."""
+    parts = key.split(".")
+    for end in range(len(parts), 0, -1):
+        found = find_setting(parts[:end])
+        if found is not None and "on_resume" in found.node:
+            return str(found.node["on_resume"])
+    return None
 
 
 def _is_moved(change: Change) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import Problem, Strings, Table
+from configs.base import FREE, Problem, Strings, Table
 from configs.budget import Budget
 from configs.learner import Learner
 from configs.plan import Plan
@@ -34,6 +34,7 @@ class Rollout(Table):
         ge=1,
         description="minimum number of prompts to which the last steps may shrink to fit into a "
         "time budget; default: prompts_per_step (steps never shrink)",
+        json_schema_extra=FREE,
     )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are excluded and counted")
     max_new_tokens: int = Field(ge=1, description="maximum length of a completion")

@@ -13,10 +13,11 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
 from configs.base import (
+    FREE,
     FolderPath,
     MirrorURL,
     OutputPath,
@@ -29,7 +30,6 @@ from configs.base import (
 )
 from configs.budget import Budget
 from configs.evaluation import EXACT_ANSWER, Eval, default_metric, metric_problems
-from configs.faults import Faults
 from configs.learner import Learner, Sft
 from configs.mismatch import Mismatch, MismatchBounds, measured_bounds
 from configs.model import Export, Lora, Model
@@ -90,7 +90,10 @@ class Run(Table):
         description="name of the run; its folder is DIR/NAME",
     )
     dir: OutputPath = Field(
-        "runs", validate_default=True, description="parent folder of the run folders"
+        "runs",
+        validate_default=True,
+        description="parent folder of the run folders",
+        json_schema_extra=FREE,
     )
     mirror: MirrorURL | None = Field(
         None,
@@ -98,12 +101,14 @@ class Run(Table):
         "as s3://bucket/runs, gs://bucket/runs or hf://buckets/user/name, or an existing folder on "
         "another disk; a host without the run folder resumes from there; keys and passwords are "
         "read from the environment",
+        json_schema_extra=FREE,
     )
     tpu_chips: int | None = Field(
         None,
         ge=1,
         description="number of TPU chips of this host, where Ray's count of its device files is "
         "wrong; for a private cluster",
+        json_schema_extra=FREE,
     )
     fork: FolderPath | None = Field(
         None,
@@ -139,6 +144,8 @@ class Run(Table):
 class Checkpoint(Table):
     """Checkpoints of the learner's state."""
 
+    model_config = ConfigDict(json_schema_extra=FREE)
+
     every_steps: int = Field(10, ge=1, description="most steps between two checkpoints")
     every_s: float = Field(
         120.0,
@@ -160,6 +167,8 @@ class Checkpoint(Table):
 class Records(Table):
     """Additional records in the run folder."""
 
+    model_config = ConfigDict(json_schema_extra=FREE)
+
     tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
 
 
@@ -168,6 +177,8 @@ _STEP_RANGE = re.compile(r"(?P<first>[1-9]\d*)(-(?P<last>[1-9]\d*))?", re.ASCII)
 
 class Profile(Table):
     """Profiles of training steps in the folder `profile/` of the run."""
+
+    model_config = ConfigDict(json_schema_extra=FREE)
 
     steps: Text | None = Field(
         None,
@@ -194,29 +205,50 @@ class Profile(Table):
         )
 
 
+class Faults(Table):
+    """Restarts of a run whose process, or one of its processes, dies or hangs."""
+
+    model_config = ConfigDict(json_schema_extra=FREE)
+
+    restarts: int = Field(
+        3,
+        ge=0,
+        description="restarts of the run without a new training step in between; one more death or "
+        "hang ends it",
+    )
+    stuck_s: float | None = Field(
+        None,
+        ge=5.0,
+        description="seconds without progress (a step, a segment, a micro-batch, a call of a "
+        "reward) after which the run is ended and started again; at least 1800 while it loads, "
+        "compiles or writes files. Default: the largest of 300, ten times the longest step and "
+        "twice the time limit of a reward",
+    )
+
+
 class Config(Table):
     """Configuration of a run."""
 
-    run: Run = Field(description=Run.__doc__)
-    model: Model = Field(description=Model.__doc__)
-    lora: Lora = Field(Lora(), description=Lora.__doc__)
-    sft: Sft = Field(Sft(), description=Sft.__doc__)
-    data: Data = Field(description=Data.__doc__)
-    prompt: Prompt = Field(Prompt(), description=Prompt.__doc__)
-    rewards: Rewards = Field(description=Rewards.__doc__)
-    rollout: Rollout = Field(description=Rollout.__doc__)
-    learner: Learner = Field(Learner(), description=Learner.__doc__)
-    plan: Plan = Field(description=Plan.__doc__)
-    budget: Budget = Field(description=Budget.__doc__)
-    eval: Eval = Field(Eval(), description=Eval.__doc__)
-    export: Export = Field(Export(), description=Export.__doc__)
-    checkpoint: Checkpoint = Field(Checkpoint(), description=Checkpoint.__doc__)
-    mismatch: Mismatch = Field(Mismatch(), description=Mismatch.__doc__)
-    wandb: Wandb = Field(Wandb(), description=Wandb.__doc__)
-    records: Records = Field(Records(), description=Records.__doc__)
-    profile: Profile = Field(Profile(), description=Profile.__doc__)
-    alarms: Alarms = Field(Alarms(), description=Alarms.__doc__)
-    faults: Faults = Field(Faults(), description=Faults.__doc__)
+    run: Run
+    model: Model
+    lora: Lora = Lora()
+    sft: Sft = Sft()
+    data: Data
+    prompt: Prompt = Prompt()
+    rewards: Rewards
+    rollout: Rollout
+    learner: Learner = Learner()
+    plan: Plan
+    budget: Budget
+    eval: Eval = Eval()
+    export: Export = Export()
+    checkpoint: Checkpoint = Checkpoint()
+    mismatch: Mismatch = Mismatch()
+    wandb: Wandb = Wandb()
+    records: Records = Records()
+    profile: Profile = Profile()
+    alarms: Alarms = Alarms()
+    faults: Faults = Faults()
 
     def conflicts(self) -> Iterator[Problem]:
         """The tables suit each other; see `cross_problems`."""

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from configs.base import (
     DATA_FILES,
+    FREE,
     DataPath,
     FunctionName,
     Problem,
@@ -294,7 +295,10 @@ class RewardFunction(Table):
         {}, description="keyword arguments of the function, or of the constructor of a class"
     )
     timeout_s: float | None = Field(
-        None, gt=0, description="time limit of a call in seconds; default: rewards.timeout_s"
+        None,
+        gt=0,
+        description="time limit of a call in seconds; default: rewards.timeout_s",
+        json_schema_extra=FREE,
     )
     on_error: Literal["exclude", "group", "stop"] = Field(
         "exclude",
@@ -302,13 +306,17 @@ class RewardFunction(Table):
         "prompt; stop: the run stops with a checkpoint",
     )
     workers: int | None = Field(
-        None, ge=1, description="processes of this function; default: rewards.workers"
+        None,
+        ge=1,
+        description="processes of this function; default: rewards.workers",
+        json_schema_extra=FREE,
     )
     concurrency: int | None = Field(
         None,
         ge=1,
         description="async functions only: completions that a process scores at a time; default: "
         f"{CONCURRENCY}",
+        json_schema_extra=FREE,
     )
 
 
@@ -318,15 +326,21 @@ class Rewards(Table):
     functions: Annotated[tuple[RewardFunction, ...], Field(strict=False, min_length=1)] = Field(
         description="the parts of the reward"
     )
-    workers: int = Field(1, ge=1, description="number of CPU processes of each function")
+    workers: int = Field(
+        1, ge=1, description="number of CPU processes of each function", json_schema_extra=FREE
+    )
     timeout_s: float = Field(
         30.0,
         gt=0,
         description="time limit of a call in seconds; a call that exceeds it is killed, repeated "
         "once alone, then counted and excluded",
+        json_schema_extra=FREE,
     )
     memory_gib: float = Field(
-        8.0, gt=0, description="memory limit of a reward process in GiB, without shared memory"
+        8.0,
+        gt=0,
+        description="memory limit of a reward process in GiB, without shared memory",
+        json_schema_extra=FREE,
     )
     shuffle: bool = Field(
         False, description="control experiment: permute the rewards over a step's rollouts"

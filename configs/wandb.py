@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from configs.base import Problem, Table, Text
+from configs.base import FREE, Problem, Table, Text
 
 Tag = Annotated[str, Field(min_length=1, max_length=64)]
 """W&B accepts tags of 1 to 64 characters."""
@@ -15,6 +15,8 @@ Tag = Annotated[str, Field(min_length=1, max_length=64)]
 
 class Wandb(Table):
     """Weights & Biases."""
+
+    model_config = ConfigDict(json_schema_extra=FREE)
 
     mode: Literal["auto", "online", "offline", "disabled"] = Field(
         "auto",

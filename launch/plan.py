@@ -55,8 +55,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--verify",
         action="store_true",
-        help="compile the plan's programs for a v5e and use the compiler's figures; at most 8 "
-        "compilations of minutes each, cached for the next time",
+        help="compile the plan's programs for a v5e and use the compiler's figures; "
+        "compilations take minutes each, and are cached for the next time",
     )
     add_json(flags)
     return flags

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from fractions import Fraction
-from typing import Literal, get_args
+from typing import Literal
 
 from configs.task import AnswerPlace
 from rewards.answers import find_answer, same_answer
@@ -18,11 +18,6 @@ from rewards.quantities import PERCENT, Quantity, parse_quantity
 Percent = Literal["either", "fraction", "number"]
 Units = Literal["match", "ignore", "require"]
 NonNumbers = Literal["refuse", "text"]
-_CHOICES = {
-    "units": get_args(Units),
-    "percent": get_args(Percent),
-    "non_numbers": get_args(NonNumbers),
-}
 _SHOWN = 200
 
 
@@ -97,9 +92,9 @@ def numeric_answer(
             by `exact_answer`, for evaluation sets of another kind.
 
     Raises:
-        ValueError: if the reference is not a number, or an argument is invalid.
+        ValueError: if the reference is not a number, or a tolerance is invalid.
     """
-    _check(rel_tol=rel_tol, abs_tol=abs_tol, units=units, percent=percent, non_numbers=non_numbers)
+    _check(rel_tol=rel_tol, abs_tol=abs_tol)
     text, reference = find_answer(completion, tags=tags, extraction=extraction), _reference(answer)
     if reference is None:
         if non_numbers == "refuse":
@@ -148,14 +143,11 @@ def _values(quantity: Quantity, percent: Percent) -> tuple[Fraction, ...]:
     return (share,) if percent == "fraction" else (quantity.value, share)
 
 
-def _check(*, rel_tol: float, abs_tol: float, **choices: str) -> None:
+def _check(*, rel_tol: float, abs_tol: float) -> None:
     wrong = [
         f"{name} = {value} is not a finite number from 0"
         for name, value in (("rel_tol", rel_tol), ("abs_tol", abs_tol))
         if not (math.isfinite(value) and value >= 0)
     ]
-    for name, value in choices.items():
-        if value not in _CHOICES[name]:
-            wrong.append(f"{name} = {value!r} is not {' or '.join(_CHOICES[name])}")
     if wrong:
         raise ValueError("; ".join(wrong))

@@ -37,8 +37,6 @@ def ngram_repetition(
     """
     if n < 1:
         raise ValueError(f"n = {n} is below 1")
-    if unit not in {"words", "characters"}:
-        raise ValueError(f"unit = {unit!r} is not words or characters")
     text = completion.casefold()
     words: Sequence[str] = text.split() if unit == "words" else text
     ngrams = [tuple(words[begin : begin + n]) for begin in range(len(words) - n + 1)]

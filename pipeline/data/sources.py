@@ -6,9 +6,8 @@ imports `datasets`, which is slow; importing this module is fast.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from pipeline.data.rows import (
     TooLong,
     clean_row,
     is_chat,
-    is_unicode,
     refuse_malformed,
 )
 from pipeline.data.text.chat import check_columns, sole_column, template_columns
@@ -115,7 +113,7 @@ def read_rows(
         raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
     if not raw and not malformed:
         raise DataError(f"{where}: {source.title} has no rows")
-    present = {name for row in raw for name in row.values}
+    present = dict.fromkeys(name for row in raw for name in row.values)
     chat = columns.chat
     if chat is not None and not any(is_chat(row.values.get(chat)) for row in raw):
         chat = None
@@ -129,7 +127,9 @@ def read_rows(
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
     rows = [row for row in cleaned if isinstance(row, Row)]
-    made = [make(row) for row in (_through_datasets(rows) if is_text and rows else rows)]
+    if is_text:  # a missing column is None, as in other sources
+        rows = [replace(row, values={**dict.fromkeys(present), **row.values}) for row in rows]
+    made = [make(row) for row in rows]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
     refuse_malformed(malformed, path=source.title, where=where, policy=policy)
@@ -216,35 +216,6 @@ def _load(source: Source, *, where: str) -> list[Row]:
 def _as_written(value: Any, kind: type[np.floating[Any]] | None) -> Any:
     """A number of 32 or 16 bits as its shortest decimal: 0.1, not 0.10000000149011612."""
     return value if kind is None or value is None else float(str(kind(value)))
-
-
-def _through_datasets(rows: Sequence[Row]) -> list[Row]:
-    """Converts rows as `datasets` does, so that text files give the same rows as other sources.
-
-    Missing columns become None. A column whose values have no common Arrow type becomes JSON text.
-    """
-    names = dict.fromkeys(name for row in rows for name in row.values)
-    columns = {name: [row.values.get(name) for row in rows] for name in names}
-    if all(map(_is_plain, columns.values())):  # importing `datasets` takes seconds
-        return [replace(row, values={name: row.values.get(name) for name in names}) for row in rows]
-    with _quiet_datasets() as datasets:
-        for name, values in columns.items():
-            try:
-                datasets.Dataset.from_dict({name: values})
-            except (TypeError, ValueError, OverflowError):
-                columns[name] = [None if v is None else json.dumps(v) for v in values]
-        dataset = datasets.Dataset.from_dict(columns)
-        return [replace(row, values=v) for row, v in zip(rows, dataset, strict=True)]
-
-
-def _is_plain(values: Sequence[Any]) -> bool:
-    """Whether Arrow keeps the values of a column as they are."""
-    kinds = {type(value) for value in values if value is not None}
-    if kinds == {str}:
-        return all(value is None or is_unicode(value) for value in values)
-    if kinds == {int}:
-        return all(value is None or -(2**63) <= value < 2**63 for value in values)
-    return kinds in ({bool}, {float})
 
 
 def _chat_hint(row: Row) -> str:

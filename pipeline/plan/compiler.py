@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import metadata
@@ -125,11 +125,6 @@ def require_compiler() -> None:
             "the TPU compiler is missing: install the package libtpu, which exists for Linux on "
             "x86-64 only (make install-tpu)"
         )
-
-
-def uncached(config: Config, shape: ModelShape, programs: Iterable[str]) -> list[str]:
-    """The programs whose reports are not cached."""
-    return [name for name in programs if _load(cache_key(config, shape, name)) is None]
 
 
 def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:

@@ -1,9 +1,7 @@
 """Verifies a plan with the TPU compiler and reduces its sizes until it fits.
 
-    plan -> [compiler] -> does not fit: the next smaller sizes that should fit, by the compiled ones
-                          none should: the next placement
-
-At most `MAX_COMPILATIONS` programs are compiled; cached reports do not count.
+plan -> [compiler] -> does not fit: the next smaller sizes that should fit, by the compiled ones
+none should: the next placement
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from configs.schema import Config
 from pipeline.data.batching import Packing
-from pipeline.plan.compiler import CompilerReport, Say, compile_programs, uncached
+from pipeline.plan.compiler import CompilerReport, Say, compile_programs
 from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.cost_model.roofline import Seconds
@@ -21,8 +19,6 @@ from pipeline.plan.cost_model.step import StepEstimate
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again, validated
 from pipeline.plan.topology import GIB
 
-MAX_COMPILATIONS = 8
-"""Most programs to compile for a plan."""
 _LEAST_OVERSIZE = 1.01
 """Least memory of a program that does not fit, as a multiple of the limit; used where the compiler
 reports no more than that."""
@@ -72,7 +68,7 @@ def verify(
     """Compiles a plan's largest programs and returns the plan that results.
 
     A plan whose sizes are given stays as it is. If any other cannot be made to fit, the first
-    of `others` replaces it, as long as compilations are left.
+    of `others` replaces it.
 
     Args:
         case: the planner's input, for a topology that the compiler supports.
@@ -87,23 +83,13 @@ def verify(
     compiled: list[CompilerReport] = []
     searched: list[str] = []
 
-    def check(plan: SizedPlan) -> Checks | None:
-        """The plan's largest programs; None: too many of them would have to be compiled."""
-        names = largest_programs(plan.config).values()
-        if len(compiled) + len(uncached(plan.config, case.shape, names)) > MAX_COMPILATIONS:
-            slots, tokens = plan.config.slots, plan.config.plan.micro_batch_tokens
-            searched.append(
-                f"stopped after {len(compiled)} of at most {MAX_COMPILATIONS} compilations: it is "
-                f"unknown whether {plan.name} with {slots} slots and micro-batches of {tokens} "
-                "tokens fits"
-            )
-            return None
+    def check(plan: SizedPlan) -> Checks:
+        """The plan's largest programs."""
         programs = _check(case, plan.config, say=say)
         compiled.extend(one.report for one in programs.values() if not one.report.cached)
         return programs
 
     programs = check(plan)
-    assert programs is not None, "a plan has fewer programs than the limit"
     left, learned = list(others), case
     is_given = plan.configured and not case.config.plan.planned_sizes
     while not _all_fit(programs) and not is_given:
@@ -122,10 +108,7 @@ def verify(
                 break
             following, learned = left.pop(0), case
             searched.append(f"next placement: {following.name}")
-        found = check(following)
-        if found is None:
-            break
-        plan, programs = following, found
+        plan, programs = following, check(following)
     step = with_compiled_times(plan.step, programs)
     return Verified(
         replace(plan, step=step, fits=_all_fit(programs)),

@@ -30,7 +30,7 @@ MAX_FAILURES_IN_A_ROW = 3
 START_TIMEOUT_S = 300.0
 """Time limit for a process to import its function."""
 _CHUNK = 256
-"""Inputs that are sent to a process at a time."""
+"""Inputs of a batch function that are sent to a process at a time."""
 _SILENCE_S = 5.0
 """Seconds that an async process may be silent after the time limit of a call."""
 
@@ -261,8 +261,10 @@ class _Part:
         """The next jobs for a process; those that nobody waits for are dropped."""
         queue = self._alone if alone else self._waiting
         if room is None:
+            assert self._facts is not None
             share = -(-len(queue) // len(self._processes))
-            room = 1 if alone else self._async_room or min(share, _CHUNK)
+            one_by_one = alone or self._facts.kind == "sample"
+            room = 1 if one_by_one else self._async_room or min(share, _CHUNK)
         taken: list[_Job] = []
         while queue and len(taken) < room:
             job = queue.popleft()
@@ -327,20 +329,16 @@ class _Part:
 
     def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
         """Handles the jobs of a process that died or took too long: scored again, or failed."""
-        # A function of one completion was scoring the first one; of others any may be the reason.
-        assert self._facts is not None
-        suspects = jobs[:1] if self._facts.kind == "sample" else jobs
-        again = [job for job in suspects if not job.failures]
+        again = [job for job in jobs if not job.failures]
         if again:
             repeated = RewardError(cause, f"{problem}; repeated alone")
             self._log.error(self.name, [job.given for job in again], repeated, "")
-        for job in suspects:
+        for job in jobs:
             job.failures += 1
             if job.failures == 1:
                 self._alone.append(job)
             else:
                 self._fail(job, cause, problem)
-        self._waiting.extendleft(reversed(jobs[len(suspects) :]))
         self._wake.set()
 
     def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
@@ -373,10 +371,8 @@ class _Part:
     async def _started(self, index: int) -> RewardProcess:
         """A new process; see `RewardProcess.start`."""
 
-        def output(number: int | None, text: str) -> None:
-            scored = self._open[index]
-            jobs = [scored[number]] if number in scored else scored.values()
-            inputs = [job.given for job in jobs]
+        def output(text: str) -> None:
+            inputs = [job.given for job in self._open[index].values()]
             what = "it is interrupted here" if process.dumps else "output"
             self._log.output(self.name, inputs, text, what=what)
 

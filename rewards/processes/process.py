@@ -26,8 +26,8 @@ import psutil
 from rewards.base import RewardInput
 from rewards.processes.worker import Settings, message
 
-Output = Callable[[int | None, str], None]
-"""Receives the number of the input that is scored, if known, and what was printed."""
+Output = Callable[[str], None]
+"""Receives what was printed."""
 
 _VARIABLE = "GEMMA_GRPO_REWARD_PROCESS"
 _MOST_PROCESSES = 512
@@ -38,8 +38,6 @@ _SETTLE_S = 0.3
 """Seconds for the last answers of a process that has ended, and for the stacks of one that will."""
 _EXIT_S = 10.0
 _RUN = "from rewards.processes import worker; worker.run"
-_MARK = re.compile(rb"\x00(\d+)\x00")
-_PART_OF_MARK = re.compile(rb"\x00\d{0,20}\Z")
 _OF_KEYS = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """Names of environment variables that hold keys."""
 _SHORTEST_KEY = 8
@@ -84,11 +82,10 @@ class RewardProcess:
         self._settings = settings
         self._output = output
         self._mark = uuid.uuid4().hex
-        self._number: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._cgroup: Path | None = None
         self._closing = contextlib.ExitStack()
-        self._held = self._text = b""
+        self._text = b""
         self._keys = {
             value: name
             for name, value in os.environ.items()
@@ -187,21 +184,14 @@ class RewardProcess:
             data = os.read(self._pipe, _CHUNK)
             if not data:
                 asyncio.get_running_loop().remove_reader(self._pipe)
-            first, *rest = _MARK.split(self._held + data)
-            last = _PART_OF_MARK.search(rest[-1] if rest else first)
-            self._held = last.group() if last and data else b""
-            self._print(first)
-            for number, text in zip(rest[::2], rest[1::2], strict=True):
-                self.flush_output()
-                self._number = int(number)
-                self._print(text)
+            self._text += data
             if len(self._text) > _CHUNK:
                 self.flush_output()
 
     def flush_output(self) -> None:
         """Passes on what was read."""
         if self._text:
-            self._output(self._number, self._without_keys(self._text.decode(errors="replace")))
+            self._output(self._without_keys(self._text.decode(errors="replace")))
         self._text = b""
 
     async def kill(self) -> None:
@@ -211,9 +201,6 @@ class RewardProcess:
             self.read_output()
             self.flush_output()
         self._closing.close()
-
-    def _print(self, text: bytes) -> None:
-        self._text += text.removesuffix(self._held)
 
     def _without_keys(self, text: str) -> str:
         """The text with names of environment variables in place of the keys that they hold.
@@ -254,8 +241,7 @@ class RewardProcess:
             name = signal.Signals(-status).name
         except ValueError:
             name = f"signal {-status}"
-        why = " (too many CPU seconds)" if name == "SIGXCPU" else ""
-        return f"its process was ended by {name}{why}"
+        return f"its process was ended by {name}"
 
 
 _BROKEN = "its process wrote something else into the connection to its host"

@@ -8,8 +8,8 @@ process answers with lines of JSON, because what a user's code can write must no
     [NUMBER, VALUE, [CAUSE, MESSAGE] or null, {NAME: NUMBER}, TRACEBACK]      a score
     [NUMBER, null, "timed_out", {}, ""]                                       an async time-out
 
-The process is the leader of a session. It has limits of memory, CPU seconds and file size, dies
-with its host, and writes the stacks of its threads to its standard error when it crashes or is
+The process is the leader of a session. It has limits of memory and file size, dies with its host,
+and writes the stacks of its threads to its standard error when it crashes or is
 about to be ended (SIGUSR1).
 """
 
@@ -19,7 +19,6 @@ import asyncio
 import contextlib
 import faulthandler
 import json
-import math
 import os
 import pickle
 import resource
@@ -38,14 +37,9 @@ from rewards.resolve import resolve, source_sha256
 HEADER = 8
 """Bytes of a message's length."""
 TIMED_OUT = "timed_out"
-MARK = b"\x00%d\x00"
-"""Between the outputs of two inputs: the number of the next one."""
 _LONGEST_TRACE = 20_000
-_STDOUT = 1
 _FILE_BYTES = 2**30
 """Largest file that the process can write."""
-_CPU_SHARE = 4.0
-"""CPU seconds of a call, of all its threads, as a multiple of its time limit."""
 
 
 @dataclass(frozen=True)
@@ -105,19 +99,14 @@ def _run(channel: socket.socket) -> None:
     if form.kind == "async":
         asyncio.run(_serve_async(channel, form, settings))
     else:
-        _serve(channel, form, settings)
+        _serve(channel, form)
 
 
-def _serve(channel: socket.socket, form: Form, settings: Settings) -> None:
+def _serve(channel: socket.socket, form: Form) -> None:
     for inputs in _messages(channel):
-        _limit_cpu(settings.timeout_s * len(inputs))
         numbers = [number for number, _ in inputs]
-        if form.kind == "sample":
-            _mark(numbers[0])
         for index, outcome, trace in form.score([one for _, one in inputs]):
             _send(channel, _line(numbers[index], outcome, trace))
-            if form.kind == "sample" and index + 1 < len(numbers):
-                _mark(numbers[index + 1])
 
 
 async def _serve_async(channel: socket.socket, form: Form, settings: Settings) -> None:
@@ -133,17 +122,10 @@ async def _serve_async(channel: socket.socket, form: Form, settings: Settings) -
     channel.setblocking(False)
     running: set[asyncio.Task[None]] = set()
     async for inputs in _async_messages(channel):
-        _limit_cpu(settings.timeout_s * settings.concurrency)
         for number, one in inputs:
             task = asyncio.create_task(score(number, one))
             running.add(task)
             task.add_done_callback(running.discard)
-
-
-def _mark(number: int) -> None:
-    """Writes to the output which input is scored next, so that the host can name it in its log."""
-    with contextlib.suppress(OSError):  # the function may have closed it
-        os.write(_STDOUT, MARK % number)
 
 
 def _line(number: int, outcome: Outcome, trace: str) -> list[object]:
@@ -219,15 +201,5 @@ def _limit(settings: Settings) -> None:
     errors = os.fdopen(os.dup(sys.stderr.fileno()), "w")
     faulthandler.enable(file=errors)
     faulthandler.register(signal.SIGUSR1, file=errors)
-    faulthandler.register(signal.SIGXCPU, file=errors, chain=True)
     # Ctrl-C ends the host, which ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _limit_cpu(seconds: float) -> None:
-    """Allows the process that many more CPU seconds, times `_CPU_SHARE`."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    most = used.ru_utime + used.ru_stime + _CPU_SHARE * seconds + 1
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    if hard == resource.RLIM_INFINITY or most < hard:
-        resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(most), hard))

@@ -29,22 +29,12 @@ def told(path: Path, key: str, text: str) -> str:
             "= 1.5: must be a number, at least 0 and below 1; nearest valid: just below 1",
         ),
         ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
-        (
-            "rollout.min_p",
-            "1",
-            "= 1: must be a number, at least 0 and below 1; nearest valid: just below 1",
-        ),
         ("run.seed", "-4", ("= -4: must be an integer, at least 0 and below 4294967296; "
                            "nearest valid: 0")),
         ("run.seed", "4294967296", ("= 4294967296: must be an integer, at least 0 and below "
                                    "4294967296; nearest valid: 4294967295")),
         ("plan.head_tokens", "1e4", ("= 10000.0: must be an integer, at least 1 and at most 2048; "
                                     "nearest valid: 2048")),
-        (
-            "lora.rank",
-            "8.4",
-            "= 8.4: must be an integer, at least 1 and at most 16384; nearest valid: 8",
-        ),
         (
             "learner.lr",
             "fast",
@@ -55,7 +45,6 @@ def told(path: Path, key: str, text: str) -> str:
             "nan",
             "= nan: must be a finite number, above 0 and at most 10; default: 5e-05",
         ),
-        ("learner.lr", "true", "= true: must be a number, above 0 and at most 10; default: 5e-05"),
         (
             "learner.lr",
             "'1e-4'",
@@ -73,42 +62,6 @@ def told(path: Path, key: str, text: str) -> str:
             '= "x": must be one of "float32", "bfloat16"; default: "bfloat16"',
         ),
         (
-            "learner.lr",
-            "1e308",
-            "= 1e+308: must be a number, above 0 and at most 10; nearest valid: 10.0",
-        ),
-        (
-            "lora.rank",
-            "1e99",
-            "= 1e+99: must be an integer, at least 1 and at most 16384; nearest valid: 16384",
-        ),
-        (
-            "learner.warmup_steps",
-            "1e99",
-            "= 1e+99: must be an integer, at least 0; default: 0",
-        ),
-        (
-            "rewards.functions.0.weight",
-            "nan",
-            "= nan: must be a finite number; default: 1.0",
-        ),
-        (
-            "lora.alpha",
-            "1e308",
-            "= 1e+308: must be a number, above 0 and at most 65536; nearest valid: 65536.0",
-        ),
-        (
-            "rollout.temperature",
-            "1e-300",
-            "= 1e-300: must be a number, at least 0.01 and at most 100; nearest valid: 0.01",
-        ),
-        (
-            "rollout.temperature",
-            "1e300",
-            "= 1e+300: must be a number, at least 0.01 and at most 100; nearest valid: 100.0",
-        ),
-        ("eval.temperature", "1e-300", "= 1e-300: must be 0, or at least 0.01"),
-        (
             "run.name",
             "my run",
             ('= "my run": must be a string of letters, digits, \'.\', \'_\' and \'-\' that begins '
@@ -119,7 +72,6 @@ def told(path: Path, key: str, text: str) -> str:
             "exact_answer",
             '= "exact_answer": must be a string of the form file.py:function or module:function',
         ),
-        ("model.path", "", '= "": must be a string, not empty'),
         (
             "rollout.stop_tokens",
             "<eos>",
@@ -152,12 +104,6 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
 def test_a_long_value_is_truncated(small: Path) -> None:
     line = told(small, "run.name", "x " * 100)
     assert line.startswith(f'run.name = "{"x " * 28}...: must be')
-
-
-def test_a_name_too_long_for_a_folder_is_refused(small: Path) -> None:
-    line = told(small, "run.name", "x" * 201)
-    assert line.endswith("with a letter or digit, at most 200 characters")
-    assert load_config(small, [("run.name", "x" * 200)]).run.name == "x" * 200
 
 
 def test_a_missing_table_names_its_keys(write: Write) -> None:
@@ -201,15 +147,8 @@ def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:
 URLS = {
     "run.dir": "gs://bucket/runs",
     "model.path": "gs://bucket/model",
-    "model.tokenizer": "https://example.org/tokenizer.model",
-    "lora.start": "s3://bucket/adapter",
-    "learner.teacher": "hf://owner/adapter",
     "data.train.path": "gs://bucket/train.jsonl",
-    "data.test.path": "hf://datasets/owner/name",
-    "data.validation.path": "FILE:///test.parquet",
-    "data.mixture.0.path": "abfs+x://host/a.jsonl",
     "eval.sets.0.path": "gs:/a.jsonl",
-    "sft.train.path": "gs://bucket/sft.jsonl",
 }
 
 
@@ -232,10 +171,6 @@ def test_a_mirror_is_a_url(small: Path, url: str) -> None:
     assert load_config(small, [("run.mirror", f"{url}/")]).run.mirror == url
 
 
-def test_a_mirror_may_be_a_path(small: Path) -> None:
-    assert load_config(small, [("run.mirror", "a/../b")]).run.mirror == str(Path.cwd() / "b")
-
-
 @pytest.mark.parametrize("url", ["s3://AKIA:s/cr/t@bucket/runs", "sftp://me:s/cr/t@host/runs"])
 def test_a_password_in_a_mirror_is_refused_and_not_shown(small: Path, url: str) -> None:
     (line,) = mistakes(small, ("run.mirror", url))
@@ -247,13 +182,3 @@ def test_a_password_in_a_mirror_is_refused_and_not_shown(small: Path, url: str) 
 def test_a_repository_on_the_hub_is_no_mirror(small: Path) -> None:
     (line,) = mistakes(small, ("run.mirror", "hf://datasets/me/runs"))
     assert "hf:// needs a bucket, hf://buckets/USER/NAME" in line
-
-
-@pytest.mark.parametrize("path", ["a:b/c", "c:/x", "gs:x", "~/a"])
-def test_a_path_with_a_colon_is_a_path(small: Path, path: str) -> None:
-    assert load_config(small, [("run.dir", path)]).run.dir.endswith(path.removeprefix("~/"))
-
-
-def test_a_model_may_be_on_a_hub(small: Path) -> None:
-    for handle in ("hf://owner/name@v1", "kaggle://owner/model/flax/1b"):
-        assert load_config(small, [("model.path", handle)]).model.path == handle

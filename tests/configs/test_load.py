@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import re
 import subprocess
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from configs.base import nearest_hint, nearest_path
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
 from configs.schema import Config
@@ -29,15 +27,6 @@ def mistakes(path: Path, *overrides: tuple[str, str]) -> tuple[str, ...]:
     with pytest.raises(ConfigError) as caught:
         load_config(path, overrides)
     return caught.value.mistakes
-
-
-def test_values_come_from_the_file_and_defaults_from_the_schema(small: Path) -> None:
-    config = load_config(small)
-    assert config.run.name == "small"
-    assert config.rollout.size == 32
-    assert config.rewards.functions[1].weight == 0.1
-    assert config.learner.lr == 5e-5
-    assert config.rollout.stop_tokens == ("<end_of_turn>", "<eos>")
 
 
 PATHS = """
@@ -121,57 +110,6 @@ def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> 
     )
 
 
-def test_the_nearest_path_is_found_below_a_mistyped_folder(tmp_path: Path) -> None:
-    (tmp_path / "models/tiny").mkdir(parents=True)
-    (tmp_path / "models/other").touch()
-    assert nearest_path(tmp_path / "model/tinny") == tmp_path / "models/tiny"
-    assert nearest_path(tmp_path / "models/other/x") is None
-    assert nearest_path(tmp_path / "zzz/tiny") is None
-
-
-def test_the_hint_says_what_is_in_the_place_of_a_file_or_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    os.mkfifo(tmp_path / "pipe")
-    hints = [nearest_hint(tmp_path / name) for name in (".", "file", "pipe", "fil")]
-    assert hints == [
-        ": it is a folder",
-        ": it is a file",
-        ": it is neither a file nor a folder",
-        f"; nearest: {tmp_path / 'file'}",
-    ]
-
-
-def test_a_pipe_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "run.toml")
-    (line,) = mistakes(tmp_path / "run.toml")
-    assert line.startswith(f"{tmp_path}/run.toml: not a file; presets")
-
-
-def test_a_byte_order_mark_is_ignored(small: Path) -> None:
-    expected = load_config(small)
-    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
-    assert load_config(small) == expected
-
-
-def test_a_hub_dataset_is_not_a_path(small: Path) -> None:
-    assert load_config(small).data.test.path == "openai/gsm8k"
-
-
-def test_absolute_paths_are_unchanged_and_the_users_home_is_expanded(
-    small: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/someone")
-    config = load_config(small, [("model.path", "/weights/a"), ("run.dir", "~/runs")])
-    assert config.model.path == "/weights/a"
-    assert config.run.dir == "/home/someone/runs"
-
-
-def test_paths_of_a_validation_split_are_absolute_too(small: Path, tmp_path: Path) -> None:
-    config = load_config(small, [("data.validation.path", "v.parquet"), ("eval.every_steps", "5")])
-    assert config.data.validation is not None
-    assert config.data.validation.path == str(tmp_path / "v.parquet")
-
-
 def test_the_json_form_is_the_same_configuration(small: Path) -> None:
     config = load_config(small)
     text = config_to_json(config)
@@ -191,14 +129,6 @@ def test_a_missing_file_is_reported_with_the_presets(
     monkeypatch.chdir(ROOT)
     (line,) = mistakes(wrong)
     assert "; presets: configs/demo.toml, configs/gemma" in line
-
-
-def test_the_run_that_is_forked_is_relative_to_the_file(small: Path, tmp_path: Path) -> None:
-    text = small.read_text().replace('name = "small"', 'name = "small", fork = "../a@3"')
-    path = tmp_path / "folder" / "run.toml"
-    path.parent.mkdir()
-    path.write_text(text, encoding="utf-8")
-    assert load_config(path).run.fork == str(tmp_path / "a@3")
 
 
 @pytest.mark.parametrize(
@@ -276,13 +206,6 @@ def test_every_preset_loads_and_opens_with_its_command(preset: str) -> None:
     first_line = path.read_text(encoding="utf-8").splitlines()[0]
     assert first_line.startswith("#")
     assert f"python -m launch.train {preset}" in first_line
-
-
-def test_the_tpu_preset_divides_its_rows_evenly() -> None:
-    config = load_config(ROOT / "configs/gemma3_1b_gsm8k_v5e8.toml")
-    assert config.budget.time_s == 8 * 3600
-    assert config.plan.learner_devices == 8
-    assert config.rollout.size % config.slots == 0
 
 
 def test_configuration_loads_nothing_heavy() -> None:

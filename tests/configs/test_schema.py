@@ -7,13 +7,9 @@ from pathlib import Path
 import pytest
 
 from configs.learner import Variant
-from configs.schema import Plan
 
 from .conftest import load, overrides
 from .test_load import mistakes
-
-CAPPED = "rollout.dynamic_sampling=capped; .max_prompts_per_step=12"
-
 
 CONFLICTS = """
 budget.steps=none
@@ -205,31 +201,6 @@ def test_conflicting_settings_are_refused(small: Path, settings: str, refusal: s
     assert what in told
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-@pytest.mark.parametrize("devices", [2, 3, 6])
-def test_any_number_of_cpu_or_gpu_devices_is_valid(platform: str, devices: int) -> None:
-    made = Plan.model_validate(
-        {
-            "platform": platform,
-            "placement": "split",
-            "learner_devices": devices,
-            "sampler_devices": devices,
-            "slots": devices,
-            "micro_batch_tokens": 48 * devices,
-        }
-    )
-    assert made.learner_devices == made.devices_per_sampler == devices
-
-
-@pytest.mark.parametrize("chips", [1, 4, 8, 16, 32, 256])
-def test_a_tpu_process_has_one_four_or_eight_chips_or_whole_hosts(chips: int) -> None:
-    sizes = {"slots": chips, "micro_batch_tokens": 48 * chips}
-    made = Plan.model_validate(
-        {"platform": "tpu", "placement": "colocated", "learner_devices": chips, **sizes}
-    )
-    assert made.learner_devices == chips
-
-
 def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
     settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
     lines = mistakes(small, *overrides(f"{settings}; .slots=12; .attention=splash"))
@@ -239,18 +210,6 @@ def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
         "--plan.slots",
         "--plan.attention",
     ]
-
-
-def test_a_table_made_in_code_reports_all_mistakes_in_one_message() -> None:
-    with pytest.raises(ValueError, match=r"slots: .*; attention: "):
-        Plan(
-            platform="cpu",
-            placement="colocated",
-            learner_devices=2,
-            slots=3,
-            micro_batch_tokens=5,
-            attention="splash",
-        )
 
 
 def test_derived_numbers(small: Path) -> None:
@@ -319,11 +278,6 @@ def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) 
     assert load(small, "rollout.cut_off=0.7; .partial=drop").prompt_buckets == (16,)
 
 
-def test_capped_rounds_may_be_sampled_ahead(small: Path) -> None:
-    rollout = load(small, f"{CAPPED}; .ahead=one; learner.importance_cap=2").rollout
-    assert (rollout.max_prompts_per_step, rollout.ahead) == (12, "one")
-
-
 @pytest.mark.parametrize(
     ("loss", "variant"),
     [
@@ -352,15 +306,6 @@ def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
 def test_the_metric_is_the_weighted_sum_or_a_part(small: Path, settings: str) -> None:
     assert load(small, settings).uses_rewards
     assert not load(small).uses_rewards
-
-
-def test_a_single_process_replaces_the_workers_of_each_part(small: Path) -> None:
-    functions = '[{name="a",function="f.py:a",workers=8},{name="b",function="f.py:b"}]'
-    rewards = load(small, f"rewards.functions={functions}; .workers=4").rewards
-    single = rewards.single_process()
-    assert [part.workers for part in single.functions] == [1, 1]
-    assert [part.name for part in single.functions] == ["a", "b"]
-    assert [part.workers for part in rewards.functions] == [8, None]
 
 
 @pytest.mark.parametrize(

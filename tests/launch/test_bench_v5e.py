@@ -177,7 +177,6 @@ def reports(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(schedule, "compile_programs", ask)
     monkeypatch.setattr(verify, "compile_programs", ask)
-    monkeypatch.setattr(verify, "uncached", lambda *_: [])
     return asked
 
 

@@ -223,30 +223,6 @@ def test_a_damaged_model_is_refused(
     assert everything_below(request_path.parent) == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (
-            set_config(num_key_value_heads=1),
-            (
-                "shape of layer_0/attn/kv_einsum/w: (2, 2, 40, 8), the configuration requires "
-                "(2, 1, 40, 8), and 3 more differ"
-            ),
-        ),
-        (truncate("gemma2/manifest.ocdbt", bytes_left=20), "/gemma2 is damaged: "),
-    ],
-)
-def test_a_dry_run_compares_the_shapes_of_a_flax_checkpoint(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
-):
-    model = request_path.parent / "model"
-    as_flax(lambda _: None)(model)
-    damage(model)
-    line = one_line(capsys, train, str(request_path), "--dry-run")
-    assert line.startswith(f"model.path: {model}")
-    assert what in line
-
-
 def one_line(capsys: pytest.CaptureFixture[str], command: Any, *argv: str) -> str:
     """Checks that a command ends with status 2 and one line; returns the line."""
     capsys.readouterr()

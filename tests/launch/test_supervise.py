@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
-from configs.faults import Faults
+from configs.schema import Faults
 from launch.exits import EXIT_CLUSTER_LOST, EXIT_DIED, EXIT_FAILED, EXIT_REPORTED
 from launch.submission import VARIABLE
 from launch.supervise import _Supervisor, supervise, without

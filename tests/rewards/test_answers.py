@@ -61,15 +61,6 @@ def test_an_answer_is_found_in_any_text(before: str, answer: str, after: str):
     assert extract_answer(completion, TAGS) == answer.strip()
 
 
-@given(st.text(alphabet="<>/answer 1", max_size=60))
-def test_an_extracted_answer_is_between_tags(text: str):
-    answer = extract_answer(text, TAGS)
-    if answer is not None:
-        assert "<answer>" not in answer
-        assert "</answer>" not in answer
-        assert answer in text
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -184,11 +175,6 @@ def test_all_notations_of_a_number_are_equal(number: int):
     assert not same_answer(str(number), str(number + 1))
 
 
-@given(st.text(max_size=30))
-def test_every_text_equals_itself(text: str):
-    assert same_answer(text, text)
-
-
 def test_correctness_needs_an_answer_block():
     assert is_correct("so <answer>$33.00</answer>", answer="33", tags=TAGS)
     assert not is_correct("so 33", answer="33", tags=TAGS)
@@ -228,26 +214,6 @@ def test_the_last_number_is_that_of_lm_evaluation_harness(text: str):
     theirs = re.sub(r"\.$", "", re.sub(r"[,$]", "", "".join(matches[-1])))
     if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", theirs):
         assert last_number(text) == theirs
-
-
-@given(st.text(), st.integers(), st.text(alphabet=st.characters(exclude_categories=["Nd"])))
-def test_a_number_is_found_in_any_text(before: str, number: int, after: str):
-    after = re.sub("[$.,]", "", after)
-    assert last_number(f"{before} {number}{after}") == str(number)
-
-
-@given(st.text())
-def test_the_last_number_consists_of_digits_points_and_a_sign(text: str):
-    found = last_number(text)
-    assert found is None or re.fullmatch(r"-?[0-9.]*[0-9]", found)
-
-
-def test_the_answer_depends_on_the_extraction_method():
-    assert is_correct("3 or <answer>4</answer> or 5", answer="4", tags=TAGS)
-    assert is_correct(
-        "3 or <answer>4</answer> or 5", answer="5", tags=TAGS, extraction="last_number"
-    )
-    assert not is_correct("none", answer="5", tags=TAGS, extraction="last_number")
 
 
 @given(st.text(max_size=8), st.text(max_size=8))

@@ -6,7 +6,7 @@ import pytest
 
 from configs.schema import Prompt
 from rewards.base import Tags
-from rewards.format import is_well_formed, tag_pairs, well_formed
+from rewards.format import is_well_formed, tag_pairs
 
 TAGS = Tags.of(Prompt())
 GOOD = "<reasoning>1+1=2</reasoning><answer>2</answer>"
@@ -46,12 +46,6 @@ def test_tags_are_not_regular_expressions():
     tags = Tags("(?:", ")", "[", "]")
     assert is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
     assert not is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)
-
-
-def test_the_reward_is_one_or_zero():
-    assert well_formed(GOOD, stop_reason="eos", tags=TAGS) == 1.0
-    assert well_formed(GOOD, stop_reason="length", tags=TAGS) == 0.0
-    assert well_formed("2", stop_reason="eos", tags=TAGS) == 0.0
 
 
 def test_without_tags_an_answer_is_well_formed():

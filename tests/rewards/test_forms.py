@@ -42,12 +42,6 @@ def test_a_sample_function_gets_the_columns_that_it_names():
     assert values(form, ONE, OTHER) == [2 * (4 + 2 + 33), 2 * (3 + 5 + 4)]
 
 
-def test_arguments_that_suit_their_annotations_are_accepted():
-    assert values(recognise(of_columns, {"scale": 2}), ONE) == [2 * (4 + 2 + 33)]
-    form = recognise(numeric_answer, {"extraction": "boxed", "rel_tol": 0})
-    assert values(form, replace(ONE, completion="\\boxed{33}")) == [1.0]
-
-
 def test_a_sample_function_may_take_all_columns_and_what_else_it_names():
     def everything(completion: str, stop_reason: str, tags: Tags, **columns: Any) -> float:
         assert completion == "says"

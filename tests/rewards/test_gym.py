@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from importlib import import_module
 
 import pytest
 
 from configs.schema import Prompt
-from pipeline.data import procedural
 from pipeline.data.procedural import generate_rows
 from rewards.base import Tags
 from rewards.gym import score_answer
@@ -57,23 +54,3 @@ def test_hack_a_list_of_guesses_has_partial_credit_unless_refused() -> None:
 def test_hack_any_answer_has_some_credit_unless_refused() -> None:
     entry = item("sentence_reordering", "a good day")
     assert [score("x", entry, full_only=full) for full in (False, True)] == [0.05, 0]
-
-
-@pytest.mark.parametrize("answer", ["True", "False"])
-def test_hack_one_dataset_accepts_every_answer(answer: str) -> None:
-    assert score("?!", item("game_of_life_halting", answer)) == 1
-
-
-def test_hack_some_datasets_evaluate_answers() -> None:
-    entry = item("n_queens", "Q _\n_ Q", valid_answers=["Q _\n_ Q"])
-    assert score("[['Q', '_'], ['_', chr(81)]]", entry) == 0.5
-
-
-def test_the_message_without_reasoning_gym(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "rewards.gym")
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    with pytest.raises(ModuleNotFoundError, match="make install-rewards") as missing:
-        import_module("rewards.gym")
-    assert missing.value.name == "reasoning_gym"
-    told = procedural._generate({"name": "chain_sum", "size": 1, "seed": 1, "settings": {}})
-    assert "make install-rewards" in f"{told}"

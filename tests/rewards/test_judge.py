@@ -228,12 +228,6 @@ def test_requests_keep_to_the_rate(server: Server) -> None:
     assert time.slept == [1, 1, 2, 2]
 
 
-def test_text_without_utf8_is_sent(server: Server) -> None:
-    server.reply("Score: 5")
-    assert ask(server, "\ud800") == [0.5]
-    assert server.requests[0]["messages"][0]["content"] == "Q: 2+3? A: ?"
-
-
 def test_an_unknown_column_is_an_error(server: Server) -> None:
     with pytest.raises(ValueError, match="names 'title'; there are answer, completion, prompt"):
         ask(server, "five", template="{completion} {title}")

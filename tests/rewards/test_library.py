@@ -5,21 +5,20 @@ from __future__ import annotations
 import doctest
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
-from rewards import choice, format, latex, length, numeric, repetition  # noqa: A004
+from rewards import choice, format, length, numeric, repetition  # noqa: A004
 from rewards.answers import boxed_answer, find_answer, stated_answer
-from rewards.base import Outcome, RewardInput, Tags
+from rewards.base import RewardInput, Tags
 from rewards.forms import recognise
 from rewards.gym import score_answer
 from rewards.json_schema import JsonSchema
@@ -116,46 +115,6 @@ def test_any_text_has_a_finite_score_in_the_range(name: str, text: str) -> None:
     total = sum(value.values()) if isinstance(value, Mapping) else value
     assert math.isfinite(total)
     assert least <= total <= greatest
-
-
-@pytest.mark.parametrize("name", SCORES)
-@given(texts=st.lists(TEXTS, max_size=6), data=st.data())
-@settings(max_examples=20, deadline=None)
-def test_scores_do_not_depend_on_order_or_batch(
-    name: str, texts: list[str], data: st.DataObject
-) -> None:
-    score, *_ = SCORES[name]
-
-    def one(completion: str) -> float | Mapping[str, float]:
-        if "\x00" in completion:
-            raise ValueError("not text")
-        return score(completion)
-
-    def batch(inputs: Sequence[RewardInput]) -> list[float | Mapping[str, float]]:
-        return [one(given.completion) for given in inputs]
-
-    def scored(function: Callable[..., object], texts: Sequence[str]) -> list[Outcome]:
-        given = [RewardInput("", text, "eos", "5", {}, TAGS) for text in texts]
-        found = {index: outcome for index, outcome, _ in recognise(function, {}).score(given)}
-        return [replace(found[index], error=None) for index in range(len(texts))]
-
-    alone = [scored(one, [text])[0] for text in texts]
-    order = data.draw(st.permutations(range(len(texts))))
-    split = data.draw(st.integers(0, len(texts)))
-    for function in (one, batch):
-        found = [
-            outcome
-            for part in (order[:split], order[split:])
-            for outcome in scored(function, [texts[index] for index in part])
-        ]
-        assert found == [alone[index] for index in order]
-
-
-@given(text=st.text(alphabet="1x+-/^{}$\\frac() =,", max_size=12))
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_any_short_latex_scores_zero_or_one(text: str) -> None:
-    value = latex.latex_answer(f"<answer>{text}</answer>", answer="5", tags=TAGS)
-    assert value in {0.0, 1.0}
 
 
 @given(text=TEXTS)

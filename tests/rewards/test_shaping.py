@@ -73,7 +73,5 @@ def test_invalid_arguments_are_refused() -> None:
         length_range("", maximum=1, margin=0)
     with pytest.raises(ValueError, match="minimum = 2 and maximum = 1"):
         length_range("", minimum=2, maximum=1, margin=1)
-    with pytest.raises(ValueError, match="unit = 'tokens'"):
-        length_range("", maximum=1, margin=1, unit="tokens")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="n = 0"):
         ngram_repetition("", n=0)

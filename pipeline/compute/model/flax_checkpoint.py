@@ -17,7 +17,6 @@ import numpy as np
 from orbax import checkpoint as ocp
 
 from pipeline.data.models.find_shape import PUBLISHED
-from pipeline.data.models.flax_shapes import flax_name
 from pipeline.data.models.hf_config import GEMMA4
 from pipeline.data.models.hf_folder import flax_part
 
@@ -51,6 +50,13 @@ _NAMES = {
     "output.scale": "skip_scale",
 }
 """Names of our parameters that are no paths in the tree, in a layer or outside."""
+_TOP = re.compile(r"^(params/)?(transformer/)?")
+_NEWER = {
+    "/attn/query_norm/": "/attn/_query_norm/",
+    "/attn/key_norm/": "/attn/_key_norm/",
+    "/per_layer_embeddings": "/per_layer_input_embedding",
+}
+"""Names in checkpoints of Gemma 4, and those of Tunix's modules."""
 _KV = re.compile(r"layer_\d+/attn/(kv_einsum/w|_key_norm/scale)")
 
 
@@ -74,7 +80,7 @@ class FlaxCheckpoint:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, str] = {}
         for path, leaf in _leaves(place).items():
-            name = flax_name("/".join(path))
+            name = _name("/".join(path))
             if flax_part(name) is None:
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)
@@ -167,6 +173,14 @@ def _leaves(place: Path) -> dict[tuple[str, ...], Any]:
     if not flat:
         raise ValueError(f"{place} is damaged: orbax finds no tensors in it")
     return {tuple(str(getattr(k, "key", k)) for k in path): leaf for path, leaf in flat}
+
+
+def _name(path: str) -> str:
+    """The name of a tensor in a flat or nested tree, such as `layer_0/attn/q_einsum/w`."""
+    name = _TOP.sub("", path)
+    for newer, ours in _NEWER.items():
+        name = name.replace(newer, ours)
+    return name
 
 
 def _nested(path: tuple[str, ...], leaf: Any) -> Any:

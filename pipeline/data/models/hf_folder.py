@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -16,7 +16,6 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from configs.base import nearest_hint
-from pipeline.data.models.flax_shapes import OCDBT, Shape, required_shapes, stored_shapes
 from pipeline.data.models.hf_config import (
     is_multimodal,
     read_model_shape,
@@ -26,7 +25,7 @@ from pipeline.data.models.hf_config import (
 )
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", OCDBT)
+FLAX_MARKS = ("_METADATA", "_CHECKPOINT_METADATA", "manifest.ocdbt")
 _TEXT_PREFIXES = {
     # The names of published files, and those of transformers 5.
     "language_model.model.": "model.",
@@ -236,15 +235,12 @@ def check_folder(folder: Path) -> list[str]:
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     checkpoint = flax_folder(folder)
     if checkpoint is None:
-        shape = read_model_shape(read_text_config(folder))
         tensors, skipped = text_tensors(folder)
         counts = {part: len(found) for part, found in skipped.items()}
-        shapes = {name: tensor.shape for name, tensor in tensors.items()}
-        _check_shapes(folder, shapes, tensor_shapes(shape))
+        _check_shapes(folder, tensors)
     else:
         if (folder / "config.json").exists():
-            shape, shapes = read_model_shape(read_text_config(folder)), stored_shapes(checkpoint)
-            _check_shapes(folder, shapes, required_shapes(shape, shapes))
+            read_text_config(folder)
         counts = _flax_parts(checkpoint)
     if not counts:
         return []
@@ -252,14 +248,12 @@ def check_folder(folder: Path) -> list[str]:
     return [f"{folder}: only the text model is used; {parts} are skipped"]
 
 
-def _check_shapes(
-    folder: Path, shapes: Mapping[str, Shape], required: Iterable[tuple[str, Shape]]
-) -> None:
+def _check_shapes(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
     """Compares the shapes of the tensors with those that the configuration requires."""
     odd = [
-        f"shape of {name}: {shapes[name]}, the configuration requires {shape}"
-        for name, shape in required
-        if name in shapes and shapes[name] != shape
+        f"shape of {name}: {tensors[name].shape}, the configuration requires {shape}"
+        for name, shape in tensor_shapes(read_model_shape(read_text_config(folder)))
+        if name in tensors and tensors[name].shape != shape
     ]
     if odd:
         more = f", and {len(odd) - 1} more differ" if odd[1:] else ""

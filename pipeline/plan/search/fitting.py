@@ -247,7 +247,7 @@ def planned_sizes(case: PlanCase) -> Sizes:
 
 
 def hardware_of(config: Config) -> str:
-    """A short hash of the settings of devices and sizes; see `configs.resume.HARDWARE_KEYS`."""
+    """A short hash of the settings of devices and sizes; see `configs.base.HARDWARE`."""
     return hardware_id(config.model_dump(mode="json"))
 
 

@@ -76,14 +76,6 @@ def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, t
     assert example.completion_tokens[-1] == tokenizer.eos_id
 
 
-def test_configured_columns_are_used(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"question": "a", "worked": "x"}]
-    (example,) = _load(
-        tmp_path, tokenizer, rows, sft={"completion_column": "worked"}
-    ).demonstrations
-    assert tokenizer.decode(example.completion_tokens) == "x"
-
-
 def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     rows = [
         WORKED,
@@ -152,19 +144,3 @@ def test_the_length_limit_applies_to_prompt_and_completion(tokenizer: Tokenizer,
         DataError, match=r"sft\.train: no demonstration is left: 0 rows .* 1 are longer"
     ):
         _load(tmp_path, tokenizer, [WORKED], rollout=lengths | {"max_new_tokens": 1})
-
-
-def test_a_completion_must_end_where_the_policy_stops(tokenizer: Tokenizer, tmp_path: Path):
-    message = r"completions end with <end_of_turn>, which is not in rollout\.stop_tokens"
-    with pytest.raises(DataError, match=message):
-        _load(tmp_path, tokenizer, [WORKED], rollout={"stop_tokens": ["<eos>"]})
-
-
-def test_a_changed_demonstration_changes_the_fingerprint(tokenizer: Tokenizer, tmp_path: Path):
-    def fingerprint(rows: list[Any]) -> str:
-        return load_data(_config(tmp_path, rows), tokenizer).fingerprints["sft"]
-
-    first = fingerprint([WORKED])
-    assert first == fingerprint([WORKED])
-    assert first != fingerprint([{**WORKED, "completion": "2"}])
-    assert first != fingerprint([{"question": "x", "completion": "y"}, WORKED])

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.data.inspection import (
     answer_lengths,
-    demonstration_lines,
     histogram,
     overlap_table,
     prompt_lines,
     repetitions,
-    token_lines,
 )
 from pipeline.data.splits import LoadedSplit
-from pipeline.types import Demonstration, Prompt
+from pipeline.types import Prompt
 from tests.samples import CharTokenizer
 
 
@@ -55,30 +51,6 @@ def test_a_histogram():
     ]
 
 
-@given(
-    st.lists(st.integers(1, 5000), min_size=1, max_size=200),
-    st.integers(1, 5000),
-    st.integers(20, 200),
-)
-def test_a_histogram_counts_everything_once_and_fits(lengths: list[int], limit: int, width: int):
-    title, *classes = histogram("x", lengths, limit=limit, width=width)
-    counts = [int(line.replace("#", "").split()[-1]) for line in classes]
-    assert sum(counts) == len(lengths)
-    assert len(classes) <= 11
-    assert max(len(line) for line in classes) <= max(width, 24)
-    above = sum(length > limit for length in lengths)
-    assert title.endswith(f"limit {limit}" + (f", {above} above it" if above else ""))
-
-
-@given(st.text(min_size=1, max_size=80), st.integers(20, 100))
-def test_tokens_are_shown_exactly(text: str, width: int):
-    tokens = np.array([ord(character) for character in text], np.int32)
-    lines = list(token_lines(tokens, tokenizer=Pieces(), width=width))
-    words = "".join(f"{line.removeprefix('    ')} " for line in lines)
-    assert words == "".join(f"{ord(c)}={repr(c)[1:-1]} " for c in text)
-    assert all(len(line) <= max(width, 24) for line in lines)
-
-
 def test_a_prompt_is_shown_with_its_row():
     (prompt,) = _split("ab\n").prompts
     prompt = replace(prompt, row={"question": "ab\n" + "x" * 90, "n": 3})
@@ -88,17 +60,6 @@ def test_a_prompt_is_shown_with_its_row():
         "  n: 3",
         "  prompt tokens:",
         "    2=\\x02 97=a 98=b 10=\\n",
-    ]
-
-
-def test_a_demonstration_is_shown_with_its_completion():
-    one = Demonstration(7, np.array([97], np.int32), np.array([98, 1], np.int32))
-    assert list(demonstration_lines(one, tokenizer=Pieces(), width=60)) == [
-        "sft, demonstration 7: 3 tokens",
-        "  prompt tokens:",
-        "    97=a",
-        "  completion tokens:",
-        "    98=b 1=\\x01",
     ]
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ import datasets
 import pytest
 
 from configs.schema import Config
-from pipeline.data.load import SplitSpec, load_data, load_split, setting_name
+from pipeline.data.load import SplitSpec, load_data, load_split
 from pipeline.data.rows import DataError, Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
@@ -110,20 +108,16 @@ def test_types_may_differ_between_rows(tokenizer: Tokenizer, tmp_path: Path):
     ]
     prompts = _load(_write(tmp_path / "a.jsonl", rows), tokenizer, prompt={"turn": "plain"}).prompts
     assert [(p.text, p.answer) for p in prompts] == [("12", "7"), ("x", "1.5"), ("True", "0")]
-    assert [p.row["extra"] for p in prompts] == ['"a"', '{"b": 1}', None]
+    assert [p.row["extra"] for p in prompts] == ["a", {"b": 1}, None]
 
 
 BROKEN: list[tuple[Any, str]] = [
     ('{"question": "q", "answer": ', "not JSON: Expecting value"),
-    ("[" * 100_000, "nested too deeply"),
     ('{"question": "q", "answer": %s}' % ("9" * 5000), "has an integer with too many digits"),
     (b'{"question": "\xff", "answer": "1"}', "not UTF-8"),
     ('["q", "1"]', "a list, not an object with columns"),
     ({"question": "q"}, "column 'answer' is missing"),
-    ({"question": None, "answer": "1"}, "column 'question' is null"),
-    ({"question": "q", "answer": " "}, "column 'answer' is empty"),
     ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
-    ('{"question": "q", "answer": NaN}', "column 'answer' is nan, not a number"),
     ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
     (
         {"question": "a<end_of_turn>b", "answer": "1"},
@@ -144,15 +138,6 @@ def test_a_malformed_row_is_reported_with_its_number(
     with pytest.raises(DataError, match=r"data\.train: 1 row is malformed") as raised:
         _load(path, tokenizer)
     assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
-
-
-def test_blank_lines_byte_order_marks_and_windows_line_endings_are_ignored(
-    tokenizer: Tokenizer, tmp_path: Path
-):
-    good = json.dumps(GOOD).encode()
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + good + b"\r\n\r\n   \n" + good)
-    assert [p.id for p in _load(str(path), tokenizer).prompts] == [1, 4]
 
 
 def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path: Path):
@@ -408,30 +393,6 @@ def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, t
     ]
 
 
-def test_a_source_changes_its_own_fingerprint_only(tokenizer: Tokenizer, tmp_path: Path):
-    before = load_data(_mixture(tmp_path), tokenizer).fingerprints
-    after = load_data(_mixture(tmp_path, more="klx"), tokenizer).fingerprints
-    assert {name for name in before if before[name] != after[name]} == {"mixture.more"}
-
-
-def test_sources_are_reported_by_their_settings():
-    names = ("train", "mixture.more", "validation", "test", "sets.other", "sft")
-    assert [setting_name(name) for name in names] == [
-        "data.train",
-        "data.mixture (more)",
-        "data.validation",
-        "data.test",
-        "eval.sets (other)",
-        "sft.train",
-    ]
-
-
-def test_without_a_mixture_prompts_have_no_source(tokenizer: Tokenizer, tmp_path: Path):
-    data = load_data(_splits(tmp_path, train="ab", test="c"), tokenizer)
-    assert {prompt.source for prompt in (*data.train.prompts, *data.test.prompts)} == {None}
-    assert data.weights == {"train": 1.0}
-
-
 def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):
     with pytest.raises(DataError) as raised:
         load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
@@ -455,29 +416,3 @@ def test_skipped_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
         "  row 2: not JSON: Expecting value: line 1 column 1 (char 0)",
         "test: 1 prompts",
     )
-
-
-def test_reading_a_dataset_loads_neither_jax_nor_ray(tmp_path: Path):
-    write_tokenizer(tmp_path)
-    path = _write(tmp_path / "a.jsonl", [GOOD])
-    code = f"""
-import sys
-from configs.schema import Source
-from pipeline.data.load import load_data
-from pipeline.data.sources import Columns, read_rows
-from pathlib import Path
-from pipeline.data.text.tokenizer_files import read_tokenizer
-assert "datasets" not in sys.modules
-read_tokenizer(Path({str(tmp_path)!r}))
-rows, *_ = read_rows(
-    Source(path={path!r}),
-    columns=Columns(("question",)),
-    where="data.train",
-    policy="refuse",
-    make=lambda row: row,
-)
-assert len(rows) == 1
-print([name for name in ("jax", "ray", "flax", "torch", "tensorflow") if name in sys.modules])
-"""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "[]"

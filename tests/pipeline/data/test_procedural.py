@@ -56,11 +56,6 @@ def test_rows_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch) ->
     assert found[0] == found[1]
 
 
-def test_an_item_with_many_right_answers_has_none() -> None:
-    (row,) = generate_rows("rubiks_cube", size=1, seed=1, settings={})
-    assert set(row) == {"question", "entry"}
-
-
 def test_splits_share_no_item(tmp_path: Path) -> None:
     tokenizer = read_tokenizer(write_tokenizer(tmp_path))
     loaded = load_data(
@@ -81,20 +76,6 @@ def test_splits_share_no_item(tmp_path: Path) -> None:
     prompt = loaded.train.prompts[0]
     assert prompt.row["answer"] == prompt.answer
     assert "State the final answer" in prompt.text
-
-
-def test_neighbouring_seeds_have_different_items() -> None:
-    # reasoning-gym's own seeds n and n + 1 share all items but one.
-    ones, twos = (
-        {row["question"] for row in generate_rows("chain_sum", size=200, seed=n, settings={})}
-        for n in (1, 2)
-    )
-    assert len(ones & twos) < 20
-
-
-def test_equal_seeds_leave_no_training_prompt(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.train: a later split contains all 5 prompts"):
-        load_data(config(source(seed=1), source(seed=1)), read_tokenizer(write_tokenizer(tmp_path)))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from configs.load import load_config, presets
@@ -9,7 +10,7 @@ from configs.schema import Config
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.cost_model.hardware import topology_of
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.search.fitting import PlanCase
+from pipeline.plan.search.fitting import PlacementChoice, PlanCase, choose_placement
 
 PROJECT = Path(__file__).parents[3]
 KNOWN = [name for name in presets() if not name.endswith("gemma3_270m_cpu.toml")]
@@ -61,3 +62,9 @@ def case(config: Config, topology: str | None = None) -> PlanCase:
     return PlanCase(
         config, shape_of(config), topology_of(config, topology), Lengths.expected(config)
     )
+
+
+@cache
+def choice(model: str, *overrides: tuple[str, str], topology: str | None = None) -> PlacementChoice:
+    """What the planner chooses for a preset; planned once for all tests of a process."""
+    return choose_placement(case(preset(model, *overrides), topology))

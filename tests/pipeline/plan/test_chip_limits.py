@@ -11,9 +11,6 @@ import pytest
 from configs.load import load_config
 from pipeline.plan.chip_limits import ChipLimits, load_limits, save_limits
 from pipeline.plan.cost_model.hardware import TOPOLOGIES, chip_speeds, topology_of
-from pipeline.plan.forecast import forecast
-from pipeline.plan.plan_lines import lines
-from pipeline.plan.plan_report import PlanReport, plan_figures
 from pipeline.plan.search.fitting import choose_placement
 from pipeline.run.cache_folder import cache_folder
 from pipeline.run.meter import Hardware
@@ -25,11 +22,6 @@ MEASURED = ChipLimits(700e9, 150e12, 300e12, "2026-11-25T12:00:00+00:00")
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path))
-
-
-def test_nothing_was_measured_on_a_new_host():
-    assert load_limits("TPU v5e") is None
-    assert topology_of(preset("gemma3_1b"), None).chip == TOPOLOGIES["v5e-8"].chip
 
 
 def test_speeds_are_kept_by_host_and_kind_of_chip(monkeypatch: pytest.MonkeyPatch):
@@ -62,22 +54,6 @@ def test_plans_use_measured_speeds():
     after = choose_placement(case(config)).chosen.step.total
     assert 1.05 * before.low < after.low < 1.4 * before.low
     assert 1.05 * before.expected < after.expected < 1.4 * before.expected
-
-
-def test_the_plan_names_the_speeds_that_it_uses():
-    def shown() -> list[str]:
-        planned = case(preset("gemma3_1b", *FREE))
-        choice = choose_placement(planned)
-        report = PlanReport(planned, choice, forecast(planned, choice.chosen))
-        return list(lines(plan_figures(report)))[:3]
-
-    assert shown()[1].endswith("nothing is measured")
-    save_limits("TPU v5e", MEASURED)
-    assert not shown()[1].endswith("nothing is measured")
-    assert shown()[2] == (
-        f"speeds of a chip as measured on this host at {MEASURED.measured}: 700 GB/s, 150 TFLOP/s, "
-        "in 8 bits 300 TOP/s; published: 819 GB/s, 197 TFLOP/s, in 8 bits 393 TOP/s"
-    )
 
 
 def test_a_run_journals_the_speeds():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from configs.load import load_config
 from pipeline.data.models.find_shape import shape_of
 from pipeline.data.models.hf_config import read_model_shape
 from pipeline.plan import compiler
-from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs, uncached
-from pipeline.plan.cost_model.programs import depends_on, programs_of
+from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs
+from pipeline.plan.cost_model.programs import programs_of
 from pipeline.plan.topology import HBM_GIB
 from tests import tiny
 
@@ -113,7 +112,7 @@ def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
 IRRELEVANT = {
     *(f"pipeline/{name}.py" for name in ("clock", "protocols", "types")),
     *("pipeline/compute/builds.py", "pipeline/plan/sizes.py", "pipeline/data/order.py"),
-    *(f"pipeline/data/models/{name}.py" for name in ("flax_shapes", "hf_folder", "model_source")),
+    *(f"pipeline/data/models/{name}.py" for name in ("hf_folder", "model_source")),
     *(f"pipeline/data/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
     "rewards/base.py",
 }
@@ -144,12 +143,6 @@ def imported(top, path):
             for name in (f"{module.replace('.', '/')}.py" for module in modules):
                 if (top / name).is_file():
                     yield name
-
-
-def test_the_key_is_json_and_names_the_program():
-    about = depends_on(preset(), SHAPE, "segment 64")
-    assert json.loads(json.dumps(about)) == about
-    assert about["program"] == "segment 64"
 
 
 def test_programs_of_a_run():
@@ -198,7 +191,6 @@ def asked(monkeypatch):
 
 def test_cached_reports_are_not_compiled_again(asked):
     first = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
-    assert uncached(preset(), SHAPE, ["segment 64", "score 8"]) == ["score 8"]
     again = compile_programs(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
     assert list(again) == ["segment 64", "score 8", "apply"]
@@ -206,22 +198,6 @@ def test_cached_reports_are_not_compiled_again(asked):
     assert again["apply"].cached
     assert not again["score 8"].cached
     assert again["apply"].hbm_bytes == 3 * GIB
-
-
-def test_a_report_that_does_not_parse_is_compiled_again(asked, tmp_path):
-    compile_programs(preset(), SHAPE, ["apply"])
-    (kept,) = (tmp_path / "cache/plans").iterdir()
-    kept.write_text("{")
-    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
-    assert asked == ["apply", "apply"]
-
-
-def test_an_unwritable_folder_caches_nothing(asked, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "file"))
-    found = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
-    assert asked == list(found) == ["apply", "segment 64"]
-    assert not compile_programs(preset(), SHAPE, ["apply"])["apply"].cached
 
 
 @pytest.mark.slow

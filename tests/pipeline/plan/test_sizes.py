@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,16 +69,6 @@ def test_a_known_share_of_memory_skips_sizes_that_are_too_large():
         assert found.slots == slots, share
     assert smaller(given_, sizes, "generate", share=0.0) is None
     assert smaller(given_, sizes, "update", share=-0.1) is None
-
-
-def test_an_adapter_that_does_not_fit_the_sampler_reduces_slots() -> None:
-    given_ = config(slots=4)
-    assert smaller(given_, Sizes.of(given_), "sync") == replace(Sizes.of(given_), slots=3)
-
-
-def test_loading_the_base_has_no_smaller_sizes() -> None:
-    given_ = config(slots=4)
-    assert smaller(given_, Sizes.of(given_), "load") is None
 
 
 @given(slots=st.integers(1, 200), shards=st.integers(1, 8), rows=st.integers(1, 64))

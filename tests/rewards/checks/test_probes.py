@@ -85,12 +85,6 @@ def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
     }
 
 
-def test_the_same_rows_give_the_same_probes():
-    rows = [row("4"), row("7", number=2)]
-    assert make_probes(rows) == make_probes(rows)
-    assert make_probes(rows) != make_probes(rows, seed=1)
-
-
 def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
     """A trial with real processes."""
     part = RewardFunction(name="part", function=function)

@@ -1,4 +1,4 @@
-"""Forty bad rewards in real reward processes: each costs only itself, under the right name.
+"""Bad rewards in real reward processes: each costs only itself, under the right name.
 
 Each function scores `bad` badly and every other text by its length.
 """
@@ -27,23 +27,16 @@ TIMEOUT_S = 1.0
 BAD = {
     # name: (body where the text is "bad", cause, part of the message or of the log)
     "loop": ("while True: pass", "timed_out", "in loop"),
-    "sleep": ("time.sleep(1000)", "timed_out", "in sleep"),
     "regex": ("re.match(r'(a+)+$', 'a' * 60 + 'b')", "timed_out", "in regex"),
-    "deadlock": ("lock = threading.Lock(); lock.acquire(); lock.acquire()", "timed_out", "in dead"),
-    "reads_input": ("sys.stdin.readline(); time.sleep(1000)", "timed_out", "in reads_input"),
     "prints_for_ever": ("while True: print('x' * 1000)", "timed_out", "further output"),
-    "sum_of_a_lot": ("return sum(range(10**12))", "timed_out", "in sum_of_a_lot"),
     "ignores_signals": (
         "[signal.signal(n, signal.SIG_IGN) for n in (2, 10, 15)]; time.sleep(1000)",
         "timed_out",
         "took longer",
     ),
     "exits_at_once": ("os._exit(3)", "died", "ended with status 3"),
-    "exits_well": ("os._exit(0)", "died", "ended with status 0"),
     "segfault": ("ctypes.string_at(0)", "died", "SIGSEGV"),
-    "abort": ("os.abort()", "died", "SIGABRT"),
     "kills_itself": ("os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
-    "terminates_itself": ("os.kill(os.getpid(), signal.SIGTERM)", "died", "SIGTERM"),
     "kills_its_group": ("os.killpg(0, signal.SIGKILL)", "died", "SIGKILL"),
     "closes_all": ("os.closerange(0, 256); time.sleep(1000)", "died", "closed the connection"),
     "writes_garbage": (
@@ -51,16 +44,8 @@ BAD = {
         "died",
         "wrote something else",
     ),
-    "burns_threads": (
-        "[threading.Thread(target=spin, daemon=True).start() for _ in range(4)]; spin()",
-        "timed_out",
-        "in burns_threads",
-    ),
     "raises": ("raise KeyError('x')", "raised", "raised KeyError: 'x' (bad_rewards.py:"),
-    "stops_iteration": ("raise StopIteration", "raised", "raised StopIteration"),
-    "interrupts": ("raise KeyboardInterrupt", "raised", "raised KeyboardInterrupt"),
     "leaves": ("sys.exit(1)", "raised", "raised SystemExit: 1"),
-    "generator_exit": ("raise GeneratorExit", "raised", "raised GeneratorExit"),
     "recursion": ("return recursion(completion, tools=tools)", "raised", "raised RecursionError"),
     "memory": ("return float(len(bytearray(20 * 2**30)))", "raised", "raised MemoryError"),
     "big_file": (
@@ -69,26 +54,16 @@ BAD = {
         "File too large",
     ),
     "unprintable": ("raise Silent", "raised", "raised Silent, whose text cannot be shown"),
-    "late_import": ("import no_such_module", "raised", "raised ModuleNotFoundError"),
-    "assertion": ("assert False, 'wrong'", "raised", "raised AssertionError: wrong"),
     "nan": ("return float('nan')", "not_finite", "returned nan"),
-    "infinity": ("return float('inf')", "not_finite", "returned inf"),
-    "named_nan": ("return {'a': float('nan')}", "not_finite", "returned nan as 'a'"),
     "text": ("return '1.0'", "invalid", "returned a str, not a number"),
-    "list": ("return [1.0]", "invalid", "returned a list, not a number"),
-    "complex": ("return 1j", "invalid", "returned a complex, not a number"),
-    "huge": ("return 10**400", "invalid", "cannot be converted to float"),
-    "empty": ("return {}", "invalid", "returned an empty mapping"),
     "coroutine": ("return asyncio.sleep(0)", "invalid", "returned a coroutine, not a number"),
     # These are scored, and cost nothing.
     "none": ("return None", "", ""),
     "forks": ("if os.fork() == 0: os.setsid(); time.sleep(1000)", "", ""),
-    "starts_a_process": ("subprocess.Popen(['sleep', '1000'], start_new_session=True)", "", ""),
     "leaves_threads": ("threading.Thread(target=time.sleep, args=[1000]).start()", "", ""),
     "prints": ("print('seen', completion)", "", "seen bad"),
     "changes_its_columns": ("tools.clear()", "", ""),
 }
-FREE = [name for name, (_, cause, _) in BAD.items() if not cause]
 HEAD = """
 import asyncio, ctypes, os, re, signal, socket, stat, subprocess, sys, threading, time
 
@@ -353,12 +328,6 @@ def test_all_functions_that_cannot_be_used_are_reported(file: Path):
     assert "objects of the class cannot be called" in silent
 
 
-def test_what_a_function_needs_is_reported(file: Path):
-    (facts,) = check(Rewards(functions=(function(file, "loop"),)))
-    assert (facts.name, facts.kind, facts.columns) == ("loop", "sample", ("tools",))
-    assert not facts.needs_answer
-
-
 def test_concurrency_is_refused_for_a_function_that_is_not_async(file: Path):
     part = function(file, "loop", concurrency=4)
     with pytest.raises(ValueError, match=r"concurrency has no effect: .* set workers instead"):
@@ -391,32 +360,6 @@ def test_code_that_changes_during_a_run_is_not_used(calls: Path, tmp_path: Path)
         assert "its file has changed since the run was started" in outcome.error.message
 
 
-def test_abandoned_inputs_are_not_scored(calls: Path, tmp_path: Path):
-    async def run() -> list[dict[str, Outcome]]:
-        part = function(calls, "waits", concurrency=1)
-        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
-        await host.start()
-        try:
-            running = asyncio.create_task(host.score(inputs("hang")))
-            waiting = asyncio.create_task(host.score(inputs("b", "c")))
-            while not calls.with_suffix("").exists():  # noqa: ASYNC110 - written by the process
-                await asyncio.sleep(0.01)
-            for task in (running, waiting):
-                task.cancel()
-            await asyncio.gather(running, waiting, return_exceptions=True)
-            # The process is killed: the call that nobody waits for is not repeated.
-            (process,) = host._parts[0]._processes
-            assert process is not None
-            assert process._process is not None
-            process._process.kill()
-            return await host.score(inputs("dd"))
-        finally:
-            await host.close()
-
-    assert asyncio.run(run()) == [{"waits": Outcome(1.0)}]
-    assert noted(calls) == ["hang", "dd"]
-
-
 @pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
     calls: Path, loop: Callable[[], asyncio.AbstractEventLoop]
@@ -440,9 +383,3 @@ def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
     with asyncio.Runner(loop_factory=loop) as runner:  # Ray's actors have uvloop's
         scored = runner.run(work())
     assert [row["sample"] for row in scored] == [Outcome(1.0), Outcome(2.0)]
-
-
-def test_a_log_that_cannot_be_written_costs_nothing(file: Path, tmp_path: Path):
-    scored = score([function(file, "prints")], "bad", log=tmp_path / "missing" / "log")
-    assert scored.outcomes == [{"prints": Outcome(3.0)}]
-    assert scored.log == ""

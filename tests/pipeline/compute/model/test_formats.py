@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import traverse_util
-from orbax import checkpoint as ocp
 from safetensors.numpy import load_file
 from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
@@ -28,7 +27,6 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
 from pipeline.data.models.find_shape import PUBLISHED
-from pipeline.data.models.flax_shapes import required_shapes, stored_shapes
 from pipeline.data.models.hf_config import read_model_shape
 from pipeline.data.models.hf_folder import check_folder
 from tests.pipeline.compute.model import formats
@@ -137,25 +135,6 @@ def test_a_flax_checkpoint_gives_the_same_model(tmp_path: Path, name: str, turne
     expected = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
     assert weights.read_architecture(folder, dtype=jnp.dtype("float32")) == expected
     assert_same(read(folder, name), golden(name))
-
-
-@pytest.mark.parametrize("ocdbt", [True, False])
-@pytest.mark.parametrize(("name", "turned"), [("gemma3", True), ("gemma2", False)])
-def test_shapes_are_read_without_jax_as_orbax_reads_them(
-    tmp_path: Path, name: str, turned: bool, ocdbt: bool
-):
-    text = weights.read_text_config(formats.GOLDEN / name)
-    tensors = load_file(formats.GOLDEN / name / formats.SINGLE)
-    tree = formats.flax_tree(tensors, text, turned=turned)
-    if ocdbt:
-        formats.save_flax(tree, tmp_path / name)
-    else:
-        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=False)) as checkpointer:
-            checkpointer.save(tmp_path / name, args=ocp.args.PyTreeSave(tree))
-    assert (tmp_path / name / "manifest.ocdbt").is_file() == ocdbt
-    stored = stored_shapes(tmp_path / name)
-    assert stored == flax_checkpoint.FlaxCheckpoint(tmp_path / name).shapes
-    assert stored == dict(required_shapes(read_model_shape(text), stored))
 
 
 def test_nested_trees_and_vision_tensors_are_supported(tmp_path: Path):

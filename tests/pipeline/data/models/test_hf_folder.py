@@ -40,13 +40,6 @@ def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes, what: str):
         read_config(tmp_path)
 
 
-def test_a_single_file_of_weights(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match=rf"{tmp_path} lacks model\.safetensors"):
-        weight_files(tmp_path)
-    (tmp_path / SINGLE).touch()
-    assert weight_files(tmp_path) == [tmp_path / SINGLE]
-
-
 def test_all_files_of_the_index_are_needed(tmp_path: Path):
     (tmp_path / SINGLE).touch()
     shards = {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,9 +20,9 @@ from pipeline.data.models.find_shape import PUBLISHED, hf_config_of, shape_of, u
 from pipeline.data.models.hf_config import read_model_shape
 from tests import tiny
 
-CONFIGS = Path(__file__).parents[2] / "slow/configs"
-PRESETS = Path(__file__).parents[3] / "configs"
-GOLDEN = Path(__file__).parents[2] / "golden"
+CONFIGS = Path(__file__).parents[3] / "slow/configs"
+PRESETS = Path(__file__).parents[4] / "configs"
+GOLDEN = Path(__file__).parents[3] / "golden"
 
 
 def hf(name):
@@ -86,11 +84,6 @@ def test_the_adapter_by_hand():
     assert shape.adapter_parameters(Lora(rank=8, targets="attention")) == 26 * 8 * attention
     one = Lora(rank=4, targets=r"layers/3/attn/q_einsum")
     assert shape.adapter_parameters(one) == 4 * query
-
-
-def test_targets_that_match_nothing_are_refused():
-    with pytest.raises(ValueError, match="there are layers/0/attn/q"):
-        read_model_shape(hf("gemma3_1b")).adapter_parameters(Lora(targets="nothing"))
 
 
 @pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_1b", "gemma3_4b", "gemma2_2b"])
@@ -161,12 +154,6 @@ def test_base_bytes_of_a_device_equal_its_shard(fsdp, tp, changes):
     assert read_model_shape(config).base_bytes("bfloat16", fsdp=fsdp, tp=tp, data=2) == held
 
 
-@pytest.mark.parametrize("name", ["e2b", "e4b"])
-def test_presets_of_gemma4(name):
-    config = load_config(PRESETS / f"gemma4_{name}_gsm8k_v5e8.toml")
-    assert shape_of(config) == read_model_shape(PUBLISHED[f"gemma-4-{name}"])
-
-
 @pytest.mark.parametrize(
     ("name", "published_gb"), [("gemma3_4b", 8.60), ("gemma4_e2b", 10.2), ("gemma4_e4b", 16.0)]
 )
@@ -185,21 +172,3 @@ def test_unused_bytes_of_a_folder_are_those_of_the_other_tensors(name):
     found = unused_bytes(config)
     assert whole == 4 * shape_of(config).parameters + found
     assert (found > 0) == (name in {"gemma3_vision", "gemma4_multimodal"})
-
-
-def test_unused_bytes_of_a_folder_without_weights_are_unknown(tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(tiny.hf_config()))
-    assert unused_bytes(with_path(str(tmp_path))) == 0
-    assert unused_bytes(with_path("hf://google/gemma-3-1b-it")) == 0
-
-
-@pytest.mark.parametrize("name", ["gemma3_270m", "gemma3_4b", "gemma2_2b"])
-def test_the_configuration_round_trips(name):
-    shape = read_model_shape(hf(name))
-    assert read_model_shape(hf_config_of(shape)) == shape
-
-
-def test_it_imports_no_jax():
-    code = "import sys, pipeline.data.models.model_shape; sys.exit('jax' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[3], check=False)
-    assert done.returncode == 0

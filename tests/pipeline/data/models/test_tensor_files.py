@@ -9,8 +9,6 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from pipeline.data.models.hf_folder import SINGLE, stored_tensors
@@ -62,20 +60,6 @@ def test_stored_tensors_of_any_type_are_copied(tmp_path: Path):
     for name, value in stored.items():
         assert found[name].dtype == value.dtype
         np.testing.assert_array_equal(found[name], value)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.integers(1, 400))
-def test_no_file_is_larger_than_it_may_be(sizes: list[int], shard_bytes: int):
-    specs = [TensorSpec(str(n), (size,), "float32") for n, size in enumerate(sizes)]
-    shards = plan_shards(specs, shard_bytes=shard_bytes)
-    assert [spec for shard in shards for spec in shard] == specs
-    for number, shard in enumerate(shards):
-        size = sum(spec.num_bytes for spec in shard)
-        assert size <= shard_bytes or len(shard) == 1
-        if number:
-            # No tensor of a file would have fitted into the previous one.
-            before = sum(spec.num_bytes for spec in shards[number - 1])
-            assert before + shard[0].num_bytes > shard_bytes
 
 
 def test_each_tensor_is_written_before_the_next_is_requested(tmp_path: Path):

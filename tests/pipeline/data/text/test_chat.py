@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.schema import Prompt, Shot
 from pipeline.data.text.chat import (
@@ -108,8 +106,8 @@ def test_plain_is_the_text_alone():
     assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"
 
 
-@given(text=st.text())
-def test_braces_in_data_and_system_are_literal(text: str):
+def test_braces_in_data_and_system_are_literal():
+    text = "{question} {} {{"
     prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
     assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
 
@@ -358,8 +356,3 @@ def test_missing_columns_get_different_suggestions(
         for column, near in zip(columns, nearest, strict=True)
         if near is not None
     ]
-
-
-def test_a_missing_column_may_have_no_suggestion() -> None:
-    with pytest.raises(ValueError, match=r"^f has no column 'b'; its columns: \['a'\]$"):
-        check_columns(("a", "b"), present=("a",), where="f")

@@ -52,15 +52,6 @@ def test_the_prefix_is_appended_without_changing_the_prompts_tokens(
     assert tokenizer.decode(found.tokens).endswith(prefix)
 
 
-def test_the_prefix_is_tokenized_separately(tokenizer: Tokenizer):
-    # Encoded together, the two give other tokens.
-    whole = tokenizer.encode("tom has 1 apples.<reasoning>").tolist()
-    assert tokenizer.encode("tom has 1 apples.<reason").tolist() != whole[:-1]
-    apart = made(tokenizer, turn="plain", template="{question}<reason", answer_prefix="ing>")
-    assert apart.tokens[1:].tolist() != whole
-    assert tokenizer.decode(apart.tokens) == "tom has 1 apples.<reasoning>"
-
-
 def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
     maker = PromptMaker(Prompt(answer_prefix="<reasoning>"), tokenizer)
     request = RolloutRequest(RolloutName("train", 0, 1, 0), made(tokenizer).tokens)

@@ -42,12 +42,6 @@ def test_lengths_have_the_mean_and_stay_below_the_cap(count: int, share: float, 
     assert mean(found) == pytest.approx(share * cap, abs=1.5 + cap / count)
 
 
-def test_lengths_are_shuffled() -> None:
-    found = completion_lengths(512, mean=250, cap=700)
-    first, second = found[:256], found[256:]
-    assert mean(first) == pytest.approx(mean(second), rel=0.1)
-
-
 @pytest.mark.parametrize(
     ("lengths", "sizes", "segments"),
     [
@@ -76,16 +70,6 @@ def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> N
     longest = max(-(-length // steps) for length in lengths)
     assert found[slots] * slots >= needed
     assert max(longest, -(-needed // slots)) <= found[slots] <= needed
-
-
-def test_more_slots_take_fewer_segments_and_waste_more() -> None:
-    lengths = completion_lengths(256, mean=250, cap=700)
-    spent = [
-        decode_schedule(lengths, sizes=(n,), segment_steps=32).segments[n] for n in (8, 16, 32, 64)
-    ]
-    assert spent == sorted(spent, reverse=True)
-    wasted = [n * segments for n, segments in zip((8, 16, 32, 64), spent, strict=True)]
-    assert wasted == sorted(wasted)
 
 
 @pytest.mark.parametrize(
@@ -125,8 +109,7 @@ def test_a_cut_off_ends_a_schedule(
     assert found.left == left
 
 
-@pytest.mark.parametrize(("count", "shards"), [(1, 1), (16, 2), (200, 4)])
-@pytest.mark.parametrize("slots", [1, 8])
+@pytest.mark.parametrize(("count", "shards", "slots"), [(16, 2, 8), (200, 4, 1)])
 def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))
     found = mean_work(

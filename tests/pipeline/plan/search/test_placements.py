@@ -64,27 +64,6 @@ def test_the_configured_placement_comes_first_if_it_fits() -> None:
     assert on_four[0].name == "colocated, base on every device"
 
 
-@pytest.mark.parametrize("topology", ["v5e-1", "v5e-4", "v5p-8", "v5e-16", "v6e-256", "gpu-80x2"])
-def test_a_replicated_base_is_compared_on_any_number_of_devices(topology: str) -> None:
-    config, chips = preset("gemma3_1b"), TOPOLOGIES[topology].chips
-    found = placement_candidates(config, shape_of(config), TOPOLOGIES[topology])
-    places = [one.config.plan for one in found if not one.configured]
-    whole = [plan for plan in places if plan.placement == "colocated" and plan.fsdp * plan.tp == 1]
-    host = TOPOLOGIES[topology].chips_per_host
-    own = {8} & {one.config.plan.learner_devices for one in found if one.configured}
-    assert {plan.learner_devices for plan in whole} == {chips, host} - own
-
-
-def test_using_some_chips_differs_from_using_all() -> None:
-    four = (("plan.learner_devices", "4"), ("plan.micro_batch_tokens", "8192"))
-    found = names("gemma3_1b", "v5e-8", *four)
-    assert found[:2] == [
-        "colocated on 4 of 8, base on every device",
-        "colocated, base on every device",
-    ]
-    assert len(found) == len(set(found))
-
-
 def test_sizes_per_device_are_kept() -> None:
     config = preset("gemma3_1b")  # 512 slots and 16,384 tokens on 8
     for topology, split in (("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")):
@@ -101,22 +80,6 @@ def test_sizes_per_device_are_kept() -> None:
     halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
     one = placement_candidates(halves, shape_of(halves), TOPOLOGIES["v5e-1"])[0].config.plan
     assert one.micro_batch_tokens == 2048  # rows cannot be halved
-
-
-def test_tp_is_at_most_the_number_of_heads() -> None:
-    assert "colocated, tp 4" in names("gemma3_1b", "v5e-4")  # 4 heads
-    assert "colocated, fsdp 2, tp 2" in names("gemma3_1b", "v5e-4")
-    assert not any("tp 8" in name for name in names("gemma2_2b", "v5e-8"))
-
-
-def test_only_batches_are_sharded_across_hosts() -> None:
-    config = preset("gemma3_4b")
-    found = placement_candidates(config, shape_of(config), TOPOLOGIES["v5e-64"])
-    whole = [one.config.plan for one in found if one.config.plan.placement == "colocated"]
-    assert {plan.learner_devices for plan in whole} == {8, 64}
-    parts = {one.config.plan.fsdp * one.config.plan.tp for one in found}
-    assert max(parts) == 8
-    assert min(parts) == 1  # the whole base on each chip
 
 
 def test_virtual_cpu_devices_share_the_same_cores() -> None:
