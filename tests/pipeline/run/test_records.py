@@ -223,26 +223,6 @@ def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[st
     ]
 
 
-def test_changed_rewards_are_shown_and_marked_at_the_next_step(
-    records: Records, capsys: pytest.CaptureFixture[str]
-):
-    records.rewards_changed(3, [])
-    records.rewards_changed(3, [("rewards.functions.style.weight", 1.0, 2.0)])
-    assert capsys.readouterr().out.splitlines() == [
-        "the rewards have changed after step 3:",
-        "  rewards.functions.style.weight: was 1.0, now 2.0",
-    ]
-    assert isinstance(records.tracker, FakeTracker)
-    assert records.tracker.logged == [(4, {"reward/changed": 1.0})]
-    # A later process sends it again with the metrics of that step.
-    records.folder.journal("rewards_changed", after_step=3, changes=[])
-    assert records.logged(until=3) == []
-    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 4}]
-    # After a rollback the steps from 2 on have the new rewards.
-    records.folder.journal("resumed", step=1)
-    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 2}]
-
-
 def test_an_alarm_is_the_last_one_until_another_and_after_a_resume(records: Records):
     def facts() -> list[LastAlarm | None]:
         return [records.console.status.last_alarm, records.last_alarm]
