@@ -106,7 +106,7 @@ PLANTS: Mapping[str, Plant] = {
         },
         reward="zeros",
     ),
-    "length_hack": Plant(_alarm_after("length_correlation"), reward="long"),
+    "length_correlation": Plant(_alarm_after("length_correlation"), reward="long"),
     "disagreement": Plant(
         {
             "plan.rollout_weights": "int8",

@@ -6,7 +6,7 @@ judged again. The other problems show over many steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Literal
@@ -45,20 +45,6 @@ SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
 _NO_GRADIENT = 1e-10
 
-_TITLES: Mapping[str, tuple[str, str]] = {
-    "length_correlation": ("length_hack", "The reward measures little but the length."),
-    "entropy_collapse": (
-        "entropy_collapse",
-        "The entropy has collapsed: the policy no longer explores.",
-    ),
-    "truncation": ("truncation", "Many completions are cut off at the token limit."),
-    "length_explosion": ("length_explosion", "Completions become much longer."),
-    "disagreement": (
-        "disagreement",
-        "Sampler and learner disagree: the policy that is sampled is not the one that learns.",
-    ),
-}
-"""Kind and sentence of alarms whose finding is about more than the rule's own fact."""
 _ADVICE = {rule.name: rule.advice for rule in RULES}
 
 
@@ -176,22 +162,10 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
             "warning",
             "The rewards are slow: the devices wait for them.",
             f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
-            f"{waited:.1f} s in {run.steps} steps" + _slowest_part(run),
+            f"{waited:.1f} s in {run.steps} steps",
             "raise rewards.workers or the part's `workers`, make the function async, or let it do "
             "less; python -m launch.reward shows its time",
         )
-
-
-def _slowest_part(run: RunRecords) -> str:
-    """Which part's processes score the longest; "" if it is not known."""
-    totals = {
-        part: sum(seconds for _, seconds in run.values(f"time/scoring/{part}_s"))
-        for part in run.parts
-    }
-    part = max(totals, key=lambda name: totals[name], default="")
-    if not totals.get(part):
-        return ""
-    return f"; part {part!r} takes the longest, {totals[part]:.1f} s"
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:
@@ -227,7 +201,7 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
     for rule, alarms in by_rule.items():
         last, steps = alarms[-1], ", ".join(str(entry["step"]) for entry in alarms)
         fact = last["fact"]
-        kind, sentence = _TITLES.get(rule, (rule, f"{fact[:1].upper()}{fact[1:]}."))
+        sentence = f"{fact[:1].upper()}{fact[1:]}."
         raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
         level: Level = "bad" if last.get("action") == "stop" else "warning"
-        yield Finding(kind, level, sentence, f"{raised}: {fact}", _ADVICE[rule])
+        yield Finding(rule, level, sentence, f"{raised}: {fact}", _ADVICE[rule])

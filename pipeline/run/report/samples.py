@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.run.record_files import DamagedFileError
 from pipeline.run.report.run_records import RunRecords
 
 MOST_TEXT = 1_500
@@ -54,12 +53,10 @@ class Table:
     Attributes:
         columns: the steps.
         rows: may be empty.
-        problems: files that could not be read.
     """
 
     columns: Sequence[str]
     rows: Sequence[Row]
-    problems: Sequence[str] = ()
 
 
 def rollout_table(run: RunRecords) -> Table:
@@ -69,13 +66,12 @@ def rollout_table(run: RunRecords) -> Table:
     median and the worst rollout of each step.
     """
     steps = _spread(run.rollout_steps())
-    problems, by_step = list[str](), list[list[Record]]()
-    for step in steps:
-        records, problem = _read(run, f"step_{step:06d}")
-        by_step.append([one for one in records if one.get("reward") is not None])
-        problems += problem
+    by_step = [
+        [one for one in run.rollouts(f"step_{step:06d}") if one.get("reward") is not None]
+        for step in steps
+    ]
     rows = _same_prompts(by_step) or _ranked(by_step)
-    return Table([f"step {step}" for step in steps], rows, problems)
+    return Table([f"step {step}" for step in steps], rows)
 
 
 def answer_table(run: RunRecords) -> Table:
@@ -85,15 +81,14 @@ def answer_table(run: RunRecords) -> Table:
     """
     evaluated = _spread(run.evaluations("validation"))
     columns = [f"validation after step {one['step']}" for one in evaluated]
-    problems, answers = list[str](), list[dict[tuple[int, int], Record]]()
-    for one in evaluated:
-        records, problem = _read(run, one["file"])
-        answers.append({(row["prompt_id"], row["sample"]): row for row in records})
-        problems += problem
+    answers = [
+        {(row["prompt_id"], row["sample"]): row for row in run.rollouts(one["file"])}
+        for one in evaluated
+    ]
     if len(evaluated) < 2 or not all(answers):
-        return Table(columns, [], problems)
+        return Table(columns, [])
     rows = [row for wanted in ("won", "lost", "still wrong") for row in _answers(answers, wanted)]
-    return Table(columns, rows, problems)
+    return Table(columns, rows)
 
 
 def shortened(text: str) -> str:
@@ -102,13 +97,6 @@ def shortened(text: str) -> str:
         return text
     half = MOST_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
-
-
-def _read(run: RunRecords, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    try:
-        return run.rollouts(name), []
-    except DamagedFileError as error:
-        return [], [str(error)]
 
 
 def _spread(items: Sequence[Any]) -> list[Any]:

@@ -25,8 +25,7 @@ PLANTED = {
     ),
     "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
     "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
-    "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
-    "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
+    "length_correlation": run(journal=[alarm("length_correlation", value=0.97)]),
 }
 
 
@@ -41,20 +40,6 @@ def test_a_healthy_run_has_no_problem():
     assert found.learning.level == "good"
     assert found.bound.sentence == "Bound by the update."
     assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
-    assert "25% of the decode time is idle slots" in found.bound.evidence
-    assert "20% of the update is padding" in found.bound.evidence
-
-
-@pytest.mark.parametrize("row", ["device_wait", "loading"])
-def test_time_before_the_first_step_is_named(row: str):
-    found = verdict(run(start={"ray_start": 10.0, row: 3000.0})).bound
-    words = {"device_wait": "waiting for devices", "loading": "loading and compiling"}[row]
-    assert found.sentence == (
-        f"Most of the time lies before the first step: {words}. The steps: bound by the update."
-    )
-    assert found.evidence.startswith(
-        f"98% of the run's time: {words} 50m, starting Ray 10s; of the steps: the update 72%"
-    )
 
 
 @pytest.mark.parametrize("kind", list(PLANTED))
@@ -74,8 +59,7 @@ def test_evidence_has_the_figures():
     )
     (slow,) = problems(PLANTED["slow_reward"])
     assert (
-        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps; "
-        "part 'correct' takes the longest, 1.2 s"
+        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
     )
     (batch,) = problems(PLANTED["small_batch"])
     assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
