@@ -12,7 +12,6 @@ import pytest
 
 from launch.resume import record_reward_changes
 from pipeline.data.splits import LoadedSplit
-from pipeline.evaluate.recorded import earlier_result
 from pipeline.rollout.workers import OutOfTime, TrainingStopped
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
@@ -267,13 +266,3 @@ def test_the_base_is_not_evaluated_again_with_another_initial_adapter(
     again = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, accept=True)
     with pytest.raises(TrainingStopped, match=r"lora\.start is another adapter"):
         again.run()
-
-
-def test_an_earlier_result_by_other_rewards_is_not_reported_again(tmp_path: Path):
-    run = styled(tmp_path, SKILLS)
-    run.run()
-    adapter = run.disk.best[1] if run.disk.best else ""
-    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is not None
-    run.folder.journal(REWARDS_CHANGED, after_step=4, changes=[])
-    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is None
-    assert earlier_result(run.folder, "test", adapter=adapter, since=None) is not None
