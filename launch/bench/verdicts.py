@@ -1,23 +1,19 @@
 """Problems planted in small runs: whether the verdict of the report names each.
 
-Each row is a run of the demo's model by `launch.train`, with the settings, reward function or model
+Each row is a run of the demo's model by `launch.train`, with the settings or the reward function
 that cause the problem. Healthy runs raise no alarm.
 """
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from safetensors.numpy import load_file, save_file
 
 import configs
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
@@ -26,9 +22,6 @@ from pipeline.run.report.verdict import verdict
 
 _REWARDS = """
 import time
-
-def constant(completion):
-    return 0.5
 
 def varied(completion):
     return sum(map(ord, completion)) % 7 / 6
@@ -70,31 +63,14 @@ class Plant:
     Attributes:
         settings: of the run, by dotted key.
         reward: a function of the file with rewards; "": the demo's.
-        model: changes a copy of the demo's weights.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     reward: str = "varied"
-    model: Callable[[str, np.ndarray], np.ndarray] | None = None
-
-
-def _without_mlp(name: str, weights: np.ndarray) -> np.ndarray:
-    """Zeroes the feed-forward weights: an adapter of them gets no gradient."""
-    return np.zeros_like(weights) if ".mlp." in name else weights
 
 
 PLANTS: Mapping[str, Plant] = {
-    "constant_reward": Plant(reward="constant"),
-    "no_gradient": Plant({"lora.targets": "mlp"}, model=_without_mlp),
     "slow_reward": Plant(reward="slow"),
-    "small_batch": Plant(
-        {
-            "rollout.prompts_per_step": 1,
-            "rollout.group_size": 2,
-            "plan.slots": 2,
-            "plan.micro_batch_tokens": 384,
-        }
-    ),
     "truncation": Plant({"rollout.max_new_tokens": 12, **_alarm_after("truncation")}),
     "entropy_collapse": Plant(
         {
@@ -148,20 +124,12 @@ def _run(folder: Path, plant: Plant, *, seed: int) -> RunRecords:
     Raises:
         RuntimeError: if the run fails, with the end of its output.
     """
-    demo = Path(configs.__file__).parents[1] / "launch" / "demo" / "tiny_gemma3"
     settings = {**_BASE, "run.dir": folder, "run.seed": seed, **plant.settings}
     if plant.reward:
         file = folder / "planted_rewards.py"
         file.write_text(_REWARDS)
         function = f"{{name = '{plant.reward}', function = '{file}:{plant.reward}'}}"
         settings["rewards.functions"] = f"[{function}]"
-    if plant.model is not None:
-        model = folder / "model"
-        shutil.copytree(demo, model)
-        weights = load_file(demo / "model.safetensors")
-        changed = {name: plant.model(name, array) for name, array in weights.items()}
-        save_file(changed, model / "model.safetensors")
-        settings["model.path"] = model
     arguments = [f"--{key}={value}" for key, value in settings.items()]
     path = Path(configs.__file__).parent / "demo.toml"
     command = [sys.executable, "-m", "launch.train", str(path), *arguments]

@@ -162,7 +162,7 @@ class Mirror:
     def __init__(self, url: str | None) -> None:
         self.url = url
         self._asked, self._ended = threading.Event(), threading.Event()
-        self._runs = self._finishes = self._has_failed = False
+        self._runs = self._finishes = self._is_complete = False
         self._log_event: LogEvent
 
     def start(self, folder: Path, *, log_event: LogEvent) -> None:
@@ -190,8 +190,8 @@ class Mirror:
             return
         self._finishes = True
         self.request()
-        in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
-        if not in_time or self._has_failed:
+        await asyncio.to_thread(self._ended.wait, FINISH_S)
+        if not self._is_complete:
             self._say(
                 "the end of the run could not be copied; the same command continues the copy from "
                 "this host"
@@ -203,23 +203,19 @@ class Mirror:
 
     def _serve(self, copier: Copier) -> None:
         """Copies at each request, until `finish`; the function of the thread."""
-        finishes = False
-        while not finishes:
+        while not self._ended.is_set():
             self._asked.wait()
             self._asked.clear()
             finishes = self._finishes
             try:
                 copier.copy()
             except Exception as error:  # noqa: BLE001  # of any library of a store
-                if not self._has_failed:
-                    self._has_failed = True
-                    why = first_line(error)
-                    self._say(f"cannot be written ({why}); the next checkpoint tries again")
+                why = first_line(error)
+                self._say(f"cannot be written ({why}); the next checkpoint tries again")
             else:
-                if self._has_failed:
-                    self._has_failed = False
-                    self._say("works again, and has the run")
-        self._ended.set()
+                self._is_complete = finishes
+            if finishes:
+                self._ended.set()
 
 
 # --- the run folder

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 from pipeline.alarm_rules import RULES
@@ -39,12 +38,8 @@ class Finding:
 
 LEAST_STEPS = 3
 """Steps that a judgement about all steps of a run needs."""
-SMALL_BATCH = 32
-"""Rollouts of a step below which its gradient is mostly noise."""
 SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
-_NO_GRADIENT = 1e-10
-
 _ADVICE = {rule.name: rule.advice for rule in RULES}
 
 
@@ -54,16 +49,11 @@ def problems(run: RunRecords) -> list[Finding]:
         _failed,
         _untrained_export,
         _equal_answers,
-        _constant_reward,
-        _no_gradient,
-        _small_batch,
         _slow_reward,
         _faults,
         _alarms,
     )
     found = [finding for judge in judges for finding in judge(run)]
-    if any(finding.kind == "constant_reward" for finding in found):
-        found = [one for one in found if one.kind not in {"all_equal", "variance_gone"}]
     return sorted(found, key=lambda one: one.level != "bad")
 
 
@@ -97,59 +87,6 @@ def _equal_answers(run: RunRecords) -> Iterator[Finding]:
             "Before training all answers to a set had the same result.",
             entry["what"],
             "look at these answers, in `rollouts/*_before.jsonl`",
-        )
-
-
-def _constant_reward(run: RunRecords) -> Iterator[Finding]:
-    spreads = run.values("reward/std")
-    if len(spreads) >= LEAST_STEPS and not any(spread for _, spread in spreads):
-        mean = median(value for _, value in run.values("reward/mean"))
-        parts = {part: [value for _, value in run.values(f"reward/{part}")] for part in run.parts}
-        shown = ", ".join(f"{part} {median(own):.4g}" for part, own in parts.items() if own)
-        yield Finding(
-            "constant_reward",
-            "bad",
-            f"The reward is constant, {mean:.4g}: no rollout is better than another, so nothing is "
-            "learned.",
-            f"in each of {len(spreads)} steps every rollout has the same reward, {mean:.4g}"
-            + (f" (by part: {shown})" if shown else ""),
-            "try the reward on right and wrong answers: python -m launch.reward CONFIG.toml",
-        )
-
-
-def _no_gradient(run: RunRecords) -> Iterator[Finding]:
-    signal = dict(run.values("groups/mixed"))
-    steps = [(step, norm) for step, norm in run.values("learner/grad_norm") if signal.get(step)]
-    without = [step for step, norm in steps if norm < _NO_GRADIENT]
-    if len(without) >= LEAST_STEPS and 2 * len(without) >= len(steps):
-        yield Finding(
-            "no_gradient",
-            "bad",
-            "The adapter gets no gradient: rewards differ within groups, but nothing is learned.",
-            f"the gradient's norm is 0 in {len(without)} of {len(steps)} steps with mixed groups",
-            "check that lora.targets names modules that the model uses and whose weights are not 0",
-        )
-
-
-def _small_batch(run: RunRecords) -> Iterator[Finding]:
-    size = run.setting("rollout.group_size")
-    kinds = ("mixed", "all_equal", "short")
-    groups = [
-        sum(row.get(f"groups/{kind}", 0.0) for kind in kinds)
-        for row in run.metrics
-        if "groups/mixed" in row
-    ]
-    if size is None or len(groups) < LEAST_STEPS:
-        return
-    rollouts = median(groups) * size
-    if rollouts < SMALL_BATCH:
-        yield Finding(
-            "small_batch",
-            "warning",
-            "The batch is tiny: each update follows the noise of a few rollouts.",
-            f"{median(groups):g} groups of {size}, {rollouts:g} rollouts in a step "
-            f"(fewer than {SMALL_BATCH})",
-            "raise rollout.prompts_per_step, and rollout.group_size to at least 4",
         )
 
 

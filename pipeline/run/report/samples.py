@@ -10,7 +10,6 @@ from pipeline.run.report.run_records import RunRecords
 
 MOST_TEXT = 1_500
 """Characters of a prompt or a completion that are shown; of longer ones begin and end."""
-_ANSWER_SHOWS = 3
 _TIMES = 3
 
 Record = Mapping[str, Any]
@@ -60,18 +59,13 @@ class Table:
 
 
 def rollout_table(run: RunRecords) -> Table:
-    """Rollouts of an early, a middle and a late step.
-
-    If the steps have prompts in common: the best rollout to each of them. Otherwise the best, the
-    median and the worst rollout of each step.
-    """
+    """The best, the median and the worst rollout of an early, a middle and a late step."""
     steps = _spread(run.rollout_steps())
     by_step = [
         [one for one in run.rollouts(f"step_{step:06d}") if one.get("reward") is not None]
         for step in steps
     ]
-    rows = _same_prompts(by_step) or _ranked(by_step)
-    return Table([f"step {step}" for step in steps], rows)
+    return Table([f"step {step}" for step in steps], _ranked(by_step))
 
 
 def answer_table(run: RunRecords) -> Table:
@@ -104,24 +98,6 @@ def _spread(items: Sequence[Any]) -> list[Any]:
     if len(items) <= _TIMES:
         return list(items)
     return [items[0], items[len(items) // 2], items[-1]]
-
-
-def _same_prompts(by_step: Sequence[Sequence[Record]]) -> list[Row]:
-    best: list[dict[int, Record]] = []
-    for records in by_step:
-        ranked = sorted(records, key=lambda one: one["reward"])
-        best.append({one["prompt_id"]: one for one in ranked})
-    if len(best) < 2:
-        return []
-    common = [prompt for prompt in best[0] if all(prompt in own for own in best)]
-    return [
-        Row(
-            "best to the same prompt",
-            [shortened(best[0][prompt]["prompt"])],
-            [_sample(own[prompt]) for own in best],
-        )
-        for prompt in common[:_ANSWER_SHOWS]
-    ]
 
 
 def _ranked(by_step: Sequence[Sequence[Record]]) -> list[Row]:
