@@ -64,17 +64,15 @@ def _write(folders: Sequence[Path], out: Path) -> int:
 
     try:
         runs = [read_run(folder) for folder in folders]
+        page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     except ValueError as error:
         raise Failure(error, EXIT_MISTAKE) from None
-    page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     # Completions may contain lone surrogates.
     write_atomically(out, page.encode("utf-8", errors="backslashreplace"))
     for run in runs:
         found = verdict(run)
         sentences = [found.learning.sentence, found.health.sentence, found.bound.sentence]
         print(f"{run.name}: {' '.join(sentences)}")
-        for problem in run.problems:
-            print(f"{run.name}: {problem}")
     print(f"report: {out}")
     return 0
 

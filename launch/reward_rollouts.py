@@ -113,10 +113,7 @@ def _read(
 ) -> Iterator[tuple[Record, RewardInput]]:
     for name in names:
         for record in folder.read_rollouts(name):
-            try:
-                yield record, recorded_input(record, tags=tags)
-            except ValueError as error:
-                raise ValueError(f"{folder.rollouts_file(name)}: {error}") from None
+            yield record, recorded_input(record, tags=tags)
 
 
 def _rescored(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 from actors.groups import RunActors
+from configs.resume import change_lines
 from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
@@ -316,9 +317,11 @@ async def _coordinate(
     spent = session.meter.start(
         await workers.uses(), elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s
     )
-    await _track(prepared, records, step=progress.step, spent=spent)
+    _track(prepared, records, spent=spent)
     session.mirror.start(folder.path, log_event=records.event)
-    records.rewards_changed(progress.step, changes)
+    if changes:
+        text = change_lines(changes)
+        records.say(f"the rewards have changed after step {progress.step}:\n{text}")
     session.stop.notice = _SAVING
     folder.journal("compiled", **built_facts(chosen.built))
     folder.journal("sizes", **chosen.sizes.to_json(), measured=chosen.measured)
@@ -395,15 +398,12 @@ def _tracker(prepared: Prepared) -> Tracker:
     return Tracker(prepared.wandb_mode, run_id=known[-1] if known else None)
 
 
-async def _track(
-    prepared: Prepared, records: Records, *, step: int, spent: Mapping[str, Any]
-) -> None:
-    """Journals the start of the process, after `step`, and starts W&B.
+def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) -> None:
+    """Journals the start of the process, and starts W&B.
 
     Args:
         prepared: the run.
         records: of the run.
-        step: training steps done.
         spent: the time of the start, see `RunMeter.start`.
     """
     folder, tracker, code = prepared.folder, records.tracker, code_version()
@@ -434,5 +434,4 @@ async def _track(
         chip_speeds=chip_speeds(prepared.config),
         **spent,
     )
-    rows = records.logged(until=step)
-    tracker.start(prepared.config, folder=folder.path, rows=rows, log_event=records.event)
+    tracker.start(prepared.config, folder=folder.path, rows=folder.metrics, log_event=records.event)

@@ -142,19 +142,12 @@ def untrained_export(
         what = "validated" if config.eval.validates else "exported"
         return f"no trained version could be {what} in time; the export is the {start} model"
     count = "1 validation" if trained == 1 else f"{trained} validations"
-    text = (
+    return (
         f"no validated version was better than the {start} model; the export is the {start} model "
         f"({count} over {step} steps, by {config.metric!r}). "
-    )
-    accuracies = {entry.get("accuracy") for entry in validations}
-    if accuracies == {0.0}:
-        return f"{text}Every validation had 0%: see whether answers are found (prompt.answer)"
-    if accuracies == {1.0}:
-        return f"{text}Every validation had 100%: choose harder prompts"
-    return (
-        f"{text}Likely causes: too few steps, a learning rate (learner.lr) that is too low or too "
-        "high, rewards that do not lead to what the validation measures, or a validation set too "
-        "small to show a gain"
+        "Likely causes: too few steps, a learning rate (learner.lr) that is too low or too "
+        "high, rewards that do not lead to what the validation measures, answers that are not "
+        "found (prompt.answer), or a validation set too small to show a gain"
     )
 
 

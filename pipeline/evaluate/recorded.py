@@ -13,7 +13,7 @@ from typing import Any
 from configs.schema import Config
 from pipeline.evaluate.summary import mean_key, mean_of, show_mean
 from pipeline.run.history import REWARDS_CHANGED
-from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.run.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class Result:
 
     Attributes:
         compared: for `summary.json`: the test split before and after, and each further set. If the
-            deadline left no time, the result of an earlier end of the run with the `step` that it
-            belongs to, or else only the evaluation before training.
+            deadline left no time, only the evaluation before training.
         best: for `summary.json`: the exported version and the last one, by validation; None without
             a validation split.
     """
@@ -34,7 +33,7 @@ class Result:
     @property
     def tested(self) -> bool:
         """Whether the test split was evaluated with the version to export."""
-        return "after" in self.compared and "step" not in self.compared
+        return "after" in self.compared
 
 
 def comparable_since(config: Config) -> str | None:
@@ -43,45 +42,23 @@ def comparable_since(config: Config) -> str | None:
 
 
 def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, Any] | None:
-    """The last journal entry of an evaluation; None: there is none."""
-    entries = folder.valid_entries("evaluated", since=since)
-    return next((entry for entry in reversed(entries) if entry["name"] == name), None)
+    """The last journal entry of an evaluation, whose answers are in its file; None: there is none.
+
+    A later resume does not undo it: its `adapter_sha256` says what was evaluated.
+    """
+    found = None
+    for entry in folder.entries():
+        if entry["event"] == since:
+            found = None
+        elif entry["event"] == "evaluated" and entry["name"] == name:
+            found = entry
+    return found
 
 
 def validations(folder: RunFolder, *, since: str | None) -> dict[int, dict[str, Any]]:
     """Journal entries of the validations that count, by step; those after the event `since`."""
     entries = folder.valid_entries("evaluated", since=since)
     return {entry["step"]: entry for entry in entries if entry["name"] == "validation"}
-
-
-def earlier_result(
-    folder: RunFolder, name: str, *, adapter: str, since: str | None
-) -> dict[str, Any] | None:
-    """The last result of a test set at an earlier end of the run; None: there is none.
-
-    A later end must not report fewer prompts.
-
-    Args:
-        folder: of the run.
-        name: of the set.
-        adapter: hash of the adapter to test. A result of another adapter names the `step` that it
-            belongs to.
-        since: an event; results before the last one do not count.
-    """
-    for entry in reversed(list(folder.entries())):
-        if entry["event"] == since:
-            return None
-        if entry["event"] != ENDED or entry["summary"]["ended"] != "finished":
-            continue
-        summary = entry["summary"]
-        results = summary.get("eval", {})
-        of_set = results if name == "test" else results.get("sets", {}).get(name, {})
-        found = {key: value for key, value in of_set.items() if key != "sets"}
-        if "after" in found:
-            if "step" in found or summary["adapter_sha256"] == adapter:
-                return found
-            return {**found, "step": summary.get("best", {}).get("step", summary["steps"])}
-    return None
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

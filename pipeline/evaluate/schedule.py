@@ -26,14 +26,13 @@ from pipeline.evaluate.recorded import (
     Result,
     best_facts,
     comparable_since,
-    earlier_result,
     is_better,
     last_entry,
     validations,
 )
 from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
-from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
+from pipeline.rollout.workers import OutOfTime, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
 from pipeline.types import AdapterRef, Completion, Measure, Prompt, WorkDeadline
@@ -138,28 +137,15 @@ class EvaluationSchedule:
 
         Raises:
             OutOfTime: at the deadline.
-            TrainingStopped: if the initial adapter is another than at the start of the run.
         """
         found = self._recorded_before()
         missing = [name for name in self._tests if name not in found]
         if missing:
             async with self._loaded("initial" if step else "current"):
                 for name in missing:
-                    self._check_initial(name)
                     found[name] = await self._timed(name, self._tests[name], deadline)
                     self._record(f"{name}_before", 0, found[name])
         self._before = found
-
-    def _check_initial(self, name: str) -> None:
-        published = self._workers.published
-        assert published is not None
-        entry = last_entry(self._folder, f"{name}_before", since=None)
-        if entry is not None and entry["adapter_sha256"] != published.sha256:
-            raise TrainingStopped(
-                "lora.start is another adapter than at the start of the run, and the evaluation "
-                "before training has to be repeated, because the rewards have changed; restore "
-                "the adapter, or start another run with --run.name"
-            )
 
     def _recorded_before(self) -> dict[str, Evaluation]:
         """Evaluations before training in the run folder."""
@@ -266,31 +252,29 @@ class EvaluationSchedule:
         share: float,
         deadline: WorkDeadline | None,
     ) -> dict[str, Any]:
-        """The result of one set: a new one, unless an earlier result has more prompts.
-
-        An earlier result of another version is better than none.
-        """
+        """The result of one set; with the recorded answers, if this version has answered all."""
         assert self._workers.published is not None
         prompts, adapter = self._tests[name], self._workers.published.sha256
-        earlier = earlier_result(self._folder, name, adapter=adapter, since=self._since)
-        known = 0 if earlier is None or "step" in earlier else prompts_of(earlier["after"])
-        if earlier is not None and known == len(prompts):
-            return earlier
-        found, sampled = await self._evaluate_share(name, prompts, share, deadline)
-        count = len(sampled) // self.config.eval.samples
-        if count < len(prompts):
-            self._records.event(
-                "evaluation_shortened",
-                f"{name}: there is time for {count} of {len(prompts)} prompts",
-                name=name,
-                prompts=count,
-                of=len(prompts),
-            )
-        if count <= known:
-            return earlier or ({} if before is None else {"before": before.summary()})
-        self._record(f"{name}_after", step, found, version=version)
-        if name == "test":
-            self._sampled = sampled
+        entry = last_entry(self._folder, f"{name}_after", since=self._since)
+        is_recorded = entry is not None and entry["adapter_sha256"] == adapter
+        if entry is not None and is_recorded and prompts_of(entry) == len(prompts):
+            found, count = self._evaluation(entry), len(prompts)
+        else:
+            found, sampled = await self._evaluate_share(name, prompts, share, deadline)
+            count = len(sampled) // self.config.eval.samples
+            if count < len(prompts):
+                self._records.event(
+                    "evaluation_shortened",
+                    f"{name}: there is time for {count} of {len(prompts)} prompts",
+                    name=name,
+                    prompts=count,
+                    of=len(prompts),
+                )
+            if not count:
+                return {} if before is None else {"before": before.summary()}
+            self._record(f"{name}_after", step, found, version=version)
+            if name == "test":
+                self._sampled = sampled
         if before is None:
             return {"after": found.summary()}
         result = evaluation.compare(before.first(count), found)

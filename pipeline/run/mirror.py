@@ -16,7 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -42,10 +42,6 @@ Stamp = tuple[int, float]
 
 # It prints a traceback of each failure, which is raised, too.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
-
-
-class _VanishedError(Exception):
-    """A file was deleted while the run folder was copied."""
 
 
 class Store:
@@ -79,12 +75,6 @@ class Store:
             if name.startswith(f"{self._root}/") and not name.endswith("/")
         }
 
-    def changed_s(self, path: str) -> float:
-        """When a file was written, in seconds since 1970; 0 if the store does not know."""
-        with suppress(NotImplementedError, KeyError):
-            return float(self._fs.modified(f"{self._root}/{path}").timestamp())
-        return 0.0
-
     def write(self, path: str, content: bytes | Path) -> None:
         """Replaces a file, which is never seen half written."""
         target = f"{self._root}/{path}"
@@ -97,19 +87,13 @@ class Store:
             Path(written).replace(target)
 
     def read(self, path: str, file: Path) -> None:
-        """Fetches a file, with the time when it was written."""
+        """Fetches a file."""
         file.parent.mkdir(parents=True, exist_ok=True)
         self._fs.get_file(f"{self._root}/{path}", str(file))
-        if changed_s := self.changed_s(path):
-            os.utime(file, (changed_s, changed_s))
 
     def delete(self, path: str) -> None:
-        """Deletes a file, and the local folders that become empty."""
+        """Deletes a file."""
         self._fs.rm_file(f"{self._root}/{path}")
-        if self._is_local:
-            with suppress(OSError):
-                for parent in PurePosixPath(path).parents:
-                    Path(self._root, parent).rmdir()
 
 
 class Copier:
@@ -128,52 +112,44 @@ class Copier:
     def copy(self) -> None:
         """Copies new and changed files, then deletes what the run folder no longer has.
 
+        Of the files that an earlier process has copied only those are new that may have been
+        replaced. Retention may delete a checkpoint meanwhile: what is left is for the next call.
+
         Raises:
             Exception: what the store raises; the next call continues.
         """
         if self._store is None:
-            store = Store(self._url)
+            store, there = Store(self._url), _scan(self._folder)
             self._copied = {
-                path: (size, store.changed_s(path)) for path, size in store.sizes().items()
+                path: there[path]
+                if _is_final(path) and there.get(path, (-1, 0.0))[0] == size
+                else (-1, 0.0)
+                for path, size in store.sizes().items()
             }
             self._store = store
-        while True:
-            with suppress(_VanishedError):
-                self._copy(self._store)
-                return
+        try:
+            self._copy(self._store)
+        except FileNotFoundError as error:
+            if not Path(str(error.filename)).is_relative_to(self._folder):
+                raise  # of the store
 
     def _copy(self, store: Store) -> None:
         before = _scan(self._folder)
         # Read after the checkpoints were found, and before what the records refer to.
-        records = {path: self._read(path) for path in sorted(before) if "/" not in path}
+        records = {
+            path: (self._folder / path).read_bytes() for path in sorted(before) if "/" not in path
+        }
         found = _scan(self._folder)
         others = sorted(path for path in found if "/" in path and not _is_checkpoint(path))
         checkpoints = sorted(filter(_is_checkpoint, before), key=_place)
         stamps = {**found, **before}
         for path in (*others, *records, *checkpoints):
-            self._write(store, path, stamps[path], records.get(path))
+            if self._copied.get(path) != stamps[path]:
+                store.write(path, records.get(path, self._folder / path))
+                self._copied[path] = stamps[path]
         for path in sorted(self._copied.keys() - found.keys(), key=_place, reverse=True):
             store.delete(path)
             del self._copied[path]
-
-    def _read(self, path: str) -> bytes:
-        try:
-            return (self._folder / path).read_bytes()
-        except FileNotFoundError:
-            raise _VanishedError from None
-
-    def _write(self, store: Store, path: str, stamp: Stamp, content: bytes | None) -> None:
-        size, changed_s = self._copied.get(path, (-1, 0.0))
-        if size == stamp[0] and changed_s >= stamp[1]:
-            return
-        file = self._folder / path
-        try:
-            store.write(path, file if content is None else content)
-        except FileNotFoundError:
-            if file.exists():
-                raise  # of the store
-            raise _VanishedError from None
-        self._copied[path] = stamp
 
 
 class Mirror:
@@ -186,7 +162,7 @@ class Mirror:
     def __init__(self, url: str | None) -> None:
         self.url = url
         self._asked, self._ended = threading.Event(), threading.Event()
-        self._runs = self._finishes = self._has_failed = False
+        self._runs = self._finishes = self._is_complete = False
         self._log_event: LogEvent
 
     def start(self, folder: Path, *, log_event: LogEvent) -> None:
@@ -214,8 +190,8 @@ class Mirror:
             return
         self._finishes = True
         self.request()
-        in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
-        if not in_time or self._has_failed:
+        await asyncio.to_thread(self._ended.wait, FINISH_S)
+        if not self._is_complete:
             self._say(
                 "the end of the run could not be copied; the same command continues the copy from "
                 "this host"
@@ -227,23 +203,19 @@ class Mirror:
 
     def _serve(self, copier: Copier) -> None:
         """Copies at each request, until `finish`; the function of the thread."""
-        finishes = False
-        while not finishes:
+        while not self._ended.is_set():
             self._asked.wait()
             self._asked.clear()
             finishes = self._finishes
             try:
                 copier.copy()
             except Exception as error:  # noqa: BLE001  # of any library of a store
-                if not self._has_failed:
-                    self._has_failed = True
-                    why = first_line(error)
-                    self._say(f"cannot be written ({why}); the next checkpoint tries again")
+                why = first_line(error)
+                self._say(f"cannot be written ({why}); the next checkpoint tries again")
             else:
-                if self._has_failed:
-                    self._has_failed = False
-                    self._say("works again, and has the run")
-        self._ended.set()
+                self._is_complete = finishes
+            if finishes:
+                self._ended.set()
 
 
 # --- the run folder
@@ -273,11 +245,17 @@ def _is_checkpoint(path: str) -> bool:
     return path.startswith("checkpoints/")
 
 
-def _place(path: str) -> tuple[float, bool, str]:
-    """By step, then the mark of a checkpoint last; the best adapter after all checkpoints."""
+def _is_final(path: str) -> bool:
+    """Whether a file is never replaced by another of the same size."""
     parts = path.split("/")
-    step = float(parts[1]) if _is_checkpoint(path) and parts[1].isdecimal() else float("inf")
-    return step, parts[-1] == CHECKPOINT_MARK, path
+    return parts[0] == "rollouts" or (_is_checkpoint(path) and parts[1].isdecimal())
+
+
+def _place(path: str) -> tuple[int, bool, str]:
+    """The newest checkpoint first, its mark last; the best adapter after all checkpoints."""
+    parts = path.split("/")
+    step = int(parts[1]) if _is_checkpoint(path) and parts[1].isdecimal() else -1
+    return -step, parts[-1] == CHECKPOINT_MARK, path
 
 
 # --- the start

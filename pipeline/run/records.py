@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
-from configs.resume import Change, change_lines
 from configs.schema import Config
 from pipeline.data.packed_batch import PackedRow
 from pipeline.evaluate.summary import (
@@ -28,20 +27,12 @@ from pipeline.run.mirror import Mirror
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import BestValidation, LastAlarm
-from pipeline.run.tracking import (
-    Message,
-    Tracker,
-    evaluation_message,
-    mark_message,
-    step_message,
-)
+from pipeline.run.tracking import Tracker
 from pipeline.types import Rollout, ShowProgress
 from rewards.base import RewardError
 
 ALARM = "alarm"
 """Journal event."""
-CHANGED = "reward/changed"
-"""Metric in W&B: 1 at the first step with changed rewards."""
 _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 """File and line at the end of an error's message."""
 
@@ -281,33 +272,6 @@ class Records:
             metrics = _evaluation_metrics(entry["name"], entry)
             self.tracker.summarize({"best/step": entry["step"], **metrics})
 
-    def logged(self, *, until: int) -> list[Message]:
-        """The recorded steps and evaluations up to step `until`, as `Tracker.start` takes them."""
-        rows = [self._logged_step(row["step"], row) for row in self.folder.metrics]
-        rows += [
-            evaluation_message(
-                entry["name"],
-                _evaluation_metrics(entry["name"], entry),
-                version=entry["step"],
-                step=entry["step"],
-                rewards_version=entry.get("rewards_version", 0),
-            )
-            for entry in self.folder.valid_entries("evaluated")
-        ]
-        rows += [mark_message(CHANGED, step=step + 1) for step in self.folder.reward_changes]
-        return sorted((row for row in rows if row["step"] <= until), key=lambda row: row["step"])
-
-    def _logged_step(self, step: int, row: Mapping[str, Any]) -> Message:
-        """The message of a recorded step, without its time stamp."""
-        metrics = {
-            name: value
-            for name, value in row.items()
-            if name != "step" and isinstance(value, int | float)
-        }
-        rollouts = f"step_{step:06d}"
-        is_file = (self.folder.rollouts / f"{rollouts}.jsonl").is_file()
-        return step_message(metrics, step=step, rollouts=rollouts if is_file else None)
-
     @property
     def last_alarm(self) -> LastAlarm | None:
         """The last alarm of earlier processes."""
@@ -321,19 +285,6 @@ class Records:
         """Shows the result of `evaluation.compare`."""
         self.console.say(f"{name} {metric_title(compared['before'])} {change_line(compared)}")
 
-    def rewards_changed(self, step: int, changes: Sequence[Change]) -> None:
-        """Shows changed rewards, which the folder has journaled, and marks the next step in W&B.
-
-        Args:
-            step: training steps done; W&B takes no metrics of earlier steps.
-            changes: keys with old and new values; none: nothing is shown.
-        """
-        if changes:
-            self.console.say(
-                f"the rewards have changed after step {step}:\n{change_lines(changes)}"
-            )
-            self.tracker.mark(CHANGED, step=step + 1)
-
     def checkpoint(self, facts: Mapping[str, Any]) -> None:
         """Records a complete checkpoint: its step and seconds."""
         self.journal("checkpoint", **facts)
@@ -346,7 +297,7 @@ class Records:
         if facts["reason"] != "first":  # of the untrained policy
             self.tracker.summarize({"export/version": facts["version"]})
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
-            self.tracker.log_artifact("export", Path(facts["folder"]), metadata=metadata)
+            self.tracker.log_adapter(Path(facts["folder"]), metadata=metadata)
 
     # --- events
 
@@ -383,8 +334,3 @@ class Records:
     def activity(self, what: str, unit: str) -> AbstractContextManager[ShowProgress]:
         """Shows the progress of its block on the console."""
         return self.console.activity(what, unit)
-
-    def write_plan(self, plan: Mapping[str, Any]) -> None:
-        """Replaces `plan.json`."""
-        self.folder.write_plan(plan)
-        self.tracker.log_artifact("plan", self.folder.plan_file, metadata={})

@@ -69,16 +69,7 @@ def recorded_input(record: Mapping[str, Any], *, tags: Tags) -> RewardInput:
     Args:
         record: as read from the file.
         tags: of the run's configuration.
-
-    Raises:
-        ValueError: if it is not such a record.
     """
-    missing = {"prompt_id", "prompt", "answer", "row", "text", "stop_reason"} - record.keys()
-    if missing:
-        raise ValueError(
-            f"a recorded rollout has no {', '.join(sorted(missing))}: an earlier version wrote it; "
-            "it cannot be scored again"
-        )
     return RewardInput(
         prompt=record["prompt"],
         completion=record["text"],

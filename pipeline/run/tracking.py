@@ -5,35 +5,37 @@ from __future__ import annotations
 import asyncio
 import netrc
 import os
+import shlex
 import sys
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
 
 from configs.schema import Config
+from pipeline.run.record_files import read_rows
+from pipeline.run.rollout_samples import distributions, sample_table
 from pipeline.run.threads import LogEvent, first_line, from_threads
 
-if TYPE_CHECKING:
-    from pipeline.run.wandb_run import WandbRun
-
 Mode = Literal["online", "offline", "disabled"]
-Message = Mapping[str, Any]
-"""A row: see `step_message`, `evaluation_message`, `mark_message`."""
-
-Call = tuple[str, tuple[Any, ...]]
-"""A method of `WandbRun` and its arguments."""
 
 START_S = 20.0
 """Time limit in seconds for the W&B server's answer; after it W&B runs offline."""
 FINISH_S = 20.0
 """Time limit in seconds for the final upload, after the devices are released."""
+_BINS = 32
+"""Bins of a histogram."""
+_ADAPTER = "adapter"
+"""Folder in an export that is uploaded; merged weights are not."""
+_VALIDATION = "validation"
+"""The evaluation of which the summary has the best version's values."""
 
 
 def choose_mode(config: Config) -> tuple[Mode, str]:
@@ -73,53 +75,12 @@ def is_logged_in() -> bool:
     return logins.authenticators(server) is not None
 
 
-def step_message(metrics: Mapping[str, Any], *, step: int, rollouts: str | None) -> Message:
-    """The message of a training step; `rollouts` is the name of the file with its rollouts."""
-    return {"step": step, "metrics": metrics, "rollouts": rollouts}
-
-
-def evaluation_message(
-    name: str, metrics: Mapping[str, Any], *, version: int, step: int, rewards_version: int = 0
-) -> Message:
-    """The message of an evaluation of a policy version, after `step` steps.
-
-    Args:
-        name: of the evaluation.
-        metrics: its numbers, by their names in W&B.
-        version: the policy version.
-        step: training steps done.
-        rewards_version: of the current rewards; see `history.rewards_version`.
-    """
-    return {
-        "evaluation": name,
-        "metrics": metrics,
-        "version": version,
-        "rewards_version": rewards_version,
-        "step": step,
-    }
-
-
-def mark_message(metric: str, *, step: int) -> Message:
-    """The message of a metric that is 1 at a step."""
-    return {"mark": metric, "step": step}
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with keys joined by slashes; without values that are None."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}/")
-        elif value is not None:
-            found[f"{prefix}{key}"] = value
-    return found
-
-
 class Tracker:
     """A W&B run in this process; its calls return at once, and a thread makes them.
 
-    An error of W&B turns it off with one message. Of a killed run W&B may lack the last rows; if it
-    is online, the next start sends them.
+    A row of the history has the number of its training step, which is W&B's `_step`. A row that
+    W&B has is closed: a step that a resumed run repeats keeps its first values, and an evaluation
+    that follows a resume is in the next row. An error of W&B turns it off with one message.
 
     Args:
         mode: see `choose_mode`.
@@ -130,77 +91,83 @@ class Tracker:
         self._resumed = run_id is not None
         self.run_id = uuid.uuid4().hex[:8] if run_id is None and mode != "disabled" else run_id
         self._mode = mode
-        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._ended = threading.Event()
-        self._run: WandbRun | None = None
-        self._uploaded = self._closed = False
+        self._is_started = self._uploaded = self._closed = False
+        self._sync: str | None = None
+        self._defined: set[str] = set()
+        self._run: Any
+        self._config: Config
+        self._folder: Path
         self._log_event: LogEvent
-        self._is_started = False
 
     def start(
-        self, config: Config, *, folder: Path, rows: Sequence[Message], log_event: LogEvent
+        self,
+        config: Config,
+        *,
+        folder: Path,
+        rows: Sequence[Mapping[str, Any]],
+        log_event: LogEvent,
     ) -> None:
         """Starts W&B in the background; `log_event` receives its success or failure.
 
         Args:
             config: becomes the config of the W&B run.
             folder: the run folder.
-            rows: steps, evaluations and marks of the run's earlier processes, as `step_message`,
-                `evaluation_message` and `mark_message` make them; W&B may lack some of them.
+            rows: the steps of the run's earlier processes, as in `metrics.jsonl`; those that W&B's
+                server lacks are sent.
             log_event: writes an event to journal and console; called in the thread of the caller's
                 event loop.
         """
         if self._mode == "disabled":
             return
-        self._log_event = from_threads(log_event)
+        self._config, self._folder, self._log_event = config, folder, from_threads(log_event)
         self._is_started = True
-        given = {
-            "project": config.wandb.project,
-            "entity": config.wandb.entity,
-            "group": config.wandb.group,
-            "tags": config.wandb.tags,
-            "job_type": config.wandb.job_type,
-            "notes": config.wandb.notes,
-            "name": config.run.name,
-            "id": self.run_id,
-            "dir": str(folder),
-            "config": config.model_dump(mode="json"),
-        }
-        tables = config.wandb.table_every, config.sft_steps + 1
-        threading.Thread(
-            target=self._serve, args=(given, folder, tables, rows), name="W&B", daemon=True
-        ).start()
+        threading.Thread(target=self._serve, args=[rows], name="W&B", daemon=True).start()
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
         """Logs the metrics of a step; `rollouts` is the name of its file of rollouts, if any."""
-        self._call("log_row", step_message(metrics, step=step, rollouts=rollouts))
+        self._call(self._log_step, metrics, step, rollouts)
 
-    def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:
-        """Logs the metrics of an evaluation; see `evaluation_message`.
+    def log_evaluation(
+        self,
+        name: str,
+        metrics: Mapping[str, Any],
+        *,
+        version: int,
+        step: int,
+        rewards_version: int = 0,
+    ) -> None:
+        """Logs the metrics of an evaluation of a policy version, after `step` steps.
 
         They become part of the summary, too, except for validations: there `summarize` gives the
         values of the best version.
+
+        Args:
+            name: of the evaluation.
+            metrics: its numbers, by their names in W&B.
+            version: the policy version.
+            step: training steps done.
+            rewards_version: of the current rewards; see `history.rewards_version`.
         """
-        self._call("log_row", evaluation_message(name, metrics, **at))
+        values = {f"eval/{name}/version": version, **metrics}
+        if rewards_version:
+            values[f"eval/{name}/rewards_version"] = rewards_version
+        self._call(self._log_row, values, step)
+        if name != _VALIDATION:
+            self.summarize(metrics)
 
-    def mark(self, metric: str, *, step: int) -> None:
-        """Logs a metric that is 1 at a step, and has no value at others."""
-        self._call("log_row", mark_message(metric, step=step))
-
-    def log_artifact(self, kind: str, path: Path, *, metadata: Mapping[str, Any]) -> None:
-        """Uploads a file or a folder as the artifact `KIND-ID`.
-
-        Large files are referenced instead, except for the adapter of an export.
-        """
-        self._call("log_artifact", kind, path, metadata)
+    def log_adapter(self, export: Path, *, metadata: Mapping[str, Any]) -> None:
+        """Uploads the adapter of an export as the artifact `export-ID`."""
+        self._call(self._log_adapter, export / _ADAPTER, metadata)
 
     def alert(self, title: str, text: str, *, level: Literal["INFO", "WARN", "ERROR"]) -> None:
         """Makes an alert, which W&B shows and mails to those who subscribe to alerts."""
-        self._call("alert", title, text, level)
+        self._call(lambda: self._run.alert(title=title, text=text, level=level))
 
     def summarize(self, summary: Mapping[str, Any]) -> None:
         """Sets values of the summary; those of nested tables get names like metrics, `eval/n`."""
-        self._call("summarize", flat(summary))
+        self._call(lambda: self._run.summary.update(_flat(summary)))
 
     async def finish(self, *, exit_status: int) -> None:
         """Waits up to `FINISH_S` for the upload; logs how to upload later what is not uploaded.
@@ -209,67 +176,167 @@ class Tracker:
         """
         if not self._is_started:
             return
-        self._call("finish", exit_status)
+        self._call(self._finish, exit_status)
         self._calls.put(None)
-        ended = await asyncio.to_thread(self._ended.wait, FINISH_S)
+        await asyncio.to_thread(self._ended.wait, FINISH_S)
         await asyncio.sleep(0)  # messages of the thread come first
         self.close()
-        if self._uploaded:
-            return
-        if self._run is None:
-            if not ended:
-                self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
-            return
-        text = f"to upload this run: {self._run.sync}"
-        if self._run.is_online:
-            after = "" if ended else f" after {FINISH_S:g} s"
-            text = f"the upload of this run is incomplete{after}; to upload it: {self._run.sync}"
-        self._log_event("wandb", f"W&B: {text}", uploaded=False, sync=self._run.sync)
+        if self._sync is None:
+            self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
+        elif not self._uploaded:
+            text = f"W&B: to upload what is not uploaded of this run: {self._sync}"
+            self._log_event("wandb", text, uploaded=False, sync=self._sync)
 
     def close(self) -> None:
         """Ends W&B's service, unless it has ended: nothing waits for it when this process exits."""
         self._closed = True
         if self._is_started and not self._ended.is_set():
-            end_service()
+            _end_service()
 
-    def _call(self, method: str, *arguments: Any) -> None:
+    def _call(self, method: Callable[..., None], *arguments: Any) -> None:
         if self._is_started and not self._ended.is_set():
-            self._calls.put((method, arguments))
+            self._calls.put(partial(method, *arguments))
 
-    def _serve(
-        self,
-        given: Mapping[str, Any],
-        folder: Path,
-        tables: tuple[int, int],
-        rows: Sequence[Message],
-    ) -> None:
-        """Makes the calls, until `finish` or an error; the function of the thread."""
+    # --- in the thread
+
+    def _serve(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Makes the calls, until `finish` or an error."""
         try:
-            from pipeline.run import wandb_run  # late: wandb's import takes seconds
-
-            self._run = run = wandb_run.start(
-                self._mode, given, folder=folder, tables=tables, log_event=self._log_event
-            )
-            facts = {"address": run.address, "sync": run.sync}
-            self._log_event("wandb", f"W&B: {run.address}", **facts)
+            self._start()
             # Offline, the files of the earlier processes have their rows.
-            for row in rows if run.is_online or not self._resumed else ():
-                run.log_row(row)
+            for row in () if self._run.offline and self._resumed else rows:
+                self._log_step(row, row["step"], None)
             while (call := self._calls.get()) is not None:
-                method, arguments = call
-                getattr(run, method)(*arguments)
-            self._uploaded = run.is_online
+                call()
+            self._uploaded = not self._run.offline
         except (Exception, SystemExit) as error:  # noqa: BLE001  # wandb's errors have no common base
             if self._closed:
                 return
-            end_service()
+            _end_service()
             text = f"W&B: turned off ({first_line(error)}); metrics.jsonl is complete"
             self._log_event("wandb", text, failed=first_line(error))
         finally:
             self._ended.set()
 
+    def _start(self) -> None:
+        """Starts W&B; offline, with a message, if its server does not answer within `START_S`."""
+        # W&B's own error reporting blocks for long if the server does not answer.
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        # Files of artifacts wait for their upload here; a run folder that is copied has them.
+        os.environ.setdefault("WANDB_DATA_DIR", str(self._folder / "wandb"))
+        import wandb  # late: it takes seconds
 
-def end_service() -> None:
+        settings = wandb.Settings(
+            console="off",
+            silent=True,
+            init_timeout=START_S,
+            x_transaction_log_flush_interval=1.0,  # default 15 s: lost in a kill
+        )
+        chosen = self._config.wandb.model_dump(exclude={"mode", "table_every"})
+        begin = partial(
+            wandb.init,
+            **chosen,
+            name=self._config.run.name,
+            id=self.run_id,
+            dir=str(self._folder),
+            config=self._config.model_dump(mode="json"),
+            settings=settings,
+        )
+        try:
+            self._run = begin(mode=self._mode, resume="allow" if self._mode == "online" else None)
+        except (Exception, SystemExit) as error:
+            if self._mode == "offline":
+                raise
+            text = f"cannot start online ({first_line(error)})"
+            self._log_event("wandb", f"W&B: {text}; it is offline", failed=text)
+            _end_service()
+            self._run = begin(mode="offline")
+        own = Path(self._run.dir).parent
+        # Offline each process writes a folder; W&B's command uploads them in their order.
+        parts = f"{shlex.quote(str(own.parent))}/offline-run-*-{self.run_id}*"
+        online = f"wandb sync --include-online {shlex.quote(str(own))}"
+        self._sync = f"wandb sync {parts}" if self._run.offline else online
+        address = str(own) if self._run.offline else self._run.url
+        self._log_event("wandb", f"W&B: {address}", address=address, sync=self._sync)
+
+    def _log_step(self, metrics: Mapping[str, Any], step: int, rollouts: str | None) -> None:
+        """Logs a step that W&B lacks."""
+        if step >= self._run.step:
+            self._log_row({"step": step, **metrics, **self._media(step, rollouts)}, step)
+
+    def _log_row(self, values: Mapping[str, Any], step: int) -> None:
+        for name in values:
+            self._define(name)
+        self._run.log(dict(values), step=max(step, self._run.step))
+
+    def _define(self, name: str) -> None:
+        """Defines the axis of a metric, and of evaluations that their summary is set explicitly.
+
+        W&B's own summaries are of the last row, or the best since the last start of its process,
+        which after a resume is neither the exported version's value nor the best one.
+        """
+        first, *_ = parts = name.split("/")
+        options: dict[str, Any] = {"hidden": True} if name == "step" else {}
+        if len(parts) == 1:
+            glob = name
+        elif first == "eval":
+            glob = f"eval/{parts[1]}/*"
+            options = {"step_metric": f"eval/{parts[1]}/version", "summary": "none"}
+        else:
+            glob, options = f"{first}/*", {"step_metric": "step"}
+        if glob not in self._defined:
+            self._defined.add(glob)
+            self._run.define_metric(glob, **options)
+
+    def _media(self, step: int, rollouts: str | None) -> dict[str, Any]:
+        """The histograms of a step and, every few steps, its table."""
+        if rollouts is None:
+            return {}
+        import wandb
+
+        records = list(read_rows(self._folder / "rollouts" / f"{rollouts}.jsonl"))
+        media: dict[str, Any] = {
+            name: wandb.Histogram(found, num_bins=_BINS)
+            for name, found in distributions(records).items()
+        }
+        every, first = self._config.wandb.table_every, self._config.sft_steps + 1
+        if records and every and (step == first or step % every == 0):
+            media["rollouts"] = wandb.Table(*sample_table(records, step=step))
+        return media
+
+    def _log_adapter(self, folder: Path, metadata: Mapping[str, Any]) -> None:
+        import wandb
+
+        artifact = wandb.Artifact(f"export-{self.run_id}", "export", metadata=dict(metadata))
+        try:
+            artifact.add_dir(str(folder), skip_cache=True)
+        except (OSError, ValueError) as error:  # the next export replaces the folder
+            text = f"the adapter is not uploaded ({first_line(error)})"
+            self._log_event("wandb", f"W&B: {text}", failed=text)
+        else:
+            self._run.log_artifact(artifact)
+
+    def _finish(self, exit_status: int) -> None:
+        """Blocks until everything is uploaded, or offline on disk; may never return."""
+        import wandb
+
+        self._run.finish(exit_code=exit_status)
+        # Offline, `run.finish` returns before the run is on disk.
+        wandb.teardown(exit_status)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with keys joined by slashes; without values that are None."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            found |= _flat(value, f"{prefix}{key}/")
+        elif value is not None:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _end_service() -> None:
     """Kills the service that wandb has started for this process, and forgets it."""
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):

@@ -79,25 +79,18 @@ def test_distributions_signal_and_ranks(run: Path):
     assert figures["groups_with_signal"] == {"before": 0.5, "after": 1.0}
     # Ranks 3, 1.5, 1.5 and 3, 2, 1.
     assert figures["rank_correlation"] == {"mean": pytest.approx(3**0.5 / 2), "groups": 1}
-    counts = ("pairs", "pairs_flipped", "pairs_lost", "pairs_won")
-    assert [figures[name] for name in counts] == [2, 0, 0, 2]
 
 
-def test_flipped_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[str]):
+def test_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[str]):
     figures = rescored(run, NEGATED, "--show=1")
-    assert figures["pairs_flipped"] == 2
-    (pair,) = figures["flipped"]
-    assert (pair["better_before"]["sample"], pair["better_after"]["sample"]) == (0, 2)
     assert (figures["best"][0]["step"], figures["best"][0]["sample"]) == (2, 1)
     assert (figures["worst"][0]["step"], figures["worst"][0]["sample"]) == (1, 0)
     wrong = figures["wrong"]
     assert (wrong["count"], wrong["high"], wrong["median_of_right"]) == (5, 5, -1.0)
     assert [one["extracted"] for one in wrong["samples"]] == ["90"]
     shown = capsys.readouterr().out
-    assert "flipped, better before: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in (
-        shown
-    )
-    assert "  extracted answer '90', reference '7'\n" in shown
+    assert "lowest reward: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in shown
+    assert "  extracted answer '90', reference '5'\n" in shown
     assert "  prompt: Which number is 7?\n" in shown
     assert "  completion: <reasoning>hm</reasoning><answer>90</answer>\n" in shown
 
@@ -143,13 +136,3 @@ def test_mistakes_are_lines_with_status_2(
 ):
     assert main(["small.toml", "--rollouts", str(run), *arguments]) == 2
     assert capsys.readouterr().err == line.format(run=run) + "\n"
-
-
-def test_records_of_an_earlier_version_are_refused(run: Path, capsys: pytest.CaptureFixture[str]):
-    old = record(1, 0, 7, 1.0)
-    del old["prompt"], old["row"]
-    write_rows(run / "rollouts/step_000001.jsonl", [old])
-    assert main(["small.toml", "--rollouts", str(run)]) == 2
-    assert "step_000001.jsonl: a recorded rollout has no prompt, row: an earlier version wrote" in (
-        capsys.readouterr().err
-    )

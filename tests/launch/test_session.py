@@ -426,15 +426,9 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
     first.run()
     assert trackers.made[0].before == []
     Session(config, disk).run()
-    before = trackers.made[1].before
     sent = [row for row in trackers.made[0].logged if "reward/mean" in row[1]]
-    steps = [row for row in before if "rollouts" in row]
-    assert [(row["step"], row["metrics"]) for row in steps] == sent
-    assert [row["rollouts"] for row in steps] == ["step_000001", "step_000002"]
-    assert [row["step"] for row in before] == sorted(row["step"] for row in before)
-    (evaluation,) = (row for row in before if row.get("evaluation") == "test_before")
-    assert (evaluation["version"], evaluation["step"]) == (0, 0)
-    assert "eval/test_before/accuracy" in evaluation["metrics"]
+    assert trackers.made[1].before == [{"step": step, **metrics} for step, metrics in sent]
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])

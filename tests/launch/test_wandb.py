@@ -51,7 +51,6 @@ def stopped(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
         status, output = finish(process)
         assert status == (0 if steps is None else 130), output
         assert output.count("wandb sync") == 1
-        assert "incomplete" not in output
     return run
 
 
@@ -136,10 +135,8 @@ def test_wandb_has_the_configuration_the_artifacts_and_the_alarms(found: WandbFi
         assert (record["notes"], record["tags"]) == ("stopped twice", ["short", "demo"])
         assert record["config"]["update"]["budget"]["steps"] == STEPS
     artifacts = {record["name"]: record for record in found.of("artifact")}
-    plan = artifacts[f"plan-{found.id}"]["manifest"]["contents"]
-    assert [file["path"] for file in plan] == ["plan.json"]
     export = [file["path"] for file in artifacts[f"export-{found.id}"]["manifest"]["contents"]]
-    assert {"README.md", "adapter/adapter_model.safetensors", "model.safetensors"} <= set(export)
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(export)
     alarms = list(found.folder.events("alarm"))
     assert alarms
     assert [alert["title"] for alert in found.of("alert")] == ["alarm all_equal"] * len(alarms)

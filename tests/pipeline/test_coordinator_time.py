@@ -183,32 +183,6 @@ def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: P
     assert not any("test" in call for call in second.script.calls)
 
 
-@pytest.mark.parametrize("kills", [[], [300.0]])
-def test_an_earlier_result_is_kept_without_time_to_evaluate_a_later_version(
-    tmp_path: Path, kills: list[float]
-):
-    config, disk = config_of(tmp_path, 400), Disk()
-    first = process_of(config_of(tmp_path, 250), disk=disk)
-    first.run_in_time()
-    result = summary(first)["eval"]
-    if kills:
-        assert process_of(config, disk=disk, kills=kills).run_in_time() == "killed"
-    endless: dict[str, Any] = {"stalls": {("test", 1): 1e6}}
-    second = process_of(config, disk=disk, **endless)
-    assert second.run_in_time() == "finished"
-    assert summary(second)["steps"] > 4
-    assert summary(second)["eval"] == {**result, "step": 4}
-    # The evaluated version stays exported, and its result is not attributed to a later version.
-    assert exports(second) == [(0, "first"), (4, "last")]
-    third = process_of(config_of(tmp_path, 420), disk=disk, **endless)
-    third.run_in_time()
-    assert summary(third)["eval"] == {**result, "step": 4}
-    fourth = process_of(config_of(tmp_path, 600), disk=disk)
-    fourth.run_in_time()
-    assert "step" not in summary(fourth)["eval"]
-    assert exports(fourth)[-1] == (summary(fourth)["steps"], "last")
-
-
 def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
     first = process_of(config, disk=disk)

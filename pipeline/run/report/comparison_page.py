@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from pipeline.deadline import show_duration
+from configs.resume import diff_configs
+from configs.toml_text import show_value
 from pipeline.evaluate.summary import ACCURACY, metric_title, show_change
 from pipeline.run.report import facts
-from pipeline.run.report.comparison import Pair, differing_settings, pairs, reached, targets
 from pipeline.run.report.curves import COLOURS, Panel, Scale, Series
 from pipeline.run.report.panels import evaluation_series
 from pipeline.run.report.run_page import drawn, render
-from pipeline.run.report.run_records import RunRecords
+from pipeline.run.report.run_records import RunRecords, paired_change
 from pipeline.run.report.verdict import verdict
 
 _OVERLAID: tuple[tuple[str, str, Scale], ...] = (
@@ -25,6 +25,8 @@ _OVERLAID: tuple[tuple[str, str, Scale], ...] = (
     ("Goodput", "goodput/total", "percent"),
 )
 """Title, metric and scale of the charts with a line for each run."""
+_OWN_SETTINGS = ("run.", "wandb.")
+"""Begins of settings that differ by nature."""
 
 
 def comparison_page(runs: Sequence[RunRecords]) -> str:
@@ -42,10 +44,9 @@ def comparison_page(runs: Sequence[RunRecords]) -> str:
         verdicts=verdicts,
         states=[facts.state(run)[0] for run in runs],
         figures=[(name, *(own.get(name, "") for own in figures)) for name in wanted],
-        pairs=[_pair_row(one) for one in pairs(runs)],
+        pairs=[_pair_row(runs[0], other) for other in runs[1:]],
         charts=drawn(list(_panels(runs, names)), name="c"),
-        prices=list(_prices(runs)),
-        settings=differing_settings(runs),
+        settings=_differing_settings(runs),
     )
 
 
@@ -55,15 +56,44 @@ def unique_names(runs: Sequence[RunRecords]) -> list[str]:
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
 
 
-def _pair_row(pair: Pair) -> tuple[str, str, str, str, str]:
-    both = f"{pair.second} against {pair.first}"
-    change = pair.change
-    if change is None or change["paired_difference"] is None:
-        return both, pair.evaluation, pair.why or "no prompt has a score in both", "", ""
-    shown = show_change(change["before"], change["after"], change)
-    counts = f"{change['gained']} gained, {change['lost']} lost"
-    p = f"{change['paired_p']:.1e} ({change['paired_test']})"
-    return both, pair.evaluation, shown, p, f"{counts} of {change['after']['n']}"
+def _pair_row(first: RunRecords, other: RunRecords) -> tuple[str, str, str, str, str]:
+    """The last evaluation of both runs: change, p-value, prompts; or why there is none."""
+    both = f"{other.name} against {first.name}"
+    for name in ("test_after", "validation"):
+        found = [run.evaluations(name)[-1:] for run in (first, other)]
+        if not all(found):
+            continue
+        (one,), (another,) = found
+        if one["metric"] != another["metric"]:
+            why = f"{one['metric']} and {another['metric']} are different metrics"
+            return both, name, why, "", ""
+        change = paired_change(first, one, other, another)
+        if change is None or change["paired_difference"] is None:
+            why = "no prompt has a score in both" if change else "no prompt in common"
+            return both, name, why, "", ""
+        shown = show_change(change["before"], change["after"], change)
+        counts = f"{change['gained']} gained, {change['lost']} lost of {change['after']['n']}"
+        return both, name, shown, f"{change['paired_p']:.1e} ({change['paired_test']})", counts
+    return both, "", "no evaluation that both have", "", ""
+
+
+def _differing_settings(runs: Sequence[RunRecords]) -> list[tuple[str, ...]]:
+    """Each setting that differs, with its value in each run."""
+    first = runs[0].config
+    changes = [
+        {key: after for key, _, after in diff_configs(first, run.config)} for run in runs[1:]
+    ]
+    flat = {key: value for key, _, value in diff_configs({}, first)}
+    keys = dict.fromkeys(key for own in changes for key in own)
+    return [
+        (
+            key,
+            show_value(flat.get(key)),
+            *(show_value(own.get(key, flat.get(key))) for own in changes),
+        )
+        for key in keys
+        if not key.startswith(_OWN_SETTINGS)
+    ]
 
 
 def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]:
@@ -85,21 +115,3 @@ def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]
         ]
         if lines:
             yield Panel(title, lines, scale)
-
-
-def _prices(runs: Sequence[RunRecords]) -> Iterator[tuple[str, ...]]:
-    """For each target a cell for each run."""
-    exact = all(ACCURACY in one for run in runs for one in run.evaluations("validation")[:1])
-    for target in targets(runs):
-        cells = []
-        for run in runs:
-            found = reached(run, target)
-            if found.step is None:
-                cells.append("not reached")
-                continue
-            parts = [f"step {found.step}"]
-            parts += [] if found.seconds is None else [show_duration(found.seconds)]
-            parts += [] if found.tokens is None else [f"{found.tokens:,.0f} tokens"]
-            parts += [] if found.usd is None else [f"${found.usd:,.2f}"]
-            cells.append(", ".join(parts))
-        yield f"{target:.1%}" if exact else f"{target:.3g}", *cells

@@ -308,20 +308,3 @@ def _svg(figure: Figure, name: str, title: str) -> str:
     text = re.sub(r"\s*\n\s*", " ", text)
     # The lines of a path need no command after the first.
     return re.sub(r'd="[MLz\d. -]*"', lambda path: path[0].replace(" L ", " "), text)
-
-
-def share_styles(page: str) -> str:
-    """A page whose charts have a class for each style, instead of styles everywhere."""
-    classes: dict[str, str] = {}
-
-    def named(found: re.Match[str]) -> str:
-        return f' class="{classes.setdefault(found[1], f"c{len(classes)}")}"'
-
-    page = re.sub(
-        r"<svg.*?</svg>",
-        lambda chart: re.sub(r' style="([^"]*)"', named, chart[0]),
-        page,
-        flags=re.DOTALL,
-    )
-    rules = "\n".join(f".{name} {{ {style} }}" for style, name in classes.items())
-    return page.replace("</style>", f"{rules}\n</style>", 1)

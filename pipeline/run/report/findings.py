@@ -6,9 +6,8 @@ judged again. The other problems show over many steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
 from typing import Literal
 
 from pipeline.alarm_rules import RULES
@@ -39,26 +38,8 @@ class Finding:
 
 LEAST_STEPS = 3
 """Steps that a judgement about all steps of a run needs."""
-SMALL_BATCH = 32
-"""Rollouts of a step below which its gradient is mostly noise."""
 SLOW_REWARD = 0.2
 """Share of the steps' time spent waiting for rewards from which on they are slow."""
-_NO_GRADIENT = 1e-10
-
-_TITLES: Mapping[str, tuple[str, str]] = {
-    "length_correlation": ("length_hack", "The reward measures little but the length."),
-    "entropy_collapse": (
-        "entropy_collapse",
-        "The entropy has collapsed: the policy no longer explores.",
-    ),
-    "truncation": ("truncation", "Many completions are cut off at the token limit."),
-    "length_explosion": ("length_explosion", "Completions become much longer."),
-    "disagreement": (
-        "disagreement",
-        "Sampler and learner disagree: the policy that is sampled is not the one that learns.",
-    ),
-}
-"""Kind and sentence of alarms whose finding is about more than the rule's own fact."""
 _ADVICE = {rule.name: rule.advice for rule in RULES}
 
 
@@ -68,16 +49,11 @@ def problems(run: RunRecords) -> list[Finding]:
         _failed,
         _untrained_export,
         _equal_answers,
-        _constant_reward,
-        _no_gradient,
-        _small_batch,
         _slow_reward,
         _faults,
         _alarms,
     )
     found = [finding for judge in judges for finding in judge(run)]
-    if any(finding.kind == "constant_reward" for finding in found):
-        found = [one for one in found if one.kind not in {"all_equal", "variance_gone"}]
     return sorted(found, key=lambda one: one.level != "bad")
 
 
@@ -114,59 +90,6 @@ def _equal_answers(run: RunRecords) -> Iterator[Finding]:
         )
 
 
-def _constant_reward(run: RunRecords) -> Iterator[Finding]:
-    spreads = run.values("reward/std")
-    if len(spreads) >= LEAST_STEPS and not any(spread for _, spread in spreads):
-        mean = median(value for _, value in run.values("reward/mean"))
-        parts = {part: [value for _, value in run.values(f"reward/{part}")] for part in run.parts}
-        shown = ", ".join(f"{part} {median(own):.4g}" for part, own in parts.items() if own)
-        yield Finding(
-            "constant_reward",
-            "bad",
-            f"The reward is constant, {mean:.4g}: no rollout is better than another, so nothing is "
-            "learned.",
-            f"in each of {len(spreads)} steps every rollout has the same reward, {mean:.4g}"
-            + (f" (by part: {shown})" if shown else ""),
-            "try the reward on right and wrong answers: python -m launch.reward CONFIG.toml",
-        )
-
-
-def _no_gradient(run: RunRecords) -> Iterator[Finding]:
-    signal = dict(run.values("groups/mixed"))
-    steps = [(step, norm) for step, norm in run.values("learner/grad_norm") if signal.get(step)]
-    without = [step for step, norm in steps if norm < _NO_GRADIENT]
-    if len(without) >= LEAST_STEPS and 2 * len(without) >= len(steps):
-        yield Finding(
-            "no_gradient",
-            "bad",
-            "The adapter gets no gradient: rewards differ within groups, but nothing is learned.",
-            f"the gradient's norm is 0 in {len(without)} of {len(steps)} steps with mixed groups",
-            "check that lora.targets names modules that the model uses and whose weights are not 0",
-        )
-
-
-def _small_batch(run: RunRecords) -> Iterator[Finding]:
-    size = run.setting("rollout.group_size")
-    kinds = ("mixed", "all_equal", "short")
-    groups = [
-        sum(row.get(f"groups/{kind}", 0.0) for kind in kinds)
-        for row in run.metrics
-        if "groups/mixed" in row
-    ]
-    if size is None or len(groups) < LEAST_STEPS:
-        return
-    rollouts = median(groups) * size
-    if rollouts < SMALL_BATCH:
-        yield Finding(
-            "small_batch",
-            "warning",
-            "The batch is tiny: each update follows the noise of a few rollouts.",
-            f"{median(groups):g} groups of {size}, {rollouts:g} rollouts in a step "
-            f"(fewer than {SMALL_BATCH})",
-            "raise rollout.prompts_per_step, and rollout.group_size to at least 4",
-        )
-
-
 def _slow_reward(run: RunRecords) -> Iterator[Finding]:
     total = run.time_use.step_s
     waited = sum(seconds for _, seconds in run.values("time/reward_s"))
@@ -176,22 +99,10 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
             "warning",
             "The rewards are slow: the devices wait for them.",
             f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
-            f"{waited:.1f} s in {run.steps} steps" + _slowest_part(run),
+            f"{waited:.1f} s in {run.steps} steps",
             "raise rewards.workers or the part's `workers`, make the function async, or let it do "
             "less; python -m launch.reward shows its time",
         )
-
-
-def _slowest_part(run: RunRecords) -> str:
-    """Which part's processes score the longest; "" if it is not known."""
-    totals = {
-        part: sum(seconds for _, seconds in run.values(f"time/scoring/{part}_s"))
-        for part in run.parts
-    }
-    part = max(totals, key=lambda name: totals[name], default="")
-    if not totals.get(part):
-        return ""
-    return f"; part {part!r} takes the longest, {totals[part]:.1f} s"
 
 
 def _faults(run: RunRecords) -> Iterator[Finding]:
@@ -227,7 +138,7 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
     for rule, alarms in by_rule.items():
         last, steps = alarms[-1], ", ".join(str(entry["step"]) for entry in alarms)
         fact = last["fact"]
-        kind, sentence = _TITLES.get(rule, (rule, f"{fact[:1].upper()}{fact[1:]}."))
+        sentence = f"{fact[:1].upper()}{fact[1:]}."
         raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
         level: Level = "bad" if last.get("action") == "stop" else "warning"
-        yield Finding(kind, level, sentence, f"{raised}: {fact}", _ADVICE[rule])
+        yield Finding(rule, level, sentence, f"{raised}: {fact}", _ADVICE[rule])

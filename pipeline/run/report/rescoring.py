@@ -79,7 +79,6 @@ def rescoring_figures(
             "after": _signal(groups, lambda one: one.after[SUM]),
         },
         "rank_correlation": _rank_correlation(groups),
-        **_flips(groups, extraction, show=show),
         **_extremes(rollouts, extraction, show=show),
         **_wrong(rollouts, extraction, show=show),
         "errors": _errors(rollouts),
@@ -93,10 +92,6 @@ def rescoring_lines(figures: Figures) -> Iterator[str]:
     yield from _distribution_lines(figures["parts"])
     yield ""
     yield from _order_lines(figures)
-    for pair in figures["flipped"]:
-        yield ""
-        yield from _sample_lines(pair["better_before"], "flipped, better before")
-        yield from _sample_lines(pair["better_after"], "better after", prompt=False)
     for kind, title in (("best", "highest reward"), ("worst", "lowest reward")):
         for sample in figures[kind]:
             yield from ("", *_sample_lines(sample, title))
@@ -127,11 +122,6 @@ def _order_lines(figures: Figures) -> Iterator[str]:
             f"rank correlation within groups (Spearman): {ranks['mean']:.3f}, mean of "
             f"{ranks['groups']} groups with signal before and after"
         )
-    yield (
-        f"pairs of a group: {figures['pairs']} differed before, of which "
-        f"{figures['pairs_flipped']} changed their order and {figures['pairs_lost']} are equal "
-        f"after; {figures['pairs_won']} that were equal differ"
-    )
 
 
 def _wrong_lines(wrong: Figures) -> Iterator[str]:
@@ -181,76 +171,26 @@ def _signal(
     return sum(mixed) / max(1, len(mixed))
 
 
-_Both = tuple[list[Rescored], np.ndarray, np.ndarray]
-
-
-def _both(group: Sequence[Rescored]) -> _Both:
-    """The rollouts with a reward before and after, and their rewards."""
-    known = [one for one in group if None not in (one.before[SUM], one.after[SUM])]
-    before, after = (np.array([side(one) for one in known], float) for side in (_before, _after))
-    return known, before, after
-
-
-def _before(one: Rescored) -> float | None:
-    return one.before[SUM]
-
-
-def _after(one: Rescored) -> float | None:
-    return one.after[SUM]
-
-
 def _rank_correlation(groups: Sequence[Sequence[Rescored]]) -> dict[str, Any]:
+    """Mean of the groups with signal among the rollouts that have a reward before and after."""
     found = []
     for group in groups:
-        _, before, after = _both(group)
-        if len(before) > 1 and min(np.ptp(before), np.ptp(after)) > _DIFFERENCE:
+        pairs = [
+            (was, now)
+            for one in group
+            if (was := one.before[SUM]) is not None and (now := one.after[SUM]) is not None
+        ]
+        before, after = np.array(pairs, float).reshape(-1, 2).T
+        if len(pairs) > 1 and min(np.ptp(before), np.ptp(after)) > _DIFFERENCE:
             found.append(np.corrcoef(rankdata(before), rankdata(after))[0, 1])
     return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
-
-
-def _flips(
-    groups: Sequence[Sequence[Rescored]], extraction: AnswerPlace, *, show: int
-) -> dict[str, Any]:
-    """Pairs of a group whose order has changed: counts, and the largest change of each group."""
-    everything: list[_Both] = [found for group in groups if (found := _both(group))[0]]
-    scales = (
-        _scale([before for _, before, _ in everything]),
-        _scale([now for *_, now in everything]),
-    )
-    counts, largest = Counter[str](), list[tuple[float, Rescored, Rescored]]()
-    for known, before, after in everything:
-        was, now = before[:, None] - before, after[:, None] - after
-        better, worse = was > _DIFFERENCE, now < -_DIFFERENCE
-        flipped = better & worse
-        equal = np.triu(abs(was) <= _DIFFERENCE, k=1)
-        counts["pairs"] += int(better.sum())
-        counts["pairs_flipped"] += int(flipped.sum())
-        counts["pairs_lost"] += int((better & (abs(now) <= _DIFFERENCE)).sum())
-        counts["pairs_won"] += int((equal & (abs(now) > _DIFFERENCE)).sum())
-        if flipped.any():
-            sizes = np.where(flipped, was / scales[0] - now / scales[1], 0.0)
-            one, other = np.unravel_index(int(sizes.argmax()), sizes.shape)
-            largest.append((float(sizes.max()), known[one], known[other]))
-    largest.sort(key=lambda found: -found[0])
-    return {
-        **{name: counts[name] for name in ("pairs", "pairs_flipped", "pairs_lost", "pairs_won")},
-        "flipped": [
-            {"better_before": _sample(one, extraction), "better_after": _sample(other, extraction)}
-            for _, one, other in largest[:show]
-        ],
-    }
-
-
-def _scale(rewards: Sequence[np.ndarray]) -> float:
-    """Standard deviation, by which changes of different rewards are compared."""
-    return max(float(np.concatenate(rewards).std()), _DIFFERENCE) if rewards else 1.0
 
 
 def _extremes(
     rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int
 ) -> dict[str, list[Any]]:
     known = [one for one in rollouts if one.after[SUM] is not None]
-    known.sort(key=lambda one: _after(one) or 0.0)
+    known.sort(key=lambda one: one.after[SUM] or 0.0)
     best, worst = known[::-1][:show], known[:show]
     return {
         "best": [_sample(one, extraction) for one in best],
@@ -313,7 +253,7 @@ def _sample(one: Rescored, extraction: AnswerPlace) -> dict[str, Any]:
     }
 
 
-def _sample_lines(sample: Figures, title: str, *, prompt: bool = True) -> Iterator[str]:
+def _sample_lines(sample: Figures, title: str) -> Iterator[str]:
     parts = ", ".join(f"{name} {_number(value)}" for name, value in sample["parts"].items())
     yield (
         f"{title}: step {sample['step']}, prompt {sample['prompt_id']}, sample {sample['sample']}: "
@@ -321,8 +261,7 @@ def _sample_lines(sample: Figures, title: str, *, prompt: bool = True) -> Iterat
     )
     if sample["answer"] is not None:
         yield f"  extracted answer {sample['extracted']!r}, reference {sample['answer']!r}"
-    if prompt:
-        yield from _text_lines("prompt", sample["prompt"], _LONGEST_PROMPT)
+    yield from _text_lines("prompt", sample["prompt"], _LONGEST_PROMPT)
     yield from _text_lines("completion", sample["text"], _LONGEST_TEXT)
 
 

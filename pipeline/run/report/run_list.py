@@ -89,7 +89,6 @@ class RunFacts:
             "last_activity": _stamp(self.active_s),
             "forked_from": self.records.setting("run.fork"),
             **self.records.time_use.to_json(),
-            "problems": list(self.records.problems),
             "checkpoints": [
                 {
                     "step": one.step,
@@ -140,7 +139,6 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
             ]
         )
     yield from table(rows)
-    yield from (f"{run.records.path.name}: {text}" for run in runs for text in run.records.problems)
 
 
 def checkpoint_lines(run: RunFacts) -> Iterator[str]:
@@ -154,7 +152,6 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     fork = run.records.setting("run.fork")
     if fork is not None:
         yield f"forked from {fork}"
-    yield from run.records.problems
     yield from time_lines(run.records.time_use, cost=cost(run.records))
     if not run.checkpoints:
         yield "no checkpoints"

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from pipeline.run.goodput import GROUPS, LOST, Interval, grouped, share_rows, summed
 from pipeline.run.report import facts
-from pipeline.run.report.curves import Panel, Span, chart, share_styles, time_chart
+from pipeline.run.report.curves import Panel, Span, chart, time_chart
 from pipeline.run.report.panels import panels
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.samples import Table, answer_table, rollout_table
@@ -73,7 +73,7 @@ def run_page(run: RunRecords) -> str:
 def _has_content(section: Any) -> bool:
     """Whether a section has anything to show."""
     if isinstance(section, Table):
-        return bool(section.rows or section.problems)
+        return bool(section.rows)
     if isinstance(section, Mapping):
         return bool(section["rows"])
     return bool(section[0] if isinstance(section, tuple) else section)
@@ -88,10 +88,8 @@ def render(template: str, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = _CONTROL.sub(
-        "\N{REPLACEMENT CHARACTER}", environment.get_template(template).render(values)
-    )
-    return share_styles(page)
+    page = environment.get_template(template).render(values)
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def drawn(found: Sequence[Panel], *, name: str) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
-"""What a run folder records, read for a report: all that can be read, and what cannot.
+"""What a run folder records, read for a report.
 
-Folders of unfinished, failed and killed runs have fewer files. Of a file that does not parse the
-lines before the mistake are read; `RunRecords.problems` names it.
+Folders of unfinished, failed and killed runs have fewer files.
 """
 
 from __future__ import annotations
@@ -12,13 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
 from configs.evaluation import EXACT_ANSWER
-from configs.load import read_saved_config
-from pipeline.evaluate.summary import mean_of
+from pipeline.evaluate.evaluation import Evaluation, compare
+from pipeline.evaluate.summary import ACCURACY, mean_of
 from pipeline.run.goodput import TimeUse, time_use
 from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
-from pipeline.run.record_files import DamagedFileError, read_json, read_rows
+from pipeline.run.record_files import read_json, read_rows
 from pipeline.run.run_folder import ENDED, RunFolder
 
 Row = Mapping[str, Any]
@@ -38,7 +36,6 @@ class RunRecords:
         plan: content of `plan.json`.
         running: whether a process holds the folder.
         used_s: seconds that the run has used, as recorded every few seconds.
-        problems: files that do not parse, one line each.
     """
 
     path: Path
@@ -50,7 +47,6 @@ class RunRecords:
     plan: Row = field(default_factory=dict)
     running: bool = False
     used_s: float = 0.0
-    problems: Sequence[str] = ()
 
     @property
     def name(self) -> str:
@@ -128,16 +124,57 @@ class RunRecords:
         return list(by_step.values())
 
     def rollouts(self, name: str) -> list[dict[str, Any]]:
-        """The rows of `rollouts/NAME.jsonl`.
+        """The rows of `rollouts/NAME.jsonl`; none if it is missing.
 
         Raises:
-            DamagedFileError: if it is missing or does not parse.
+            DamagedFileError: if it does not parse.
         """
-        return RunFolder(self.path).read_rollouts(name)
+        return list(read_rows(RunFolder(self.path).rollouts_file(name)))
 
     def rollout_steps(self) -> list[int]:
         """Steps with recorded rollouts, ascending."""
         return RunFolder(self.path).rollout_steps()
+
+
+def paired_change(
+    first: RunRecords, before: Row, second: RunRecords, after: Row
+) -> dict[str, Any] | None:
+    """Both summaries and the change, as `evaluation.compare` returns them.
+
+    Prompts are the same if id and reference answer are; of each the samples that both have count.
+
+    Args:
+        first: a run.
+        before: the journal entry of one of its evaluations.
+        second: the same run or another.
+        after: the entry of one of its evaluations, by the same metric.
+
+    Returns:
+        None if they have no prompt in common.
+    """
+    ours, theirs = _by_prompt(first, before), _by_prompt(second, after)
+    common = [prompt for prompt in ours if prompt in theirs]
+    if not common:
+        return None
+    samples = min(len(found[prompt]) for found in (ours, theirs) for prompt in common)
+    metric = before["metric"]
+    of_accuracy = metric != EXACT_ANSWER and ACCURACY in before
+    one, other = (
+        Evaluation.of(
+            [row for prompt in common for row in found[prompt][:samples]],
+            metric=metric,
+            of_accuracy=of_accuracy,
+        )
+        for found in (ours, theirs)
+    )
+    return compare(one, other)
+
+
+def _by_prompt(run: RunRecords, evaluated: Row) -> dict[tuple[int, str | None], list[Row]]:
+    found: dict[tuple[int, str | None], list[Row]] = {}
+    for row in run.rollouts(evaluated["file"]):
+        found.setdefault((row["prompt_id"], row["answer"]), []).append(row)
+    return found
 
 
 def read_run(path: Path) -> RunRecords:
@@ -145,57 +182,20 @@ def read_run(path: Path) -> RunRecords:
 
     Raises:
         ValueError: if the folder is not one of a run.
+        DamagedFileError: if a file does not parse.
     """
     folder = RunFolder(path)
     files = ("config.json", "journal.jsonl", "metrics.jsonl", "status.json")
     if not any((path / name).is_file() for name in files):
         raise ValueError(f"{path}: not a run folder: it has none of {', '.join(files)}")
-    problems: list[str] = []
-    rows = {
-        name: _rows(path / f"{name}.jsonl", problems)
-        for name in ("journal", "metrics", "metrics.superseded")
-    }
-    rows["journal"] = [row for row in rows["journal"] if isinstance(row.get("event"), str)]
     return RunRecords(
         path=path,
-        config=_config(path / "config.json", problems),
-        status=_json(path / "status.json", problems),
-        plan=_json(path / "plan.json", problems),
+        config=folder.saved_config if folder.holds_run else {},
+        status=read_json(folder.status) or {},
+        plan=folder.plan or {},
         running=folder.is_locked,
-        problems=problems,
-        journal=rows["journal"],
-        metrics=sorted(
-            {row["step"]: row for row in rows["metrics"] if "step" in row}.values(),
-            key=lambda row: row["step"],
-        ),
-        superseded=rows["metrics.superseded"],
+        journal=list(folder.entries()),
+        metrics=folder.metrics,
+        superseded=folder.superseded_metrics,
         used_s=folder.recorded_used_s,
     )
-
-
-def _rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
-    rows = []
-    try:
-        for row in read_rows(path):
-            rows.append(row)  # noqa: PERF402  # those before the mistake count
-    except DamagedFileError as error:
-        problems.append(str(error))
-    return rows
-
-
-def _config(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        return read_saved_config(path)
-    except FileNotFoundError:
-        return {}
-    except ConfigError as error:
-        problems.append(str(error))
-        return {}
-
-
-def _json(path: Path, problems: list[str]) -> dict[str, Any]:
-    try:
-        return read_json(path) or {}
-    except DamagedFileError as error:
-        problems.append(str(error))
-        return {}

@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.run.record_files import DamagedFileError
 from pipeline.run.report.run_records import RunRecords
 
 MOST_TEXT = 1_500
 """Characters of a prompt or a completion that are shown; of longer ones begin and end."""
-_ANSWER_SHOWS = 3
 _TIMES = 3
 
 Record = Mapping[str, Any]
@@ -54,28 +52,20 @@ class Table:
     Attributes:
         columns: the steps.
         rows: may be empty.
-        problems: files that could not be read.
     """
 
     columns: Sequence[str]
     rows: Sequence[Row]
-    problems: Sequence[str] = ()
 
 
 def rollout_table(run: RunRecords) -> Table:
-    """Rollouts of an early, a middle and a late step.
-
-    If the steps have prompts in common: the best rollout to each of them. Otherwise the best, the
-    median and the worst rollout of each step.
-    """
+    """The best, the median and the worst rollout of an early, a middle and a late step."""
     steps = _spread(run.rollout_steps())
-    problems, by_step = list[str](), list[list[Record]]()
-    for step in steps:
-        records, problem = _read(run, f"step_{step:06d}")
-        by_step.append([one for one in records if one.get("reward") is not None])
-        problems += problem
-    rows = _same_prompts(by_step) or _ranked(by_step)
-    return Table([f"step {step}" for step in steps], rows, problems)
+    by_step = [
+        [one for one in run.rollouts(f"step_{step:06d}") if one.get("reward") is not None]
+        for step in steps
+    ]
+    return Table([f"step {step}" for step in steps], _ranked(by_step))
 
 
 def answer_table(run: RunRecords) -> Table:
@@ -85,15 +75,14 @@ def answer_table(run: RunRecords) -> Table:
     """
     evaluated = _spread(run.evaluations("validation"))
     columns = [f"validation after step {one['step']}" for one in evaluated]
-    problems, answers = list[str](), list[dict[tuple[int, int], Record]]()
-    for one in evaluated:
-        records, problem = _read(run, one["file"])
-        answers.append({(row["prompt_id"], row["sample"]): row for row in records})
-        problems += problem
+    answers = [
+        {(row["prompt_id"], row["sample"]): row for row in run.rollouts(one["file"])}
+        for one in evaluated
+    ]
     if len(evaluated) < 2 or not all(answers):
-        return Table(columns, [], problems)
+        return Table(columns, [])
     rows = [row for wanted in ("won", "lost", "still wrong") for row in _answers(answers, wanted)]
-    return Table(columns, rows, problems)
+    return Table(columns, rows)
 
 
 def shortened(text: str) -> str:
@@ -104,36 +93,11 @@ def shortened(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
 
 
-def _read(run: RunRecords, name: str) -> tuple[list[dict[str, Any]], list[str]]:
-    try:
-        return run.rollouts(name), []
-    except DamagedFileError as error:
-        return [], [str(error)]
-
-
 def _spread(items: Sequence[Any]) -> list[Any]:
     """The first, a middle and the last one; all if there are fewer."""
     if len(items) <= _TIMES:
         return list(items)
     return [items[0], items[len(items) // 2], items[-1]]
-
-
-def _same_prompts(by_step: Sequence[Sequence[Record]]) -> list[Row]:
-    best: list[dict[int, Record]] = []
-    for records in by_step:
-        ranked = sorted(records, key=lambda one: one["reward"])
-        best.append({one["prompt_id"]: one for one in ranked})
-    if len(best) < 2:
-        return []
-    common = [prompt for prompt in best[0] if all(prompt in own for own in best)]
-    return [
-        Row(
-            "best to the same prompt",
-            [shortened(best[0][prompt]["prompt"])],
-            [_sample(own[prompt]) for own in best],
-        )
-        for prompt in common[:_ANSWER_SHOWS]
-    ]
 
 
 def _ranked(by_step: Sequence[Sequence[Record]]) -> list[Row]:

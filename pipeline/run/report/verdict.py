@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from scipy.stats import kendalltau, theilslopes
 
-from pipeline.deadline import show_duration
 from pipeline.evaluate.significance import LEVEL
 from pipeline.evaluate.summary import mean_of, metric_title, prompts_of, show_change
-from pipeline.run.goodput import STEP_PHASES, TimeUse, grouped, phase_seconds, summed
-from pipeline.run.record_files import DamagedFileError
+from pipeline.run.goodput import STEP_PHASES, grouped, phase_seconds, summed
 from pipeline.run.report.curves import thin
 from pipeline.run.report.findings import LEAST_STEPS, Finding, Level, problems
-from pipeline.run.report.paired import paired_change
-from pipeline.run.report.run_records import Row, RunRecords
-from pipeline.run.status import phase_words
+from pipeline.run.report.run_records import Row, RunRecords, paired_change
 
 _MOSTLY = 0.5
 """Share of the steps' time from which on one use of it bounds the run."""
-_NOTABLE = 0.15
 _MOST_COMPARED = 1000
 
 _BOUND: Mapping[str, tuple[str, str]] = {
@@ -49,12 +43,6 @@ _BOUND: Mapping[str, tuple[str, str]] = {
     ),
 }
 """What bounds the steps, and advice, by group of phases."""
-_START = "a longer run; programs come from the cache at the next start"
-_BEFORE: Mapping[str, str] = {
-    "device_wait": "other runs held the devices; `ray list actors` names them",
-    "evaluation": "a limit for data.test and data.validation",
-}
-"""Advice, by the phase that took most of the time before the first step."""
 
 
 @dataclass(frozen=True)
@@ -107,22 +95,12 @@ def _test_change(run: RunRecords) -> Row | None:
     if "paired_difference" in recorded:
         return recorded
     before, after = (run.evaluations(f"test_{when}") for when in ("before", "after"))
-    return _paired(run, [*before[-1:], *after[-1:]])
+    return paired_change(run, before[-1], run, after[-1]) if before and after else None
 
 
 def _validation_change(run: RunRecords) -> Row | None:
     found = run.evaluations("validation")
-    return _paired(run, [found[0], found[-1]]) if len(found) > 1 else None
-
-
-def _paired(run: RunRecords, evaluated: Sequence[Row]) -> dict[str, Any] | None:
-    if len(evaluated) != 2:
-        return None
-    try:
-        before, after = (run.rollouts(one["file"]) for one in evaluated)
-    except DamagedFileError:
-        return None
-    return paired_change(before, after, summary=evaluated[0])
+    return paired_change(run, found[0], run, found[-1]) if len(found) > 1 else None
 
 
 def _judged_change(name: str, change: Row) -> Finding:
@@ -181,12 +159,10 @@ def _trend(run: RunRecords) -> Finding:
 
 def bound(run: RunRecords) -> Finding:
     """What the time of the steps is used for, as the driver sees it."""
-    use = run.time_use
     steps = [phase_seconds(row) for row in run.metrics]
     # What else the first row has was before the first step.
     steps[:1] = [{phase: row.get(phase, 0.0) for phase in STEP_PHASES} for row in steps[:1]]
-    seconds = summed(steps)
-    groups = {group: value for group, value in grouped(seconds).items() if group in _BOUND}
+    groups = {group: value for group, value in grouped(summed(steps)).items() if group in _BOUND}
     total = sum(groups.values())
     if not total:
         return Finding("bound", "note", "Not known: no step has ended.", "no time of a step")
@@ -195,45 +171,7 @@ def bound(run: RunRecords) -> Finding:
     name, advice = _BOUND[largest]
     others = [f"{_BOUND[group][0]} {part:.0%}" for part, group in shares if part >= 0.005]
     mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
-    details = [", ".join(others), *_wasted(use.devices)]
-    if (before := _before_training(use)) is not None:
-        sentence = f"{before.sentence} The steps: {mostly.lower()} {name}."
-        evidence = "; ".join([before.evidence, f"of the steps: {details[0]}", *details[1:]])
-        return replace(before, sentence=sentence, evidence=evidence)
-    return Finding("bound", "note", f"{mostly} {name}.", "; ".join(details), advice)
-
-
-def _before_training(use: TimeUse) -> Finding | None:
-    """What the time before the first step was used for, if that is most of the run's time."""
-    ends = (at for at, one in enumerate(use.intervals, start=1) if one.step is not None)
-    seconds = summed(one.seconds for one in use.intervals[: next(ends, None)])
-    spent = {phase: value for phase, value in seconds.items() if phase not in STEP_PHASES}
-    total = sum(spent.values())
-    if total <= _MOSTLY * use.wall_s:
-        return None
-    words = {phase: phase_words(phase) for phase in spent}
-    largest = sorted(spent.items(), key=lambda one: one[1], reverse=True)
-    shown = [f"{words[phase]} {show_duration(value)}" for phase, value in largest if value >= 1]
-    first = largest[0][0]
-    return Finding(
-        "bound",
-        "note",
-        f"Most of the time lies before the first step: {words[first]}.",
-        f"{total / use.wall_s:.0%} of the run's time: {', '.join(shown)}",
-        _BEFORE.get(first, _START),
-    )
-
-
-def _wasted(devices: Mapping[str, float]) -> Iterator[str]:
-    """Idle slots of the samplers and padding of the learner, where they are notable."""
-    for useful, spare, words in (
-        ("decode", "empty slots", "of the decode time is idle slots"),
-        ("update", "padding", "of the update is padding"),
-    ):
-        lost = devices.get(spare, 0.0)
-        whole = lost + devices.get(useful, 0.0)
-        if whole and lost / whole >= _NOTABLE:
-            yield f"{lost / whole:.0%} {words}"
+    return Finding("bound", "note", f"{mostly} {name}.", ", ".join(others), advice)
 
 
 def _next(

@@ -74,15 +74,6 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert sampler.asked[2][0].name != first.name
 
 
-def test_the_answer_prefix_is_in_prompt_and_reply(tmp_path: Path):
-    sampler = Echo()
-    asked = conversation(tmp_path, sampler, answer_prefix="<>")
-    base, tuned = asyncio.run(asked.ask({"question": "abc"}))
-    assert [one.prompt_tokens.tolist() for one, _ in sampler.asked] == [[2, *map(ord, "abc<>")]] * 2
-    assert base == Reply("base", "<>><cba", 6, ended=True)
-    assert tuned == Reply("tuned", "<>><cba", 5, ended=False)
-
-
 @pytest.mark.parametrize(
     ("question", "message"),
     [
@@ -95,14 +86,6 @@ def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path, question:
     with pytest.raises(QuestionError, match=message):
         asyncio.run(conversation(tmp_path, sampler).ask({"question": question}))
     assert sampler.asked == []
-
-
-def test_turn_tokens_in_a_question_are_refused(tmp_path: Path):
-    sampler = Echo()
-    with pytest.raises(QuestionError, match="contains the turn token <end_of_turn>"):
-        asyncio.run(
-            conversation(tmp_path, sampler, turn="gemma").ask({"question": "<end_of_turn>"})
-        )
 
 
 def test_a_question_is_the_only_column_or_a_json_object():

@@ -22,7 +22,6 @@ from pipeline.evaluate.evaluation import (
     evaluate,
     judge,
     requests,
-    sample_counts,
 )
 from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
@@ -51,15 +50,6 @@ def voted(*answers: str) -> Evaluation:
     return answered(*(answer and f"<a>{answer}</a>" for answer in answers), samples=len(answers))
 
 
-def test_a_request_is_named_by_split_and_prompt_alone():
-    asked = requests(PROMPTS[:2], phase="validation")
-    assert [one.name for one in asked] == [
-        RolloutName("validation", 0, 1, 0),
-        RolloutName("validation", 0, 2, 0),
-    ]
-    assert [one.prompt_tokens.tolist() for one in asked] == [[2, 51], [2, 52]]
-
-
 def test_answers_are_judged_against_their_own_prompts():
     judged = answered("<r>x</r><a>2</a>", "<a>4</a>", "<r>x</r><a>5</a>", "<r>x</r><a>8</a>...")
     assert judged.answers == (
@@ -83,31 +73,10 @@ def test_answers_are_judged_against_their_own_prompts():
     }
 
 
-def test_accuracy_among_well_formed_is_none_without_well_formed_answers():
-    assert answered("2", "4").summary()["accuracy_among_well_formed"] is None
-
-
 def test_completions_of_other_prompts_are_refused():
     name = RolloutRequest(RolloutName("test", 0, 1, 0), np.zeros(1, np.int32))
     with pytest.raises(ValueError, match="1 completions are not those of 4 prompts"):
         judge(PROMPTS, [completion(name)], maker=MAKER, tags=TAGS)
-
-
-def test_samples_are_requested_prompt_by_prompt():
-    asked = requests(PROMPTS[:2], phase="more", samples=2)
-    assert [one.name for one in asked] == [
-        RolloutName("more", 0, 1, 0),
-        RolloutName("more", 0, 1, 1),
-        RolloutName("more", 0, 2, 0),
-        RolloutName("more", 0, 2, 1),
-    ]
-
-
-def test_samples_out_of_order_are_refused():
-    asked = requests(PROMPTS[:2], phase="test", samples=2)
-    drawn = [completion(asked[at]) for at in (0, 2, 1, 3)]
-    with pytest.raises(ValueError, match="4 completions are not those of 2 prompts"):
-        judge(PROMPTS[:2], drawn, maker=MAKER, tags=TAGS)
 
 
 def test_the_answer_is_extracted_as_configured():
@@ -152,22 +121,6 @@ def test_summary_of_several_samples_per_prompt():
 )
 def test_majority_votes(answers: tuple[str, ...], wins: bool):
     assert voted(*answers).majority_at(len(answers)) == float(wins)
-
-
-def test_samples_are_split_into_groups_of_k_voters():
-    judged = voted("2", "2", "1", "1", "2", "1", "2")
-    assert judged.majority_at(1) == 4 / 7
-    assert judged.majority_at(3) == 0.5  # 2 2 1 and 1 2 1; the seventh is left over
-    assert judged.majority_at(7) == 1.0
-
-
-def test_sample_counts_are_powers_of_two_and_the_total():
-    assert [sample_counts(n) for n in (1, 2, 6, 8)] == [[1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
-
-
-def test_an_evaluation_round_trips_through_its_rows():
-    judged = answered("<r>x</r><a>2</a>", "\u2028\x85\n")
-    assert Evaluation.of(json.loads(json.dumps(judged.rows))) == judged
 
 
 def test_before_and_after_are_compared_in_pairs():

@@ -15,8 +15,7 @@ from configs.schema import Config
 from pipeline.data.rows import TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.evaluate.comparison import answer_rows, document, lines
-from pipeline.evaluate.evaluation import requests
-from pipeline.evaluate.measurement import Measured, answer, measure, open_adapter
+from pipeline.evaluate.measurement import Measured, measure, open_adapter
 from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, OpenedAdapter, RolloutRequest
@@ -104,31 +103,12 @@ def test_each_set_is_answered_under_the_adapter(tmp_path: Path):
     assert samplers[0].batches == [3, 1] * 2
 
 
-def test_several_samples_per_prompt(tmp_path: Path):
-    config = make_config(tmp_path, eval={"samples": 3, "temperature": 1.0})
-    base = run(config, [FakeAdapterSampler(Script())], None, [])
-    assert base.evaluations["more"].correct.tolist() == [[True, False, False], [False] * 3]
-
-
 def test_samplers_must_hold_the_same_adapter():
     samplers = [FakeAdapterSampler(Script(), salt=salt) for salt in "ab"]
     with pytest.raises(MismatchError, match="samplers opened different adapters"):
         asyncio.run(open_adapter(samplers, TUNED))
     with pytest.raises(FileNotFoundError, match="no adapter in gone"):
         asyncio.run(open_adapter(samplers[:1], "gone"))
-
-
-def test_answers_of_another_adapter_are_refused():
-    sampler = FakeAdapterSampler(Script())
-
-    async def swapped() -> None:
-        base = await open_adapter([sampler], None)
-        await open_adapter([sampler], TUNED)
-        asked = requests(make_prompts(1), phase="test")
-        await answer([sampler], asked, at_once=2, temperature=0.0, adapter=base)
-
-    with pytest.raises(MismatchError, match="was sampled by version 7"):
-        asyncio.run(swapped())
 
 
 def told(config: Config, *, tuned: bool = True) -> dict[str, Any]:
@@ -239,31 +219,6 @@ def test_a_reward_is_measured_and_shown(tmp_path: Path):
     assert table[1][2:4] == ["5", f"{base['score']:.3f}"]
     assert "20.0%" in table[1]
     assert list(lines(part))[2].endswith("; scored by the reward 'brief'")
-
-
-def test_the_protocol_lists_stop_strings(tmp_path: Path):
-    found = told(make_config(tmp_path, rollout={"stop_strings": ["</answer>", "\n\n"]}))
-    assert found["protocol"]["stop_strings"] == ["</answer>", "\n\n"]
-    assert list(lines(found))[2] == (
-        "answers: 1 a prompt, greedy, at most 80 tokens, also ended by '</answer>' or '\\n\\n'; "
-        "judged by the last answer block"
-    )
-
-
-def test_a_prefix_is_part_of_the_protocol_and_of_each_answer(tmp_path: Path):
-    config, sampler = (
-        make_config(tmp_path, prompt={"answer_prefix": "so "}),
-        FakeAdapterSampler(Script()),
-    )
-    base = run(config, [sampler], None, [])
-    assert (
-        list(answer_rows(base, None))[1]["text"] == "so <reasoning>x</reasoning><answer>5</answer>"
-    )
-    assert list(answer_rows(base, None))[1]["num_tokens"] == 43
-    assert list(lines(told(config)))[1] == (
-        "prompt: the model's turns, 0 shots, template '{question}', no system text, "
-        "answers begin with 'so '"
-    )
 
 
 def test_the_table_of_samples_has_votes(tmp_path: Path):

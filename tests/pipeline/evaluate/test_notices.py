@@ -119,7 +119,5 @@ def test_why_an_export_is_untrained():
     assert told() == (
         "no trained version could be exported in time; the export is the untrained model"
     )
-    assert "Every validation had 0%" in (told(0.0, 0.0) or "")
-    assert "Every validation had 100%" in (told(1.0, 1.0) or "")
     assert "learner.lr" in (told(0.5, 0.4) or "")
     assert "the initial model" in (told(0.5, 0.4, lora={"start": "/somewhere"}) or "")

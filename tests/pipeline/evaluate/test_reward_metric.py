@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,8 @@ import pytest
 
 from launch.resume import record_reward_changes
 from pipeline.data.splits import LoadedSplit
-from pipeline.evaluate.recorded import earlier_result
-from pipeline.rollout.workers import OutOfTime, TrainingStopped
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import WorkDeadline
 from rewards.base import Outcome, RewardInput
 from tests.fakes import Disk, Process, Script, validated
 from tests.resumes import check_same_run
@@ -130,13 +126,6 @@ def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_
     assert "eval/validation/accuracy" not in sent[0]
 
 
-def test_the_earliest_of_equal_scores_is_the_best(tmp_path: Path):
-    run = styled(tmp_path, [0.2, 0.5, 0.5, 0.5])
-    run.run()
-    keeps = [call for call in run.script.calls if "keep_best" in call]
-    assert keeps == ["learner.keep_best 0", "learner.keep_best 1"]
-
-
 def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
     # Style applies to no answer of the versions 0 and 3.
     run = styled(tmp_path, [0.0, 0.5, 0.4, 0.0], silent=True)
@@ -156,14 +145,6 @@ def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
         *(1.0, PROMPTS // 2, 0.5),
         PROMPTS,
     )
-
-
-def test_without_any_score_the_last_version_is_exported(tmp_path: Path):
-    run = styled(tmp_path, [0.0, 0.0, 0.0], silent=True)
-    assert run.run() == "finished"
-    assert run.script.calls[-1] == "learner.export 2"
-    assert run.folder.summary is not None
-    assert "best" not in run.folder.summary
 
 
 def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
@@ -189,22 +170,6 @@ def test_promise_3_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_pat
         tmp_path,
         hard=True,
     )
-
-
-def test_scoring_is_abandoned_at_the_deadline_of_the_evaluation(tmp_path: Path):
-    script = Script(durations={"sampler0.generate:test": 100.0})
-    run = styled(tmp_path, [0.2, 0.4], script=script)
-
-    async def evaluate() -> None:
-        await run.workers.publish()
-        deadline = WorkDeadline(until_s=50.0, stopped_by_s=60.0)
-        await run.coordinator.schedule.evaluate_before(0, deadline)
-
-    with pytest.raises(OutOfTime):
-        asyncio.run(evaluate())
-    assert run.events("evaluated") == []
-    assert "scorer.score" not in run.script.calls
-    run.folder.close()
 
 
 def interrupted(folder: Path, disk: Disk, *, metric: str) -> Process:
@@ -249,24 +214,3 @@ def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
     process = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings)
     assert process.coordinator.schedule.best is None
     process.folder.close()
-
-
-def test_the_base_is_not_evaluated_again_with_another_initial_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    disk = Disk()
-    interrupted(tmp_path, disk, metric="style")
-    monkeypatch.setattr("tests.fakes.FRESH", "another adapter")
-    again = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, accept=True)
-    with pytest.raises(TrainingStopped, match=r"lora\.start is another adapter"):
-        again.run()
-
-
-def test_an_earlier_result_by_other_rewards_is_not_reported_again(tmp_path: Path):
-    run = styled(tmp_path, SKILLS)
-    run.run()
-    adapter = run.disk.best[1] if run.disk.best else ""
-    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is not None
-    run.folder.journal(REWARDS_CHANGED, after_step=4, changes=[])
-    assert earlier_result(run.folder, "test", adapter=adapter, since=REWARDS_CHANGED) is None
-    assert earlier_result(run.folder, "test", adapter=adapter, since=None) is not None

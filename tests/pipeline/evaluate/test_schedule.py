@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.schema import Config
-from pipeline.evaluate.recorded import best_facts, is_better
+from pipeline.evaluate.recorded import is_better
 from tests.fakes import Disk, Killed, Process, Script, validated
 from tests.resumes import check_same_run
 from tests.samples import PROMPTS, make_config, make_data
@@ -73,16 +73,6 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     assert len(tests) == 2
 
 
-def test_a_policy_that_only_gets_worse_is_exported_untrained(tmp_path: Path):
-    run = collapsing(tmp_path, budget={"steps": 2})
-    for sampler in run.samplers:
-        sampler.skill = lambda version: 0.8 - 0.1 * version
-    run.run()
-    assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == 0
-    assert run.folder.summary["eval"]["paired_difference"] == 0
-
-
 def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     part = {"name": "correct", "function": "rewards.correctness:exact_answer"}
     run = collapsing(tmp_path, budget={"steps": 4}, rewards={"functions": [part]})
@@ -121,13 +111,6 @@ def test_mean_rewards_of_other_rewards_do_not_compare():
     assert not is_better({"score": None, "reward": 1.0}, None)
 
 
-def test_the_best_version_may_be_recorded_under_another_key_than_the_last_one():
-    best = {"step": 2, "score": 0.5, "metric": "correct"}
-    facts, text = best_facts(best, {"step": 4, "accuracy": 0.25, "metric": "correct"})
-    assert facts == {"step": 2, "score": 0.5, "last_step": 4, "last_score": 0.25}
-    assert text == "best by validation: step 2 with 0.500; the last, step 4, has 25.0%"
-
-
 def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
     for sampler in run.samplers:
@@ -160,16 +143,6 @@ def test_equal_results_before_training_are_told_once(
         ((name, what),) = told
         assert name == "test_before"
         assert what.startswith(f"test_before: the accuracy is {shown} on 20 prompts")
-
-
-def test_equal_results_after_training_are_not_told(tmp_path: Path):
-    run = skilled(make_config(tmp_path, budget={"steps": 2}))
-    for sampler in run.samplers:
-        sampler.skill = lambda version: 0.5 + 0.25 * version
-    run.run()
-    assert run.folder.summary is not None
-    assert run.folder.summary["eval"]["after"]["accuracy"] == 1.0
-    assert run.events("evaluation_notice") == []
 
 
 def test_the_last_version_is_always_validated(tmp_path: Path):
@@ -265,24 +238,6 @@ def test_validation_intervals_continue_across_interrupted_processes(tmp_path: Pa
         assert process.learner.version <= step + 2  # each one ends after two steps
     assert ended == "finished"
     assert validated(process.folder) == [0, 3, 6, 9, 10]
-
-
-@pytest.mark.parametrize("signal", ["learner.update 2", "sampler0.generate:validation 0"])
-def test_an_interrupted_validation_by_minutes_is_repeated_after_a_resume(
-    tmp_path: Path, signal: str
-):
-    disk, script = Disk(), Script()
-    run = by_the_clock(tmp_path, disk=disk, script=script)
-    stop = script.stop.set
-    # The first validation is the one before the first step.
-    script.on[signal] = stop if "update" in signal else lambda: script.on.update({signal: stop})
-    assert run.run() == "interrupted"
-    assert (run.learner.version, validated(run.folder)) == (3, [0])
-    again = by_the_clock(tmp_path, disk=disk)
-    again.run()
-    drawn = [call for call in again.script.calls if "generate:" in call]
-    assert next(c for c in drawn if "probe" not in c) == "sampler0.generate:validation 0"
-    assert validated(again.folder) == [0, 3, 6, 9, 10]
 
 
 def test_a_kept_but_unrecorded_best_version_is_validated_again(

@@ -58,13 +58,6 @@ def test_mcnemar_by_hand():
     assert (change.gained, change.lost, change.n) == (1, 7, 21)
 
 
-def test_comparing_equal_answers_shows_no_change():
-    same = np.array([True, False, True])
-    change = compare_paired(same, same)
-    assert (change.difference, change.p, change.gained, change.lost) == (0.0, 1.0, 0, 0)
-    assert change.ci95[0] < 0 < change.ci95[1]
-
-
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30), st.integers(0, 30))
 def test_exchanging_before_and_after_mirrors_the_result(
     both: int, gained: int, lost: int, neither: int
@@ -178,12 +171,6 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(answers: np.ndarray
         choices = [list(chosen) for chosen in combinations(range(samples), k)]
         expected = np.mean([answers[:, chosen].any(axis=1).mean() for chosen in choices])
         assert pass_at(answers, k) == pytest.approx(expected)
-
-
-def test_pass_at_k_of_many_samples_does_not_overflow():
-    answers = np.zeros((1, 2000), bool)
-    answers[0, 0] = True
-    assert pass_at(answers, 1000) == pytest.approx(0.5)
 
 
 def test_invalid_answer_arrays_are_refused():

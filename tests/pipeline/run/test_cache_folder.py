@@ -16,10 +16,6 @@ def _home(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_default_is_the_user_s_cache_folder():
-    assert cache_folder("plans") == Path("/home/me/.cache/gemma-grpo/plans")
-
-
 def test_environment_variable_sets_the_folder(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert cache_folder("plans") == Path("/cache/gemma-grpo/plans")

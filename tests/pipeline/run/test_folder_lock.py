@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 from pipeline.run.folder_lock import LockedFolder
 
@@ -63,40 +58,3 @@ def test_unlocked_or_differently_named_folders_are_kept(tmp_path: Path):
     LockedFolder(tmp_path, prefix="own-").remove()
     assert {path.name for path in tmp_path.iterdir()} == {*others, "own-file"}
     assert left.path.is_dir()
-
-
-def test_a_failed_deletion_is_repeated_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    left = LockedFolder(tmp_path, prefix="own-")
-    (left.path / "sockets").mkdir()
-    (left.path / "sockets" / "one").touch()
-    os.close(left._lock)
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
-        LockedFolder(tmp_path, prefix="own-")
-    assert left.path.is_dir()
-    LockedFolder(tmp_path, prefix="own-")
-    assert not left.path.exists()
-
-
-def test_without_file_locks_no_folder_is_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(OSError, match="No locks"):
-        LockedFolder(tmp_path, prefix="own-")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_remove_deletes_the_folder(tmp_path: Path):
-    held = LockedFolder(tmp_path, prefix="")
-    (held.path / "file").touch()
-    held.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_missing_parent_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(FileNotFoundError):
-        LockedFolder(tmp_path / "absent", prefix="own-")

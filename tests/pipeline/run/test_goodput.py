@@ -165,14 +165,6 @@ def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
 
 
-def test_seconds_of_devices_outside_of_steps_do_not_count(tmp_path: Path):
-    script = Script(durations={"sampler0.generate:test": 5.0, "sampler0.generate:train": 2.0})
-    run = Process(make_config(tmp_path), disk=Disk(), script=script)
-    run.run()
-    # One sampler of two chips.
-    assert [row["time/devices/decode_s"] for row in run.folder.metrics] == [1.0, 1.0, 1.0]
-
-
 def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
     script = Script(durations={"learner.update": 5.0})

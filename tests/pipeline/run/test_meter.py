@@ -54,11 +54,6 @@ def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
     assert found["decode_bandwidth"] == pytest.approx(10 * 2 / 120)
 
 
-def test_a_colocated_run_generates_on_the_learners_chips():
-    row = {**ROW, "time/devices/decode_s": 5.0}
-    assert speeds(row, WORK, Hardware({"learner": 8}, 8))["decode_tokens_per_s"] == 600 / 5
-
-
 def test_cost_needs_a_price():
     progress = Progress(tokens_generated=1_000_000, tokens_trained=500_000)
     assert cost(3600.0, progress, SPLIT) == {

@@ -103,14 +103,13 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- copying
 
 
-@pytest.mark.parametrize("protocol", ["memory", "file"])
 def test_a_run_folder_is_copied_without_what_is_temporary_or_left_out(
-    folder: RunFolder, tmp_path: Path, protocol: str
+    folder: RunFolder, tmp_path: Path
 ):
     whole = content(folder.path)
     write(folder.path, {"status.json": "", "wandb/x": "", "plan.json.tmp": ""})
     write(folder.checkpoints, {"3.orbax-checkpoint-tmp-7/state/data": "", "best/a.tmp": ""})
-    url = MEMORY if protocol == "memory" else f"file://{tmp_path}/mirror/{NAME}"
+    url = f"file://{tmp_path}/mirror/{NAME}"
     Copier(folder.path, url).copy()
     assert copied(url) == whole
 
@@ -137,14 +136,11 @@ def test_what_refers_to_other_files_is_copied_after_them(folder: RunFolder, done
     assert copied() == content(folder.path)
 
 
-def test_only_what_has_changed_is_copied_also_by_the_next_process(
-    folder: RunFolder, done: list[str]
-):
+def test_only_what_has_changed_is_copied(folder: RunFolder, done: list[str]):
     copier = Copier(folder.path, MEMORY)
     copier.copy()
     done.clear()
-    for again in (copier, Copier(folder.path, MEMORY)):
-        again.copy()
+    copier.copy()
     assert done == []
     # Of equal size: the time tells.
     changed = folder.checkpoints / "best" / "adapter.safetensors"
@@ -154,19 +150,31 @@ def test_only_what_has_changed_is_copied_also_by_the_next_process(
     copier.copy()
     assert done == ["+checkpoints/best/adapter.safetensors"]
     assert copied() == content(folder.path)
+    # The next process does not know the times, and copies what may have been replaced.
+    done.clear()
+    Copier(folder.path, MEMORY).copy()
+    again = [
+        "config.json",
+        "journal.jsonl",
+        "metrics.jsonl",
+        "checkpoints/best/adapter.safetensors",
+    ]
+    assert [one for one in done if ".lock" not in one] == [f"+{path}" for path in again]
 
 
-def test_a_file_that_is_deleted_meanwhile_makes_the_copy_begin_again(
+def test_a_file_that_is_deleted_meanwhile_is_left_to_the_next_copy(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
     write, copier = Store.write, Copier(folder.path, MEMORY)
 
     def train_first(store: Store, path: str, what: bytes | Path) -> None:
-        if path == f"checkpoints/1/{CHECKPOINT_MARK}":
+        if path == "checkpoints/1/state/data":
             train(folder, 3)
         write(store, path, what)
 
     monkeypatch.setattr(Store, "write", train_first)
+    copier.copy()
+    assert "checkpoints/1/state/data" not in copied()
     copier.copy()
     assert copied() == content(folder.path)
 
@@ -217,7 +225,7 @@ def test_a_copy_that_is_cut_anywhere_leaves_whole_checkpoints_with_their_records
                 assert (found.checkpoints / f"{step}/state/data").read_text() == f"state {step}"
         else:
             break
-    assert place == 8  # writes and deletions
+    assert place == 10  # writes and deletions
     assert copied(url) == content(folder.path)
 
 
@@ -235,18 +243,6 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110  # of a thread
             await asyncio.sleep(0.005)
-
-
-def test_without_a_mirror_nothing_happens(tmp_path: Path):
-    mirror = Mirror(mirror_url(make_config(tmp_path)))
-
-    async def run() -> None:
-        mirror.start(tmp_path, log_event=print)
-        mirror.request()
-        await mirror.finish()
-
-    asyncio.run(run())
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folder: RunFolder):
@@ -271,31 +267,7 @@ def test_a_run_is_copied_at_its_start_after_each_checkpoint_and_at_its_end(folde
     assert list(folder.events("mirror")) == []
 
 
-def test_requests_during_a_copy_become_one(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
-    going, count, mirror = threading.Semaphore(0), 0, Mirror(MEMORY)
-
-    def copy(_: Copier) -> None:
-        nonlocal count
-        count += 1
-        going.acquire()
-
-    monkeypatch.setattr(Copier, "copy", copy)
-
-    async def run() -> None:
-        mirror.start(folder.path, log_event=print)
-        await until(lambda: count == 1)
-        for _ in range(5):
-            mirror.request()
-        going.release()
-        await until(lambda: count == 2)
-        going.release(9)
-        await mirror.finish()
-
-    asyncio.run(run())
-    assert count == 3
-
-
-def test_a_failure_is_reported_once_and_the_next_checkpoint_tries_again(
+def test_a_failure_is_reported_and_the_next_checkpoint_tries_again(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ):
     mirror, said, write, is_full, tries = Mirror(MEMORY), list[str](), Store.write, True, 0
@@ -317,22 +289,15 @@ def test_a_failure_is_reported_once_and_the_next_checkpoint_tries_again(
         kept.checkpoint({"step": 2})
         await until(lambda: tries == 2)
         is_full = False
-        kept.checkpoint({"step": 2})
-        await until(lambda: len(said) == 2)
         await mirror.finish()
 
     asyncio.run(run())
-    assert said == [
-        f"mirror {MEMORY}: cannot be written (no space); the next checkpoint tries again",
-        f"mirror {MEMORY}: works again, and has the run",
-    ]
+    line = f"mirror {MEMORY}: cannot be written (no space); the next checkpoint tries again"
+    assert said == [line] * 2
     assert copied() == content(folder.path)
 
 
-@pytest.mark.parametrize("hangs", [True, False])
-def test_an_incomplete_end_is_said(
-    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *, hangs: bool
-):
+def test_an_incomplete_end_is_said(folder: RunFolder, monkeypatch: pytest.MonkeyPatch):
     said, ends = list[str](), threading.Event()
     mirror = Mirror(MEMORY)
     kept = records(folder, mirror, said)
@@ -343,9 +308,7 @@ def test_an_incomplete_end_is_said(
         await until(lambda: copied() == content(folder.path))
 
         def fail(*_: object) -> None:
-            if hangs:
-                ends.wait()
-            raise OSError("gone")
+            ends.wait()
 
         monkeypatch.setattr(Store, "write", fail)
         write(folder.path, {"summary.json": "{}"})
@@ -375,17 +338,13 @@ def copy(folder: RunFolder, config: Config) -> str:
     return url
 
 
-def test_the_run_of_another_host_is_fetched(folder: RunFolder, there: Config, done: list[str]):
+def test_the_run_of_another_host_is_fetched(folder: RunFolder, there: Config):
     url, said = copy(folder, there), list[str]()
     write(Path(url), {"checkpoints/9/state/data": "its mark was not copied"})
     fetch_run(there, say=said.append)
     fetched = RunFolder.of(there)
     assert content(fetched.path) == content(folder.path)
     assert said == [f"fetching the run from {url}"]
-    # A file that was fetched is not copied again.
-    done.clear()
-    copy(fetched, there)
-    assert done == ["-checkpoints/9/state/data"]
     # The run is on this host now.
     fetch_run(there, say=said.append)
     assert len(said) == 1
@@ -394,7 +353,7 @@ def test_the_run_of_another_host_is_fetched(folder: RunFolder, there: Config, do
 def test_without_a_run_in_the_mirror_a_new_one_begins(there: Config):
     fetch_run(there, say=print)
     assert not RunFolder.of(there).path.exists()
-    assert not Path(str(mirror_url(there))).exists()
+    assert Store(str(mirror_url(there))).sizes() == {}
 
 
 def test_a_fetch_that_fails_stops_the_start_and_the_next_one_is_complete(

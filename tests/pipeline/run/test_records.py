@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +14,7 @@ from pipeline.run.console import Console
 from pipeline.run.records import Records, evaluation_line
 from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.status import BestValidation, LastAlarm
+from pipeline.run.status import LastAlarm
 from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError
 from tests.fakes import FakeTracker
@@ -60,22 +59,6 @@ def test_a_step_goes_to_folder_tracker_and_console(
     assert records.tracker.logged == [(7, METRICS)]
     line = f"{STEP}  reward 0.123  groups 3 mixed, 5 equal  length 20.0 tokens  step time 1.3 s\n"
     assert capsys.readouterr().out == line
-
-
-def test_a_mean_is_never_shown_without_the_excluded_share(
-    records: Records, capsys: pytest.CaptureFixture[str]
-):
-    records.step(
-        7, "step_000007", {**METRICS, "reward/excluded_share": 185 / 192}, ROLLOUTS, tokens=False
-    )
-    assert f"{STEP}  reward 0.123 (96.4% excluded)  groups" in capsys.readouterr().out
-
-
-def test_scores_that_failed_are_counted_in_the_line_of_the_step(
-    records: Records, capsys: pytest.CaptureFixture[str]
-):
-    records.step(7, "step_000007", {**METRICS, "reward/errors": 12.0}, ROLLOUTS, tokens=False)
-    assert f"{STEP}  reward 0.123, errors 12  groups" in capsys.readouterr().out
 
 
 def test_metrics_that_are_not_finite_are_left_out(records: Records):
@@ -130,13 +113,6 @@ def test_an_evaluation_is_journaled_shown_and_sent(
     )
 
 
-def test_an_event_is_journaled_and_shown(records: Records, capsys: pytest.CaptureFixture[str]):
-    records.event("exported", "export: there", folder="there")
-    (entry,) = records.folder.events("exported")
-    assert entry["folder"] == "there"
-    assert capsys.readouterr().out == "export: there\n"
-
-
 def test_the_first_error_of_each_kind_is_shown_and_all_are_journaled_by_cause(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
@@ -162,38 +138,6 @@ def test_the_first_error_of_each_kind_is_shown_and_all_are_journaled_by_cause(
     ]
     assert entries[0]["causes"] == {"raised": 2, "timed_out": 1}
     assert entries[0]["first"] == "raised ValueError: 'a' (mine.py:3)"
-
-
-def test_a_comparison_is_shown(records: Records, capsys: pytest.CaptureFixture[str]):
-    records.comparison(
-        "test",
-        {
-            "before": {"accuracy": 0.25},
-            "after": {"accuracy": 0.625},
-            "paired_difference": 0.375,
-            "paired_ci95": [-0.0126, 0.7],
-            "paired_p": 0.03125,
-        },
-    )
-    assert capsys.readouterr().out == (
-        "test accuracy 25.0% -> 62.5%: +37.5 points [-1.3, +70.0], paired p = 3.1e-02\n"
-    )
-
-
-def test_an_evaluation_of_several_samples_shows_pass_at_k_and_majority():
-    summary = {
-        "accuracy": 0.5,
-        "n": 4,
-        "samples": 8,
-        "ci95": (0.15, 0.85),
-        "well_formed": 0.75,
-        "pass@8": 0.9,
-        "majority@8": 0.6,
-    }
-    assert evaluation_line(summary) == (
-        "accuracy 0.500 [0.150, 0.850] on 4 prompts x 8 samples, pass@8 0.900, "
-        "majority@8 0.600, 75.0% well formed"
-    )
 
 
 def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[str]):
@@ -222,26 +166,6 @@ def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[st
         "test style 0.500 -> 0.000: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
         "test style 0.500 -> none: no prompt has a score in both",
     ]
-
-
-def test_changed_rewards_are_shown_and_marked_at_the_next_step(
-    records: Records, capsys: pytest.CaptureFixture[str]
-):
-    records.rewards_changed(3, [])
-    records.rewards_changed(3, [("rewards.functions.style.weight", 1.0, 2.0)])
-    assert capsys.readouterr().out.splitlines() == [
-        "the rewards have changed after step 3:",
-        "  rewards.functions.style.weight: was 1.0, now 2.0",
-    ]
-    assert isinstance(records.tracker, FakeTracker)
-    assert records.tracker.logged == [(4, {"reward/changed": 1.0})]
-    # A later process sends it again with the metrics of that step.
-    records.folder.journal("rewards_changed", after_step=3, changes=[])
-    assert records.logged(until=3) == []
-    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 4}]
-    # After a rollback the steps from 2 on have the new rewards.
-    records.folder.journal("resumed", step=1)
-    assert records.logged(until=4) == [{"mark": "reward/changed", "step": 2}]
 
 
 def test_an_alarm_is_the_last_one_until_another_and_after_a_resume(records: Records):
@@ -273,13 +197,3 @@ def test_an_alarm_of_a_repeated_step_sends_an_alert_only_if_it_stops_the_run(rec
     for alarm in (first, {**of_part, "action": "stop"}, {**first, "step": 5}):
         resumed.event("alarm", "again", **alarm)
     assert tracker.alerts == [("ERROR", "alarm always_none format"), ("WARN", "alarm all_equal")]
-
-
-def test_the_best_validation_is_shown(records: Records):
-    def shown(entry: dict[str, Any] | None) -> BestValidation | None:
-        records.best(entry)
-        return records.console.status.best_validation
-
-    entry = {"name": "validation", "step": 5, "accuracy": 0.25, "metric": "exact_answer"}
-    assert shown(entry) == BestValidation(5, "accuracy", 0.25)
-    assert shown(None) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -87,26 +86,10 @@ def test_what_is_not_known_is_left_out():
     assert dict(figures(Status(metrics=unfinished)))["reward"] == "no group has finished"
 
 
-def test_a_best_validation_by_a_reward_is_a_number():
-    status = Status(best_validation=BestValidation(3, "reward", 0.71234))
-    assert dict(figures(status)) == {"best validation": "0.712 at step 3"}
-
-
 def test_an_sft_step_has_loss_and_tokens():
     metrics = {"sft/loss": 1.23456, "sft/tokens_trained": 512.0, "time/step_s": 1.0}
     line = step_line(Status(step=2, steps_planned=9, metrics=metrics))
     assert line == "step 2/9  sft loss 1.2346  tokens 512  step time 1.0 s"
-
-
-def test_the_phase_and_the_work_under_way_are_words():
-    assert STATUS.doing == "sampling  step 43 130 of 256 rollouts"
-    assert Status(phase="device_wait").doing == "waiting for devices"
-    assert Status(phase="never_heard_of").doing == "never heard of"
-
-
-def test_the_time_that_is_left_is_never_negative():
-    assert replace(STATUS, elapsed_s=5000.0).left_s == 0.0
-    assert replace(STATUS, deadline_s=None).left_s is None
 
 
 @pytest.mark.parametrize(

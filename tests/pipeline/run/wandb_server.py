@@ -1,4 +1,4 @@
-"""A fake W&B server on the loopback interface that fails on request."""
+"""A fake W&B server on the loopback interface that hangs on request."""
 
 from __future__ import annotations
 
@@ -7,35 +7,23 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Literal
-
-Fault = Literal["hang", "500", "403"]
+from typing import Any
 
 
 class WandbServer(ThreadingHTTPServer):
     """Stores the uploads of a run.
 
     Attributes:
-        fault: how requests fail from now on; None: they succeed.
+        hangs: whether requests get no answer from now on.
         history: lines of the run's history by their number.
-        summary: of the run.
-        alerts: severity, title and text of each alert.
-        artifacts: type and name of each artifact.
-        exit_status: of the run, once it has ended.
-        complete: set when the run has ended.
     """
 
     daemon_threads = True
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.fault: Fault | None = None
+        self.hangs = False
         self.history: dict[int, str] = {}
-        self.summary: dict[str, Any] = {}
-        self.alerts: list[tuple[str, str, str]] = []
-        self.artifacts: list[tuple[str, str]] = []
-        self.exit_status: int | None = None
-        self.complete = threading.Event()
         self.healed = threading.Event()
 
     @property
@@ -66,7 +54,7 @@ class WandbServer(ThreadingHTTPServer):
             "logLineCount": 0,
             "historyTail": json.dumps([line for _, line in sorted(self.history.items())][-1:]),
             "eventsTail": "[]",
-            "summaryMetrics": json.dumps(self.summary),
+            "summaryMetrics": "{}",
             "config": "{}",
             "wandbConfig": '{"t": {}}',
             "tags": [],
@@ -76,16 +64,6 @@ class WandbServer(ThreadingHTTPServer):
             return {"model": {**project, "bucket": bucket if self.history else None}}
         if operation == "UpsertBucket":
             return {"upsertBucket": {"bucket": bucket, "inserted": not self.history}}
-        if operation == "NotifyScriptableRunAlert":
-            self.alerts.append((given["severity"], given["title"], given["text"]))
-            return {"notifyScriptableRunAlert": {"success": True}}
-        if operation == "CreateArtifact":
-            given = given["input"]
-            name, digest = given["artifactCollectionName"], given["digest"]
-            self.artifacts.append((given["artifactTypeName"], name))
-            # A committed artifact has all of its files.
-            artifact = {"id": digest, "state": "COMMITTED", "artifactSequence": {"id": name}}
-            return {"createArtifact": {"artifact": artifact}}
         if operation == "CreateRunFiles":
             files = [{"name": name, "uploadUrl": f"{self.url}/upload"} for name in given["files"]]
             return {"createRunFiles": {"runID": "r", "uploadHeaders": [], "files": files}}
@@ -96,11 +74,6 @@ class WandbServer(ThreadingHTTPServer):
         part = sent.get("files", {}).get("wandb-history.jsonl")
         for number, line in enumerate(part["content"] if part else ()):
             self.history[part["offset"] + number] = line
-        if summary := sent.get("files", {}).get("wandb-summary.json"):
-            self.summary = json.loads(summary["content"][-1])
-        if sent.get("complete"):
-            self.exit_status = sent["exitcode"]
-            self.complete.set()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -112,11 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.server.fault == "hang":
+        if self.server.hangs:
             self.server.healed.wait()
             self.close_connection = True
-        elif self.server.fault is not None:
-            self._reply({"error": "out of order"}, status=int(self.server.fault))
         elif self.path == "/graphql":
             asked = json.loads(body)
             data = self.server.answer(asked["operationName"], asked.get("variables") or {})
@@ -128,9 +99,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_POST = do_PUT = _answer  # noqa: N815  # names of http.server
 
-    def _reply(self, answer: Mapping[str, Any], *, status: int = 200) -> None:
+    def _reply(self, answer: Mapping[str, Any]) -> None:
         text = json.dumps(answer).encode()
-        self.send_response(status)
+        self.send_response(200)
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.run.report.comparison import reached
 from pipeline.run.report.comparison_page import comparison_page
 from pipeline.run.report.curves import Panel, Series, chart, smooth, thin
 from pipeline.run.report.facts import events, key_figures
 from pipeline.run.report.panels import panels
 from pipeline.run.report.run_page import run_page
 from pipeline.run.report.run_records import read_run
-from pipeline.run.report.samples import MOST_TEXT, shortened
 from pipeline.run.run_folder import RunFolder
 from tests.fakes import Disk, Killed, Process, Script, kill
 from tests.pipeline.run.report.planted import run as planted
@@ -97,20 +94,6 @@ def test_a_finished_run_has_all_sections(finished: Path):
     assert wanted <= set(page.headings)
     assert "finished" in text
     assert text.count("<svg") > 5
-
-
-def test_tokens_are_those_of_training(finished: Path):
-    run = read_run(finished)
-    assert sum(count for _, count in run.tokens) == run.summary["tokens_generated"]
-    (step,) = {one["step"] for one in run.evaluations("validation")[1:2]}
-    taken = reached(run, 0.0)
-    assert (taken.step, taken.tokens) == (0, 0)
-    before = replace(run, journal=[one for one in run.journal if one.get("step", step) >= step])
-    taken = reached(before, 0.0)
-    assert (taken.step, taken.tokens) == (
-        step,
-        sum(count for at, count in run.tokens if at <= step),
-    )
 
 
 def test_colours_and_text_of_charts_follow_the_page(finished: Path):
@@ -193,46 +176,11 @@ def test_a_killed_and_a_resumed_run(tmp_path: Path):
     assert "Dotted: resumed." in text
 
 
-def test_a_running_run_says_so(tmp_path: Path):
-    run = Process(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
-    run.run()
-    with run.folder.held():
-        text = run_page(read_run(run.folder.path))
-    checked(text)
-    assert ">running<" in text
-
-
-def test_a_phase_of_demonstrations_alone(tmp_path: Path):
-    config = make_config(
-        tmp_path,
-        run={"name": "run", "phases": ["sft", "grpo"]},
-        sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
-        budget={"steps": 6},
-    )
-    script = Script(on={"learner.update 3": kill})
-    run = Process(config, disk=Disk(), data=make_data(sft=6), script=script)
-    with pytest.raises(Killed):
-        run.run()
-    run.folder.close()
-    text = run_page(read_run(run.folder.path))
-    checked(text)
-    assert "Loss of demonstrations" in text
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "journal.jsonl", "metrics.jsonl", "step_000001.jsonl"]
-)
-def test_a_damaged_file_costs_a_line_and_the_rest_is_shown(finished: Path, name: str):
-    path = next(finished.rglob(name))
-    content = bytearray(path.read_bytes())
-    middle = content.index(b'":', len(content) // 2)
-    content[middle] = ord("?")
-    path.write_bytes(bytes(content))
-    records = read_run(finished)
-    text = run_page(records)
-    checked(text)
-    assert text.count("damaged: not JSON") + text.count("not a JSON object") == 1
-    assert text.count("<svg") > 5
+def test_a_file_that_does_not_parse_is_named(finished: Path):
+    path = finished / "metrics.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'":', b"?", 1))
+    with pytest.raises(ValueError, match=f"{path}, line 1: not a JSON object"):
+        read_run(finished)
 
 
 @pytest.mark.parametrize("name", ["config.json", "journal.jsonl", "metrics.jsonl", "rollouts"])
@@ -242,17 +190,6 @@ def test_missing_files_are_left_out(finished: Path, name: str):
     checked(run_page(read_run(finished)))
 
 
-def test_the_lines_before_one_that_does_not_parse_are_read(finished: Path):
-    path = finished / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")
-    lines[2] = lines[2][:-1]
-    path.write_bytes(b"\n".join(lines))
-    records = read_run(finished)
-    assert [row["step"] for row in records.metrics] == [1, 2]
-    (problem,) = records.problems
-    assert problem.startswith(f"{path}, line 3: not a JSON object")
-
-
 def test_a_run_that_waits_for_devices_has_a_page(tmp_path: Path):
     folder = RunFolder(tmp_path)
     with folder.held():
@@ -260,11 +197,6 @@ def test_a_run_that_waits_for_devices_has_a_page(tmp_path: Path):
         text = run_page(read_run(tmp_path))
     checked(text)
     assert "A process holds the folder; it is waiting for devices." in text
-
-
-def test_other_folders_are_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"not a run folder: it has none of config\.json"):
-        read_run(tmp_path)
 
 
 def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
@@ -279,7 +211,7 @@ def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
     assert "other against one" in text
     assert "test_after" in text
     assert re.search(r"\d gained, \d lost of 3", text)
-    assert "What reaching a validation result took" in page.headings
+    assert page.headings[-1] == "Settings that differ"
     assert "None, but the run" in text
 
 
@@ -310,12 +242,6 @@ def test_a_chart_is_the_same_each_time_and_escapes_its_title():
     assert first == chart(panel, name="c0")
     checked(first)
     assert "NaN" not in first
-
-
-def test_long_texts_show_begin_and_end():
-    assert shortened("x" * MOST_TEXT) == "x" * MOST_TEXT
-    found = shortened("a" * 1000 + "b" * 1000)
-    assert found.startswith("a" * 750 + "\n[... 500 characters ...]\nb")
 
 
 def test_the_time_to_the_first_step_is_a_key_figure():

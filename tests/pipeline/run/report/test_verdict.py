@@ -10,23 +10,10 @@ from pipeline.run.report.verdict import learning, verdict
 from tests.pipeline.run.report.planted import alarm, run
 
 PLANTED = {
-    "constant_reward": run(
-        change=lambda _: {
-            "reward/std": 0.0,
-            "reward/mean": 0.43,
-            "reward/correct": 0.5,
-            "groups/mixed": 0.0,
-            "groups/all_equal": 24.0,
-        },
-        journal=[alarm("all_equal", value=1.0)],
-    ),
     "slow_reward": run(
         change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
     ),
-    "no_gradient": run(change=lambda _: {"learner/grad_norm": 0.0}),
-    "small_batch": run(group=2, change=lambda _: {"groups/mixed": 1.0, "groups/all_equal": 0.0}),
-    "length_hack": run(journal=[alarm("length_correlation", value=0.97)]),
-    "disagreement": run(journal=[alarm("disagreement", value=0.5)]),
+    "length_correlation": run(journal=[alarm("length_correlation", value=0.97)]),
 }
 
 
@@ -41,20 +28,6 @@ def test_a_healthy_run_has_no_problem():
     assert found.learning.level == "good"
     assert found.bound.sentence == "Bound by the update."
     assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
-    assert "25% of the decode time is idle slots" in found.bound.evidence
-    assert "20% of the update is padding" in found.bound.evidence
-
-
-@pytest.mark.parametrize("row", ["device_wait", "loading"])
-def test_time_before_the_first_step_is_named(row: str):
-    found = verdict(run(start={"ray_start": 10.0, row: 3000.0})).bound
-    words = {"device_wait": "waiting for devices", "loading": "loading and compiling"}[row]
-    assert found.sentence == (
-        f"Most of the time lies before the first step: {words}. The steps: bound by the update."
-    )
-    assert found.evidence.startswith(
-        f"98% of the run's time: {words} 50m, starting Ray 10s; of the steps: the update 72%"
-    )
 
 
 @pytest.mark.parametrize("kind", list(PLANTED))
@@ -66,19 +39,10 @@ def test_a_planted_problem_is_named_and_no_other(kind: str):
 
 
 def test_evidence_has_the_figures():
-    (constant,) = problems(PLANTED["constant_reward"])
-    assert constant.sentence.startswith("The reward is constant, 0.43: no rollout is better than")
-    assert (
-        constant.evidence
-        == "in each of 12 steps every rollout has the same reward, 0.43 (by part: correct 0.5)"
-    )
     (slow,) = problems(PLANTED["slow_reward"])
     assert (
-        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps; "
-        "part 'correct' takes the longest, 1.2 s"
+        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
     )
-    (batch,) = problems(PLANTED["small_batch"])
-    assert batch.evidence == "1 groups of 2, 2 rollouts in a step (fewer than 32)"
 
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
@@ -92,12 +56,6 @@ def test_an_alarm_has_its_fact_and_the_advice_of_its_rule():
     assert excluded.sentence == "The value is 0.99."
     assert excluded.evidence == "alarm excluded at step 7: the value is 0.99"
     assert excluded.advice.startswith("reward/excluded/CAUSE has the share")
-
-
-def test_the_last_error_is_a_problem_until_the_run_goes_on():
-    failed = {"event": "failed", "error": "OutOfMemory: gradient 32"}
-    assert kinds(run(journal=[failed])) == ["failed"]
-    assert kinds(run(journal=[failed, {"event": "started"}])) == []
 
 
 @pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
