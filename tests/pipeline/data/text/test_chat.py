@@ -12,7 +12,6 @@ from configs.schema import Prompt, Shot
 from pipeline.data.text.chat import (
     GEMMA4,
     ChatTemplate,
-    check_columns,
     read_chat_template,
     sole_column,
     template_columns,
@@ -151,14 +150,6 @@ def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
     )
 
 
-def test_the_system_message_of_a_row_follows_the_system_text_in_gemma_4():
-    prompt = Prompt(system="Think.", template="{messages}")
-    found = render_with(prompt, {}, template=None, turns=GEMMA4, messages=MESSAGES)
-    assert found.startswith(
-        "<|turn>system\nThink.\n\nBe brief.<turn|>\n<|turn>user\n1 + {1}?<turn|>"
-    )
-
-
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 + {1}?"},
@@ -212,11 +203,8 @@ def test_only_auto_uses_the_models_template():
     [
         ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ 1 + messages[0].content }}", "unsupported operand"),
         ("{% if %}", "Expected an expression"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ 1 // (messages | length - 1) }}", "division or modulo by zero"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
@@ -289,24 +277,3 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
         render(Prompt(template=template), {"question": "q"})
     column = template.strip("{}")
     assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
-
-
-@pytest.mark.parametrize(
-    ("columns", "present", "nearest"),
-    [
-        (("question_text", "questions"), ("question", "text"), ("text", "question")),
-        (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
-        # A column that is present is not suggested for another name.
-        (("answer", "answr"), ("answer", "question"), (None, "question")),
-    ],
-)
-def test_missing_columns_get_different_suggestions(
-    columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"^f has no column") as caught:
-        check_columns(columns, present=present, where="f")
-    assert str(caught.value).splitlines() == [
-        f"f has no column {column!r}; nearest: {near!r} (of {sorted(present)})"
-        for column, near in zip(columns, nearest, strict=True)
-        if near is not None
-    ]
