@@ -127,7 +127,7 @@ def read_rows(
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
     rows = [row for row in cleaned if isinstance(row, Row)]
     if is_text:  # a missing column is None, as in other sources
-        rows = [replace(row, values=dict.fromkeys(present) | row.values) for row in rows]
+        rows = [replace(row, values={n: row.values.get(n) for n in present}) for row in rows]
     made = [make(row) for row in rows]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
