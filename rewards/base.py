@@ -194,12 +194,10 @@ def printable(text: str) -> str:
 
 
 def _number(value: object) -> Outcome:
-    # NumPy's times are integers to Python.
-    is_time = getattr(getattr(value, "dtype", None), "kind", "") in {"m", "M"}
-    value = value if is_time else _plain(value)
+    value = _plain(value)
     if value is None:
         return Outcome(None)
-    if is_time or not isinstance(value, Real):
+    if not isinstance(value, Real):
         return Outcome.failed("invalid", f"returned a {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):

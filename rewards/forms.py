@@ -352,10 +352,7 @@ class _WrongResult(Exception):  # noqa: N818
 
 def _as_list(returned: Any) -> Sequence[object] | None:
     """A list, tuple or array of values as a sequence; None for other objects."""
-    if (
-        hasattr(returned, "tolist")
-        and getattr(getattr(returned, "dtype", None), "kind", "O") not in "mM"
-    ):
+    if hasattr(returned, "tolist"):
         returned = returned.tolist()
     return returned if isinstance(returned, list | tuple) else None
 

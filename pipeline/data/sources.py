@@ -7,8 +7,7 @@ imports `datasets`, which is slow; importing this module is fast.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -128,7 +127,7 @@ def read_rows(
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
     rows = [row for row in cleaned if isinstance(row, Row)]
     if is_text:  # a missing column is None, as in other sources
-        rows = [replace(row, values={**dict.fromkeys(present), **row.values}) for row in rows]
+        rows = [replace(row, values={n: row.values.get(n) for n in present}) for row in rows]
     made = [make(row) for row in rows]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
     malformed.sort(key=lambda bad: bad.row)
@@ -155,12 +154,11 @@ def locate_rows(source: Source, *, where: str) -> str:
     try:
         ask_hub(source.path, kind="dataset")
     except errors.LocalEntryNotFoundError as error:
-        with _quiet_datasets() as datasets:
-            try:
-                datasets.load.CachedDatasetModuleFactory(source.path).get_module()
-            except FileNotFoundError:
-                unreachable = ConnectionError(*error.args)
-                raise DataError(_explain(unreachable, source=source, where=where)) from error
+        try:
+            _datasets().load.CachedDatasetModuleFactory(source.path).get_module()
+        except FileNotFoundError:
+            unreachable = ConnectionError(*error.args)
+            raise DataError(_explain(unreachable, source=source, where=where)) from error
         return f"{source.path} is in the cache"
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise DataError(_explain(error, source=source, where=where)) from error
@@ -191,7 +189,8 @@ def _generate(source: Source, *, where: str) -> list[Row]:
 def _load(source: Source, *, where: str) -> list[Row]:
     """Reads a Parquet file or a hub dataset."""
     path = str(_existing(source, where=where)) if source.is_file else source.path
-    with _quiet_datasets() as datasets, TemporaryDirectory() as cache:
+    datasets = _datasets()
+    with TemporaryDirectory() as cache:
         try:
             if source.is_file:
                 dataset = datasets.load_dataset(
@@ -249,21 +248,11 @@ def _explain(error: Exception, *, source: Source, where: str) -> str:
     return f"{where}: the hub cannot load {named}: {what}"
 
 
-@contextmanager
-def _quiet_datasets() -> Iterator[Any]:
+def _datasets() -> Any:
     """The `datasets` package, without progress bars and its own messages on errors."""
     import datasets  # late: the import takes seconds
 
-    had_bars = not datasets.are_progress_bars_disabled()
-    logs = {"huggingface_hub": logging.ERROR, "datasets": logging.CRITICAL}
-    levels = {name: logging.getLogger(name).level for name in logs}
     datasets.disable_progress_bars()
-    for name, level in logs.items():
-        logging.getLogger(name).setLevel(level)
-    try:
-        yield datasets
-    finally:
-        for name, level in levels.items():
-            logging.getLogger(name).setLevel(level)
-        if had_bars:
-            datasets.enable_progress_bars()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
+    logging.getLogger("datasets").setLevel(logging.CRITICAL)
+    return datasets

@@ -32,22 +32,16 @@ prompt.template={}
     prompt.template: has empty braces
 prompt.template={a
     prompt.template: write {{ and }} for braces
-prompt.template={a!r}
-    prompt.template: converts or formats {a}
 prompt.answer_open=<reasoning>
     prompt.answer_open: equals another tag
 prompt.answer=boxed; prompt.reasoning_close=]
     prompt.reasoning_close: has no effect with answer = "boxed"; remove it
-prompt.answer=first_line; prompt.answer_open=[
-    prompt.answer_open: has no effect with answer = "first_line"; remove it
 prompt.answer=completion; prompt.thinking=true
     prompt.answer: "completion" begins with the thoughts, with thinking = true
 rewards.functions.1.name=correct
     rewards.functions: two share the name correct
 rollout.stop_tokens=[]
     rollout.stop_tokens: no completion could end
-rollout.stop_strings=["a",""]
-    rollout.stop_strings: contains an empty string
 rollout.stop_strings=["\ufffd"]
     rollout.stop_strings: contains U+FFFD
 rollout.forbidden_tokens=["<eos>"]
@@ -56,8 +50,6 @@ plan.slots=30; .sampler_devices=4
     plan.slots: must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32
 plan.micro_batch_tokens=100; .learner_devices=8
     plan.micro_batch_tokens: be a multiple of plan.row_tokens = 48 x 8 rows, one for each device
-plan.row_tokens=60; .micro_batch_tokens=384; .learner_devices=4; .tp=2
-    plan.micro_batch_tokens: one for each device or group of tp devices; nearest valid: 360 or 480
 plan.row_tokens=47
     plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
 plan.slot_buckets=[40,2,7]; .sampler_devices=2
@@ -66,8 +58,6 @@ plan.platform=gpu; .slots=none
     plan.slots: is required on gpu, whose memory is unknown until it is opened
 plan.slots=none; .slot_buckets=[8]
     plan.slot_buckets: has no effect without plan.slots; remove it
-plan.slots=none; .micro_batch_tokens=100
-    plan.micro_batch_tokens: must be a multiple of plan.row_tokens = 48 x 1 rows
 plan.attention=splash
     plan.attention: needs plan.platform = "tpu", not "cpu"; nearest valid: "blocked"
 plan.platform=gpu; .per_layer_embeddings=host
@@ -78,36 +68,22 @@ plan.sampler_devices=3; .sampler_tp=2
     plan.sampler_devices: must be a multiple of sampler_tp = 2; nearest valid: 2 or 4
 plan.platform=tpu; .learner_devices=6
     plan.learner_devices: 1, 4 or 8 TPU chips of a host, or whole hosts of 8; nearest valid: 4 or 8
-plan.platform=tpu; .sampler_devices=2; .sampler_tp=2
-    plan.sampler_devices: whole hosts of 8; nearest valid: 4
 plan.platform=tpu; .learner_devices=20
     plan.learner_devices: whole hosts of 8; nearest valid: 16 or 24
-plan.platform=tpu; .learner_devices=3; .tp=2
-    plan.learner_devices: must be a multiple of fsdp x tp = 2; nearest valid: 4
-plan.slots=31; .sampler_devices=4; .sampler_tp=2
-    plan.slots: a multiple of a sampler's 2 groups of tp = 2 devices; nearest valid: 30 or 32
 plan.placement=colocated; .sampler_tp=2
     plan.sampler_tp: has no effect in colocated placement
-plan.placement=colocated; .samplers=2
-    plan.samplers: has no effect in colocated placement
 plan.rollout_weights=merged; model.quantization=nf4
     plan.rollout_weights: needs model.quantization = "none", not "nf4"; nearest valid: "shared"
 plan.rollout_weights=int8_matmul; model.dtype=float32
     learner.importance_cap: weights; nearest valid: 2.0, or plan.rollout_weights = "shared"
-plan.rollout_weights=merged; model.dtype=bfloat16
-    learner.importance_cap: plan.rollout_weights = "merged" with a bfloat16 base rounds differently
 learner.decay_steps=5
     learner.decay_steps: has no effect with a constant
 learner.schedule=linear; .warmup_steps=10
     learner.warmup_steps: nearest valid: 9
-budget.until=2030-01-01T10:00
-    budget.until: excludes budget.steps
 budget.steps=none; .time=1h; .until=2030-01-01T10:00
     budget.until: excludes budget.time; remove one, e.g. with --budget.time none
 budget.steps=none; .until=tomorrow
     budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
-budget.steps=none; .until=2030-01-01
-    budget.until: is not a date and time
 budget.from_submission=true
     budget.from_submission: has no effect without budget.time
 rollout.min_prompts_per_step=1
@@ -116,8 +92,6 @@ budget.steps=none; .time=1h; rollout.min_prompts_per_step=99
     rollout.min_prompts_per_step: must be at most prompts_per_step; nearest valid:
 plan.prompt_buckets=[8,16]
     plan.prompt_buckets: nearest valid: [8]
-plan.prompt_buckets=[8,4]
-    plan.prompt_buckets: nearest valid: [4, 8]
 rollout.overlong_tokens=33
     rollout.overlong_tokens: must be at most max_new_tokens; nearest valid: 32
 rollout.overlong_tokens=8; rewards.functions.0.name=overlong
@@ -144,14 +118,10 @@ rollout.ahead=one; learner.importance_cap=2; plan.placement=colocated
     rollout.ahead: needs plan.placement = "split"
 learner.clip_epsilon=0.1
     learner.clip_epsilon: where the ratio is 1
-learner.clip_epsilon_high=0.1
-    learner.clip_epsilon_high: the ratio is 1
 learner.kl=topk
     learner.kl: has no effect with learner.kl_coef = 0
 learner.kl_coef=0.1; .kl_top_k=32
     learner.kl_top_k: has no effect without learner.kl = "topk" or learner.teacher
-learner.kl_coef=0.1; .top_k_dtype=bfloat16
-    learner.top_k_dtype: has no effect without learner.kl = "topk"
 learner.teacher=runs/t
     learner.teacher: learner.distill_coef = 0; set that
 learner.distill_coef=1
@@ -160,16 +130,10 @@ eval.every_steps=5
     eval.every_steps: needs data.validation
 eval.metric=corect
     eval.metric: nearest valid: "correct", of exact_answer, reward, correct, format
-eval.metric=overlong
-    eval.metric: is not the name of a reward part, exact_answer or reward
 rewards.functions.0.name=reward
     rewards.functions: "reward" is a value of eval.metric of its own; name the part otherwise
-rewards.functions.0.name=exact_answer; rewards.functions.0.function=rewards.numeric:numeric_answer
-    rewards.functions: "exact_answer" is a value of eval.metric of its own; name the part otherwise
 eval.metric=correct; .extraction=boxed
     eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
-eval.metric=reward; .extraction=boxed
-    eval.extraction: prompt.answer instead, or measure without rewards by --eval.metric exact_answer
 data.validation.path=v.jsonl
     data.validation: has no effect without eval.every_steps or eval.every_minutes
 data.train.path=none
@@ -182,8 +146,6 @@ data.train.path=none; .reasoning_gym=chain_sum; .size=5
     data.train.seed: missing; reasoning_gym needs it, with another seed for each split
 wandb.mode=disabled; .entity=me
     wandb.entity: has no effect with wandb.mode = "disabled"
-wandb.mode=disabled; .table_every=0
-    wandb.table_every: has no effect with wandb.mode = "disabled"
 """
 """Settings in the notation of `overrides`; below each the refusal, or a part of it."""
 

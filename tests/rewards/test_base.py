@@ -58,7 +58,6 @@ class _NoFloat(float):
         ([1.0], "invalid", "returned a list, not a number"),
         (Decimal(1), "invalid", "returned a Decimal, not a number"),
         (1j, "invalid", "returned a complex, not a number"),
-        (np.timedelta64(1, "s"), "invalid", "returned a timedelta64, not a number"),
         (10**400, "invalid", "returned a number that cannot be converted to float"),
         (_NoFloat(1.0), "invalid", "returned a number that cannot be converted to float: Syst"),
         ({}, "invalid", "returned an empty mapping, not named numbers"),

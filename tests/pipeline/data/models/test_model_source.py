@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,16 +15,12 @@ from huggingface_hub import errors
 from kagglehub import exceptions
 
 from configs.schema import Model
-from pipeline.data.models.fingerprint import weights_fingerprint
 from pipeline.data.models.model_source import (
     MODEL_FILES,
     TOKENIZER_FILES,
     find_model,
     find_tokenizer,
 )
-from tests.pipeline.data.models.hub_server import hub_server
-
-PROJECT = Path(__file__).parents[4]
 
 
 def find(path: object) -> Path:
@@ -79,28 +72,6 @@ def test_only_needed_files_of_a_hugging_face_model_are_downloaded(
         (name, {"revision": "v1.0", "allow_patterns": model}),
         (name, {"revision": None, "allow_patterns": tokenizer}),
     ]
-
-
-FINDS = """
-from configs.schema import Model
-from pipeline.data.models.fingerprint import weights_fingerprint
-from pipeline.data.models.model_source import find_model
-print(weights_fingerprint(find_model(Model(path="hf://owner/tiny"))))
-"""
-
-
-def test_each_node_downloads_a_model_once_from_a_real_server(tmp_path: Path):
-    folder = PROJECT / "launch" / "demo" / "tiny_gemma3"
-    inherited = {key: value for key, value in os.environ.items() if not key.startswith("HF_")}
-    found = list[str]()
-    with hub_server("owner/tiny", folder) as hub:
-        for node in ("first", "second", "first"):
-            environment = inherited | {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / node)}
-            command = [sys.executable, "-c", FINDS]
-            output = subprocess.check_output(command, env=environment, cwd=PROJECT, text=True)
-            found.append(output.strip())
-    assert found == 3 * [weights_fingerprint(folder)]
-    assert sorted(hub.downloads) == sorted(2 * [file.name for file in folder.iterdir()])
 
 
 def http_error(kind: Any, status: int) -> Exception:

@@ -13,7 +13,6 @@ from configs.schema import Prompt, Shot
 from pipeline.data.text.chat import (
     GEMMA4,
     ChatTemplate,
-    check_columns,
     read_chat_template,
     sole_column,
     template_columns,
@@ -152,14 +151,6 @@ def test_gemma_4_has_a_turn_of_the_system_and_a_thinking_mode(
     )
 
 
-def test_the_system_message_of_a_row_follows_the_system_text_in_gemma_4():
-    prompt = Prompt(system="Think.", template="{messages}")
-    found = render_with(prompt, {}, template=None, turns=GEMMA4, messages=MESSAGES)
-    assert found.startswith(
-        "<|turn>system\nThink.\n\nBe brief.<turn|>\n<|turn>user\n1 + {1}?<turn|>"
-    )
-
-
 MESSAGES = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "1 + {1}?"},
@@ -213,11 +204,8 @@ def test_only_auto_uses_the_models_template():
     [
         ("{{ raise_exception('no users here') }}", "no users here"),
         ("{{ strftime_now('%d') }}", "'strftime_now' is undefined"),
-        ("{{ messages.append(1) }}", "unsafe"),
-        ("{{ 1 + messages[0].content }}", "unsupported operand"),
         ("{% if %}", "Expected an expression"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ 1 // (messages | length - 1) }}", "division or modulo by zero"),
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
