@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,16 +62,12 @@ def _read(path: Path) -> CheckpointFiles | None:
 
 def folder_bytes(folder: Path) -> int:
     """The size of all files below a folder; those that vanish meanwhile do not count."""
-    return sum(_sizes(folder))
-
-
-def _sizes(folder: Path) -> Iterator[int]:
+    total = 0
     for path in folder.rglob("*"):
-        try:
+        with suppress(FileNotFoundError):
             if path.is_file() and not path.is_symlink():
-                yield path.stat().st_size
-        except FileNotFoundError:
-            continue
+                total += path.stat().st_size
+    return total
 
 
 def best_version(checkpoints: Path) -> int | None:

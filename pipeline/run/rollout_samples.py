@@ -17,25 +17,22 @@ Record = Mapping[str, Any]
 """A rollout as `rollout_records` writes it."""
 
 EACH = 2
-"""Rollouts of each kind."""
+"""Rollouts of each kind; fewer if there are not enough."""
 _SHOWN = ("prompt", "answer", "text", "stop_reason", "num_tokens", "reward", "advantage")
 
 
-def sample_rollouts(
-    records: Sequence[Record], *, seed: int, each: int = EACH
-) -> list[tuple[Pick, Record]]:
+def sample_rollouts(records: Sequence[Record], *, seed: int) -> list[tuple[Pick, Record]]:
     """Chooses rollouts, each at most once; those without a reward can only be random ones.
 
     Args:
         records: of a step.
         seed: of the random ones.
-        each: rollouts of each kind; fewer if there are not enough.
     """
     left = list(range(len(records)))
     found: list[tuple[Pick, Record]] = []
 
     def take(kind: Pick, numbers: Sequence[int]) -> None:
-        for number in numbers[:each]:
+        for number in numbers[:EACH]:
             left.remove(number)
             found.append((kind, records[number]))
 
@@ -50,7 +47,7 @@ def sample_rollouts(
     known = [number for number in rewarded() if records[number]["logprob_mean"] is not None]
     taught = [number for number in known if records[number]["advantage"] > 0]
     take("surprising", sorted(taught or known, key=lambda one: records[one]["logprob_mean"]))
-    take("random", random.Random(seed).sample(left, min(each, len(left))))
+    take("random", random.Random(seed).sample(left, min(EACH, len(left))))
     return found
 
 

@@ -199,9 +199,7 @@ def _lengths(run: RunRecords) -> Panel:
     middle = run.values("rollout/tokens_q50")
     note = "" if cap is None else f"Dashed: the limit, {cap} tokens."
     if not middle:
-        lengths = run.values("rollout/tokens_mean")
-        series = [Series("mean", lengths)] if lengths else []
-        return Panel("Length of completions, tokens", series, bounds=bounds, note=note)
+        return Panel("Length of completions, tokens", [])
     low, high = (dict(run.values(f"rollout/tokens_{q}")) for q in ("q05", "q95"))
     series = [
         Series(

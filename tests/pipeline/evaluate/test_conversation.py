@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.conversation import (
@@ -108,11 +106,3 @@ def test_replies_are_shown_in_two_columns():
         "four       | cut off)",
         "(4 tokens) |",
     ]
-
-
-@given(st.text(), st.text(), st.integers(10, 200))
-def test_no_line_is_wider_than_the_terminal(one: str, other: str, width: int):
-    left, right = Reply("base", one, 1, ended=True), Reply("tuned", other, 2, ended=True)
-    shown = list(side_by_side(left, right, width=width))
-    assert max(map(len, shown)) <= max(width, 19)
-    assert all(line.isprintable() for line in shown)

@@ -89,16 +89,6 @@ def test_the_answer_is_extracted_as_configured():
     assert (tagged.summary()["unanswered"], numbers.summary()["unanswered"]) == (2 / 3, 1 / 3)
 
 
-def test_an_answer_is_judged_with_the_prefix_but_its_tokens_are_not_counted():
-    maker = PromptMaker(Prompt(answer_prefix="<r>"), CharTokenizer())
-    (asked,) = requests(PROMPTS[:1], phase="test")
-    drawn = completion(asked, "x</r><a>2</a>")
-    (answer,) = judge(PROMPTS[:1], [drawn], maker=maker, tags=TAGS).answers
-    assert answer == Answer(1, 0, "<r>x</r><a>2</a>", "2", "2", True, True, "eos", 14)
-    (answer,) = judge(PROMPTS[:1], [drawn], maker=MAKER, tags=TAGS).answers
-    assert not answer.well_formed
-
-
 def test_summary_of_several_samples_per_prompt():
     judged = answered("<a>2</a>", "<a>0</a>", "<a>4</a>", "<a>4</a>", samples=2)
     assert judged.correct.tolist() == [[True, False], [True, True]]
@@ -221,20 +211,6 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
 
 def _parts(length: float | None, vowel: float | None) -> dict[str, float | None]:
     return {"length": length, "vowel": vowel, "seen": 0.0}
-
-
-def test_the_weighted_sum_is_that_of_training():
-    judged = scored("abc", "!", "12345", metric="reward")
-    assert [answer.score for answer in judged.answers] == [7.0, None, 10.0]
-    # A group is neither excluded nor shuffled: each answer counts by itself.
-    alone = [{**part, "on_error": "group"} for part in PARTS]
-    found = scored("abc", "!", metric="reward", samples=2)
-    assert [answer.score for answer in found.answers] == [7.0, None]
-    assert found.mean == 7.0
-    config = make_config(Path(), rewards={"functions": alone, "shuffle": True})
-    assert config.rewards.functions[0].on_error == "group"
-    punished = scored("abc", metric="overlong", rollout={"overlong_tokens": 4, "max_new_tokens": 5})
-    assert punished.answers[0].score == pytest.approx(-0.75)
 
 
 def test_right_and_wrong_are_reported_beside_a_score_where_there_are_references():

@@ -221,17 +221,6 @@ def test_a_reward_is_measured_and_shown(tmp_path: Path):
     assert list(lines(part))[2].endswith("; scored by the reward 'brief'")
 
 
-def test_the_table_of_samples_has_votes(tmp_path: Path):
-    cut = {"top_k": 9, "min_p": 0.02}
-    config = make_config(tmp_path, eval={"samples": 4, "temperature": 0.5}, rollout=cut)
-    shown = list(lines(told(config, tuned=False)))
-    assert "4 a prompt, sampled at temperature 0.5, top_k 9, min_p 0.02, seed 3" in shown[2]
-    assert shown[5].split()[-4:] == ["pass@2", "pass@4", "majority@2", "majority@4"]
-    # Three of five prompts have one right answer of four, the first.
-    assert shown[6].split()[-4:] == ["30.0%", "60.0%", "30.0%", "0.0%"]
-    assert shown[6].split()[2:6] == ["5", "x", "4", "15.0%"]
-
-
 def test_each_answer_has_a_row(tmp_path: Path):
     config, sampler = make_config(tmp_path), FakeAdapterSampler(Script())
     base, tuned = run(config, [sampler], None, []), run(config, [sampler], TUNED, [])

@@ -87,19 +87,6 @@ def test_why_all_answers_may_be_wrong():
     assert "100%" in (evaluation_notice(evaluation("7"), config) or "")
 
 
-def test_few_prompts_and_mixed_results_are_no_surprise():
-    config = make_config(Path())
-    assert evaluation_notice(evaluation("7", "8", count=4), config) is None
-    assert evaluation_notice(evaluation("8", count=7), config) is None
-
-
-def test_equal_scores_are_told():
-    found = replace(evaluation("8", score=0.5, rewards={"mine": 0.5}), metric="mine")
-    text = evaluation_notice(found, make_config(Path()))
-    assert text is not None
-    assert text.startswith('every answer has the score 0.500 by eval.metric = "mine"')
-
-
 def test_why_an_export_is_untrained():
     config = make_config(Path())
 

@@ -128,37 +128,6 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     assert "untrained_export" not in better.folder.summary
 
 
-@pytest.mark.parametrize(("share", "shown"), [(0.0, "0%"), (1.0, "100%"), (0.5, None)])
-def test_equal_results_before_training_are_told_once(
-    tmp_path: Path, share: float, shown: str | None
-):
-    run = collapsing(tmp_path, budget={"steps": 1})
-    for sampler in run.samplers:
-        sampler.skill = lambda _: share
-    run.run()
-    told = [(entry["evaluation"], entry["what"]) for entry in run.events("evaluation_notice")]
-    if shown is None:
-        assert told == []
-    else:
-        ((name, what),) = told
-        assert name == "test_before"
-        assert what.startswith(f"test_before: the accuracy is {shown} on 20 prompts")
-
-
-def test_the_last_version_is_always_validated(tmp_path: Path):
-    run = collapsing(tmp_path, every_steps=4)
-    run.run()
-    assert validated(run.folder) == [0, 4, 8, 10]
-
-
-def test_without_a_validation_split_the_last_version_is_exported(tmp_path: Path):
-    run = skilled(make_config(tmp_path, budget={"steps": COLLAPSE}))
-    run.run()
-    assert run.folder.summary is not None
-    assert "best" not in run.folder.summary
-    assert run.script.calls[-1] == f"learner.export {COLLAPSE}"
-
-
 @pytest.mark.slow
 def test_promise_3_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
     check_same_run(
@@ -223,21 +192,6 @@ def test_validations_at_intervals_of_minutes(tmp_path: Path):
     run.run()
     # 150 s are three steps of 50 s, counted from the end of a validation.
     assert validated(run.folder) == [0, 3, 6, 9, 10]
-
-
-def test_validation_intervals_continue_across_interrupted_processes(tmp_path: Path):
-    disk, ended = Disk(), ""
-    for _ in range(STEPS):
-        script = Script()
-        process = by_the_clock(tmp_path, disk=disk, script=script)
-        step = process.learner.version
-        script.on[f"learner.update {step + 1}"] = script.stop.set
-        ended = process.run()
-        if ended == "finished":
-            break
-        assert process.learner.version <= step + 2  # each one ends after two steps
-    assert ended == "finished"
-    assert validated(process.folder) == [0, 3, 6, 9, 10]
 
 
 def test_a_kept_but_unrecorded_best_version_is_validated_again(

@@ -11,7 +11,6 @@ from pipeline.run.meter import Hardware, RunMeter, Work, cost, speeds
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
 from tests.fakes import FakeClock
-from tests.samples import make_config
 
 SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
 """A learner of four chips and two samplers of two."""
@@ -79,10 +78,3 @@ def test_the_time_of_a_start_has_its_compilation_apart(tmp_path: Path):
     assert found["seconds"] == {"loading": 10.0, "compile": 20.0}
     # The chips were held in the 7 s of an earlier process, which was killed, too.
     assert meter.cost(Progress())["usd"] == pytest.approx(37 / 3600 * 12)
-
-
-def test_limits_and_plan_of_a_tpu_and_of_unknown_models(tmp_path):
-    config = make_config(tmp_path, plan={"platform": "tpu", "placement": "colocated", "slots": 8})
-    found = Hardware.of(config)
-    # The model's folder does not exist: chips and price are known.
-    assert (found.chips, found.chip_hour_usd, found.flops) == ({"learner": 1}, 1.2, 0.0)

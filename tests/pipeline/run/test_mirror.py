@@ -114,28 +114,6 @@ def test_a_run_folder_is_copied_without_what_is_temporary_or_left_out(
     assert copied(url) == whole
 
 
-def test_what_refers_to_other_files_is_copied_after_them(folder: RunFolder, done: list[str]):
-    copier = Copier(folder.path, MEMORY)
-    write(folder.path, {"summary.json": "old"})
-    copier.copy()
-    done.clear()
-    train(folder, 3)
-    (folder.path / "summary.json").unlink()
-    copier.copy()
-    assert done == [
-        "+rollouts/step_000003.jsonl",
-        "+journal.jsonl",
-        "+metrics.jsonl",
-        "+checkpoints/3/state/data",
-        f"+checkpoints/3/{CHECKPOINT_MARK}",
-        "+checkpoints/best/adapter.safetensors",
-        "-summary.json",
-        f"-checkpoints/1/{CHECKPOINT_MARK}",
-        "-checkpoints/1/state/data",
-    ]
-    assert copied() == content(folder.path)
-
-
 def test_only_what_has_changed_is_copied(folder: RunFolder, done: list[str]):
     copier = Copier(folder.path, MEMORY)
     copier.copy()
@@ -374,15 +352,6 @@ def test_a_fetch_that_fails_stops_the_start_and_the_next_one_is_complete(
     assert not RunFolder.of(there).path.exists()
     fetch_run(there, say=print)
     assert content(RunFolder.of(there).path) == content(folder.path)
-
-
-def test_a_mirror_that_cannot_be_written_is_refused(there: Config, monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: object) -> None:
-        raise FileNotFoundError("The specified bucket does not exist")
-
-    monkeypatch.setattr(Store, "write", fail)
-    with pytest.raises(ValueError, match=r"cannot be used: .* bucket does not exist; nothing was"):
-        fetch_run(there, say=print)
 
 
 def test_an_unmounted_disk_is_no_empty_mirror(there: Config, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,7 +16,6 @@ from pipeline.run.record_files import (
     read_rows,
     replace_folder,
     supersede_rows,
-    write_atomically,
 )
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
@@ -95,15 +93,6 @@ def test_reading_changes_nothing(tmp_path: Path, config: Config):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_same_run_resumes_and_may_have_a_larger_budget(
-    tmp_path: Path, folder: RunFolder, config: Config
-):
-    folder.close()
-    RunFolder.of(config).check(config)
-    longer = make_config(tmp_path, budget={"steps": 99})
-    RunFolder.of(longer).check(longer)
-
-
 def test_altered_settings_are_refused_with_old_and_new_value(tmp_path: Path, folder: RunFolder):
     folder.close()
     other = make_config(
@@ -155,19 +144,6 @@ def test_changed_rewards_hold_from_an_earlier_step_after_a_rollback(folder: RunF
     assert folder.reward_changes == [2, 4]
     folder.journal("resumed", step=9)
     assert folder.reward_changes == [2, 4]
-
-
-def test_entries_since_an_event_are_those_after_the_last_one(folder: RunFolder):
-    for step in (1, 2):
-        folder.journal("evaluated", step=step)
-        folder.journal("rewards_changed", after_step=step)
-    folder.journal("evaluated", step=3)
-    # The rollback to step 1 does not undo the change of the rewards.
-    folder.journal("resumed", step=1)
-    folder.journal("evaluated", step=2)
-    assert [entry["step"] for entry in folder.valid_entries("evaluated")] == [1, 2]
-    since = folder.valid_entries("evaluated", since="rewards_changed")
-    assert [entry["step"] for entry in since] == [2]
 
 
 def test_a_run_of_an_earlier_version_is_refused_in_one_sentence(folder: RunFolder, config: Config):
@@ -278,18 +254,6 @@ def test_any_text_round_trips(folder: RunFolder):
     folder.journal("said", text=STRANGE)
     said = [surrogate["text"], STRANGE]
     assert [entry["text"] for entry in folder.events("said")] == said
-
-
-def test_metrics_are_appended_and_rollouts_and_summary_replaced(folder: RunFolder):
-    for step in (1, 2):
-        folder.write_metrics({"step": step, "loss": 1 / step})
-        folder.write_rollouts("step_000001", [{"sample": step}])
-        folder.write_summary({"steps": step})
-    assert folder.metrics == [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
-    assert folder.read_rollouts("step_000001") == [{"sample": 2}]
-    assert folder.summary == {"steps": 2}
-    written = json.loads((folder.path / "summary.json").read_text(encoding="utf-8"))
-    assert written == {"steps": 2}
 
 
 def test_promise_4_a_resume_moves_later_records_aside_and_deletes_nothing(folder: RunFolder):
@@ -407,16 +371,3 @@ def test_a_damaged_configuration_and_a_missing_journal_are_refused(
     cut(folder.path / "config.json", 30)
     with pytest.raises(DamagedFileError, match=r"config.json is damaged: .* from a copy, or start"):
         RunFolder.of(config).check(config)
-
-
-def test_a_write_that_fails_leaves_the_old_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    path = tmp_path / "summary.json"
-    write_atomically(path, b"old")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space"):
-        write_atomically(path, b"new")
-    assert path.read_text(encoding="utf-8") == "old"

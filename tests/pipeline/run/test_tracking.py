@@ -26,7 +26,9 @@ from tests.samples import make_config
 
 @pytest.fixture(autouse=True)
 def nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Without a login; yields the path of the file that could contain one."""
+    """Without a login and short time limits; yields the file that could contain a login."""
+    monkeypatch.setattr(tracking, "START_S", 900.0)
+    monkeypatch.setattr(tracking, "FINISH_S", 900.0)
     for variable in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_DATA_DIR", "WANDB_MODE"):
         monkeypatch.delenv(variable, raising=False)
     netrc = tmp_path / "netrc"
@@ -63,14 +65,6 @@ def test_configured_online_mode_without_a_login_is_refused(tmp_path: Path):
         mode(tmp_path, "online")
 
 
-@pytest.mark.parametrize("wanted", ["auto", "online"])
-def test_a_key_in_the_environment_is_a_login(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str
-):
-    monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-    assert mode(tmp_path, wanted) == ("online", "W&B: online")
-
-
 def test_a_login_counts_only_for_its_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nobody: Path
 ):
@@ -85,12 +79,10 @@ def test_a_login_counts_only_for_its_server(
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[WandbServer]:
-    """The fake W&B server for all tests; without time limits that tests could hit."""
+    """The fake W&B server, with a login."""
     with wandb_server() as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
         monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
-        monkeypatch.setattr(tracking, "START_S", 900.0)
-        monkeypatch.setattr(tracking, "FINISH_S", 900.0)
         yield server
 
 

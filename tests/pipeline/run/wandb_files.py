@@ -44,12 +44,3 @@ def read_records(file: Path) -> list[dict[str, Any]]:
         check=False,
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def read_history(file: Path) -> list[dict[str, Any]]:
-    """The rows of the run's history in a `.wandb` file, by ascending `_step`; see `read_records`.
-
-    The fields of tables and histograms have the names of their metric: `rollouts.nrows`.
-    """
-    records = read_records(file)
-    return [record["history"]["item"] for record in records if record["type"] == "history"]

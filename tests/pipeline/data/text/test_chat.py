@@ -323,24 +323,3 @@ def test_invalid_templates_are_refused(template: str, reason: str):
     with pytest.raises(ValueError, match=re.escape(reason)) as raised:
         template_columns(template)
     assert repr(template) in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("columns", "present", "nearest"),
-    [
-        (("question_text", "questions"), ("question", "text"), ("text", "question")),
-        (("qestion", "anwser"), ("answer", "question", "id"), ("question", "answer")),
-        # A column that is present is not suggested for another name.
-        (("answer", "answr"), ("answer", "question"), (None, "question")),
-    ],
-)
-def test_missing_columns_get_different_suggestions(
-    columns: tuple[str, ...], present: tuple[str, ...], nearest: tuple[str | None, ...]
-) -> None:
-    with pytest.raises(ValueError, match=r"^f has no column") as caught:
-        check_columns(columns, present=present, where="f")
-    assert str(caught.value).splitlines() == [
-        f"f has no column {column!r}; nearest: {near!r} (of {sorted(present)})"
-        for column, near in zip(columns, nearest, strict=True)
-        if near is not None
-    ]

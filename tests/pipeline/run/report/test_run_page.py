@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.run.report.comparison_page import comparison_page
-from pipeline.run.report.curves import Panel, Series, chart, smooth, thin
-from pipeline.run.report.facts import events, key_figures
+from pipeline.run.report.curves import Panel, Series, chart, smooth
+from pipeline.run.report.facts import events
 from pipeline.run.report.panels import panels
 from pipeline.run.report.run_page import run_page
 from pipeline.run.report.run_records import read_run
@@ -230,21 +230,9 @@ def test_smoothing_is_a_moving_mean_with_its_interval():
     assert min(smooth(shares)[1]) == 0.0
 
 
-def test_many_points_become_means_of_neighbours():
-    points = [(float(x), float(x)) for x in range(10)]
-    assert thin(points, most=5) == [(0.5, 0.5), (2.5, 2.5), (4.5, 4.5), (6.5, 6.5), (8.5, 8.5)]
-    assert thin(points, most=10) == points
-
-
 def test_a_chart_is_the_same_each_time_and_escapes_its_title():
     panel = Panel('a "title" <b> & more', [Series("x", [(1, 0.0), (2, 1.0)])])
     first = chart(panel, name="c0")
     assert first == chart(panel, name="c0")
     checked(first)
     assert "NaN" not in first
-
-
-def test_the_time_to_the_first_step_is_a_key_figure():
-    named = {name: value for name, value, _ in key_figures(planted())}
-    assert named["first step done"] == "14s"
-    assert "first step done" not in {name for name, *_ in key_figures(planted(steps=0))}
