@@ -88,15 +88,6 @@ def started(part: str, platform: str, chips: range, *more: str) -> tuple[Child, 
     return child, list(chip_checks._found([child]))
 
 
-def test_the_program_of_one_process_is_read_back_by_the_next():
-    number = ("--number", str(hash(object()) % 10**9))
-    child, (found,) = started("cache", "cpu", range(2), *number)
-    assert (found.check, found.state, child.problem) == ("program cache", "fault", "")
-    assert "GEMMA_GRPO_CACHE" in found.remedy
-    _, (found,) = started("cache", "cpu", range(2), *number)
-    assert (found.state, found.remedy) == ("ok", "")
-
-
 def test_a_process_without_its_devices_is_a_fault():
     _, (found,) = started("half", "tpu", range(4))
     assert (found.check, found.state) == ("process, chips 0 to 3", "fault")
@@ -205,7 +196,7 @@ def test_all_checks_on_virtual_devices(tmp_path: Path):
     found = {one["check"]: one for one in json.loads(file.read_text(encoding="utf-8"))["checks"]}
     skipped = {name for name, one in found.items() if one["finding"].startswith("skipped")}
     assert skipped == {"flash attention", "flash attention, gradient", "speed"}
-    ran = {"gradient", "decode, int8 caches", "checkpoint", "program cache", "halves"}
+    ran = {"gradient", "decode, int8 caches", "checkpoint", "halves"}
     assert ran | {"log-probs, chips 4 to 7", "collectives, chips 0 to 3"} <= found.keys()
     assert found["halves"]["finding"].endswith("are bit for bit those of all chips")
     assert found["log-probs"]["figures"]["largest"] < found["log-probs"]["figures"]["bound"]

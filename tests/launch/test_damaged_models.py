@@ -223,30 +223,6 @@ def test_a_damaged_model_is_refused(
     assert everything_below(request_path.parent) == before
 
 
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (
-            set_config(num_key_value_heads=1),
-            (
-                "shape of layer_0/attn/kv_einsum/w: (2, 2, 40, 8), the configuration requires "
-                "(2, 1, 40, 8), and 3 more differ"
-            ),
-        ),
-        (truncate("gemma2/manifest.ocdbt", bytes_left=20), "/gemma2 is damaged: "),
-    ],
-)
-def test_a_dry_run_compares_the_shapes_of_a_flax_checkpoint(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
-):
-    model = request_path.parent / "model"
-    as_flax(lambda _: None)(model)
-    damage(model)
-    line = one_line(capsys, train, str(request_path), "--dry-run")
-    assert line.startswith(f"model.path: {model}")
-    assert what in line
-
-
 def one_line(capsys: pytest.CaptureFixture[str], command: Any, *argv: str) -> str:
     """Checks that a command ends with status 2 and one line; returns the line."""
     capsys.readouterr()
@@ -351,30 +327,3 @@ def test_an_invalid_tokenizer_or_template_gives_one_sentence(
         line = one_line(capsys, command, str(request_path), *flags)
         assert str(model) in line
         assert what in line
-
-
-def header(entry: Any) -> Damage:
-    """Writes a safetensors file whose header gives this entry for its only tensor of 64 bytes."""
-    text = json.dumps({NORM: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]} | entry})
-    return with_bytes(SINGLE, len(text).to_bytes(8, "little") + text.encode() + bytes(64))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"shape": [2**62, 2**62]},
-        {"shape": [10**30]},
-        {"shape": [-16]},
-        {"shape": [16.0]},
-        {"shape": {}},
-        {"dtype": "F99"},
-        {"data_offsets": [0, 2**64]},
-    ],
-)
-def test_a_header_with_absurd_shapes_gives_one_sentence(
-    request_path: Path, capsys: pytest.CaptureFixture[str], entry: Any
-):
-    model = request_path.parent / "model"
-    header(entry)(model)
-    line = one_line(capsys, train, str(request_path), "--dry-run")
-    assert f"{model / SINGLE} is damaged: " in line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -57,18 +56,6 @@ def test_everything_is_shown_and_nothing_written(
     assert everything_below(folder) == before
 
 
-def test_long_prompts_are_counted_above_the_limit(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    long = {"question": "x" * 90, "answer": "1"}
-    write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), long])
-    out, _ = shown(capsys, str(request_file), "--show=0")
-    assert "limit 60, 1 above it" in out
-    assert "  above 60 1 #" in out
-    assert "prompt 1" not in out
-    assert "train: 6 prompts, excluded: 1 too long" in out
-
-
 def test_a_mixture_and_demonstrations_are_shown(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -96,49 +83,6 @@ def test_a_mixture_and_demonstrations_are_shown(
         "train: 66.7% of the prompts, on average 2 of 3",
         "more: 33.3% of the prompts, on average 1 of 3",
     ]
-
-
-def test_messages_and_absent_answers_are_shown(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    turns = [{"role": "user", "content": "tom has 1"}, {"role": "assistant", "content": "apples"}]
-    asked = [*turns, {"role": "user", "content": "how many?"}]
-    write_rows(request_file.parent / "train.jsonl", [{"messages": asked}, {"messages": asked}])
-    write_rows(request_file.parent / "test.jsonl", [{"messages": turns}])
-    settings = [
-        "--prompt.template={messages}",
-        "--rollout.max_prompt_tokens=200",
-        "--plan.micro_batch_tokens=208",
-    ]
-    out, err = shown(capsys, str(request_file), *settings)
-    assert err == ""
-    assert re.search(r"^train, prompt 1: \d+ tokens, no reference answer$", out, re.MULTILINE)
-    assert "\n  user> 'tom has 1'\n  assistant> 'apples'\n  user> 'how many?'\n" in out
-    assert "train: no reference answers\n" in out
-    assert "train: 1 prompts are repeated with no answer: 1=2\n" in out
-    assert "tokens, answer 'apples'\n" in out
-
-
-def test_a_prompt_ends_with_the_answer_prefix(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    demonstrations = [
-        {"question": "tom has 9 apples.", "completion": "<answer>9</answer>"},
-        {"question": "tom has 8 apples.", "completion": "8"},
-    ]
-    write_rows(request_file.parent / "sft.jsonl", demonstrations)
-    settings = ["--sft.train.path=sft.jsonl", "--sft.steps=1", '--run.phases=["sft", "grpo"]']
-    settings += ["--prompt.answer_prefix=<answer>", "--data.malformed=skip"]
-    out, err = shown(capsys, str(request_file), *settings)
-    assert err == ""
-    read = out.split("  prompt tokens:\n")[1].split("\n\n")[0]
-    assert read.endswith("=<answer>")
-    learned = out.split("  completion tokens:\n")[1].split("\n\n")[0]
-    assert learned.count("=") == 3
-    assert re.fullmatch(r" +\d+=9 \d+=</answer> \d+=<end_of_turn>", learned)
-    assert "row 2: column 'completion' does not begin with prompt.answer_prefix = '<answer>'" in out
-    _, err = shown(capsys, str(request_file), "--prompt.answer_prefix=<mask>", status=2)
-    assert err.startswith("prompt.answer_prefix = '<mask>': ")
 
 
 def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):

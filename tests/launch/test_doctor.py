@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -168,7 +168,7 @@ def test_a_good_host_can_run(good: Imitation):
     shown = {one.check: one.finding for one in found}
     assert shown["chips"] == "8 chips, /dev/accel0 to /dev/accel7, readable and writable"
     assert shown["Ray's count"] == "Ray counts 8 chips"
-    assert shown["packages"].startswith("jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0, as pinned")
+    assert shown["packages"] == "jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0"
 
 
 def closed(host: Imitation) -> None:
@@ -221,25 +221,9 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         attributes(python="3.10.12"),
         *("python", "fault", "Python 3.10.12, and the project needs", "make PYTHON="),
     ),
-    "new Python": (
-        attributes(python="3.13.1"),
-        *("python", "fault", "Python 3.13.1, and the project needs", "make PYTHON="),
-    ),
     "wrong JAX": (
         installed(jax="0.9.2"),
         *("packages", "fault", "jax 0.9.2, needed: ", "-r requirements-tpu.txt"),
-    ),
-    "wrong libtpu": (
-        installed(libtpu="0.0.30"),
-        *("packages", "fault", "libtpu 0.0.30, needed: ==0.0.42.*", "-r requirements-tpu.txt"),
-    ),
-    "no libtpu": (
-        installed(libtpu=None),
-        *("packages", "fault", "libtpu is missing", "-r requirements-tpu.txt"),
-    ),
-    "another version than tested": (
-        installed(numpy="2.99.0"),
-        *("packages", "note", "numpy 2.99.0 (==", "-r requirements-tpu.txt"),
     ),
     "no chips": (
         lambda host: host.chips(0),
@@ -277,10 +261,6 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         *("TPU variables", "fault", "TPU_VISIBLE_CHIPS = '0,1,2,3' hides chips; the plan needs 8"),
         "env -u TPU_VISIBLE_CHIPS",
     ),
-    "another libtpu": (
-        variables(TPU_LIBRARY_PATH="/lib/libtpu.so"),
-        *("TPU variables", "note", "/lib/libtpu.so replaces the installed libtpu", "unset it"),
-    ),
     "chips that Ray does not count": (
         lambda host: host.chips(8, vfio=""),
         *("Ray's count", "fault", "Ray counts 0 chips, and the plan needs 8; there are 8 device"),
@@ -305,25 +285,9 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         ),
         *("devices", "fault", "needs 64 GPU, and this machine has", "choose a machine with more"),
     ),
-    "Ray of another user": (
-        lambda host: host.process(77, "raylet", uid=OTHER),
-        *("Ray cluster", "note", f"Ray runs here already, of {OTHER} (pid 77)", "launch/submit.sh"),
-    ),
-    "a dashboard as a cluster": (
-        variables(RAY_ADDRESS="http://127.0.0.1:8265"),
-        *("Ray cluster", "fault", "is a dashboard, which only takes jobs", "unset RAY_ADDRESS"),
-    ),
     "little memory": (
         lambda host: host.available(0.5),
         *("memory", "fault", "0.5 GiB available, 1.6 needed", "raise the container's limit"),
-    ),
-    "a container with little memory": (
-        lambda host: host.write("/sys/fs/cgroup/memory.max", f"{GIB}\n"),
-        *("memory", "fault", "1.0 GiB available, 1.6 needed", "raise the container's limit"),
-    ),
-    "small /dev/shm": (
-        lambda host: host.free.update({"/dev/shm": 64 * 2**20}),
-        *("/dev/shm", "note", "0.1 GiB free, too little for Ray's object store", "--shm-size=10g"),
     ),
     "a full disk": (
         lambda host: host.free.update({"runs/small": 0}),
@@ -340,10 +304,6 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
     "a plan that does not fit": (
         settings(plan__hbm_gib="0.001"),
         *("plan", "fault", "does not fit: ", "python -m launch.plan"),
-    ),
-    "a clock in the past": (
-        attributes(now_s=86_400.0),
-        *("clock", "fault", "it is 1970-01-0", "timedatectl set-ntp true"),
     ),
     "a budget that is over": (
         settings(budget__steps="none", budget__until="2020-01-01T10:00Z"),
@@ -417,21 +377,6 @@ def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation, vendor: str)
     assert doctor.can_run(list(found.values()))
 
 
-def test_processes_that_cannot_be_seen_are_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
-    listed = Path.iterdir
-
-    def iterdir(path: Path) -> Iterator[Path]:
-        if path.match("proc/1/fd"):  # of root
-            raise PermissionError
-        return listed(path)
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    (holders,) = (one for one in examined(good) if one.check == "holders")
-    assert holders.state == "note"
-    assert "those of others cannot be seen" in holders.finding
-    assert holders.remedy.startswith("see them with sudo fuser -v /dev/accel0 ")
-
-
 def test_the_chips_of_a_cluster_are_not_expected_here(
     good: Imitation, monkeypatch: pytest.MonkeyPatch
 ):
@@ -439,9 +384,7 @@ def test_the_chips_of_a_cluster_are_not_expected_here(
     good.chips(0)
     found = examined(good)
     assert doctor.can_run(found)
-    shown = {one.check: one for one in found}
-    assert shown["chips"].state == "note"
-    assert shown["Ray cluster"].finding == "commands join that of RAY_ADDRESS = 10.0.0.1:6379"
+    assert {one.check: one.state for one in found}["chips"] == "note"
 
 
 def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -190,19 +188,3 @@ def test_mistakes_of_chat_give_one_line(
     shown = capsys.readouterr().err
     assert message.format(folder=request_file.parent) in shown
     assert len(shown.splitlines()) == 1
-
-
-def test_chat_needs_one_sampler(request_file: Path):
-    settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
-    config = chat._single_sampler_config(load_config(request_file, settings), adapter="/a")
-    assert config.plan.num_samplers == 1
-    assert config.lora.start == "/a"
-    colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
-    config = chat._single_sampler_config(load_config(request_file, colocated), adapter="/a")
-    assert config.plan.samplers is None
-
-
-def test_without_a_terminal_each_line_is_a_question(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))
-    assert list(chat._read_questions(None)) == ["one", " two "]
-    assert list(chat._read_questions(["a", "b"])) == ["a", "b"]

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 FIND = ROOT / "launch" / "find_python.sh"
 SHIM = "#!/bin/sh\necho 'pyenv: version not installed' >&2\nexit 127\n"
@@ -50,13 +48,6 @@ def test_a_failing_shim_is_skipped(tmp_path: Path) -> None:
     assert result.stdout == f"{base_interpreter()}\n"
 
 
-def test_the_same_name_further_down_the_path_is_tried_too(tmp_path: Path) -> None:
-    program(tmp_path / "shims", "python3.12", SHIM)
-    real = program(tmp_path / "real bin", "python3.12", RUNS)
-    result = find(tmp_path / "shims", real.parent)
-    assert result.stdout == f"{base_interpreter()}\n"
-
-
 def test_without_a_working_python_the_error_names_the_tried_ones(tmp_path: Path) -> None:
     shim = program(tmp_path, "python3.12", SHIM)
     older = program(tmp_path, "python3", old("3.10"))
@@ -71,14 +62,6 @@ def test_without_a_working_python_the_error_names_the_tried_ones(tmp_path: Path)
         "  python: not on PATH",
     ]
     assert "PYTHON=/path/to/python3.12" in result.stderr
-
-
-@pytest.mark.parametrize("by_name", [True, False])
-def test_a_requested_python_is_used(tmp_path: Path, by_name: bool) -> None:
-    program(tmp_path, "python3.12", SHIM)
-    wanted = program(tmp_path, "mine", RUNS)
-    result = find(tmp_path, python="mine" if by_name else str(wanted))
-    assert result.stdout == f"{base_interpreter()}\n"
 
 
 def test_a_requested_python_is_never_replaced(tmp_path: Path) -> None:

@@ -83,11 +83,6 @@ def test_an_environment_is_made_and_filled_once(project: Path) -> None:
     assert make(project, ".venv/.runtime", None) == (0, [])
 
 
-def test_another_python_means_another_environment(project: Path) -> None:
-    make(project, ".venv/.runtime", "one")
-    assert make(project, ".venv/.runtime", "two") == (0, ["two", ".", "requirements.txt"])
-
-
 def test_an_interrupted_installation_is_repeated(project: Path) -> None:
     (project / "broken-pip").touch()
     assert make(project, ".venv/.runtime", "one") == (2, ["one", "."])
@@ -95,36 +90,11 @@ def test_an_interrupted_installation_is_repeated(project: Path) -> None:
     assert make(project, ".venv/.runtime", "one") == (0, [".", "requirements.txt"])
 
 
-def test_an_environment_that_does_not_run_is_made_anew(project: Path) -> None:
-    make(project, ".venv/.runtime", "one")
-    (project / ".venv/bin/python").unlink()
-    assert make(project, ".venv/.runtime", "one") == (0, ["one", ".", "requirements.txt"])
-
-
 def test_changed_requirements_are_installed(project: Path) -> None:
     make(project, ".venv/.runtime", "one")
     stamp = (project / ".venv/.runtime").stat().st_mtime
     os.utime(project / "requirements.txt", (stamp + 5, stamp + 5))
     assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
-
-
-def test_a_changed_package_is_installed_without_its_requirements(project: Path) -> None:
-    make(project, ".venv/.runtime", "one")
-    stamp = (project / ".venv/.package").stat().st_mtime
-    os.utime(project / "pyproject.toml", (stamp + 5, stamp + 5))
-    assert make(project, ".venv/.runtime", "one") == (0, ["."])
-    log = (project / "log").read_text(encoding="utf-8")
-    assert "--no-deps --editable ." in log
-
-
-def test_the_development_environment_holds_the_runtime(project: Path) -> None:
-    assert make(project, ".venv/.dev", "one") == (0, ["one", ".", "requirements-dev.txt"])
-    assert make(project, ".venv/.runtime", "one") == (0, [])
-
-
-def test_accelerator_dependencies_are_installed_by_name(project: Path) -> None:
-    assert make(project, "install-tpu", "one") == (0, ["one", ".", "requirements-tpu.txt"])
-    assert make(project, "install-tpu", "one") == (0, [])
 
 
 def test_make_alone_names_the_commands(project: Path) -> None:
@@ -154,15 +124,6 @@ def test_make_test_fails_if_a_check_fails_and_shows_all(project: Path, broken: s
     # Tests and types run beside each other; both are shown.
     both = {"-m pytest -n 2 --dist worksteal tests/configs -k toml", "-m mypy"}
     assert both <= set(lines) or broken in {"ruff", "imports"}
-
-
-def test_make_clean_removes_caches_and_keeps_runs(project: Path) -> None:
-    for name in (".venv", ".test_cache/xla", ".mypy_cache", "runs/mine", "tests/__pycache__"):
-        (project / name).mkdir(parents=True)
-    assert run(project, "clean")[0] == 0
-    left = {path.name for path in project.iterdir() if path.is_dir()}
-    assert left == {"launch", "runs", "tests"}
-    assert not (project / "tests/__pycache__").exists()
 
 
 class Advisories(BaseHTTPRequestHandler):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -63,31 +62,6 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_p
         assert again[key] == figures["plan"][key]
 
 
-def test_several_hosts_are_planned_for_processes_of_one_host_each(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, _ = shown(capsys, ONE_B, "--topology", "v5e-16")
-    assert "\nsplit, 2 x 4 + 8 " in out
-    assert "\ncolocated over 2 hosts (plan only), base on every device " in out
-    assert "plan only:" not in out
-    many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
-    out, _ = shown(capsys, ONE_B, *many)
-    assert "plan only: a process of 16 chips spans 2 hosts of v5e-16" in out
-
-
-def test_completion_tokens_change_the_estimate(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def figures(*argv: str) -> dict[str, Any]:
-        shown(capsys, ONE_B, *argv, "--json", str(tmp_path / "plan.json"))
-        found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
-        return found
-
-    short, long = (figures("--completion-tokens", n) for n in ("100", "400"))
-    assert short["lengths"]["completion"] == 100
-    assert short["step"]["total_s"]["expected"] < long["step"]["total_s"]["expected"]
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -117,22 +91,6 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     out, _ = shown(capsys, four, *many, status=1)
     assert "DOES NOT FIT: decode takes" in out
     assert "no plan.slots, no plan.micro_batch_tokens" in out  # planned sizes would fit
-
-
-def test_a_plan_that_does_not_fit_has_no_budget(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    four, path = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"), tmp_path / "plan.json"
-    small = ["--topology", "v5e-1", "--plan.hbm_gib", "8", "--json", str(path)]
-    out, _ = shown(capsys, four, *small, status=1)
-    assert "DOES NOT FIT" in out
-    assert not re.search(r"dollars|\d steps|GRPO: |disk, GiB", out)
-    assert "budget not estimated: the plan does not fit" in out
-    assert "trained tokens per second" not in out
-    assert "settings for it" not in out
-    figures = json.loads(path.read_text())
-    assert figures["budget"] is None
-    assert figures["plan"]["set"] == {}
 
 
 def test_the_shortage_and_what_would_fit_are_reported(

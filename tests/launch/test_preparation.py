@@ -12,9 +12,7 @@ from configs.schema import Config
 from launch import preparation
 from launch.preparation import Prepared, check_devices, finished, placed, prepare
 from launch.submission import VARIABLE
-from pipeline.budget import Budget
 from pipeline.run.run_folder import RunFolder
-from tests.launch.small_run import rows, write_rows
 
 
 @pytest.fixture
@@ -74,24 +72,6 @@ def test_a_step_with_more_prompts_than_distinct_ones_is_refused(tmp_path: Path, 
     prepare(load_config(tmp_path / "small.toml", given), extend=None)
 
 
-def test_the_same_data_are_recognized(config: Config):
-    began = begin(config)
-    again = prepare(config, extend=None)
-    assert again.data.fingerprints == began.data.fingerprints
-    assert again.data.fingerprints.keys() == {"train", "test"}
-    assert len(set(again.data.fingerprints.values())) == 2
-
-
-def test_only_a_model_folder_is_searched_for_weights(
-    tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch
-):
-    del config
-    monkeypatch.setattr(Path, "rglob", lambda *_: pytest.fail("searches the whole disk"))
-    with pytest.raises(ValueError, match=r"has no config\.json") as caught:
-        prepare(load_config(tmp_path / "small.toml", [("model.path", str(tmp_path))]), extend=None)
-    assert len(str(caught.value).splitlines()) == 2
-
-
 def test_a_run_does_not_resume_with_another_base(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ):
@@ -128,19 +108,6 @@ def test_promise_3_a_run_does_not_resume_with_changed_data(
     assert f"have changed since {tmp_path}/runs/small started; restore them, or start" in str(
         caught.value
     )
-
-
-def test_moved_data_are_the_same(tmp_path: Path, config: Config):
-    began = begin(config)
-    write_rows(tmp_path / "train.jsonl", [{**row, "note": "x"} for row in rows(0, 6)])
-    assert prepare(config, extend=None).data.fingerprints == began.data.fingerprints
-
-
-def test_the_order_of_the_data_matters(tmp_path: Path, config: Config):
-    begin(config)
-    write_rows(tmp_path / "train.jsonl", list(reversed(rows(0, 6))))
-    with pytest.raises(ValueError, match=r"^data\.train: "):
-        prepare(config, extend=None)
 
 
 def timed(config: Config, **budget: object) -> Config:
@@ -234,17 +201,6 @@ def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config
         finished(timed(decaying, time="2h"), extend=None)
 
 
-def test_a_new_run_is_not_finished(config: Config):
-    assert finished(config, extend=None) is None
-
-
-def test_an_extension_is_passed_on(config: Config):
-    folder = begin(config).folder
-    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
-    assert finished(config, extend="4") is None
-    assert prepare(config, extend="4").extend == Budget(4, None)
-
-
 @pytest.fixture
 def tpu_config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A run on 8 chips, on a machine that is in no cluster."""
@@ -266,14 +222,6 @@ def test_given_chips_replace_the_count_of_this_machine(tpu_config: Config):
     run = tpu_config.run.model_copy(update={"tpu_chips": 4})
     with pytest.raises(ValueError, match=r"needs 8 TPU, and run\.tpu_chips gives 4; "):
         check_devices(tpu_config.model_copy(update={"run": run}))
-
-
-def test_visible_chips_bound_those_that_are_given(
-    tpu_config: Config, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("TPU_VISIBLE_CHIPS", "0,1")
-    with pytest.raises(ValueError, match=r"run\.tpu_chips gives 2; "):
-        check_devices(tpu_config)
 
 
 def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(

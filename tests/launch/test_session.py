@@ -6,8 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any, cast
 import pytest
 
 from actors.handles import RunActors
-from configs.schema import Config, Plan
+from configs.schema import Config
 from launch.code_version import code_version
 from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
@@ -32,7 +31,6 @@ from launch.session import (
     _start,
     _tracker,
     _workers,
-    run_session,
 )
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
@@ -46,7 +44,6 @@ from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
 from pipeline.run.record_files import read_rows
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import Restored
 from rewards.forms import recognise
 from tests.fakes import (
     CharTokenizer,
@@ -368,24 +365,6 @@ def test_another_budget_replaces_an_extended_one(tmp_path: Path):
     assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
 
 
-def test_a_failed_restore_leaves_no_extension(tmp_path: Path):
-    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
-    Session(config, disk).run()
-    failing = Session(make_config(tmp_path, budget={"steps": 3}), disk, extend=Budget(3, None))
-    before = {path: path.read_bytes() for path in failing.folder.path.rglob("*") if path.is_file()}
-
-    async def restore() -> Restored:
-        raise RuntimeError("an actor's process ended unexpectedly")
-
-    failing.learner.restore = restore  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="ended unexpectedly"):
-        failing.run()
-    assert before == {path: path.read_bytes() for path in before}
-    again = Session(config, disk, extend=Budget(3, None))
-    assert again.run() == 0
-    assert again.learner.version == 5
-
-
 # --- W&B
 
 
@@ -437,43 +416,6 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
     (evaluation,) = (row for row in before if row.get("evaluation") == "test_before")
     assert (evaluation["version"], evaluation["step"]) == (0, 0)
     assert "eval/test_before/accuracy" in evaluation["metrics"]
-
-
-@pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
-def test_devices_are_released_before_wandb_finishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-):
-    session = Session(make_config(tmp_path), Disk())
-    session.learner.score_error = 1.0 if ending == "failed" else 0.0
-    status = {"finished": 0, "interrupted": 130, "failed": 1}[ending]
-    order: list[str] = []
-
-    @contextmanager
-    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[None]:
-        yield
-        order.append("Ray is left")
-
-    async def start(*_: object) -> Chosen:
-        if ending == "interrupted":
-            session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
-        return Chosen(first_sizes(session.prepared.config, None), 0.0, (), {})
-
-    async def finish(_: FakeTracker, *, exit_status: int) -> None:
-        order.append(f"W&B ends with {exit_status}")
-
-    trackers = Trackers(monkeypatch)
-    monkeypatch.setattr(FakeTracker, "finish", finish)
-    monkeypatch.setattr(session, "one_process", False, raising=False)
-    monkeypatch.setattr(session, "kill", lambda: order.append("actors are killed"), raising=False)
-    monkeypatch.setattr("launch.session.cluster", cluster)
-    monkeypatch.setattr("launch.session._start", start)
-    monkeypatch.setattr(RunActors, "spawn", lambda _: session)
-    assert asyncio.run(run_session(session.prepared, started=time.monotonic())) == status
-    assert order == ["actors are killed", "Ray is left", f"W&B ends with {status}"]
-    assert len(trackers.made) == 1
-    # Another process may work in the folder.
-    session.folder.create(session.prepared.config)
-    session.folder.close()
 
 
 # --- time
@@ -547,15 +489,6 @@ def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
     assert session.elapsed_while_waiting_s == (450.0 if used else 0.0)
     assert session.learner.version == (5 if used else 9)
     assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
-
-
-def test_free_devices_are_not_journaled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=FakeClock()))
-    session = Session(make_config(tmp_path), Disk())
-    assert session.run(waited_s=0.5) == 0
-    assert session.events("waited_for_devices") == []
 
 
 def test_budget_until_sets_the_deadline(

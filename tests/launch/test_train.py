@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.mirror import Copier
 from pipeline.run.run_folder import RunFolder
-from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
+from tests.launch.small_run import everything_below, rows, write_rows
 
 ROOT = Path(__file__).parents[2]
 
@@ -106,38 +105,6 @@ def test_a_finished_run_is_known_on_an_empty_host(
     assert started == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "what"),
-    [
-        (["--run.mirror", "nowhere"], "run.mirror: there is no folder .*/nowhere; create or mount"),
-        (
-            ["--run.mirror", "http://host/a"],
-            "command line: --run.mirror.*: http:// cannot keep a run",
-        ),
-    ],
-)
-def test_a_run_that_cannot_be_fetched_is_one_line(
-    refused: Refused, arguments: list[str], what: str
-):
-    (line,) = refused(*arguments)
-    assert re.match(what, line)
-
-
-@pytest.mark.parametrize("scheme", ["memory", "http"])
-def test_a_mirror_that_cannot_be_kept_is_refused(refused: Refused, scheme: str):
-    (line,) = refused("--run.mirror", f"{scheme}://store/runs")
-    assert line == (
-        f'command line: --run.mirror = "{scheme}://store/runs": {scheme}:// cannot keep a '
-        "run; use s3://, gs://, hf://buckets/ or a folder"
-    )
-
-
-def test_a_protocol_without_its_library_is_refused(refused: Refused):
-    (line,) = refused("--run.mirror", "adl://store/runs")
-    assert "run.mirror = adl://store/runs: " in line
-    assert "`make install-mirror` installs the libraries of" in line
-
-
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False
@@ -155,27 +122,6 @@ def test_the_search_for_mistakes_loads_neither_jax_nor_ray():
     assert shown.stdout.splitlines()[-1] == "2 []"
     told = "command line: --learner.lrr: unknown; did you mean --learner.lr?"
     assert told in shown.stderr.splitlines()
-
-
-def test_each_mistake_is_a_line_and_the_status_is_2(
-    request_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("GEMMA_GRPO_HOME", str(request_path.parent))
-    text = CONFIG.replace("group_size = 2", "group_size = 1")
-    request_path.write_text(text.replace("slots = 6", "slots = 6\nsampler = 2"), encoding="utf-8")
-    shown = python("-m", "launch.train", str(request_path), "--learner.lr", "fast")
-    assert shown.returncode == 2
-    assert shown.stderr.splitlines() == [
-        (
-            f"{request_path}: rollout.group_size = 1: must be an integer, at least 2 and at most "
-            "1024; nearest valid: 2"
-        ),
-        (
-            'command line: --learner.lr = "fast": must be a number, above 0 and at most 10; '
-            "default: 5e-05"
-        ),
-        f"{request_path}: plan.sampler: unknown; did you mean plan.samplers?",
-    ]
 
 
 @pytest.mark.parametrize("more", [[], ["--accept=rewards"], ["--extend=5"]])
@@ -323,26 +269,6 @@ def test_a_dry_run_refuses_a_reward_without_any_score(
     assert started == []
 
 
-def test_a_missing_model_folder(request_path: Path, refused: Refused):
-    gone = request_path.parent / "gone"
-    assert refused("--model.path", "gone") == [f"model.path: no folder {gone}"]
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("config.json", "model.path: {} has no config.json"),
-        ("model.safetensors", "model.path: {} lacks model.safetensors"),
-        ("tokenizer.model", "no tokenizer at {}: it has neither tokenizer.model nor"),
-    ],
-)
-def test_an_incomplete_model_folder(request_path: Path, refused: Refused, name: str, told: str):
-    model = request_path.parent / "model"
-    (model / name).unlink()
-    (line,) = refused()
-    assert line.startswith(told.format(model))
-
-
 def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
     path = request_path.parent / "train.jsonl"
     write_rows(path, [*rows(0, 3), '{"question": ', {"question": "why?"}, *rows(3, 3)])
@@ -351,25 +277,6 @@ def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
         "  row 4: not JSON: Expecting value: line 1 column 14 (char 13)",
         "  row 5: column 'answer' is missing",
         'fix them, or exclude them with data.malformed = "skip"',
-    ]
-
-
-def test_skipped_rows_are_reported(
-    request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
-):
-    write_rows(request_path.parent / "train.jsonl", [*rows(0, 6), {"question": "why?"}])
-    assert train.main([str(request_path), "--data.malformed", "skip"]) == 0
-    assert len(started) == 1
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[1:3] == [
-        "train: 6 prompts, excluded: 1 malformed",
-        "  row 7: column 'answer' is missing",
-    ]
-
-
-def test_a_step_with_more_prompts_than_the_dataset(refused: Refused):
-    assert refused("--rollout.prompts_per_step", "7") == [
-        "rollout.prompts_per_step = 7 is more than the 6 prompts of data.train"
     ]
 
 
@@ -408,27 +315,6 @@ def test_missing_reward_functions(refused: Refused):
             "rewards.functions: my_rewards:length: no module 'my_rewards'; nearest in Python's "
             "path: 'rewards'; name a file of yours by its path: my_rewards.py:function"
         ),
-    ]
-
-
-def test_reward_functions_are_not_imported_into_the_driver(
-    request_path: Path, started: list[Prepared]
-):
-    (request_path.parent / "loud_rewards.py").write_text(
-        "import sys\nprint('loud')\ndef length(inputs): return [0.0 for _ in inputs]\n"
-    )
-    loud = request_path.parent / "loud_rewards.py"
-    function = ["--rewards.functions.0.function", f"{loud}:length"]
-    assert train.main([str(request_path), *function]) == 0
-    assert len(started) == 1
-    assert "loud_rewards" not in sys.modules
-
-
-def test_reward_functions_whose_import_ends_python(request_path: Path, refused: Refused):
-    (request_path.parent / "fatal_rewards.py").write_text("import os\nos._exit(7)\n")
-    fatal = f"{request_path.parent / 'fatal_rewards.py'}:f"
-    assert refused("--rewards.functions.0.function", fatal) == [
-        f"rewards.functions: {fatal}: its process ended with status 7"
     ]
 
 
@@ -486,21 +372,6 @@ def test_changed_rewards_are_refused_or_accepted(
     assert started[0].config.rewards.functions[0].weight == 2.0
 
 
-def test_a_folder_without_an_adapter(request_path: Path, refused: Refused):
-    (line,) = refused("--lora.start", "model")
-    start = f"lora.start: no adapter in {request_path.parent}/model: it is no PEFT folder ("
-    assert line.startswith(start)
-
-
-def test_a_fork_with_another_initial_adapter(request_path: Path, refused: Refused):
-    folder = request_path.parent
-    (folder / "runs" / "base" / "checkpoints").mkdir(parents=True)
-    lines = refused("--run.fork", "runs/base@3", "--lora.start", "runs/base")
-    assert lines[0] == (
-        "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
-    )
-
-
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     folder.create(load_config(folder.path.parents[1] / "small.toml"))
@@ -554,18 +425,6 @@ def test_a_run_resumes_while_its_budget_is_not_used(
     ended(**summary)
     assert train.main([str(request_path), *arguments]) == 0
     assert len(started) == goes_on
-
-
-def test_an_extended_budget_is_read_from_the_journal(
-    request_path: Path, ended: Callable[..., RunFolder], started: list[Prepared]
-):
-    folder = ended()
-    folder.journal("extended", steps=5, time_s=None)
-    assert train.main([str(request_path)]) == 0
-    assert len(started) == 1
-    ended(steps=8)
-    assert train.main([str(request_path)]) == 0
-    assert len(started) == 1
 
 
 def test_extend_adds_to_a_finished_run(

@@ -1,8 +1,7 @@
-"""Collectives, checkpoint, program cache and speed, and the process that makes the checks."""
+"""Collectives, checkpoint and speed, and the process that makes the checks."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -63,13 +62,6 @@ def test_another_state_than_was_written_is_a_fault(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(device_checks, "saved_and_restored", changed)
     assert device_checks.checkpoint(devices()).state == "fault"
-
-
-def test_a_program_that_was_not_compiled_before_is_a_fault():
-    number = time.time_ns() % 10**9
-    assert device_checks.program_cache(devices(), number).state == "fault"
-    jax.clear_caches()
-    assert device_checks.program_cache(devices(), number).state == "ok"
 
 
 def test_the_speed_of_virtual_devices_is_not_measured():
