@@ -15,8 +15,6 @@ from hypothesis import strategies as st
 from launch.demo import task
 from launch.demo.task import ErrorRates, Problem, make_problem, solution
 
-PROBLEM = Problem(question="", terms=(14, 27, -8), answer=33)
-
 PROJECT = Path(__file__).parents[2]
 
 

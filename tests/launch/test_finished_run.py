@@ -131,12 +131,3 @@ def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path
     assert not file.exists()
     _, alive = psutil.wait_procs(head.actors("SamplerActor"), timeout=PATIENCE_S)
     assert not alive
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The records of the run: not `status.json`, which says what the last process did."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in {".lock", "status.json"}
-    }

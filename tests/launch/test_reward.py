@@ -82,7 +82,6 @@ def examples(figures: Figures, kind: str) -> set[str]:
     [
         ("any_number", "hack", {"answers listed", "list as answer", "three answers"}),
         ("length_credit", "noise", {"words"}),
-        ("substring", "hack", {"answers listed", "list as answer", "three answers"}),
         ("tags_counted", "hack", {"tags repeated"}),
     ],
 )
@@ -101,26 +100,13 @@ def ignores(completion, *, answer):
     return float(len(completion) < 5)
 def contains(completion, *, answer):
     return float(answer in completion)
-def begins(completion, *, answer):
-    return float(completion.startswith(answer))
-def ends(completion, *, answer):
-    return float(completion.endswith(answer))
 def same(completion, *, answer):
     return 1.0
 def empty(completion, *, answer):
     return float(completion in {answer, ""})
-def first(completion, *, answer):
-    return float(completion.split("\\n")[0] == answer)
-def last(completion, *, answer):
-    return float(completion.strip().split("\\n")[-1].strip() == answer)
-def spaced(completion, *, answer):
-    return float(completion == " " + answer)
-def number(completion, *, answer, tags):
-    return float(find_answer(completion, tags=tags) == answer)
 """
 
 
-@pytest.mark.parametrize("place", ["completion", "first_line"])
 @pytest.mark.parametrize(
     ("reward", "wrong"),
     [
@@ -128,19 +114,15 @@ def number(completion, *, answer, tags):
         ("library", set()),
         ("ignores", {"wrong_answer", "noise"}),
         ("contains", {"wrong_answer", "hack"}),
-        ("begins", {"wrong_answer"}),
-        ("ends", {"wrong_answer"}),
         ("same", {"constant"}),
         ("empty", {"noise"}),
     ],
 )
-def test_rewards_of_a_task_without_tags(
-    config: Path, check: Check, place: str, reward: str, wrong: set[str]
-):
+def test_rewards_of_a_task_without_tags(config: Path, check: Check, reward: str, wrong: set[str]):
     imports = "from rewards.answers import find_answer, same_answer\n"
     (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
     part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
-    plain = (f"--prompt.answer={place}", "--prompt.turn=plain")
+    plain = ("--prompt.answer=first_line", "--prompt.turn=plain")
     figures = check(functions(part), *plain, status=1 if wrong else 0)
     assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
     assert wrong or figures["findings"] == []
