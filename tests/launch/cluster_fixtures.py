@@ -125,11 +125,6 @@ def finish(process: subprocess.Popen[str], text: str = "") -> tuple[int, str]:
     return process.returncode, output
 
 
-def run_alone(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a command on a private cluster; returns its status and output."""
-    return finish(start(command, private_environment()))
-
-
 def family(process: int) -> list[psutil.Process]:
     """Returns a process and all processes below it."""
     root = psutil.Process(process)
@@ -413,13 +408,6 @@ def finished_job(head: Head, folder: Path) -> FinishedJob:
     variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
     status, output = submit(head, config, **variables)
     return FinishedJob(folder / "runs" / "finished", status, output)
-
-
-def copy_run(run: Path, folder: Path) -> tuple[Path, Path]:
-    """Copies a finished run below `folder`; returns its configuration and its folder."""
-    copy = folder / "runs" / run.name
-    shutil.copytree(run, copy)
-    return write_config(folder, name=run.name), copy
 
 
 def wait_until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:

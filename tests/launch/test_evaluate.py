@@ -11,7 +11,7 @@ from configs.schema import Config
 from launch import chat, evaluate
 from launch.evaluate import Prepared, prepare
 from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.launch.small_run import everything_below, write_rows
+from tests.launch.small_run import everything_below
 
 
 @pytest.fixture
@@ -87,15 +87,6 @@ def test_a_run_is_evaluated_with_its_best_adapter_and_keeps_the_result(request_f
     assert list(found.tests) == ["test"]
 
 
-def test_flags_name_another_adapter_and_result_file(request_file: Path):
-    make_run(request_file)
-    folder = request_file.parent
-    found = evaluate._parse_and_prepare(
-        [str(request_file), "--checkpoint", "model", "--json", "out.json"]
-    )
-    assert (found.adapter, found.result) == (str(folder / "model"), folder / "out.json")
-
-
 def test_the_base_alone_needs_no_run(request_file: Path):
     found = prepared(request_file, base_only=True)
     assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
@@ -147,23 +138,6 @@ def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
     assert line.endswith("or measure without rewards by --eval.metric exact_answer")
     found = evaluate._parse_and_prepare([*asked, "--eval.metric", "exact_answer"]).config
     assert (found.metric, found.extraction) == ("exact_answer", "last_number")
-
-
-def test_sets_are_read_and_dropped_rows_are_reported(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    folder = request_file.parent
-    write_rows(folder / "more.jsonl", [{"q": "one", "answer": "1"}, {"q": "x" * 99, "answer": "2"}])
-    sets = "[{name = 'more', path = 'more.jsonl', template = '{q}'}]"
-    found = prepared(request_file, ("eval.sets", sets), base_only=True)
-    assert {name: len(split.prompts) for name, split in found.tests.items()} == {
-        "test": 4,
-        "more": 1,
-    }
-    assert capsys.readouterr().out.splitlines() == [
-        "test: 4 prompts",
-        "more: 1 prompts, excluded: 1 too long",
-    ]
 
 
 @pytest.mark.parametrize(

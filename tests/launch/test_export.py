@@ -273,11 +273,6 @@ def test_without_a_best_checkpoint_the_last_is_the_default(tmp_path: Path):
         find_checkpoint(folder, "best")
 
 
-def test_a_run_without_checkpoints_is_refused(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="has no checkpoint last; there is none yet"):
-        find_checkpoint(RunFolder(tmp_path), None)
-
-
 def test_texts_of_the_run_are_compared(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.rollouts.mkdir()

@@ -10,8 +10,8 @@ import pytest
 from configs.load import load_config
 from configs.schema import Config
 from launch import preparation
+from launch.flags import SUBMITTED
 from launch.preparation import Prepared, check_devices, finished, placed, prepare
-from launch.submission import VARIABLE
 from pipeline.run.run_folder import RunFolder
 
 
@@ -119,10 +119,7 @@ def test_promise_6_a_budget_below_the_estimated_minimum_is_refused_at_once(confi
     told = r"^budget\.time = 10s is too short: .* take at least \d+s \(estimated\)$"
     with pytest.raises(ValueError, match=told):
         prepare(timed(config, time="10s"), extend=None)
-    told = r"take at least 1m\d+s, including 40s of waiting \(estimated\)$"
-    with pytest.raises(ValueError, match=told):
-        prepare(timed(config, time="55s"), extend=None, waited_s=40.0)
-    assert prepare(timed(config, time="65s"), extend=None, waited_s=40.0).waited_s == 40.0
+    prepare(timed(config, time="65s"), extend=None)
 
 
 def test_a_resumed_run_needs_no_minimum(config: Config):
@@ -204,7 +201,7 @@ def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config
 @pytest.fixture
 def tpu_config(request_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     """A run on 8 chips, on a machine that is in no cluster."""
-    for name in ("RAY_ADDRESS", VARIABLE, "TPU_VISIBLE_CHIPS"):
+    for name in ("RAY_ADDRESS", SUBMITTED, "TPU_VISIBLE_CHIPS"):
         monkeypatch.delenv(name, raising=False)
     settings = {
         "run.tpu_chips": "8",
@@ -241,7 +238,7 @@ def test_a_run_has_the_chosen_placement_and_a_resume_keeps_it(
     assert placed(auto) == other != found
 
 
-@pytest.mark.parametrize("name", ["RAY_ADDRESS", VARIABLE])
+@pytest.mark.parametrize("name", ["RAY_ADDRESS", SUBMITTED])
 def test_a_cluster_counts_its_chips_itself(
     tpu_config: Config, monkeypatch: pytest.MonkeyPatch, name: str
 ):

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,17 +27,15 @@ from launch.session import (
     _recording_time,
     _run,
     _Session,
-    _start,
     _tracker,
     _workers,
 )
 from launch.stop import Stop
-from pipeline.budget import Budget, used_s
+from pipeline.budget import Budget
 from pipeline.clock import Clock
 from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import WorkerDied
-from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
@@ -82,7 +79,6 @@ class Session:
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
         self.scorer = FakeScorer(self.script, config)
-        self.elapsed_while_waiting_s: float | None = None
         self.prepared = Prepared(
             config,
             make_data(),
@@ -92,49 +88,19 @@ class Session:
             tracking.choose_mode(config)[0],
         )
 
-    def run(
-        self, *, started: float = 0.0, load_s: float = 0.0, waited_s: float | None = None
-    ) -> int:
+    def run(self, *, started: float = 0.0) -> int:
         clock = _clock(self.prepared, started=started)
         config = self.prepared.config
         actors = cast("RunActors", self)
         session = self._session(clock)
         workers = _workers(session, config, actors)
-        chosen = Chosen(first_sizes(config, self.folder.plan), load_s, (), {})
+        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
 
         async def run() -> int:
-            if waited_s is not None:
-                await self._get_devices(session, config, workers, waited_s)
             return await _coordinate(session, config, actors, workers, chosen)
 
         with closing(self.folder):
             return asyncio.run(run())
-
-    async def _get_devices(
-        self, session: _Session, config: Config, workers: Workers, waited_s: float
-    ) -> None:
-        """The start of a process whose devices are free after `waited_s` seconds."""
-        clock = session.clock
-        now = cast("FakeClock", clock.now)
-
-        async def wait_for_devices(*_: object) -> None:
-            now.seconds += waited_s
-            self.elapsed_while_waiting_s = clock.elapsed_s
-
-        async def nothing(*_: object, **__: object) -> None:
-            pass
-
-        crew = SimpleNamespace(
-            devices=None,
-            started=nothing,
-            samplers=self.samplers,
-            learner=self.learner,
-            scorer=self.scorer,
-            one_process=False,
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("launch.session.wait_for_devices", wait_for_devices)
-            await _start(session, config, cast("RunActors", crew), workers)
 
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, started=time.monotonic())
@@ -463,45 +429,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert (session.folder.export / "adapter").exists()
-
-
-def test_waiting_in_a_queue_counts_and_is_journaled(tmp_path: Path, now: FakeClock):
-    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": True})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    session.prepared = replace(session.prepared, waited_s=450.0)
-    assert session.run() == 0
-    (entry,) = session.events("waited")
-    assert (entry["seconds"], entry["elapsed_s"]) == (450.0, 450.0)
-    assert session.learner.version == 5
-    assert used(session) == 950.0
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
-    tmp_path: Path, used: bool, now: FakeClock
-):
-    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": used})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    assert session.run(waited_s=450.0) == 0
-    (entry,) = session.events("waited_for_devices")
-    assert (entry["seconds"], entry["used"]) == (450.0, used)
-    # The used time that a process would record if it were killed while waiting.
-    assert session.elapsed_while_waiting_s == (450.0 if used else 0.0)
-    assert session.learner.version == (5 if used else 9)
-    assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
-
-
-def test_budget_until_sets_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_800.0 - 550)
-    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    assert session.run() == 0
-    assert session.learner.version == 5
-    assert session.folder.summary is not None
-    assert session.folder.summary["deadline_s"] == 550.0
-    assert session.folder.summary["until_s"] == 1_795_366_800.0
 
 
 def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(
