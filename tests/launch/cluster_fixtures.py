@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import socket
@@ -222,16 +221,13 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
 
 
 @contextlib.contextmanager
-def running_node(
-    head: Head, home: Path, *, cpus: int = 4, without: Path | None = None
-) -> Iterator[int]:
+def running_node(head: Head, home: Path, *, cpus: int = 4) -> Iterator[int]:
     """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
     Args:
         head: of the cluster.
         home: the user's folder on the node; its name is that of the node.
         cpus: number of its CPUs.
-        without: a folder that is empty on the node, as if hosts did not share it.
     """
     home.mkdir()
     log, before = home / "log", head.nodes()
@@ -242,9 +238,6 @@ def running_node(
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
     command += [str(grpc), "--metrics-export-port", str(metrics)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
-    if without is not None:
-        mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
-        command = ["unshare", "--mount", "sh", "-c", mounted]
     environment = head.environment | {"HOME": str(home)}
     with _running(command, environment, log, lambda: head.nodes() > before) as process:
         yield process

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -132,15 +131,6 @@ def test_an_environment_is_made_and_the_doctor_asked(host: Host) -> None:
     assert host.steps() == [doctor]
 
 
-def test_changed_requirements_are_installed(host: Host) -> None:
-    host.has_python()
-    host.run()
-    stamp = (host.project / ".venv/.runtime").stat().st_mtime
-    os.utime(host.project / "requirements.txt", (stamp + 5, stamp + 5))
-    assert host.run()[0] == 0
-    assert host.steps() == [INSTALLED[0], "launch.doctor"]
-
-
 def test_requirements_are_chosen_by_a_flag(host: Host) -> None:
     host.has_python()
     status, shown = host.run("--tpu")
@@ -165,14 +155,6 @@ def test_a_missing_python_needs_consent(host: Host, installer: str, command: str
     assert command in shown.splitlines()
 
 
-def test_after_an_installer_that_fails_the_next_one_is_tried(host: Host) -> None:
-    host.program("uv", "exit 2")
-    host.program("conda", INSTALLERS["conda"])
-    status, shown = host.run("--yes")
-    assert status == 0
-    assert f"That failed: {UV}" in shown
-
-
 def test_wheels_are_installed_without_an_index_by_their_python(host: Host) -> None:
     wheels = host.project.parent / "my wheels"
     wheels.mkdir()
@@ -186,12 +168,6 @@ def test_wheels_are_installed_without_an_index_by_their_python(host: Host) -> No
     assert (host.project / ".venv/.python").read_text() == f"{host.bin}/python3.11\n"
     offline = f"--no-index --find-links {wheels} "
     assert host.steps() == [*(offline + step for step in INSTALLED), "launch.doctor"]
-
-
-def test_an_unknown_flag_is_a_mistake(host: Host) -> None:
-    status, shown = host.run("--gpu")
-    assert status == 2
-    assert shown.startswith("--gpu: unknown\nbootstrap.sh [--yes]")
 
 
 def test_the_wheel_folder_has_the_pins_the_project_and_its_build_tool(host: Host) -> None:

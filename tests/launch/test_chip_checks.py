@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from configs.load import load_config
 from launch import chip_checks
 from launch.chip_checks import Child
 from launch.chip_results import SPEED, VALUES, ChipResult
@@ -63,13 +62,6 @@ def test_chips_that_cannot_be_opened_are_not_opened(
 ):
     change(good)
     assert not_made(good).finding == f"not made: {why}"
-
-
-def test_gpus_are_not_checked(good: Imitation):
-    good.settings |= {"plan.platform": "gpu", "plan.learner_devices": "1"}
-    config = load_config("small.toml", list(good.settings.items()))
-    (found,) = chip_checks.chip_checks(good.host(), config)
-    assert (found.state, found.remedy) == ("fault", "omit --chips")
 
 
 def test_halves_of_a_host_have_the_chips_that_ray_would_give_them(monkeypatch: pytest.MonkeyPatch):
@@ -166,11 +158,6 @@ def test_implausible_speeds_are_not_kept(name: str, share: float):
     found = measured(**GOOD | {name: share * getattr(V5E, name)})
     assert sorted(one.state for one in found) == ["note", "ok", "ok"]
     assert load_limits(V5E.name) is None
-
-
-def test_speeds_that_cannot_be_kept_are_a_note(own_cache: Path):
-    own_cache.write_text("not a folder")
-    assert measured(**GOOD)[-1].state == "note"
 
 
 def test_less_memory_than_plans_assume_is_a_note():

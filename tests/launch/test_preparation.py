@@ -44,34 +44,6 @@ def test_a_valid_request_is_prepared(tmp_path: Path, config: Config):
     assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
 
 
-def test_the_first_lines_show_the_mode_of_wandb_and_the_data(
-    tmp_path: Path,
-    config: Config,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    prepare(load_config(tmp_path / "small.toml", [("wandb.mode", "auto")]), extend=None)
-    first, *others = capsys.readouterr().out.splitlines()
-    assert first.startswith(
-        "W&B: offline, because there is no W&B login; `wandb login` logs in for later runs"
-    )
-    assert first.endswith(f"files in {tmp_path}/runs/small/wandb")
-    assert others == ["train: 6 prompts", "test: 4 prompts"]
-
-
-def test_a_step_with_more_prompts_than_distinct_ones_is_refused(tmp_path: Path, config: Config):
-    del config
-    given = [("rollout.dynamic_sampling", "capped"), ("rollout.max_prompts_per_step", "5")]
-    with pytest.raises(
-        ValueError, match=r"= 5 takes up to 5 prompts of data\.train .* 8 prompts, and there are 6"
-    ):
-        prepare(load_config(tmp_path / "small.toml", given), extend=None)
-    given[1] = ("rollout.max_prompts_per_step", "4")
-    prepare(load_config(tmp_path / "small.toml", given), extend=None)
-
-
 def test_a_run_does_not_resume_with_another_base(
     tmp_path: Path, config: Config, capsys: pytest.CaptureFixture[str]
 ):
@@ -144,17 +116,6 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
     shown = capsys.readouterr().out
     assert shown.count("budget.until") == 1
     assert re.search(r"2020-.* has passed: it is .* now; the run ends with its latest ver", shown)
-
-
-def test_a_past_deadline_is_refused_and_a_future_one_is_printed(
-    config: Config, capsys: pytest.CaptureFixture[str]
-):
-    told = r"^budget\.until = 2020-.* has passed: it is .* now; set a later one$"
-    with pytest.raises(ValueError, match=told):
-        prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)
-    assert capsys.readouterr().out == ""
-    prepare(timed(config, until="2999-01-01T10:00Z"), extend=None)
-    assert "budget.until = 2999-01-0" in capsys.readouterr().out
 
 
 def tree(folder: RunFolder) -> dict[str, bytes]:

@@ -162,24 +162,11 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
     assert len(lines) == len(parts)
 
 
-def test_data_are_checked_without_a_model(refused: Refused):
-    lines = refused("--model.path", "gone", "--data.train.path", "trian.jsonl")
-    assert [line.partition(": ")[0] for line in lines] == ["model.path", "data.train.path"]
-
-
 def test_checks_that_depend_on_a_wrong_setting_are_skipped(refused: Refused):
     (line,) = refused("--data.answer_colum", "gone", "--data.train.path", "train.jsonl")
     assert line.startswith("command line: --data.answer_colum: unknown; did you mean --data.answer")
     (line,) = refused("--model.path", "gs://bucket/model", "--rollout.stop_tokens", '["<eot>"]')
     assert line.startswith('command line: --model.path = "gs://bucket/model": gs://')
-
-
-def test_no_model_is_downloaded_for_a_request_with_mistakes(
-    refused: Refused, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(preparation, "find_model", None)
-    (line,) = refused("--model.path", "hf://owner/name", "--learner.lrr", "1")
-    assert "--learner.lrr: unknown" in line
 
 
 def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
@@ -266,14 +253,6 @@ def test_tokens_that_the_model_does_not_have(refused: Refused):
         "rollout.forbidden_tokens",
     ]
     assert lines[1].endswith("has no piece '<pda>'; nearest: '<pad>'")
-
-
-def test_a_stop_string_that_no_tokens_decode_to(refused: Refused):
-    (line,) = refused("--rollout.stop_strings", '["</answer>", "7<end_of_turn>"]')
-    assert line.startswith(
-        "rollout.stop_strings: '7<end_of_turn>' never appears in generated text: "
-    )
-    assert line.endswith(" decodes it to '7'; tokens without text belong to rollout.stop_tokens")
 
 
 def test_missing_reward_functions(refused: Refused):
@@ -415,20 +394,6 @@ def test_extend_adds_to_a_finished_run(
     assert (started[0].extend.steps, started[0].extend.time_s) == (50, None)
     # The process that holds the folder's lock journals it.
     assert list(folder.events("extended")) == []
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("1h", "--extend 1h: this run has budget.steps; give a number of steps, at least 1"),
-        ("0", "--extend 0: this run has budget.steps; give a number of steps, at least 1"),
-    ],
-)
-def test_extend_by_the_wrong_amount(
-    ended: Callable[..., RunFolder], refused: Refused, text: str, told: str
-):
-    ended()
-    assert refused("--extend", text) == [told]
 
 
 def test_extend_needs_a_finished_run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -15,7 +14,6 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    PROJECT,
     Head,
     family,
     finish,
@@ -100,26 +98,3 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
     assert status == 0, output
     assert "resuming after step 1" in output
     assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
-
-
-def can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
-    return found.returncode == 0
-
-
-@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace of its own: run as root")
-def test_a_node_without_the_model_ends_the_run_before_anything_is_compiled(
-    head: Head, tmp_path: Path
-):
-    config, model = write_config(tmp_path, name="absent"), tmp_path / "models" / "tiny"
-    shutil.copytree(PROJECT / "launch/demo/tiny_gemma3", model)
-    with running_node(head, tmp_path / "second", without=model.parent):
-        status, output = head.run(*train_command(config, f"--model.path={model}"))
-    assert status == 2, output
-    (line,) = [line for line in output.splitlines() if "model.path" in line]
-    assert line.startswith(f"model.path: no folder {model}; this is on node ")
-    assert "where sampler 0 runs: each node needs the files at that path" in line
-    assert "Traceback" not in output
-    assert "compil" not in output.replace("loading weights and compiling", "")
