@@ -14,9 +14,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -457,33 +455,6 @@ DATASET = ("--data.test.path", "owner/rows", "--data.test.split", "test")
 def faults(ran: subprocess.CompletedProcess[str]) -> str:
     """The output in one line."""
     return " ".join(ran.stdout.split())
-
-
-class Gated(BaseHTTPRequestHandler):
-    """A hub on which everything requires a licence."""
-
-    def do_HEAD(self) -> None:  # of the base class
-        self.send_response(403)
-        self.send_header("X-Error-Code", "GatedRepo")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_without_an_accepted_licence_the_cause_is_named(request_path: Path):
-    folder = request_path.parent
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gated) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=url)
-        server.shutdown()
-    assert ran.returncode == 1
-    shown = faults(ran)
-    assert "hf://owner/tiny requires an accepted licence" in shown
-    assert "-> accept the licence on the model's page, then hf auth login" in shown
-    assert "data.test: 'owner/rows' (subset None, split 'test') is gated" in shown
 
 
 def test_without_a_network_the_cause_is_named(request_path: Path):

@@ -266,13 +266,6 @@ def test_the_best_checkpoint_is_the_default(tmp_path: Path, which: str | None, f
     assert find_checkpoint(folder, which) == tmp_path / "checkpoints" / found
 
 
-def test_without_a_best_checkpoint_the_last_is_the_default(tmp_path: Path):
-    folder = make_checkpoints(tmp_path, "9", "10")
-    assert find_checkpoint(folder, None).name == "10"
-    with pytest.raises(FileNotFoundError, match="no checkpoint best; there are 10, 9, last"):
-        find_checkpoint(folder, "best")
-
-
 def test_texts_of_the_run_are_compared(tmp_path: Path):
     folder = RunFolder(tmp_path)
     folder.rollouts.mkdir()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -291,18 +289,3 @@ def test_solutions_as_reference_answers_are_noticed_by_all_commands(
             assert command([str(request_path), *pattern]) == 0
             shown = capsys.readouterr()
             assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed
-
-
-def test_ctrl_c_ends_the_reward_processes(config: Path):
-    fifo = config.parent / "fifo"
-    os.mkfifo(fifo)
-    part = f'{{ name = "w", function = "{PLANTED}:waits", args = {{ fifo = "{fifo}" }} }}'
-    command = [sys.executable, "-m", "launch.reward", str(config), functions(part)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        waiting = int(fifo.read_text(encoding="utf-8"))  # until a score has begun
-        running.send_signal(signal.SIGINT)
-        assert running.wait() == 130
-        assert running.stderr is not None
-        assert running.stderr.read() == ""
-    with pytest.raises(ProcessLookupError):
-        os.kill(waiting, 0)

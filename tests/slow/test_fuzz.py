@@ -1,8 +1,8 @@
 """Random damage to what users give: configurations, data, model folders.
 
 Each case damages the demo's request at a place that its seed draws, and calls commands in this
-process. A command ends within seconds with exit status 0, 1 or 2, and says why it is not 0 in lines
-without a traceback.
+process. A command ends with exit status 0, 1 or 2, and says why it is not 0 in lines without a
+traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import random
 import re
 import shutil
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -31,8 +30,6 @@ pytestmark = pytest.mark.slow
 
 CASES = 60
 """Of each kind."""
-MOST_S = 20.0
-"""A case that takes longer is broken: a person waits seconds."""
 _ROOT = Path(configs.__file__).parent.parent
 _DEMO = _ROOT / "launch" / "demo"
 _ROWS = 40
@@ -221,7 +218,7 @@ def run_case(kind: str, seed: int) -> list[str]:
 
 def _wrong(command: Callable[[], int]) -> str:
     """What is wrong with the end of a command; empty: nothing."""
-    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+    out, err = io.StringIO(), io.StringIO()
     status: int | None = None
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -234,7 +231,7 @@ def _wrong(command: Callable[[], int]) -> str:
         return err.getvalue().strip()[-2000:] or f"exit status {status}"
     if status and not (err.getvalue() + out.getvalue()).strip():
         return f"exit status {status} without a sentence"
-    return "" if time.monotonic() - began < MOST_S else f"it took more than {MOST_S:g} s"
+    return ""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -69,17 +68,6 @@ def test_the_speed_of_virtual_devices_is_not_measured():
     assert (result.state, result.figures) == ("skipped", {})
 
 
-def test_speeds_are_numbers_of_work_in_a_second(monkeypatch: pytest.MonkeyPatch):
-    def timed(work: Callable[[], object]) -> float:
-        work()
-        return 3 * 64.0
-
-    monkeypatch.setattr(device_checks, "fastest_s", timed)
-    found = device_checks.measured(devices(2), added=1024, factors=64)
-    # Three repeats of 64 seconds, in which the program repeats the work 64 times.
-    assert found == device_checks.Rates(8 * 1024 / 3, 2 * 64**3 / 3, 2 * 64**3 / 3)
-
-
 def test_a_check_that_raises_is_a_fault_and_the_others_follow(capsys: pytest.CaptureFixture[str]):
     def fails() -> ChipResult:
         raise RuntimeError("INTERNAL: no answer\nmore")
@@ -88,10 +76,3 @@ def test_a_check_that_raises_is_a_fault_and_the_others_follow(capsys: pytest.Cap
     assert [(one.check, one.state) for one in found] == [("one", "fault"), ("two", "ok")]
     assert found[0].finding == "RuntimeError: INTERNAL: no answer"
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_result_is_read_from_its_line():
-    result = ChipResult("ok", "fine", {"largest": 0.5}, check="log-probs", seconds=1.5)
-    assert ChipResult.of_line(result.line()) == result
-    assert ChipResult.of_line("WARNING: a message of libtpu") is None
-    assert ChipResult.of_line("7") is None

@@ -165,11 +165,3 @@ def test_another_token_than_the_one_with_this_log_prob_is_a_fault(
 
     falsify(monkeypatch, "sample", change)
     assert state("decode, ring caches") == "fault"
-
-
-def test_other_noise_is_a_fault(monkeypatch: pytest.MonkeyPatch):
-    on_chips = Forms.on_chips
-    monkeypatch.setattr(
-        Forms, "on_chips", lambda self, **settings: on_chips(self, run__seed=77, **settings)
-    )
-    assert state("decode, ring caches") == "fault"
