@@ -29,14 +29,9 @@ class Budget(Table):
         description="deadline of the run, evaluation and export included, e.g. "
         "2026-11-22T18:00+01:00; local time without an offset",
     )
-    from_submission: bool = Field(
-        False,
-        description="count budget.time from the submission by launch/submit.sh instead of the "
-        "start of the job, including the wait for devices",
-    )
 
     def conflicts(self) -> Iterator[Problem]:
-        """Exactly one of the three is set, in its form; a submission counts with a time only."""
+        """Exactly one of the three is set, in its form."""
         given = self.changed("steps", "time", "until")
         if not given:
             yield "", 'set steps, time or until, e.g. steps = 60 or time = "9h"'
@@ -49,8 +44,6 @@ class Budget(Table):
                     read(getattr(self, key))
             except ValueError as error:
                 yield key, str(error)
-        if self.time is None:
-            yield from self.unused("from_submission", why="without budget.time")
 
     @property
     def time_s(self) -> int | None:

@@ -1,8 +1,7 @@
 """`launch.doctor --chips`: starts the processes that check the chips, and judges their results.
 
-One process of `launch.chips` has all chips: program forms, collectives, checkpoint, speed. The next
-one reads a program from the cache that the first one has compiled. Then two at once have half of
-the chips each.
+One process of `launch.chips` has all chips: program forms, collectives, checkpoint, speed. Then two
+at once have half of the chips each.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -35,7 +33,7 @@ from pipeline.run.cache_folder import cache_folder
 
 _CHIPS, _HALF = 8, 4
 """Chips of a host, and of a process that shares it with another one."""
-_LIMIT_S = {"all": 900.0, "cache": 180.0, "half": 420.0}
+_LIMIT_S = {"all": 900.0, "half": 420.0}
 """Seconds after which a process counts as hanging: several times what it should take."""
 _ALL, _HALVES = "chip checks", "halves"
 _TOPOLOGY = "v5e-8"
@@ -54,7 +52,6 @@ _UNITS = {
 }
 _WRONG = "do not train on these chips: repeat the check on a fresh host, and report its --json file"
 _REMEDIES = {
-    "program cache": "give GEMMA_GRPO_CACHE a folder that all processes can write, with space",
     "checkpoint": "make space in the folder of temporary files, and repeat the check",
 }
 """What to do about a fault of a check; of others: `_WRONG`."""
@@ -74,15 +71,12 @@ def chip_checks(host: Host, config: Config | None) -> Iterator[Finding]:
         return
     given = None if config is None else config.run.tpu_chips
     count = _CHIPS if platform == "cpu" else given or len(host.chips())
-    number = str(time.time_ns() % 10**9)  # so that no earlier process has compiled its program
     weights = "shared" if config is None else config.plan.rollout_weights
-    more = ("--number", number, "--rollout-weights", weights)
-    whole = Child("all", platform, range(count), more)
+    whole = Child("all", platform, range(count), ("--rollout-weights", weights))
     yield from _found([whole])
     if whole.problem:
         return  # the chips may be in any state
     yield from _speeds(whole)
-    yield from _found([Child("cache", platform, range(count), more)])
     if count == _CHIPS:
         halves = [Child("half", platform, range(at, at + _HALF), ()) for at in (0, _HALF)]
         yield from _found(halves)
@@ -103,7 +97,7 @@ def _missing(host: Host, platform: str) -> tuple[str, str] | None:
         where = 'a configuration with plan.platform = "cpu", such as configs/demo.toml'
         remedy = f"give the command on a TPU host, or for virtual CPU devices {where}"
         return "there is no TPU chip on this host", remedy
-    holders, _ = host.holders(frozenset(chips))
+    holders = host.holders(frozenset(chips))
     if holders:
         return f"the chips are in use by {holders[0]}", "see holders above"
     if not all(map(host.may_use, chips)):

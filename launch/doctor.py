@@ -90,7 +90,7 @@ def examine(host: Host, config: Config | None) -> Iterator[Finding]:
 
     checks: tuple[host_checks.Check, ...] = (
         *(host_checks.python, host_checks.packages, host_checks.chips, host_checks.lock_file),
-        *(host_checks.variables, host_checks.ray_count, host_checks.clusters),
+        *(host_checks.variables, host_checks.ray_count),
         *(run_checks.devices, run_checks.room, run_checks.folders, run_checks.clock),
         *(run_checks.model, run_checks.data, run_checks.logins),
     )

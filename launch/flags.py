@@ -9,6 +9,8 @@ from typing import NoReturn
 
 SUPERVISOR = "GEMMA_GRPO_SUPERVISOR"
 """Environment variable of a run's process and of all that it starts: its parent's folder."""
+SUBMITTED = "GEMMA_GRPO_SUBMITTED"
+"""Environment variable, set while launch/submit.sh checks a request for another machine."""
 RESTARTED_WHY = "GEMMA_GRPO_RESTARTED"
 """Environment variable of a run's process that its parent has started again: why."""
 

@@ -139,23 +139,19 @@ class Host:
                 uids = _fields(folder / "status")["Uid"]
                 yield HostProcess(int(folder.name), name, int(uids.split()[1]))
 
-    def holders(self, devices: Collection[str]) -> tuple[list[HostProcess], bool]:
-        """The processes that have one of the device files open, and whether all could be seen."""
-        found, complete = [], True
+    def holders(self, devices: Collection[str]) -> list[HostProcess]:
+        """The processes that have one of the device files open, as far as the user may see them."""
+        found = []
         for process in self.processes():
-            try:
-                links = list(self._at(f"/proc/{process.pid}/fd").iterdir())
-            except PermissionError:
-                complete = False
-                continue
-            except OSError:
-                continue
+            links = list[Path]()
+            with suppress(OSError):  # it has ended, or is of another user
+                links += self._at(f"/proc/{process.pid}/fd").iterdir()
             for link in links:
                 with suppress(OSError):
                     if os.readlink(link) in devices:  # noqa: PTH115  # a Path normalizes it
                         found.append(process)
                         break
-        return found, complete
+        return found
 
     def memory_bytes(self) -> int:
         """Memory that a new process can have: what is available, within the container's limit."""

@@ -6,10 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -19,7 +16,6 @@ from launch.host import Host, user_name
 
 State = Literal["ok", "note", "fault"]
 LOCK_FILE = "/tmp/libtpu_lockfile"  # libtpu's
-_ROOT = Path(__file__).parents[1]
 _PINS = {"cpu": "requirements.txt", "tpu": "requirements-tpu.txt", "gpu": "requirements-cuda13.txt"}
 """Files of the pinned versions, by `plan.platform`."""
 _TPU_ONLY = "libtpu"
@@ -90,10 +86,9 @@ def python(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG
 
 
 def packages(host: Host, config: Config | None) -> Iterator[Finding]:
-    """Installed packages against what the project and its JAX require, and against the pins."""
+    """Installed packages against what the project and its JAX require."""
     platform = "tpu" if config is None else config.plan.platform
-    pins = _ROOT / _PINS[platform]
-    install = f"install the pinned versions: python -m pip install -r {pins.name}"
+    install = f"install the pinned versions: python -m pip install -r {_PINS[platform]}"
     required = [Requirement(line) for line in host.requires]
     wrong = [
         f"{one.name} {host.version(one.name) or 'is missing'}, needed: {one.specifier or 'any'}"
@@ -106,23 +101,7 @@ def packages(host: Host, config: Config | None) -> Iterator[Finding]:
         return
     names = ("jax", _TPU_ONLY, "ray")
     known = ", ".join(f"{name} {host.version(name)}" for name in names if host.version(name))
-    if not pins.is_file():  # the project is installed without its sources
-        yield Finding("packages", "ok", known)
-    elif others := _not_pinned(host, pins):
-        shown = f"{known}; not as in {pins.name}: {_some(others)}"
-        yield Finding("packages", "note", shown, install)
-    else:
-        yield Finding("packages", "ok", f"{known}, as pinned in {pins.name}")
-
-
-def _not_pinned(host: Host, pins: Path) -> list[str]:
-    found = []
-    for line in pins.read_text(encoding="utf-8").splitlines():
-        one = Requirement(line)
-        if (one.marker is None or one.marker.evaluate()) and not host.has(one):
-            version = host.version(one.name) or "is missing"
-            found.append(f"{one.name} {version} ({one.specifier})")
-    return found
+    yield Finding("packages", "ok", known)
 
 
 # --- chips
@@ -164,7 +143,7 @@ def chips(host: Host, config: Config | None) -> Iterator[Finding]:
 
 
 def _holders(host: Host, config: Config | None, devices: Sequence[str]) -> Iterator[Finding]:
-    holders, complete = host.holders(frozenset(devices))
+    holders = host.holders(frozenset(devices))
     if holders:
         yield Finding(
             "holders",
@@ -172,15 +151,8 @@ def _holders(host: Host, config: Config | None, devices: Sequence[str]) -> Itera
             f"the chips are in use by {_some(holders)}",
             "wait until it ends, or end it: kill " + " ".join(str(one.pid) for one in holders),
         )
-    elif not complete:
-        yield Finding(
-            "holders",
-            "note",
-            "no process of this user has the chips open; those of others cannot be seen",
-            f"see them with sudo fuser -v {' '.join(devices)}",
-        )
     else:
-        yield Finding("holders", "ok", "no process has the chips open")
+        yield Finding("holders", "ok", "no process that this user can see has the chips open")
 
 
 def _needed_chips(config: Config | None) -> int:
@@ -241,17 +213,6 @@ def variables(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: 
                 "start without it: env -u TPU_VISIBLE_CHIPS python -m launch.train",
             )
         )
-    own = find_spec("libtpu")
-    library = Path(given.get("TPU_LIBRARY_PATH", ""))
-    if library.name and (own is None or library.parent != Path(str(own.origin)).parent):
-        found.append(
-            Finding(
-                "TPU variables",
-                "note",
-                f"TPU_LIBRARY_PATH = {library} replaces the installed libtpu",
-                "unset it to use the pinned one",
-            )
-        )
     yield from found
     if not found:
         shown = f"{len(given)} set; each process of a run gets those of its chips"
@@ -286,30 +247,3 @@ def ray_count(host: Host, config: Config | None) -> Iterator[Finding]:
     else:
         state, remedy = "ok", ""
     yield Finding("Ray's count", state, shown, remedy)
-
-
-def clusters(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG001
-    """Clusters that run on this host, and the one that RAY_ADDRESS names."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    if urlsplit(address).scheme in {"http", "https"}:
-        yield Finding(
-            "Ray cluster",
-            "fault",
-            f"RAY_ADDRESS = {address} is a dashboard, which only takes jobs",
-            "use launch/submit.sh, or unset RAY_ADDRESS for a private cluster",
-        )
-        return
-    servers = [one for one in host.processes() if one.name in {"gcs_server", "raylet"}]
-    users = sorted({user_name(one.uid) for one in servers})
-    pids = _some([one.pid for one in servers])
-    if address:
-        yield Finding("Ray cluster", "ok", f"commands join that of RAY_ADDRESS = {address}")
-    elif servers:
-        yield Finding(
-            "Ray cluster",
-            "note",
-            f"Ray runs here already, of {' and '.join(users)} (pid {pids}); a run starts its own",
-            "to run in that cluster use launch/submit.sh; one that nobody needs ends with ray stop",
-        )
-    else:
-        yield Finding("Ray cluster", "ok", "none runs; a run starts a private one")

@@ -16,9 +16,9 @@ from configs.load import load_config
 from configs.resume import code_changes, diff_configs, is_accepted, refusal
 from configs.schema import Config, Rollout
 from launch.exits import say
+from launch.flags import SUBMITTED
 from launch.fork import check_base
 from launch.reward_columns import check_columns, scored_splits
-from launch.submission import VARIABLE
 from pipeline.budget import Budget, check_more, extension
 from pipeline.data.load import check_rows, load_data, setting_name
 from pipeline.data.models import hf_folder
@@ -76,7 +76,6 @@ class Prepared:
         extend: budget to add; None: nothing.
         wandb_mode: mode of W&B.
         rewards: what the reward functions report.
-        waited_s: seconds before the start of this process that count as used.
         base: fingerprint of the base's weights; None: there are none yet.
     """
 
@@ -87,7 +86,6 @@ class Prepared:
     extend: Budget | None
     wandb_mode: tracking.Mode
     rewards: tuple[RewardFacts, ...] = ()
-    waited_s: float = 0.0
     base: str | None = None
 
     @property
@@ -155,7 +153,6 @@ def prepare(
     *,
     extend: str | None,
     accept: Collection[str] = (),
-    waited_s: float = 0.0,
     found: MistakeCollector | None = None,
 ) -> Prepared:
     """Checks everything and prints what was found.
@@ -164,7 +161,6 @@ def prepare(
         config: of the run.
         extend: budget to add; None: nothing.
         accept: what may have changed since the last start; see `configs.resume`.
-        waited_s: seconds before the start of this process that count as used.
         found: mistakes that are already known.
 
     Raises:
@@ -188,7 +184,7 @@ def prepare(
             base = found.attempt(_same_base, config, folder)
             budget = found.attempt(Budget.of, config, folder)
             if budget is not None:
-                found.attempt(_check_time, budget, folder, weights_bytes, waited_s, more=more)
+                found.attempt(_check_time, budget, folder, weights_bytes, more=more)
     data = _check_data(config, found, tokenizer, folder)
     config = _check_metric(config, found, data, folder)
     if rewards is not None and data is not None:
@@ -204,7 +200,7 @@ def prepare(
         why += f"; files in {folder.path / 'wandb'}"
     for line in (why, *data.report):
         say(line)
-    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), waited_s, base)
+    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), base)
 
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
@@ -235,13 +231,13 @@ def check_devices(config: Config) -> None:
     """Compares the plan with the devices of this machine, without taking them.
 
     The devices of a submitted run belong to other machines, so nothing is compared where it is
-    submitted (`submission.VARIABLE` is set) or in the job (`RAY_ADDRESS` is set).
+    submitted (`SUBMITTED` is set) or in the job (`RAY_ADDRESS` is set).
 
     Raises:
         ValueError: if this machine has too few devices, or the cluster's are to be counted here.
     """
     plan, chips = config.plan, config.run.tpu_chips
-    if {VARIABLE, "RAY_ADDRESS"} & os.environ.keys():
+    if {SUBMITTED, "RAY_ADDRESS"} & os.environ.keys():
         if chips is not None:
             raise ValueError(
                 f"run.tpu_chips = {chips}: a cluster counts the chips of its nodes; remove it, and "
@@ -420,7 +416,7 @@ def check_same_code(folder: RunFolder, code: Mapping[str, str], *, accept: Colle
 
 
 def _check_time(
-    budget: Budget, folder: RunFolder, weights_bytes: int, waited_s: float, *, more: Budget | None
+    budget: Budget, folder: RunFolder, weights_bytes: int, *, more: Budget | None
 ) -> None:
     """Refuses a budget that is too small by estimates alone, before anything is measured.
 
@@ -431,7 +427,6 @@ def _check_time(
         budget: without the requested extension.
         folder: of the run.
         weights_bytes: of the model.
-        waited_s: seconds before the start of this process that count as used.
         more: the extension; None: nothing.
 
     Raises:
@@ -440,7 +435,7 @@ def _check_time(
     now_s, budget = time.time(), budget if more is None else budget + more
     clock = f"it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now"
     if folder.summary is not None and folder.summary["ended"] == "finished":
-        check_more(budget, folder, waited_s=waited_s, now_s=now_s, added=more)
+        check_more(budget, folder, now_s=now_s, added=more)
         return
     if budget.until_s is not None and budget.until_s <= now_s:
         if not any(entry["step"] for entry in folder.events("checkpoint")):
@@ -448,14 +443,13 @@ def _check_time(
         say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
     elif budget.until_s is not None:
         say(f"{budget.name}; {clock}")
-    deadline_s = budget.deadline_s(elapsed_s=waited_s, now_s=now_s)
-    least_s = waited_s + least_run_s(weights_bytes)
+    deadline_s = budget.deadline_s(elapsed_s=0.0, now_s=now_s)
+    least_s = least_run_s(weights_bytes)
     begun = any(True for _ in folder.events(STARTED))
     if deadline_s is not None and deadline_s < least_s and not begun:
-        waited = f", including {show_duration(waited_s)} of waiting" if waited_s else ""
         raise ValueError(
             f"{budget.name} is too short: loading, one step and the export at the end "
-            f"take at least {show_duration(least_s)}{waited} (estimated)"
+            f"take at least {show_duration(least_s)} (estimated)"
         )
 
 

@@ -88,11 +88,8 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     record_reward_code(folder, prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
-    if prepared.waited_s:
-        folder.journal("waited", seconds=prepared.waited_s, elapsed_s=clock.elapsed_s)
     if clock.waited_s >= _NOTABLE_WAIT_S:
-        used = config.budget.from_submission
-        folder.journal("waited_for_devices", seconds=clock.waited_s, used=used)
+        folder.journal("waited_for_devices", seconds=clock.waited_s)
     return changes
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from configs.base import is_handle
 from configs.schema import Config
-from launch.cluster import OBJECT_STORE_BYTES
 from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
 from launch.preparation import check_devices
@@ -32,9 +30,6 @@ from pipeline.run.run_folder import RunFolder
 _PROCESS_GIB, _OTHERS_GIB = 1.0, 0.6
 """Memory of a process with devices, and of all others of a run and of Ray together, as measured
 with the demo. Weights go to the devices one parameter after another."""
-_STORE_BYTES, _STORE_SHARE = 10e9, 0.3
-"""Ray's object store takes this share of the free memory; at least as much of it is in /dev/shm,
-or all of it in the folder of temporary files."""
 _NETWORK = "connect to the network (Kaggle: Settings, Internet) without HF_HUB_OFFLINE"
 _ADVICE = {
     "model": f"{_NETWORK}, or set model.path to a folder with the model's files",
@@ -46,20 +41,10 @@ _ADVICE = {
 
 
 def clock(host: Host, config: Config | None) -> Iterator[Finding]:
-    """The clock against the dates of the project's files, and the end of the budget."""
-    newest_s = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
+    """The clock against the end of the budget."""
     shown = f"{datetime.fromtimestamp(host.now_s).astimezone():%Y-%m-%d %H:%M %Z}"
     until_s = None if config is None else config.budget.until_s
-    if host.now_s < newest_s:
-        yield Finding(
-            "clock",
-            "fault",
-            f"it is {shown}, and files of the project are of "
-            f"{datetime.fromtimestamp(newest_s, UTC):%Y-%m-%d}: hubs refuse connections, budgets "
-            "end at another time",
-            "set the clock: sudo timedatectl set-ntp true",
-        )
-    elif config is not None and until_s is not None and until_s <= host.now_s:
+    if config is not None and until_s is not None and until_s <= host.now_s:
         yield Finding(
             "clock",
             "fault",
@@ -74,11 +59,10 @@ def clock(host: Host, config: Config | None) -> Iterator[Finding]:
 
 
 def room(host: Host, config: Config | None) -> Iterator[Finding]:
-    """The plan, and the memory, shared memory and disk that it needs."""
+    """The plan, and the memory and disk that it needs."""
     memory = host.memory_bytes() / GIB
     if config is None:
         yield Finding("memory", "ok", f"{memory:.1f} GiB available")
-        yield from _shared_memory(host, memory, config)
         return
     state: State = "note"
     try:
@@ -90,7 +74,6 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     except (ValueError, FileNotFoundError) as error:
         remedy = "python -m launch.plan estimates memory and disk once this is known"
         yield Finding("plan", state, str(error), remedy)
-        yield from _shared_memory(host, memory, config)
         return
     if chosen.fits:
         yield Finding("plan", "ok", f"{chosen.name}, by estimates")
@@ -111,25 +94,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
         yield Finding("memory", "fault", shown, remedy)
     else:
         yield Finding("memory", "ok", shown)
-    yield from _shared_memory(host, memory, config)
     yield from _disk(host, config, planned)
-
-
-def _shared_memory(host: Host, memory_gib: float, config: Config | None) -> Iterator[Finding]:
-    free, store = host.free_bytes(Path("/dev/shm")), _STORE_SHARE * memory_gib * GIB
-    if config is not None and config.plan.platform == "cpu":
-        store = OBJECT_STORE_BYTES
-    shown = f"{free / GIB:.1f} GiB free"
-    if free >= min(_STORE_BYTES, store):
-        yield Finding("/dev/shm", "ok", shown)
-        return
-    yield Finding(
-        "/dev/shm",
-        "note",
-        f"{shown}, too little for Ray's object store, which is then in {tempfile.gettempdir()}: "
-        "adapters reach the samplers later",
-        "enlarge it: sudo mount -o remount,size=10G /dev/shm, or docker run --shm-size=10g",
-    )
 
 
 def _disk(host: Host, config: Config, planned: Forecast) -> Iterator[Finding]:

@@ -147,8 +147,6 @@ async def _run_and_upload(session: _Session) -> int:
 def _meter(prepared: Prepared, *, started: float) -> RunMeter:
     """The meter of the run."""
     phases = PhaseClock()
-    if prepared.waited_s:
-        phases.add("queue", prepared.waited_s)
     phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
     return RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
 
@@ -165,8 +163,8 @@ def _console(prepared: Prepared, clock: Clock, meter: RunMeter) -> Console:
 
 
 def _clock(prepared: Prepared, *, started: float) -> Clock:
-    """The run's clock: the time of earlier processes, and of this one since it was submitted."""
-    return Clock(started=started - prepared.waited_s, used_before_s=used_s(prepared.folder))
+    """The run's clock: the time of earlier processes, and of this one."""
+    return Clock(started=started, used_before_s=used_s(prepared.folder))
 
 
 @contextmanager
@@ -267,7 +265,7 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
     during = session.during
-    with session.clock.waiting(used=config.budget.from_submission), during("device_wait"):
+    with session.clock.waiting(), during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
@@ -387,7 +385,7 @@ def _deadline(prepared: Prepared, clock: Clock, budget: Budget, *, load_s: float
         until_s=budget.until_s,
         parts=PartTimes(estimates),
         # As long as this start took, without what was waited for.
-        restart_s=clock.elapsed_s - clock.used_before_s - clock.waited_s - prepared.waited_s,
+        restart_s=clock.elapsed_s - clock.used_before_s - clock.waited_s,
     )
 
 

@@ -59,7 +59,7 @@ name=$(PYTHONSAFEPATH=1 PYTHONPATH=$project "$python" -m launch.upload "$upload"
 
 # Mistakes are reported here instead of in the job's log. The check runs in the upload folder, so that
 # files missing there are found.
-(cd "$upload" && unset PYTHONPATH && GEMMA_GRPO_HOME=$home GEMMA_GRPO_SUBMITTED_S=$(date +%s) \
+(cd "$upload" && unset PYTHONPATH && GEMMA_GRPO_HOME=$home GEMMA_GRPO_SUBMITTED=1 \
     PYTHONDONTWRITEBYTECODE=1 "$python" -m launch.train "$config" "$@" --dry-run >/dev/null)
 if ! [ -f "$config" ]; then
     echo "$config is not a file; CONFIG.toml comes first" >&2
@@ -100,11 +100,9 @@ fi
 runtime_env=$("$python" - "$home" <<'EOF'
 import json
 import sys
-import time
 
 variables = {
     "GEMMA_GRPO_HOME": sys.argv[1],
-    "GEMMA_GRPO_SUBMITTED_S": f"{time.time():.3f}",
     "RAY_JOB_STOP_WAIT_TIME_S": "600",
     "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
 }

@@ -27,7 +27,6 @@ from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_REPORTED, say
 from launch.flags import RESTARTED_WHY, SUPERVISOR
 from launch.progress import forget_report, read_report
 from launch.stop import AT_ONCE, stop_signals
-from launch.submission import VARIABLE as SUBMITTED
 from pipeline.budget import Budget, used_s
 from pipeline.run.folder_lock import LockedFolder
 from pipeline.run.record_files import DamagedFileError
@@ -100,8 +99,6 @@ class _Supervisor:
                 return 128 + self._received
             self._count_time()
             environment[RESTARTED_WHY] = why
-            if SUBMITTED in environment:  # the time until now is counted already
-                environment[SUBMITTED] = str(time.time())
 
     def _count_time(self) -> None:
         """Counts the time since the process was last seen alive as used by the run."""

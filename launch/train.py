@@ -94,7 +94,6 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare
-    from launch.submission import waited_s
 
     _fetch(config, command.flags, found)
     if found.intact("run", "lora.start"):
@@ -112,10 +111,7 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         from launch.supervise import supervise
 
         return supervise(argv, config)
-    queued_s = None
-    if found.intact("budget"):
-        queued_s = found.attempt(waited_s, config.budget, started=STARTED)
-    prepared = prepare(config, extend=extend, accept=accept, waited_s=queued_s or 0.0, found=found)
+    prepared = prepare(config, extend=extend, accept=accept, found=found)
     if command.flags.dry_run:
         from launch.reward_check import dry_run, prompt_lines
 

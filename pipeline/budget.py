@@ -114,18 +114,11 @@ def least_more_s(history: RunFolder) -> float:
     def took(part: str, seconds: float) -> None:
         parts[part] = min(seconds, parts.get(part, seconds))
 
-    before_s = waited_s = 0.0
+    before_s = 0.0
     for entry in history.entries():
         match entry["event"]:
-            case "waited":
-                # Journaled when the process has started, as if it had waited until then.
-                waited_s += entry["seconds"]
-                continue
-            case "waited_for_devices":
-                waited_s += entry["seconds"] if entry["used"] else 0.0
             case "started":
-                took("start", entry["elapsed_s"] - before_s - waited_s)
-                waited_s = 0.0
+                took("start", entry["elapsed_s"] - before_s)
             case "reserved":
                 took(entry["reason"], entry["seconds"])
             case "exported":
@@ -138,22 +131,19 @@ def least_more_s(history: RunFolder) -> float:
     return sum(parts.values())
 
 
-def check_more(
-    budget: Budget, history: RunFolder, *, waited_s: float, now_s: float, added: Budget | None
-) -> None:
+def check_more(budget: Budget, history: RunFolder, *, now_s: float, added: Budget | None) -> None:
     """Refuses a budget that leaves a finished run too little time for a start, a step and an end.
 
     Args:
         budget: extensions included.
         history: of a finished run.
-        waited_s: seconds before this process started that count as used.
         now_s: seconds since 1970 now.
         added: the requested extension, if any.
 
     Raises:
         ValueError: with the smallest budget that is accepted.
     """
-    elapsed_s, more_s = used_s(history) + waited_s, least_more_s(history)
+    elapsed_s, more_s = used_s(history), least_more_s(history)
     deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
     if deadline_s is None or deadline_s >= elapsed_s + more_s:
         return

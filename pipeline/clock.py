@@ -37,23 +37,16 @@ class Clock:
         return self.used_before_s + until - self.started
 
     @contextmanager
-    def waiting(self, *, used: bool) -> Iterator[None]:
-        """Measures the duration of its block as waiting for devices.
-
-        Args:
-            used: whether the wait counts as time used by the run.
-        """
-        began = self.now()
-        if not used:
-            self._stopped = began
+    def waiting(self) -> Iterator[None]:
+        """Measures the duration of its block as waiting for devices, which is not used time."""
+        began = self._stopped = self.now()
         try:
             yield
         finally:
             waited_s = self.now() - began
             self.waited_s += waited_s
-            if not used:
-                self.started += waited_s
-                self._stopped = None
+            self.started += waited_s
+            self._stopped = None
 
 
 class Stopwatch:

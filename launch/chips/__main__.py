@@ -1,6 +1,6 @@
 """The process that `launch.doctor --chips` starts with some of the chips; prints its results.
 
-    python -m launch.chips {all,cache,half} [--platform tpu] [--devices 8] [...]
+    python -m launch.chips {all,half} [--platform tpu] [--devices 8] [...]
 
 Each result is a line of JSON (`launch.chip_results`), printed as soon as it is known. Importing
 this imports JAX, so `launch.chip_checks` starts it and never imports it.
@@ -43,11 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m launch.chips", description=__doc__)
-    parser.add_argument("part", choices=("all", "cache", "half"))
+    parser.add_argument("part", choices=("all", "half"))
     parser.add_argument("--platform", choices=("tpu", "cpu"), default="tpu")
     parser.add_argument("--devices", type=int, default=8, help="devices of this process")
     parser.add_argument("--rollout-weights", default="shared", help="plan.rollout_weights to check")
-    parser.add_argument("--number", type=int, default=0, help="part of a program for the cache")
     return parser
 
 
@@ -63,12 +62,9 @@ def checks(
     """
     forms = Forms(chips, cpu)
     opened = {"chips opened": partial(device_checks.opened, chips)}
-    if given.part == "cache":
-        return {"program cache": partial(device_checks.program_cache, chips, given.number)}
     collectives = {"collectives": partial(device_checks.collectives, chips)}
     if given.part == "half":
         return {**opened, **collectives, "log-probs": forms.log_probs}
-    device_checks.is_cached(chips, given.number)  # the next process finds it
     return {
         **opened,
         **collectives,

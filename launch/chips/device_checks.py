@@ -1,10 +1,9 @@
-"""Checks of the chips beside the model: collectives, checkpoint, program cache, speed."""
+"""Checks of the chips beside the model: collectives, checkpoint, speed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,15 +15,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from launch.chip_results import ChipResult
 from launch.chips.small_model import VOCABULARY, SmallModel
-from pipeline.compute.builds import BuildLog
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import fastest_s
-from pipeline.compute.model.building import build_all
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
-from pipeline.compute.program_cache import share_programs
 from pipeline.plan.topology import GIB
 
 _State = tuple[Params, optax.OptState]
@@ -139,27 +135,6 @@ def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
         jax.device_get((state.adapter, state.optimizer)),
         jax.device_get((restored.adapter, restored.optimizer)),
     )
-
-
-# --- program cache
-
-
-def is_cached(chips: Sequence[jax.Device], number: int) -> bool:
-    """Compiles a program that depends on `number`; returns whether the cache had it."""
-    mesh, log = make_mesh(chips), BuildLog()
-    shape = jax.ShapeDtypeStruct((8, _COLUMNS), jnp.float32, sharding=replicated(mesh))
-    program = jax.jit(lambda x: x @ x.T + number)
-    build_all({"cache": partial(program.trace, shape)}, mesh, log=log)
-    share_programs()
-    (built,) = log.read().done
-    return built.cached
-
-
-def program_cache(chips: Sequence[jax.Device], number: int) -> ChipResult:
-    """Whether this process has got a program from the cache that an earlier one has compiled."""
-    if is_cached(chips, number):
-        return ChipResult("ok", "a program that another process has compiled was read back")
-    return ChipResult("fault", "a program that another process has compiled was compiled again")
 
 
 # --- speed

@@ -8,7 +8,7 @@ Rows of `metrics.superseded.jsonl` are of steps that a resume does again; their 
 that of a process that was killed after its last row, and of a step that did not end. Goodput is a
 product of published definitions:
 
-    scheduling   time with devices / time since the submission
+    scheduling   time with devices / time of the run's processes
     runtime      time of steps that count / time with devices
     program      seconds of useful work / time of these steps, a mean over the chips
 
@@ -31,7 +31,7 @@ from pipeline.run.run_folder import ENDED
 
 Row = Mapping[str, Any]
 
-WAITING_PHASES = ("queue", "ray_start", "device_wait")
+WAITING_PHASES = ("ray_start", "device_wait")
 """Phases without devices: a submitted job waits, Ray starts, other runs hold the devices."""
 START_PHASES = (*WAITING_PHASES, "loading", "compile", "probe")
 STEP_PHASES = ("sample", "reward", "learn", "sync", "coordination")
@@ -102,19 +102,19 @@ class TimeUse:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of the driver by phase; they sum to the time since the submission."""
+        """Seconds of the driver by phase; they sum to `wall_s`."""
         return _ordered(one.seconds for one in self.intervals)
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the submission in which the run had a process, or waited in a queue."""
+        """Seconds in which the run had a process."""
         return sum(one.total_s for one in self.intervals)
 
     @property
     def held_s(self) -> float:
         """Seconds in which the run had its chips, or started Ray to get them."""
         seconds = self.seconds
-        return self.wall_s - seconds.get("queue", 0.0) - seconds.get("device_wait", 0.0)
+        return self.wall_s - seconds.get("device_wait", 0.0)
 
     @property
     def first_step_s(self) -> float | None:

@@ -13,7 +13,6 @@ from pipeline.evaluate.summary import ACCURACY, mean_of, metric_title, show_numb
 from pipeline.run.record_files import TIME_FORMAT
 
 PHASES = {
-    "queue": "waiting in the queue",
     "ray_start": "starting Ray",
     "device_wait": "waiting for devices",
     "loading": "loading and compiling",

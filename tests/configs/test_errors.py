@@ -108,7 +108,7 @@ def test_a_long_value_is_truncated(small: Path) -> None:
 
 def test_a_missing_table_names_its_keys(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
-    has = "budget.steps, budget.time, budget.until, budget.from_submission"
+    has = "budget.steps, budget.time, budget.until"
     assert mistakes(path) == (
         f"{path}: plan: missing; this table needs plan.platform",
         f"{path}: budget: missing; this table has {has}",
@@ -139,7 +139,7 @@ def test_an_unknown_key_suggests_the_nearest_keys(path: str, meant: list[str]) -
 
 def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:
     assert str(unknown_key(("budget", "zzz"))) == (
-        "budget.zzz: unknown; budget has steps, time, until, from_submission"
+        "budget.zzz: unknown; budget has steps, time, until"
     )
     assert str(unknown_key(("zzz", "yyy"))) == "zzz.yyy: unknown"
 

@@ -84,8 +84,8 @@ budget.steps=none; .time=1h; .until=2030-01-01T10:00
     budget.until: excludes budget.time; remove one, e.g. with --budget.time none
 budget.steps=none; .until=tomorrow
     budget.until: 'tomorrow' is not a date and time; write for example '2026-11-22T18:00+01:00'
-budget.from_submission=true
-    budget.from_submission: has no effect without budget.time
+budget.steps=none; .until=2030-01-01
+    budget.until: is not a date and time
 rollout.min_prompts_per_step=1
     rollout.min_prompts_per_step: has no effect with budget.steps
 budget.steps=none; .time=1h; rollout.min_prompts_per_step=99

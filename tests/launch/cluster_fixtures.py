@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shlex
 import shutil
 import signal
 import socket
@@ -125,11 +124,6 @@ def finish(process: subprocess.Popen[str], text: str = "") -> tuple[int, str]:
     return process.returncode, output
 
 
-def run_alone(command: Sequence[str]) -> tuple[int, str]:
-    """Runs a command on a private cluster; returns its status and output."""
-    return finish(start(command, private_environment()))
-
-
 def family(process: int) -> list[psutil.Process]:
     """Returns a process and all processes below it."""
     root = psutil.Process(process)
@@ -227,16 +221,13 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
 
 
 @contextlib.contextmanager
-def running_node(
-    head: Head, home: Path, *, cpus: int = 4, without: Path | None = None
-) -> Iterator[int]:
+def running_node(head: Head, home: Path, *, cpus: int = 4) -> Iterator[int]:
     """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
     Args:
         head: of the cluster.
         home: the user's folder on the node; its name is that of the node.
         cpus: number of its CPUs.
-        without: a folder that is empty on the node, as if hosts did not share it.
     """
     home.mkdir()
     log, before = home / "log", head.nodes()
@@ -247,9 +238,6 @@ def running_node(
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
     command += [str(grpc), "--metrics-export-port", str(metrics)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
-    if without is not None:
-        mounted = f"mount -t tmpfs none {shlex.quote(str(without))} && exec {shlex.join(command)}"
-        command = ["unshare", "--mount", "sh", "-c", mounted]
     environment = head.environment | {"HOME": str(home)}
     with _running(command, environment, log, lambda: head.nodes() > before) as process:
         yield process
@@ -413,13 +401,6 @@ def finished_job(head: Head, folder: Path) -> FinishedJob:
     variables: dict[str, Any] = {**SECRETS, "WANDB_MODE": "offline"}
     status, output = submit(head, config, **variables)
     return FinishedJob(folder / "runs" / "finished", status, output)
-
-
-def copy_run(run: Path, folder: Path) -> tuple[Path, Path]:
-    """Copies a finished run below `folder`; returns its configuration and its folder."""
-    copy = folder / "runs" / run.name
-    shutil.copytree(run, copy)
-    return write_config(folder, name=run.name), copy
 
 
 def wait_until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:

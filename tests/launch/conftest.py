@@ -10,7 +10,7 @@ import pytest
 
 from tests.demo_texts import write_tokenizer
 from tests.launch.cluster_fixtures import FinishedJob, Head, finished_job, running_head
-from tests.launch.push_hub import PushHub, push_hub, use
+from tests.launch.push_hub import PushHub, use
 from tests.launch.small_run import write_request
 
 
@@ -40,11 +40,11 @@ def request_path(tmp_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[PushHub]:
+def hub(monkeypatch: pytest.MonkeyPatch) -> PushHub:
     """A hub that this process talks to, with a login."""
-    with push_hub() as found:
-        use(found, monkeypatch)
-        yield found
+    found = PushHub()
+    use(found, monkeypatch)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import re
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from rewards.answers import is_correct
-from rewards.base import RewardInput, Tags
-
-_CALLS = itertools.count()
+from rewards.base import Tags
 
 
 def any_number(completion: str, *, answer: str) -> float:
@@ -26,10 +22,6 @@ def length_credit(completion: str, *, answer: str, tags: Tags) -> float:
 
 def short_is_good(completion: str, *, answer: str, tags: Tags) -> float:
     return is_correct(completion, answer=answer, tags=tags) - len(completion) / 1000
-
-
-def substring(completion: str, *, answer: str) -> float:
-    return float(answer in completion)
 
 
 def tags_counted(completion: str, *, answer: str, tags: Tags) -> float:
@@ -52,14 +44,6 @@ def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) 
 def boxed(completion: str, *, answer: str) -> float:
     found = re.findall(r"\\boxed\{([^}]*)\}", completion)
     return float(found[-1:] == [answer])
-
-
-def in_batch(inputs: Sequence[RewardInput]) -> list[float]:
-    return [rank / len(inputs) for rank, _ in enumerate(inputs)]
-
-
-def counts_calls(completion: str) -> float:
-    return float(next(_CALLS))
 
 
 def slow(completion: str) -> float:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import subprocess
-import sys
 
 import jax
 import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import hbm
-from launch.bench.harness import Benchmark, Bound, Claim, Row, Section
-from tests.launch.cluster_fixtures import PROJECT
+from launch.bench.harness import Benchmark, Bound, Row, Section
 
 
 def row(name: str, **figures) -> Row:
@@ -111,41 +108,6 @@ def test_a_mistake_is_one_line(capsys, argv, expected):
     err = capsys.readouterr().err
     assert err.startswith(expected)
     assert err.count("\n") == 1
-
-
-def test_rows_measured_before_ctrl_c_are_shown(made_up, capsys, monkeypatch):
-    made_up(Section("one", "One", [row("a"), row("b")], [lambda _: [Claim("so", holds=False)]]))
-    done: list[object] = []
-
-    def measure(function: object, *_: object, **__: object) -> dict[str, object]:
-        if done:
-            raise KeyboardInterrupt
-        done.append(function)
-        return {"figure": 1.0}
-
-    monkeypatch.setattr(bench, "in_child", measure)
-    assert bench.main(["hbm"]) == 130
-    out = capsys.readouterr().out
-    assert "| a |" in out
-    assert "| b |" not in out
-    assert "DOES NOT HOLD" not in out
-    assert "interrupted" in out
-
-
-def test_help_loads_nothing_heavy():
-    code = (
-        "import sys\n"
-        "from launch.bench.__main__ import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit: pass\n"
-        "heavy = {'jax', 'numpy', 'flax', 'matplotlib', 'tunix', 'pydantic'} & set(sys.modules)\n"
-        "print(sorted(heavy), file=sys.stderr)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, check=True
-    )
-    assert done.stderr.strip() == "[]"
-    assert "--only PATTERN" in done.stdout
 
 
 def env_value(name: str) -> dict[str, str | None]:

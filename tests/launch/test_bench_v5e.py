@@ -5,12 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
 
 from launch.bench import hbm, plan, rollout, schedule, v5e
 from launch.bench.harness import Row
-from pipeline.compute.aot.compile import compile_for
 from pipeline.plan import verify
 from pipeline.plan.compiler import CompilerReport
 from pipeline.plan.program_names import devices_of, split_name
@@ -116,39 +114,6 @@ def test_all_of_a_sampler_counts_beside_its_programs(answers):
     assert found["kv_mb"] == pytest.approx(16.9, abs=0.05)
     assert found["kv_share"] == pytest.approx(0.48, abs=0.005)
     assert found["tokens_per_s"] == pytest.approx(512 / (0.2 / 32))
-
-
-def test_a_sampler_that_does_not_fit_has_no_speed(answers):
-    answers[0].update(fits=False, hbm_bytes=None, seconds=0.0)
-    found = rollout.memory(slots=512)
-    assert (found["fits"], found["gib"]) == (False, None)
-    assert "tokens_per_s" not in found
-
-
-def refused(message: str) -> Any:
-    """A traced program that the compiler refuses with this message."""
-
-    def refuse(**_: Any) -> None:
-        raise jax.errors.JaxRuntimeError(message)
-
-    return SimpleNamespace(fun_name="f", lower=lambda **_: SimpleNamespace(compile=refuse))
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.23G of 15.75G hbm.",
-        "RESOURCE_EXHAUSTED: the total memory required (18.23G) exceeds available HBM (15.75G).",
-    ],
-)
-def test_a_program_that_does_not_fit_is_reported(message):
-    found = v5e.traced_figures(refused(message))
-    assert (found["fits"], found["gib"]) == (False, 18.23)
-
-
-def test_another_error_of_the_compiler_is_raised():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="odd"):
-        compile_for(refused("INTERNAL: odd"))
 
 
 def test_the_preset_is_the_smallest_good_micro_batch():

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
 import shutil
 import subprocess
 from pathlib import Path
@@ -133,33 +131,6 @@ def test_an_environment_is_made_and_the_doctor_asked(host: Host) -> None:
     assert host.steps() == [doctor]
 
 
-def test_changed_requirements_are_installed(host: Host) -> None:
-    host.has_python()
-    host.run()
-    stamp = (host.project / ".venv/.runtime").stat().st_mtime
-    os.utime(host.project / "requirements.txt", (stamp + 5, stamp + 5))
-    assert host.run()[0] == 0
-    assert host.steps() == [INSTALLED[0], "launch.doctor"]
-
-
-def test_the_status_is_the_doctors(host: Host) -> None:
-    host.has_python()
-    (host.project / "broken-launch.doctor").touch()
-    assert host.run()[0] == 1
-    assert host.run("--no-doctor")[0] == 0
-    assert host.steps() == []
-
-
-def test_a_failed_installation_is_repeated(host: Host) -> None:
-    host.has_python()
-    (host.project / "broken-pip").touch()
-    assert host.run("--cpu")[0] == 1
-    assert host.steps() == INSTALLED[:1]
-    (host.project / "broken-pip").unlink()
-    assert host.run("--cpu")[0] == 0
-    assert host.steps() == [*INSTALLED, "launch.doctor"]
-
-
 def test_requirements_are_chosen_by_a_flag(host: Host) -> None:
     host.has_python()
     status, shown = host.run("--tpu")
@@ -184,53 +155,6 @@ def test_a_missing_python_needs_consent(host: Host, installer: str, command: str
     assert command in shown.splitlines()
 
 
-@pytest.mark.parametrize(("answer", "status"), [("y\n", 0), ("\n", 1), ("no\n", 1)])
-def test_on_a_terminal_consent_is_asked_for(host: Host, answer: str, status: int) -> None:
-    host.program("uv", INSTALLERS["uv"])
-    keyboard, terminal = pty.openpty()
-    try:
-        os.write(keyboard, answer.encode())
-        done, shown = host.run("--no-doctor", stdin=terminal)
-    finally:
-        os.close(keyboard)
-        os.close(terminal)
-    assert done == status
-    assert "Call it? [y/N]" in shown
-    assert (host.project / ".venv").exists() is (status == 0)
-
-
-def test_after_an_installer_that_fails_the_next_one_is_tried(host: Host) -> None:
-    host.program("uv", "exit 2")
-    host.program("conda", INSTALLERS["conda"])
-    status, shown = host.run("--yes")
-    assert status == 0
-    assert f"That failed: {UV}" in shown
-
-
-def test_apt_without_a_wanted_python_is_not_tried(host: Host) -> None:
-    host.program("apt-get", "exit 1")
-    host.program("apt-cache", '[ "$2" = python3 ]')
-    status, shown = host.run("--yes")
-    assert status == 1
-    assert "Neither uv, conda nor apt installs a Python 3.12 or 3.11 here." in shown
-    assert "That failed" not in shown
-
-
-def test_a_requested_python_is_not_replaced_by_an_installed_one(host: Host) -> None:
-    host.program("uv", INSTALLERS["uv"])
-    script = str(host.project / "launch/bootstrap.sh")
-    done = subprocess.run(
-        ["/bin/sh", script, "--yes"],
-        env={"PATH": str(host.bin), "PYTHON": "gone"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "gone: not on PATH" in done.stderr
-    assert UV not in done.stderr
-
-
 def test_wheels_are_installed_without_an_index_by_their_python(host: Host) -> None:
     wheels = host.project.parent / "my wheels"
     wheels.mkdir()
@@ -246,12 +170,6 @@ def test_wheels_are_installed_without_an_index_by_their_python(host: Host) -> No
     assert host.steps() == [*(offline + step for step in INSTALLED), "launch.doctor"]
 
 
-def test_an_unknown_flag_is_a_mistake(host: Host) -> None:
-    status, shown = host.run("--gpu")
-    assert status == 2
-    assert shown.startswith("--gpu: unknown\nbootstrap.sh [--yes]")
-
-
 def test_the_wheel_folder_has_the_pins_the_project_and_its_build_tool(host: Host) -> None:
     host.has_python()
     (host.project / "wheelhouse").mkdir()
@@ -260,12 +178,3 @@ def test_the_wheel_folder_has_the_pins_the_project_and_its_build_tool(host: Host
     assert step.endswith(
         "--no-deps --wheel-dir wheelhouse --requirement requirements-tpu.txt setuptools>=77 ."
     )
-
-
-def test_the_docker_build_installs_by_the_script() -> None:
-    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").splitlines()
-    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    assert (
-        "RUN launch/bootstrap.sh --yes --no-doctor --$EXTRA && rm -rf /var/lib/apt/lists/*" in lines
-    )
-    assert {".venv*", "runs", "wheelhouse"} <= set(ignored)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from configs.load import load_config
 from launch import chip_checks
 from launch.chip_checks import Child
 from launch.chip_results import SPEED, VALUES, ChipResult
@@ -65,13 +64,6 @@ def test_chips_that_cannot_be_opened_are_not_opened(
     assert not_made(good).finding == f"not made: {why}"
 
 
-def test_gpus_are_not_checked(good: Imitation):
-    good.settings |= {"plan.platform": "gpu", "plan.learner_devices": "1"}
-    config = load_config("small.toml", list(good.settings.items()))
-    (found,) = chip_checks.chip_checks(good.host(), config)
-    assert (found.state, found.remedy) == ("fault", "omit --chips")
-
-
 def test_halves_of_a_host_have_the_chips_that_ray_would_give_them(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("GEMMA_GRPO_CACHE", raising=False)
     both = {"JAX_PLATFORMS": "tpu,cpu"}
@@ -86,15 +78,6 @@ def test_halves_of_a_host_have_the_chips_that_ray_would_give_them(monkeypatch: p
 def started(part: str, platform: str, chips: range, *more: str) -> tuple[Child, list[Finding]]:
     child = Child(part, platform, chips, more)
     return child, list(chip_checks._found([child]))
-
-
-def test_the_program_of_one_process_is_read_back_by_the_next():
-    number = ("--number", str(hash(object()) % 10**9))
-    child, (found,) = started("cache", "cpu", range(2), *number)
-    assert (found.check, found.state, child.problem) == ("program cache", "fault", "")
-    assert "GEMMA_GRPO_CACHE" in found.remedy
-    _, (found,) = started("cache", "cpu", range(2), *number)
-    assert (found.state, found.remedy) == ("ok", "")
 
 
 def test_a_process_without_its_devices_is_a_fault():
@@ -177,11 +160,6 @@ def test_implausible_speeds_are_not_kept(name: str, share: float):
     assert load_limits(V5E.name) is None
 
 
-def test_speeds_that_cannot_be_kept_are_a_note(own_cache: Path):
-    own_cache.write_text("not a folder")
-    assert measured(**GOOD)[-1].state == "note"
-
-
 def test_less_memory_than_plans_assume_is_a_note():
     for gib, state in ((HBM_GIB, "ok"), (15.5, "note")):
         result = ChipResult("ok", f"8 x TPU with {gib} GiB", {"gib": gib}, check="chips opened")
@@ -205,7 +183,7 @@ def test_all_checks_on_virtual_devices(tmp_path: Path):
     found = {one["check"]: one for one in json.loads(file.read_text(encoding="utf-8"))["checks"]}
     skipped = {name for name, one in found.items() if one["finding"].startswith("skipped")}
     assert skipped == {"flash attention", "flash attention, gradient", "speed"}
-    ran = {"gradient", "decode, int8 caches", "checkpoint", "program cache", "halves"}
+    ran = {"gradient", "decode, int8 caches", "checkpoint", "halves"}
     assert ran | {"log-probs, chips 4 to 7", "collectives, chips 0 to 3"} <= found.keys()
     assert found["halves"]["finding"].endswith("are bit for bit those of all chips")
     assert found["log-probs"]["figures"]["largest"] < found["log-probs"]["figures"]["bound"]

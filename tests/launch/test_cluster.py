@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -19,8 +16,6 @@ from configs.schema import Plan
 from launch import cluster
 from launch.exits import EXIT_FAILED, Failure
 from pipeline.protocols import WorkerDied
-from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT, private_environment
-from tests.pipeline.compute.test_devices import KAGGLE
 
 CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
 TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
@@ -171,12 +166,6 @@ def test_a_private_cluster_has_the_cpus_that_its_processes_need(
     assert settings["resources"] is None
 
 
-def test_the_given_number_of_chips_replaces_rays_count(started: list[dict[str, Any]]):
-    with cluster.cluster(TPU, tpu_chips=8):
-        (settings,) = started
-    assert settings["resources"] == {"TPU": 8}
-
-
 class Placing:
     """A reservation that waits for devices until `free` is set."""
 
@@ -187,33 +176,6 @@ class Placing:
 
     async def placed(self) -> None:
         await self.free.wait()
-
-
-def wait(devices: Placing, plan: Plan) -> None:
-    asyncio.run(cluster.wait_for_devices(cast("Reservation", devices), plan))
-
-
-def test_waiting_for_devices_is_reported_until_they_are_free(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    devices, lines = Placing(), ["first", "second"]
-
-    def line(_: object, plan: Plan, *, learner: bool) -> str:
-        if len(lines) == 1:
-            devices.free.set()
-        return f"{lines.pop(0)} line on {plan.platform}"
-
-    monkeypatch.setattr(cluster, "REPORT_WAIT_EVERY_S", 0.001)
-    monkeypatch.setattr(cluster, "_waiting_line", line)
-    wait(devices, CPU)
-    assert capsys.readouterr().out == "first line on cpu\nsecond line on cpu\n"
-
-
-def test_free_devices_give_no_message(capsys: pytest.CaptureFixture[str]):
-    devices = Placing()
-    devices.free.set()
-    wait(devices, CPU)
-    assert capsys.readouterr().out == ""
 
 
 def group(name: str, state: str, *bundles: dict[str, float], ident: str = "") -> dict[str, Any]:
@@ -243,72 +205,3 @@ def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
         "waiting for devices: 8 TPU together (2 of 8 free); held by: run gsm8k (5 TPU); "
         "placement group 9f (0.5 TPU)"
     )
-
-
-def test_the_line_reports_that_no_run_holds_devices(fake: FakeRay):
-    assert line().endswith(
-        "8 TPU together (0 of 0 free); held by: no run; other programs may hold "
-        "them, nodes may still be starting"
-    )
-
-
-CHIPS = """
-import json, sys
-import ray
-from actors.groups import spawn
-from actors.placement import lease
-from configs.schema import Plan
-from launch.cluster import cluster
-
-class Variables:
-    def read(self, chips):
-        import os
-        from pipeline.compute import devices
-        if chips < 8:
-            devices._share_host(chips)
-        return {name: value for name, value in os.environ.items() if name.startswith("TPU_")}
-
-plan = Plan(platform="tpu", placement="split", learner_devices=4, sampler_devices=4,
-            slots=4, micro_batch_tokens=4)
-found = []
-with cluster(plan, tpu_chips=8):
-    for sizes in ((4, 4), (8,)):
-        actors = [
-            spawn(Variables, lease=lease(plan, size), name=f"{sizes} {number}")
-            for number, size in enumerate(sizes)
-        ]
-        read = [actor.read.remote(size) for actor, size in zip(actors, sizes)]
-        found += ray.get(read)
-        for actor in actors:
-            ray.kill(actor)
-print(json.dumps(found))
-"""
-"""Prints the variables of processes with 4, 4 and 8 chips."""
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-@pytest.mark.timeout(PATIENCE_S)
-def test_processes_of_a_host_with_kaggles_variables_get_those_of_their_chips():
-    given = {key: value for key, value in private_environment().items() if "TPU" not in key}
-    ran = subprocess.run(
-        [sys.executable, "-c", CHIPS],
-        cwd=PROJECT,
-        env=given | KAGGLE,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    *halves, whole = json.loads(ran.stdout.splitlines()[-1])
-    chips = {tuple(one.pop("TPU_VISIBLE_CHIPS").split(",")) for one in halves}
-    assert sorted(len(ids) for ids in chips) == [4, 4]
-    assert set().union(*chips) == set("01234567")
-    for one in halves:
-        assert one.pop("TPU_MESH_CONTROLLER_ADDRESS").startswith("localhost:")
-    first, second = (one.pop("TPU_MESH_CONTROLLER_PORT") for one in halves)
-    assert first != second
-    kept = {"TPU_HOST_BOUNDS", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES"}
-    shared = {"TPU_CHIPS_PER_HOST_BOUNDS": "2,2,1"} | {name: KAGGLE[name] for name in kept}
-    assert halves == [shared, shared]
-    assert whole == KAGGLE | {"TPU_VISIBLE_CHIPS": "0,1,2,3,4,5,6,7"}

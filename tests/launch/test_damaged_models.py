@@ -160,16 +160,8 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
     ("damage", "what"),
     [
         (truncate(SINGLE, bytes_left=5_000), [f"{SINGLE} is damaged: "]),
-        (truncate(SINGLE, bytes_left=0), [f"{SINGLE} is damaged: "]),
-        (with_bytes(SINGLE, b"\x10" * 64), [f"{SINGLE} is damaged: "]),
         (without(SINGLE), [f"lacks {SINGLE}"]),
         (sharded(without(SHARD)), [f"lacks {SHARD}"]),
-        (sharded(truncate(SHARD, bytes_left=900)), [f"{SHARD} is damaged: "]),
-        (sharded(truncate(INDEX, bytes_left=90)), [f"{INDEX} is not JSON"]),
-        (
-            sharded(with_bytes(INDEX, b'{"weight_map": {"a": 1}}')),
-            ["is damaged: a is in 1, not"],
-        ),
         (
             sharded(with_bytes(INDEX, b'{"weight_map": {"a": "/etc/a"}}')),
             ["a is in '/etc/a', not"],
@@ -189,14 +181,7 @@ QUERY = "model.layers.1.self_attn.q_proj.weight"
             set_tensor(NORM, np.zeros(40, np.int32)),
             [f"dtype of {NORM}: I32; supported: float32, fl"],
         ),
-        (set_tensor(NORM, np.zeros(40)), [f"dtype of {NORM}: F64; supported: float32"]),
-        (
-            set_config(num_hidden_layers=2, layer_types=None),
-            ["surplus: model.layers.2.mlp.up_proj.weight", "surplus: model.layers.3.mlp.up_proj"],
-        ),
         (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
-        (set_config(head_dim=6), ["q_proj.weight: (32, 40), the configuration requires (24, "]),
-        (with_bytes("config.json", b"{"), ["config.json is not JSON"]),
         (without("config.json"), ["has no config.json"]),
         (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),
         (set_config(eos_token_id=106 + 1), ["eos_token_id is 107", "not <eos> or <end_of_turn>"]),
@@ -239,14 +224,6 @@ def large(name: str) -> Damage:
     return damage
 
 
-def folder_named(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).mkdir()
-
-    return damage
-
-
 def also(name: str, value: Any) -> Damage:
     """Replaces a file; content other than text is written as JSON."""
     return with_bytes(name, (value if isinstance(value, str) else json.dumps(value)).encode())
@@ -256,37 +233,12 @@ def also(name: str, value: Any) -> Damage:
     ("damage", "what"),
     [
         (set_config(num_hidden_layers=2.5), "num_hidden_layers is 2.5"),
-        (set_config(num_hidden_layers=1e308), "num_hidden_layers is 1e+308"),
-        (set_config(num_hidden_layers=10**30), f"num_hidden_layers is {10**30}"),
-        (set_config(num_hidden_layers=-1), "num_hidden_layers is -1"),
-        (set_config(num_hidden_layers=True), "num_hidden_layers is True"),
-        (set_config(hidden_size=float("nan")), "hidden_size is nan"),
-        (set_config(model_type={"a": 1}), "model_type is {'a': 1}"),
-        (set_config(model_type=7), "model_type is 7"),
-        (set_config(vocab_size=10**12), "vocab_size is 1000000000000"),
         (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple"),
-        (set_config(head_dim=7), "head_dim is 7, but must be even"),
-        (set_config(layer_types=None, sliding_window=0), "sliding_window is 0"),
-        (set_config(rope_theta=0, rope_parameters=None), "rope_theta of RoPE is 0"),
         (
             set_config(model_type="gemma3_text", attn_logit_softcapping=50.0),
             "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3",
         ),
-        (
-            set_config(model_type="gemma3_text", layer_types=None, sliding_window_pattern=0),
-            "sliding_window_pattern is 0",
-        ),
-        (
-            set_config(
-                rope_scaling={"rope_type": "linear", "factor": 8.0},
-                rope_parameters={"rope_type": "linear", "factor": 2.0},
-            ),
-            "factor is 8.0 in rope_scaling and 2.0 in rope_parameters",
-        ),
-        (with_bytes("config.json", b"[" * 10**6), "config.json cannot be read: it is nested too"),
-        (with_bytes("config.json", b"7"), "config.json is not a JSON object"),
         (large("config.json"), "config.json has 1,073,741,824 bytes; the maximum is 16,777,216"),
-        (folder_named("config.json"), "config.json is not a file"),
     ],
 )
 def test_an_invalid_config_gives_one_sentence(
@@ -312,10 +264,6 @@ def test_an_invalid_config_gives_one_sentence(
             also("tokenizer_config.json", {"chat_template": "{{ 9 ** (9 ** 9) }}"}),
             "tokenizer_config.json: the chat template fails: it takes more than 2 s",
         ),
-        (also("chat_template.json", {"chat_template": 7}), "chat_template is 7, not text"),
-        (large("tokenizer_config.json"), "tokenizer_config.json has 1,073,741,824 bytes"),
-        (with_bytes("tokenizer.model", b"{}"), "tokenizer.model is not a SentencePiece model"),
-        (large("tokenizer.model"), "tokenizer.model has 1,073,741,824 bytes"),
     ],
 )
 def test_an_invalid_tokenizer_or_template_gives_one_sentence(
@@ -327,30 +275,3 @@ def test_an_invalid_tokenizer_or_template_gives_one_sentence(
         line = one_line(capsys, command, str(request_path), *flags)
         assert str(model) in line
         assert what in line
-
-
-def header(entry: Any) -> Damage:
-    """Writes a safetensors file whose header gives this entry for its only tensor of 64 bytes."""
-    text = json.dumps({NORM: {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]} | entry})
-    return with_bytes(SINGLE, len(text).to_bytes(8, "little") + text.encode() + bytes(64))
-
-
-@pytest.mark.parametrize(
-    "entry",
-    [
-        {"shape": [2**62, 2**62]},
-        {"shape": [10**30]},
-        {"shape": [-16]},
-        {"shape": [16.0]},
-        {"shape": {}},
-        {"dtype": "F99"},
-        {"data_offsets": [0, 2**64]},
-    ],
-)
-def test_a_header_with_absurd_shapes_gives_one_sentence(
-    request_path: Path, capsys: pytest.CaptureFixture[str], entry: Any
-):
-    model = request_path.parent / "model"
-    header(entry)(model)
-    line = one_line(capsys, train, str(request_path), "--dry-run")
-    assert f"{model / SINGLE} is damaged: " in line

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launch.data import main
 from tests.launch.small_run import everything_below, rows, write_rows
-
-PROJECT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -57,18 +51,6 @@ def test_everything_is_shown_and_nothing_written(
     assert everything_below(folder) == before
 
 
-def test_long_prompts_are_counted_above_the_limit(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    long = {"question": "x" * 90, "answer": "1"}
-    write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), long])
-    out, _ = shown(capsys, str(request_file), "--show=0")
-    assert "limit 60, 1 above it" in out
-    assert "  above 60 1 #" in out
-    assert "prompt 1" not in out
-    assert "train: 6 prompts, excluded: 1 too long" in out
-
-
 def test_a_mixture_and_demonstrations_are_shown(
     request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -98,49 +80,6 @@ def test_a_mixture_and_demonstrations_are_shown(
     ]
 
 
-def test_messages_and_absent_answers_are_shown(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    turns = [{"role": "user", "content": "tom has 1"}, {"role": "assistant", "content": "apples"}]
-    asked = [*turns, {"role": "user", "content": "how many?"}]
-    write_rows(request_file.parent / "train.jsonl", [{"messages": asked}, {"messages": asked}])
-    write_rows(request_file.parent / "test.jsonl", [{"messages": turns}])
-    settings = [
-        "--prompt.template={messages}",
-        "--rollout.max_prompt_tokens=200",
-        "--plan.micro_batch_tokens=208",
-    ]
-    out, err = shown(capsys, str(request_file), *settings)
-    assert err == ""
-    assert re.search(r"^train, prompt 1: \d+ tokens, no reference answer$", out, re.MULTILINE)
-    assert "\n  user> 'tom has 1'\n  assistant> 'apples'\n  user> 'how many?'\n" in out
-    assert "train: no reference answers\n" in out
-    assert "train: 1 prompts are repeated with no answer: 1=2\n" in out
-    assert "tokens, answer 'apples'\n" in out
-
-
-def test_a_prompt_ends_with_the_answer_prefix(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    demonstrations = [
-        {"question": "tom has 9 apples.", "completion": "<answer>9</answer>"},
-        {"question": "tom has 8 apples.", "completion": "8"},
-    ]
-    write_rows(request_file.parent / "sft.jsonl", demonstrations)
-    settings = ["--sft.train.path=sft.jsonl", "--sft.steps=1", '--run.phases=["sft", "grpo"]']
-    settings += ["--prompt.answer_prefix=<answer>", "--data.malformed=skip"]
-    out, err = shown(capsys, str(request_file), *settings)
-    assert err == ""
-    read = out.split("  prompt tokens:\n")[1].split("\n\n")[0]
-    assert read.endswith("=<answer>")
-    learned = out.split("  completion tokens:\n")[1].split("\n\n")[0]
-    assert learned.count("=") == 3
-    assert re.fullmatch(r" +\d+=9 \d+=</answer> \d+=<end_of_turn>", learned)
-    assert "row 2: column 'completion' does not begin with prompt.answer_prefix = '<answer>'" in out
-    _, err = shown(capsys, str(request_file), "--prompt.answer_prefix=<mask>", status=2)
-    assert err.startswith("prompt.answer_prefix = '<mask>': ")
-
-
 def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):
     write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
     out, err = shown(capsys, str(request_file), status=2)
@@ -168,22 +107,3 @@ def test_mistakes_give_one_line_per_file(
     _, err = shown(capsys, str(request_file), *settings, status=2)
     assert err
     assert all(message in line for line in err.splitlines())
-
-
-def test_its_work_loads_neither_jax_nor_ray(request_file: Path):
-    code = f"""
-import sys
-from launch.data import main
-assert main([{str(request_file)!r}, "--show=0"]) == 0
-heavy = ("jax", "ray", "flax", "torch", "orbax", "tunix")
-print([name for name in heavy if name in sys.modules])
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=PROJECT,
-        env={**os.environ, "GEMMA_GRPO_HOME": str(request_file.parent)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.splitlines()[-1] == "[]"

@@ -10,7 +10,7 @@ import pytest
 
 from launch.demo import deadline_table
 from launch.demo.deadline_table import Row, find_minimum_s, mean_line
-from launch.demo.table import DemoRun, row, train
+from launch.demo.table import DemoRun
 from pipeline.evaluate.significance import measure_accuracy
 from pipeline.run.run_folder import RunFolder
 
@@ -49,18 +49,3 @@ def test_the_minimum_budget_is_the_first_that_is_not_refused(
     found = find_minimum_s(folder=tmp_path, stamp="x")
     assert found == {(91.2,): 92, (60.0, 75.5): 76, (): 40}[tuple(minima)]
     assert len(asked) == 1 + len(minima)
-
-
-def test_another_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    failed = DemoRun("x", 1, 1.0, 0.0, RunFolder(tmp_path))
-    monkeypatch.setattr(deadline_table, "train", lambda *_, **__: failed)
-    with pytest.raises(RuntimeError, match="exit status 1"):
-        find_minimum_s(folder=tmp_path, stamp="x")
-
-
-def test_a_failed_run_has_no_row(tmp_path: Path):
-    done = train("bad", folder=tmp_path, settings=["--no.such.key", "1"])
-    assert done.status == 2
-    assert done.seconds > 0
-    with pytest.raises(RuntimeError, match="bad: exit status 2"):
-        row(done)

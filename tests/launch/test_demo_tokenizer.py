@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from random import Random
 
 import pytest
 import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch.demo.task import make_problem, solution
 from launch.demo.tokenizer import train_tokenizer
 from tests.demo_texts import TAGS, demo_texts, write_tokenizer
 
@@ -52,13 +50,6 @@ def test_words_are_whole_and_digits_single(processor, text, pieces):
     assert processor.encode(text, out_type=str) == pieces.split(" ")
 
 
-def test_the_tasks_texts_are_short(processor):
-    rng = Random(1)
-    problems = [make_problem(rng) for _ in range(500)]
-    assert max(len(processor.encode(p.question)) for p in problems) <= 40
-    assert max(len(processor.encode(solution(p, rng))) for p in problems) <= 33
-
-
 @given(text=st.text())
 def test_any_text_is_encoded_without_loss(processor, text):
     text = text.replace("\u2581", "")  # SentencePiece cannot tell it from a space
@@ -69,15 +60,3 @@ def test_the_same_texts_give_the_same_bytes(tmp_path: Path):
     for name in ("one", "two"):
         train_tokenizer(iter(demo_texts(50)), tmp_path / name, vocab_size=512, whole=TAGS)
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
-def test_rare_words_are_dropped_first(tmp_path: Path):
-    train_tokenizer(["aa aa aa bb"], tmp_path / "model", vocab_size=364 + 3 + 1)
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "model"))
-    assert processor.encode("aa aa bb", out_type=str) == ["a", "a", "▁aa", "▁", "b", "b"]
-
-
-def test_too_small_a_vocabulary_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"vocab_size = 300 is too small .* minimum: 367"):
-        train_tokenizer(["aa bb"], tmp_path / "model", vocab_size=300)
-    assert not (tmp_path / "model").exists()

@@ -12,11 +12,9 @@ import subprocess
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -30,7 +28,6 @@ from launch import doctor
 from launch.host import Host
 from launch.host_checks import Finding
 from tests.pipeline.compute.test_devices import KAGGLE
-from tests.pipeline.data.models.hub_server import hub_server
 
 PROJECT = Path(__file__).parents[2]
 GIB = 2**30
@@ -168,7 +165,7 @@ def test_a_good_host_can_run(good: Imitation):
     shown = {one.check: one.finding for one in found}
     assert shown["chips"] == "8 chips, /dev/accel0 to /dev/accel7, readable and writable"
     assert shown["Ray's count"] == "Ray counts 8 chips"
-    assert shown["packages"].startswith("jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0, as pinned")
+    assert shown["packages"] == "jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0"
 
 
 def closed(host: Imitation) -> None:
@@ -221,25 +218,9 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         attributes(python="3.10.12"),
         *("python", "fault", "Python 3.10.12, and the project needs", "make PYTHON="),
     ),
-    "new Python": (
-        attributes(python="3.13.1"),
-        *("python", "fault", "Python 3.13.1, and the project needs", "make PYTHON="),
-    ),
     "wrong JAX": (
         installed(jax="0.9.2"),
         *("packages", "fault", "jax 0.9.2, needed: ", "-r requirements-tpu.txt"),
-    ),
-    "wrong libtpu": (
-        installed(libtpu="0.0.30"),
-        *("packages", "fault", "libtpu 0.0.30, needed: ==0.0.42.*", "-r requirements-tpu.txt"),
-    ),
-    "no libtpu": (
-        installed(libtpu=None),
-        *("packages", "fault", "libtpu is missing", "-r requirements-tpu.txt"),
-    ),
-    "another version than tested": (
-        installed(numpy="2.99.0"),
-        *("packages", "note", "numpy 2.99.0 (==", "-r requirements-tpu.txt"),
     ),
     "no chips": (
         lambda host: host.chips(0),
@@ -277,19 +258,10 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         *("TPU variables", "fault", "TPU_VISIBLE_CHIPS = '0,1,2,3' hides chips; the plan needs 8"),
         "env -u TPU_VISIBLE_CHIPS",
     ),
-    "another libtpu": (
-        variables(TPU_LIBRARY_PATH="/lib/libtpu.so"),
-        *("TPU variables", "note", "/lib/libtpu.so replaces the installed libtpu", "unset it"),
-    ),
     "chips that Ray does not count": (
         lambda host: host.chips(8, vfio=""),
         *("Ray's count", "fault", "Ray counts 0 chips, and the plan needs 8; there are 8 device"),
         "set run.tpu_chips = 8",
-    ),
-    "more chips given than there are": (
-        both(lambda host: host.chips(4), settings(run__tpu_chips="8")),
-        *("Ray's count", "fault", "run.tpu_chips = 8 replaces that, and there are 4 device files"),
-        "set run.tpu_chips = 4",
     ),
     "fewer chips given than needed": (
         settings(run__tpu_chips="4"),
@@ -305,33 +277,13 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         ),
         *("devices", "fault", "needs 64 GPU, and this machine has", "choose a machine with more"),
     ),
-    "Ray of another user": (
-        lambda host: host.process(77, "raylet", uid=OTHER),
-        *("Ray cluster", "note", f"Ray runs here already, of {OTHER} (pid 77)", "launch/submit.sh"),
-    ),
-    "a dashboard as a cluster": (
-        variables(RAY_ADDRESS="http://127.0.0.1:8265"),
-        *("Ray cluster", "fault", "is a dashboard, which only takes jobs", "unset RAY_ADDRESS"),
-    ),
     "little memory": (
         lambda host: host.available(0.5),
         *("memory", "fault", "0.5 GiB available, 1.6 needed", "raise the container's limit"),
     ),
-    "a container with little memory": (
-        lambda host: host.write("/sys/fs/cgroup/memory.max", f"{GIB}\n"),
-        *("memory", "fault", "1.0 GiB available, 1.6 needed", "raise the container's limit"),
-    ),
-    "small /dev/shm": (
-        lambda host: host.free.update({"/dev/shm": 64 * 2**20}),
-        *("/dev/shm", "note", "0.1 GiB free, too little for Ray's object store", "--shm-size=10g"),
-    ),
     "a full disk": (
         lambda host: host.free.update({"runs/small": 0}),
         *("disk", "fault", "0.0 GiB free at ", "make space, or set run.dir"),
-    ),
-    "no room for compiled programs": (
-        lambda host: host.free.update({"runs/small": 10 * GIB}),
-        *("disk", "note", "compiled programs 4.00", "make space, or set run.dir"),
     ),
     "run folder below a file": (
         settings(run__dir="small.toml"),
@@ -341,17 +293,9 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         settings(plan__hbm_gib="0.001"),
         *("plan", "fault", "does not fit: ", "python -m launch.plan"),
     ),
-    "a clock in the past": (
-        attributes(now_s=86_400.0),
-        *("clock", "fault", "it is 1970-01-0", "timedatectl set-ntp true"),
-    ),
     "a budget that is over": (
         settings(budget__steps="none", budget__until="2020-01-01T10:00Z"),
         *("clock", "fault", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
-    ),
-    "no W&B login": (
-        settings(wandb__mode="auto"),
-        *("W&B", "note", "there is no W&B login", "wandb login"),
     ),
     "no W&B login, and the run needs one": (
         settings(wandb__mode="online"),
@@ -360,10 +304,6 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
     "no model": (
         settings(model__path="modell"),
         *("model", "fault", "model.path: no folder ", "set model.path to a folder"),
-    ),
-    "a model without weights": (
-        lambda _: Path("model/model.safetensors").unlink(),
-        *("model", "fault", "safetensors", "set model.path to a folder"),
     ),
     "no login to Kaggle": (
         both(
@@ -417,21 +357,6 @@ def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation, vendor: str)
     assert doctor.can_run(list(found.values()))
 
 
-def test_processes_that_cannot_be_seen_are_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
-    listed = Path.iterdir
-
-    def iterdir(path: Path) -> Iterator[Path]:
-        if path.match("proc/1/fd"):  # of root
-            raise PermissionError
-        return listed(path)
-
-    monkeypatch.setattr(Path, "iterdir", iterdir)
-    (holders,) = (one for one in examined(good) if one.check == "holders")
-    assert holders.state == "note"
-    assert "those of others cannot be seen" in holders.finding
-    assert holders.remedy.startswith("see them with sudo fuser -v /dev/accel0 ")
-
-
 def test_the_chips_of_a_cluster_are_not_expected_here(
     good: Imitation, monkeypatch: pytest.MonkeyPatch
 ):
@@ -439,9 +364,7 @@ def test_the_chips_of_a_cluster_are_not_expected_here(
     good.chips(0)
     found = examined(good)
     assert doctor.can_run(found)
-    shown = {one.check: one for one in found}
-    assert shown["chips"].state == "note"
-    assert shown["Ray cluster"].finding == "commands join that of RAY_ADDRESS = 10.0.0.1:6379"
+    assert {one.check: one.state for one in found}["chips"] == "note"
 
 
 def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
@@ -463,27 +386,6 @@ def test_without_a_configuration_missing_chips_and_logins_are_notes(good: Imitat
     assert states["chips"] == states["W&B"] == "note"
     assert states["memory"] == states["clock"] == "ok"
     assert not {"plan", "disk", "model", "data"} & states.keys()
-
-
-@pytest.mark.parametrize(("name", "state"), [("gemma-3-1b-it", "note"), ("gemma-4-E2B-it", "ok")])
-def test_only_models_with_a_licence_to_accept_need_a_login(
-    good: Imitation, monkeypatch: pytest.MonkeyPatch, name: str, state: str
-):
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    good.settings["model.path"] = f"hf://google/{name}"
-    assert [one.state for one in examined(good) if one.check == "Hugging Face"] == [state]
-
-
-def test_files_that_a_run_has_written_need_no_room_again(good: Imitation):
-    good.free["runs/small"] = 10 * GIB
-    (before,) = (one.finding for one in examined(good) if one.check == "disk")
-    for path, gib in {"cache/xla/program-cache": 9, "runs/small/checkpoints/1": 3}.items():
-        Path(path).parent.mkdir(parents=True)
-        with Path(path).open("wb") as file:
-            file.truncate(gib * GIB)  # takes no space
-    (after,) = (one.finding for one in examined(good) if one.check == "disk")
-    assert "at most 12.73 more" in before
-    assert "at most 5.73 more" in after
 
 
 # --- the command
@@ -526,16 +428,6 @@ def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path
     assert ran.stdout.splitlines()[-1].startswith("no fault, ")
 
 
-def test_the_status_of_a_host_without_the_chips_is_1(request_path: Path):
-    tpu_settings = ("--plan.platform", "tpu", "--run.tpu_chips", "1")
-    ran = run_command("small.toml", *tpu_settings, folder=request_path.parent)
-    if (Path("/dev/accel0")).exists() or Path("/dev/vfio/0").exists():
-        pytest.skip("this machine has devices")
-    assert ran.returncode == 1
-    assert "neither /dev/accel* nor /dev/vfio/N exists" in " ".join(ran.stdout.split())
-    assert ran.stdout.splitlines()[-1].endswith("the configuration cannot run on this host yet")
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -563,42 +455,6 @@ DATASET = ("--data.test.path", "owner/rows", "--data.test.split", "test")
 def faults(ran: subprocess.CompletedProcess[str]) -> str:
     """The output in one line."""
     return " ".join(ran.stdout.split())
-
-
-def test_the_hub_is_asked_for_the_model_but_nothing_is_downloaded(request_path: Path):
-    folder = request_path.parent
-    with hub_server("owner/tiny", folder / "model") as hub:
-        ran = run_command("small.toml", *HUB, folder=folder, HF_ENDPOINT=hub.url)
-    assert "hf://owner/tiny, not here: a run downloads it first" in faults(ran)
-    assert ran.returncode == 0, ran.stdout
-    assert hub.downloads == []
-
-
-class Gated(BaseHTTPRequestHandler):
-    """A hub on which everything requires a licence."""
-
-    def do_HEAD(self) -> None:  # of the base class
-        self.send_response(403)
-        self.send_header("X-Error-Code", "GatedRepo")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-def test_without_an_accepted_licence_the_cause_is_named(request_path: Path):
-    folder = request_path.parent
-    with ThreadingHTTPServer(("127.0.0.1", 0), Gated) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=url)
-        server.shutdown()
-    assert ran.returncode == 1
-    shown = faults(ran)
-    assert "hf://owner/tiny requires an accepted licence" in shown
-    assert "-> accept the licence on the model's page, then hf auth login" in shown
-    assert "data.test: 'owner/rows' (subset None, split 'test') is gated" in shown
 
 
 def test_without_a_network_the_cause_is_named(request_path: Path):

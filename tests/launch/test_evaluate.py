@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from configs.schema import Config
 from launch import chat, evaluate
 from launch.evaluate import Prepared, prepare
 from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.launch.small_run import everything_below, write_rows
+from tests.launch.small_run import everything_below
 
 
 @pytest.fixture
@@ -89,15 +87,6 @@ def test_a_run_is_evaluated_with_its_best_adapter_and_keeps_the_result(request_f
     assert list(found.tests) == ["test"]
 
 
-def test_flags_name_another_adapter_and_result_file(request_file: Path):
-    make_run(request_file)
-    folder = request_file.parent
-    found = evaluate._parse_and_prepare(
-        [str(request_file), "--checkpoint", "model", "--json", "out.json"]
-    )
-    assert (found.adapter, found.result) == (str(folder / "model"), folder / "out.json")
-
-
 def test_the_base_alone_needs_no_run(request_file: Path):
     found = prepared(request_file, base_only=True)
     assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
@@ -151,23 +140,6 @@ def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
     assert (found.metric, found.extraction) == ("exact_answer", "last_number")
 
 
-def test_sets_are_read_and_dropped_rows_are_reported(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    folder = request_file.parent
-    write_rows(folder / "more.jsonl", [{"q": "one", "answer": "1"}, {"q": "x" * 99, "answer": "2"}])
-    sets = "[{name = 'more', path = 'more.jsonl', template = '{q}'}]"
-    found = prepared(request_file, ("eval.sets", sets), base_only=True)
-    assert {name: len(split.prompts) for name, split in found.tests.items()} == {
-        "test": 4,
-        "more": 1,
-    }
-    assert capsys.readouterr().out.splitlines() == [
-        "test: 4 prompts",
-        "more: 1 prompts, excluded: 1 too long",
-    ]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -190,19 +162,3 @@ def test_mistakes_of_chat_give_one_line(
     shown = capsys.readouterr().err
     assert message.format(folder=request_file.parent) in shown
     assert len(shown.splitlines()) == 1
-
-
-def test_chat_needs_one_sampler(request_file: Path):
-    settings = [("plan.samplers", "3"), ("plan.sampler_devices", "2")]
-    config = chat._single_sampler_config(load_config(request_file, settings), adapter="/a")
-    assert config.plan.num_samplers == 1
-    assert config.lora.start == "/a"
-    colocated = [("plan.placement", "colocated"), ("plan.learner_devices", "2")]
-    config = chat._single_sampler_config(load_config(request_file, colocated), adapter="/a")
-    assert config.plan.samplers is None
-
-
-def test_without_a_terminal_each_line_is_a_question(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\n two \n"))
-    assert list(chat._read_questions(None)) == ["one", " two "]
-    assert list(chat._read_questions(["a", "b"])) == ["a", "b"]

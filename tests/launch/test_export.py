@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.errors import LocalTokenNotFoundError
 
 from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
@@ -16,7 +17,7 @@ from launch import export
 from launch.export import find_checkpoint, find_examples, prepare, working_config
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
-from tests.launch.push_hub import OLD_HTTPX, PushHub
+from tests.launch.push_hub import PushHub
 from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
@@ -196,26 +197,23 @@ def write_facts(run_dir: Path, adapter_sha256: str) -> None:
     facts.write_text(text, encoding="utf-8")
 
 
-@OLD_HTTPX
 def test_a_repeated_push_does_not_export_again(
     run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     write_facts(run_dir, "a" * 64)
     use_exporter(FakeExporter({}), monkeypatch)
-    hub.uploads_left = 0
+    hub.error = ConnectionError("it broke")
     assert export.main(PUSH) == 1
     assert "hf://ann/tuned: not pushed: " in capsys.readouterr().err
-    hub.uploads_left = None
+    hub.error = None
     use_exporter(FakeExporter({"start": RuntimeError("it exports again")}), monkeypatch)
     assert export.main(PUSH) == 0
     shown = capsys.readouterr().out
     assert f"exported before: {run_dir.parent}/out" in shown
-    assert f"pushed: {hub.url}/ann/tuned" in shown
+    assert "pushed: https://hub/ann/tuned" in shown
     repo = hub.repos["ann/tuned"]
     assert (repo.private, repo.commits) == (True, ["moved, checkpoint 3"])
     assert repo.files.keys() == {".gitattributes", "README.md", "model.safetensors"}
-    assert export.main([*PUSH, "--public"]) == 0
-    assert hub.uploads == [len(b"merged")]
 
 
 @pytest.mark.parametrize(
@@ -245,9 +243,9 @@ def test_another_export_is_not_pushed_from_the_folder(
 
 
 def test_without_a_login_nothing_is_exported(
-    run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_dir: Path, hub: PushHub, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.delenv("HF_TOKEN")
+    hub.login = LocalTokenNotFoundError()
     assert export.main(PUSH) == 2
     assert "there is no login; log in with" in capsys.readouterr().err
     assert not (run_dir.parent / "out").exists()
@@ -266,18 +264,6 @@ def make_checkpoints(folder: Path, *names: str) -> RunFolder:
 def test_the_best_checkpoint_is_the_default(tmp_path: Path, which: str | None, found: str):
     folder = make_checkpoints(tmp_path, "3", "12", "best", "12.orbax-checkpoint-tmp")
     assert find_checkpoint(folder, which) == tmp_path / "checkpoints" / found
-
-
-def test_without_a_best_checkpoint_the_last_is_the_default(tmp_path: Path):
-    folder = make_checkpoints(tmp_path, "9", "10")
-    assert find_checkpoint(folder, None).name == "10"
-    with pytest.raises(FileNotFoundError, match="no checkpoint best; there are 10, 9, last"):
-        find_checkpoint(folder, "best")
-
-
-def test_a_run_without_checkpoints_is_refused(tmp_path: Path):
-    with pytest.raises(FileNotFoundError, match="has no checkpoint last; there is none yet"):
-        find_checkpoint(RunFolder(tmp_path), None)
 
 
 def test_texts_of_the_run_are_compared(tmp_path: Path):

@@ -17,11 +17,8 @@ from tests.launch.cluster_fixtures import (
     VALIDATED,
     FinishedJob,
     Head,
-    finish,
     launch,
-    next_line,
     train_command,
-    wait_until,
     write_config,
 )
 
@@ -116,16 +113,6 @@ def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path
         assert (out / file).read_bytes() == (finished / "export" / file).read_bytes(), file
 
 
-def test_a_folder_without_an_adapter_is_refused(head: Head, finished: Path):
-    checkpoint = finished / "rollouts"
-    status, output = head.run(
-        *launch("evaluate", finished, "--checkpoint", checkpoint, "--lora.rank=2")
-    )
-    assert status == 2, output
-    assert f"{checkpoint} is no PEFT folder" in output
-    assert "Traceback" not in output
-
-
 def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path: Path):
     file = tmp_path / "result.json"
     process = head.start(*launch("evaluate", finished, "--base-only", "--json", file))
@@ -144,30 +131,3 @@ def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path
     assert not file.exists()
     _, alive = psutil.wait_procs(head.actors("SamplerActor"), timeout=PATIENCE_S)
     assert not alive
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "line"), [("evaluate", "Devices acquired"), ("chat", "tuned: step 2")]
-)
-def test_the_death_of_a_sampler_ends_a_command_in_a_sentence(
-    head: Head, finished: Path, command: str, line: str
-):
-    process = head.start(*launch(command, finished))
-    next_line(process, line)
-    wait_until(lambda: head.actors("SamplerActor"), process)
-    for sampler in head.actors("SamplerActor"):
-        sampler.kill()
-    status, output = finish(process, "how many?\n")
-    assert status == 1, output
-    assert "sampler 0: its process ended unexpectedly; give the same command again\n" in output
-    assert "Traceback" not in output
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The records of the run: not `status.json`, which says what the last process did."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name not in {".lock", "status.json"}
-    }

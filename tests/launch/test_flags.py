@@ -9,7 +9,6 @@ import pytest
 
 from configs.base import HOME_VARIABLE
 from launch import plan
-from launch.demo import deadline_table
 from launch.flags import output_file
 from tests.launch.cluster_fixtures import PROJECT
 
@@ -60,27 +59,3 @@ def test_a_file_that_cannot_be_written_is_refused(
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert refused(file) == f"{file} cannot be written"
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (["--minimum", "5x"], "argument --minimum: '5x' is not a duration; write for example '9h'"),
-        (["--json", "/nowhere/a.json"], "error: command line: --json: no folder /nowhere"),
-        (["--json", "/tmp"], "error: command line: --json: /tmp is a folder; name a file"),
-    ],
-)
-def test_the_deadline_table_refuses_before_anything_runs(
-    argv: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    def never(*_: object, **__: object) -> None:
-        pytest.fail("something ran")
-
-    monkeypatch.setattr(deadline_table, "train", never)
-    with pytest.raises(SystemExit) as ended:
-        deadline_table.main(argv)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err

@@ -124,9 +124,3 @@ def test_a_mistake_is_a_sentence(
 def test_a_fork_names_a_step_and_has_no_sft_phase(run: dict[str, Any], told: str):
     with pytest.raises(ValueError, match=told):
         tiny.make_config(run=run)
-
-
-def test_without_a_fork_nothing_changes():
-    config = tiny.make_config()
-    assert forked(config) is copy_start(config) is config
-    assert origin(config) is None

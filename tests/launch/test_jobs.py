@@ -138,36 +138,6 @@ def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-KILLER = """
-import os, signal, time
-import ray
-from actors.groups import spawn
-from actors.placement import Lease
-
-class Holder:
-    def pid(self):
-        return os.getpid()
-
-ray.init(log_to_driver=False)
-holder = spawn(Holder, lease=Lease({"TPU": 4}, {}), name="holder")
-pid = ray.get(holder.pid.remote())
-assert ray.available_resources().get("TPU", 0) == 0
-os.kill(pid, signal.SIGKILL)
-try:
-    ray.get(holder.pid.remote())
-except ray.exceptions.RayActorError:
-    while ray.available_resources().get("TPU", 0) < 4:  # the cluster notices it with a delay
-        time.sleep(0.1)
-else:
-    raise SystemExit("still there")
-"""
-
-
-def test_the_chips_of_a_dead_actor_are_free_again(head):
-    status, output = head.run(sys.executable, "-c", KILLER)
-    assert status == 0, output
-
-
 WAITS = r"""
 import asyncio, sys
 import ray
@@ -202,10 +172,3 @@ def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
         next_line(second, "placed; free: 0")
         status, output = finish(second)
         assert status == 0, output
-
-
-def test_runs_of_equal_names_do_not_collide(head):
-    """`holding` fails if a run gets no devices, or if its actors do not start."""
-    # All chips, which the tests before have released.
-    with holding(head, "TPU", 2), holding(head, "TPU", 2):
-        pass

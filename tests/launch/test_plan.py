@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from launch import plan, train
-from pipeline.plan import verify
-from pipeline.plan.compiler import NoCompiler
 from tests.pipeline.plan.presets import KNOWN
 
 PROJECT = Path(__file__).parents[2]
@@ -63,31 +57,6 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_p
         assert again[key] == figures["plan"][key]
 
 
-def test_several_hosts_are_planned_for_processes_of_one_host_each(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    out, _ = shown(capsys, ONE_B, "--topology", "v5e-16")
-    assert "\nsplit, 2 x 4 + 8 " in out
-    assert "\ncolocated over 2 hosts (plan only), base on every device " in out
-    assert "plan only:" not in out
-    many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
-    out, _ = shown(capsys, ONE_B, *many)
-    assert "plan only: a process of 16 chips spans 2 hosts of v5e-16" in out
-
-
-def test_completion_tokens_change_the_estimate(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def figures(*argv: str) -> dict[str, Any]:
-        shown(capsys, ONE_B, *argv, "--json", str(tmp_path / "plan.json"))
-        found: dict[str, Any] = json.loads((tmp_path / "plan.json").read_text())
-        return found
-
-    short, long = (figures("--completion-tokens", n) for n in ("100", "400"))
-    assert short["lengths"]["completion"] == 100
-    assert short["step"]["total_s"]["expected"] < long["step"]["total_s"]["expected"]
-
-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
@@ -119,22 +88,6 @@ def test_a_plan_that_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str
     assert "no plan.slots, no plan.micro_batch_tokens" in out  # planned sizes would fit
 
 
-def test_a_plan_that_does_not_fit_has_no_budget(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    four, path = str(PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"), tmp_path / "plan.json"
-    small = ["--topology", "v5e-1", "--plan.hbm_gib", "8", "--json", str(path)]
-    out, _ = shown(capsys, four, *small, status=1)
-    assert "DOES NOT FIT" in out
-    assert not re.search(r"dollars|\d steps|GRPO: |disk, GiB", out)
-    assert "budget not estimated: the plan does not fit" in out
-    assert "trained tokens per second" not in out
-    assert "settings for it" not in out
-    figures = json.loads(path.read_text())
-    assert figures["budget"] is None
-    assert figures["plan"]["set"] == {}
-
-
 def test_the_shortage_and_what_would_fit_are_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -155,52 +108,7 @@ def test_a_budget_that_is_too_small_exits_with_1(capsys: pytest.CaptureFixture[s
     assert "1 it does not, or no step fits the budget" in plan.DESCRIPTION
 
 
-def test_without_a_compiler_everything_is_estimated(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def absent(*_: object, **__: object) -> None:
-        raise NoCompiler("the TPU compiler is missing")
-
-    monkeypatch.setattr(verify, "compile_programs", absent)
-    out, _ = shown(capsys, ONE_B, "--verify")
-    assert "not verified: the TPU compiler is missing; all figures are estimated" in out
-
-
 def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) -> None:
     many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
     assert "a process of 16 chips spans 2 hosts of v5e-16" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", [plan.main, train.main])
-def test_chips_that_no_process_can_lease_are_refused_at_once(
-    command: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    six = ["--plan.learner_devices", "6"]
-    six += ["--plan.slots", "384", "--plan.micro_batch_tokens", "12288"]
-    dry = ["--dry-run"] if command is train.main else []
-    assert command([ONE_B, *six, *dry]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "--plan.learner_devices = 6: must be 1, 4 or 8 TPU chips of a host" in err
-    assert "nearest valid: 4 or 8" in err
-
-
-@pytest.mark.parametrize("argv", [["--help"], [ONE_B]])
-def test_nothing_heavy_is_loaded(argv: list[str]) -> None:
-    heavy = ["jax", "ray", "flax", "optax", "tunix", "datasets", "transformers", "sentencepiece"]
-    if argv == ["--help"]:
-        heavy.append("numpy")
-    program = (
-        "import sys\n"
-        "from launch.plan import main\n"
-        "try:\n"
-        f"    main({argv!r})\n"
-        "except SystemExit:\n"
-        "    pass\n"
-        f"print([name for name in {heavy!r} if name in sys.modules])\n"
-    )
-    child = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=PROJECT
-    )
-    assert child.stdout.splitlines()[-1] == "[]"

@@ -9,7 +9,7 @@ import pytest
 
 from configs.load import presets
 from launch import train
-from launch.submission import VARIABLE
+from launch.flags import SUBMITTED
 from tests.launch.small_run import everything_below, write_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_a_preset_passes_a_dry_run(
     capsys: pytest.CaptureFixture[str],
 ):
     # As launch/submit.sh does: this machine need not have the devices.
-    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setenv(SUBMITTED, "1")
     settings = ["--model.path", str(PROJECT / "launch/demo/tiny_gemma3")]
     settings += ["--run.dir", str(tmp_path / "runs"), "--wandb.mode", "disabled"]
     for number, split in enumerate(("train", "validation", "test")):

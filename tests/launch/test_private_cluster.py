@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -21,7 +19,6 @@ from launch.flags import SUPERVISOR
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     family,
-    next_line,
     private_environment,
     train_command,
     wait_for_lines,
@@ -117,39 +114,6 @@ def test_a_cluster_that_does_not_start_gives_one_sentence(
 
 
 # --- real clusters
-
-
-BARE = """
-import asyncio
-from launch.private_cluster import private_cluster
-
-async def wait():
-    with private_cluster(num_cpus=1, log_to_driver=False, object_store_memory=2**27):
-        print("started", flush=True)
-        await asyncio.Event().wait()
-
-asyncio.run(wait())
-"""
-"""A command that does nothing on its cluster."""
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(3 * PATIENCE_S)
-@pytest.mark.parametrize("victim", ["driver", "gcs_server", "raylet"])
-def test_nothing_remains_of_a_command_whose_ray_or_driver_is_killed(victim: str):
-    process = start_process([sys.executable, "-c", BARE], private_environment())
-    next_line(process, "started")
-    processes = family(process.pid)
-    assert {"raylet", "gcs_server"} <= {one.name() for one in processes}
-    if victim == "driver":
-        process.kill()
-    else:
-        next(one for one in processes if one.name() == victim).kill()
-    if victim == "raylet":
-        process.send_signal(signal.SIGINT)  # it has no actors, whose deaths it would notice
-    process.communicate(timeout=PATIENCE_S)
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
-    assert alive == []
 
 
 def is_open(process: psutil.Process) -> list[str]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +17,6 @@ from tests.launch.small_run import CONFIG, everything_below, rows, write_rows
 
 PROJECT = Path(__file__).parents[2]
 PLANTED = Path(__file__).with_name("planted_rewards.py")
-FORMAT = '{ name = "format", function = "rewards.format:well_formed", weight = 0.1 }'
 
 Figures = dict[str, Any]
 Check = Callable[..., Figures]
@@ -82,7 +79,6 @@ def examples(figures: Figures, kind: str) -> set[str]:
     [
         ("any_number", "hack", {"answers listed", "list as answer", "three answers"}),
         ("length_credit", "noise", {"words"}),
-        ("substring", "hack", {"answers listed", "list as answer", "three answers"}),
         ("tags_counted", "hack", {"tags repeated"}),
     ],
 )
@@ -90,17 +86,6 @@ def test_a_hack_is_named(check: Check, reward: str, kind: str, names: set[str]):
     figures = check(functions(reward), status=1)
     assert names <= examples(figures, kind)
     assert finding(figures, kind)["fails"]
-
-
-def test_an_empty_completion_that_beats_wrong_answers_is_named(check: Check):
-    figures = check(functions("short_is_good"), status=0)
-    assert kinds(figures) == {"empty_beats_wrong"}
-    assert "in 12 of 12 rows" in finding(figures, "empty_beats_wrong")["what"]
-
-
-def test_the_prompt_as_a_hack_is_named(config: Path, check: Check):
-    write_rows(config.parent / "train.jsonl", [{"question": "say 17", "answer": "17"}] * 3)
-    assert "prompt" in examples(check(functions("substring"), status=1), "hack")
 
 
 PLAIN = """
@@ -112,26 +97,13 @@ def ignores(completion, *, answer):
     return float(len(completion) < 5)
 def contains(completion, *, answer):
     return float(answer in completion)
-def begins(completion, *, answer):
-    return float(completion.startswith(answer))
-def ends(completion, *, answer):
-    return float(completion.endswith(answer))
 def same(completion, *, answer):
     return 1.0
 def empty(completion, *, answer):
     return float(completion in {answer, ""})
-def first(completion, *, answer):
-    return float(completion.split("\\n")[0] == answer)
-def last(completion, *, answer):
-    return float(completion.strip().split("\\n")[-1].strip() == answer)
-def spaced(completion, *, answer):
-    return float(completion == " " + answer)
-def number(completion, *, answer, tags):
-    return float(find_answer(completion, tags=tags) == answer)
 """
 
 
-@pytest.mark.parametrize("place", ["completion", "first_line"])
 @pytest.mark.parametrize(
     ("reward", "wrong"),
     [
@@ -139,98 +111,18 @@ def number(completion, *, answer, tags):
         ("library", set()),
         ("ignores", {"wrong_answer", "noise"}),
         ("contains", {"wrong_answer", "hack"}),
-        ("begins", {"wrong_answer"}),
-        ("ends", {"wrong_answer"}),
         ("same", {"constant"}),
         ("empty", {"noise"}),
     ],
 )
-def test_rewards_of_a_task_without_tags(
-    config: Path, check: Check, place: str, reward: str, wrong: set[str]
-):
+def test_rewards_of_a_task_without_tags(config: Path, check: Check, reward: str, wrong: set[str]):
     imports = "from rewards.answers import find_answer, same_answer\n"
     (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
     part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
-    plain = (f"--prompt.answer={place}", "--prompt.turn=plain")
+    plain = ("--prompt.answer=first_line", "--prompt.turn=plain")
     figures = check(functions(part), *plain, status=1 if wrong else 0)
     assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
     assert wrong or figures["findings"] == []
-
-
-@pytest.mark.parametrize(
-    ("reward", "place", "found"),
-    [
-        ("right", "first_line", {}),
-        ("last", "first_line", {"wrong_answer": {"wrong, then right"}}),
-        ("right", "last_line", {"wrong_answer": {"right, then wrong"}}),
-        ("last", "last_line", {}),
-        ("number", "last_number", {}),
-    ],
-)
-def test_a_reward_that_reads_another_line_is_named(
-    config: Path, check: Check, reward: str, place: str, found: dict[str, set[str]]
-):
-    imports = "from rewards.answers import find_answer, same_answer\n"
-    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
-    # The prompt's last number is the answer: the copy is right.
-    write_rows(
-        config.parent / "train.jsonl",
-        [{"question": f"say {n}", "answer": f"{n}"} for n in (17, 18)],
-    )
-    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
-    form = ("--form=ANSWER",) if place == "last_line" else ()
-    plain = (f"--prompt.answer={place}", "--prompt.turn=plain")
-    figures = check(functions(part), *plain, *form, status=1 if found else 0)
-    assert kinds(figures) == set(found)
-    assert all(examples(figures, kind) == names for kind, names in found.items())
-
-
-@pytest.mark.parametrize(
-    ("reward", "which", "status"),
-    [("first", "only without a space", 0), ("spaced", "only with a space", 1), ("right", None, 0)],
-)
-def test_a_space_before_the_answer(
-    config: Path, check: Check, reward: str, which: str | None, status: int
-):
-    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
-    part = functions(f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}')
-    place = "--prompt.answer=first_line"
-    figures = check(part, place, "--prompt.turn=plain", status=status)
-    if which is None:
-        assert figures["findings"] == []
-    else:
-        space = finding(figures, "leading_space")
-        assert which in space["what"]
-        assert "in 12 of 12 rows" in space["what"]
-        assert "--form ' ANSWER'" in space["advice"]
-    turns = check(part, place, status=1 if reward == "spaced" else 0)
-    assert "leading_space" not in kinds(turns)
-
-
-def test_a_reward_of_another_form_is_one_finding(config: Path, check: Check):
-    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
-    part = f'{{ name = "r", function = "{config.parent}/plain.py:right" }}'
-    figures = check(functions(part), status=1)  # prompt.answer is "tags"
-    assert kinds(figures) == {"reference_not_best"}
-    assert "prompt.answer" in finding(figures, "reference_not_best")["advice"]
-
-
-@pytest.mark.parametrize("reward", ["closeness", FORMAT.replace("0.1", "1.0")])
-def test_good_rewards_have_no_findings(check: Check, reward: str):
-    correct = '{ name = "correct", function = "rewards.correctness:exact_answer", weight = 1.5 }'
-    assert check(functions(correct, reward), status=0)["findings"] == []
-
-
-def test_worked_solutions_are_the_reasoning_of_the_reference(config: Path, check: Check):
-    lines = [
-        {"question": f"{n}+{n}?", "answer": f"It is {n}+{n}={2 * n}.\n#### {2 * n}"}
-        for n in range(20, 30)
-    ]
-    write_rows(config.parent / "train.jsonl", lines[3:])
-    write_rows(config.parent / "test.jsonl", lines[:3])
-    figures = check(functions("any_number"), "--data.answer_pattern=#### (.+)", status=1)
-    # The wrong answers follow a solution that contains the right one.
-    assert {"answer + 1", "another answer"} <= examples(figures, "wrong_answer")
 
 
 def test_the_form_of_a_right_completion_can_be_given(check: Check):
@@ -238,13 +130,6 @@ def test_the_form_of_a_right_completion_can_be_given(check: Check):
     assert kinds(check(boxed, status=1)) == {"constant", "constant_part"}
     form = r"--form=REASONING So it is \boxed{ANSWER}."
     assert check(boxed, form, status=0)["findings"] == []
-
-
-def test_values_that_depend_on_the_batch_or_the_call(check: Check):
-    figures = check(functions("in_batch", "counts_calls"), status=1)
-    assert finding(figures, "batch")["what"].startswith("'in_batch' depends on the other")
-    assert "e.g. 'reference': alone 0.0, with others" in finding(figures, "batch")["what"]
-    assert finding(figures, "nondeterministic")["what"].startswith("'counts_calls' has different")
 
 
 def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
@@ -328,21 +213,6 @@ def test_data_without_reference_answers(
     assert "'correct' needs reference answers: data.train" in capsys.readouterr().err
 
 
-def test_rows_in_chat_format(config: Path, check: Check):
-    def turns(first: int) -> dict[str, object]:
-        texts = {"user": f"{first} + 2?", "assistant": f"{first + 2}"}
-        return {"messages": [{"role": role, "content": text} for role, text in texts.items()]}
-
-    write_rows(config.parent / "train.jsonl", [turns(n) for n in range(10, 14)])
-    write_rows(config.parent / "test.jsonl", [turns(n) for n in range(20, 22)])
-    case = {"completion": "<answer>7</answer>", "row": turns(5), "expect": {"correct": 1}}
-    write_rows(config.parent / "cases.jsonl", [case])
-    settings = ["--prompt.template={messages}", "--cases=cases.jsonl"]
-    figures = check(*settings, status=0)
-    assert figures["probes"][0]["columns"]["correct"]["mean"] == 1.0
-    assert figures["findings"] == []
-
-
 def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFixture[str]):
     def refused(*arguments: str) -> list[str]:
         assert main([str(config), *arguments]) == 2
@@ -419,18 +289,3 @@ def test_solutions_as_reference_answers_are_noticed_by_all_commands(
             assert command([str(request_path), *pattern]) == 0
             shown = capsys.readouterr()
             assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed
-
-
-def test_ctrl_c_ends_the_reward_processes(config: Path):
-    fifo = config.parent / "fifo"
-    os.mkfifo(fifo)
-    part = f'{{ name = "w", function = "{PLANTED}:waits", args = {{ fifo = "{fifo}" }} }}'
-    command = [sys.executable, "-m", "launch.reward", str(config), functions(part)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        waiting = int(fifo.read_text(encoding="utf-8"))  # until a score has begun
-        running.send_signal(signal.SIGINT)
-        assert running.wait() == 130
-        assert running.stderr is not None
-        assert running.stderr.read() == ""
-    with pytest.raises(ProcessLookupError):
-        os.kill(waiting, 0)

@@ -95,14 +95,6 @@ def test_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[
     assert "  completion: <reasoning>hm</reasoning><answer>90</answer>\n" in shown
 
 
-def test_the_overlong_part_is_scored_again(run: Path):
-    exact = '{ name = "correct", function = "rewards.correctness:exact_answer" }'
-    figures = rescored(run, exact, "--rollout.overlong_tokens=4")
-    # 7 of at most 8 tokens: (8 - 4 - 7) / 4.
-    assert figures["parts"]["overlong"]["after"]["mean"] == -0.75
-    assert figures["parts"]["weighted sum"]["after"]["highest"] == 1 - 0.75
-
-
 def test_steps_are_chosen_and_errors_fail(run: Path):
     failing = CLOSENESS.replace(" }", ", args = { scale = 0.0 } }")
     figures = rescored(run, failing, "--steps=2:", status=1)
@@ -111,15 +103,6 @@ def test_steps_are_chosen_and_errors_fail(run: Path):
     assert (error["part"], error["cause"], error["count"]) == ("close", "raised", 3)
     assert "ZeroDivisionError" in error["first"]
     assert "planted_rewards.py:" in error["first"]
-
-
-def test_a_sum_that_is_not_finite_is_an_error(run: Path):
-    huge = CLOSENESS.replace(" }", ", weight = 1.7e308 }")
-    figures = rescored(run, f"{huge}, {huge.replace('close', 'too', 1)}", "--steps=1", status=1)
-    # The answers 7 and 8 of 7, 8 and 90 are so close to 7 that the terms overflow.
-    assert figures["parts"]["weighted sum"]["after"]["n"] == 1
-    (error,) = figures["errors"]
-    assert (error["part"], error["cause"], error["count"]) == ("weighted sum", "not_finite", 2)
 
 
 @pytest.mark.parametrize(

@@ -72,19 +72,6 @@ def test_the_runs_of_a_folder_are_listed(folder: RunFolder, capsys: pytest.Captu
     assert row.split()[:3] == ["run", "finished", "4/4"]
 
 
-def test_an_odd_folder_beside_the_runs_is_a_line(
-    folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    odd, result = folder.path.parent / "odd", tmp_path / "runs.json"
-    (odd / "config.json").mkdir(parents=True)
-    capsys.readouterr()
-    assert main([str(folder.path.parent), "--json", str(result)]) == 0
-    _, row, line = capsys.readouterr().out.splitlines()
-    assert row.split()[:3] == ["run", "finished", "4/4"]
-    assert line.startswith(f"{odd}: not a run folder: it has none of config.json")
-    assert json.loads(result.read_text())["unreadable"] == [line]
-
-
 def test_the_checkpoints_of_a_run_are_listed_with_why_they_are_kept(
     folder: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

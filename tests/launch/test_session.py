@@ -6,9 +6,7 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +15,7 @@ from typing import Any, cast
 import pytest
 
 from actors.groups import RunActors
-from configs.schema import Config, Plan
+from configs.schema import Config
 from launch.code_version import code_version
 from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
@@ -29,24 +27,20 @@ from launch.session import (
     _recording_time,
     _run,
     _Session,
-    _start,
     _tracker,
     _workers,
-    run_session,
 )
 from launch.stop import Stop
-from pipeline.budget import Budget, used_s
+from pipeline.budget import Budget
 from pipeline.clock import Clock
 from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import WorkerDied
-from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
 from pipeline.run.record_files import read_rows
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import Restored
 from rewards.forms import recognise
 from tests.fakes import (
     Disk,
@@ -83,7 +77,6 @@ class Session:
         self.learner = FakeLearner(self.script, disk=disk)
         self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
         self.scorer = FakeScorer(self.script, config)
-        self.elapsed_while_waiting_s: float | None = None
         self.prepared = Prepared(
             config,
             make_data(),
@@ -93,49 +86,19 @@ class Session:
             tracking.choose_mode(config)[0],
         )
 
-    def run(
-        self, *, started: float = 0.0, load_s: float = 0.0, waited_s: float | None = None
-    ) -> int:
+    def run(self, *, started: float = 0.0) -> int:
         clock = _clock(self.prepared, started=started)
         config = self.prepared.config
         actors = cast("RunActors", self)
         session = self._session(clock)
         workers = _workers(session, config, actors)
-        chosen = Chosen(first_sizes(config, self.folder.plan), load_s, (), {})
+        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
 
         async def run() -> int:
-            if waited_s is not None:
-                await self._get_devices(session, config, workers, waited_s)
             return await _coordinate(session, config, actors, workers, chosen)
 
         with closing(self.folder):
             return asyncio.run(run())
-
-    async def _get_devices(
-        self, session: _Session, config: Config, workers: Workers, waited_s: float
-    ) -> None:
-        """The start of a process whose devices are free after `waited_s` seconds."""
-        clock = session.clock
-        now = cast("FakeClock", clock.now)
-
-        async def wait_for_devices(*_: object) -> None:
-            now.seconds += waited_s
-            self.elapsed_while_waiting_s = clock.elapsed_s
-
-        async def nothing(*_: object, **__: object) -> None:
-            pass
-
-        crew = SimpleNamespace(
-            devices=None,
-            started=nothing,
-            samplers=self.samplers,
-            learner=self.learner,
-            scorer=self.scorer,
-            one_process=False,
-        )
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("launch.session.wait_for_devices", wait_for_devices)
-            await _start(session, config, cast("RunActors", crew), workers)
 
     def _session(self, clock: Clock) -> _Session:
         meter = _meter(self.prepared, started=time.monotonic())
@@ -366,24 +329,6 @@ def test_another_budget_replaces_an_extended_one(tmp_path: Path):
     assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
 
 
-def test_a_failed_restore_leaves_no_extension(tmp_path: Path):
-    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
-    Session(config, disk).run()
-    failing = Session(make_config(tmp_path, budget={"steps": 3}), disk, extend=Budget(3, None))
-    before = {path: path.read_bytes() for path in failing.folder.path.rglob("*") if path.is_file()}
-
-    async def restore() -> Restored:
-        raise RuntimeError("an actor's process ended unexpectedly")
-
-    failing.learner.restore = restore  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="ended unexpectedly"):
-        failing.run()
-    assert before == {path: path.read_bytes() for path in before}
-    again = Session(config, disk, extend=Budget(3, None))
-    assert again.run() == 0
-    assert again.learner.version == 5
-
-
 # --- W&B
 
 
@@ -431,43 +376,6 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
     assert len(sent) == 2
 
 
-@pytest.mark.parametrize("ending", ["finished", "interrupted", "failed"])
-def test_devices_are_released_before_wandb_finishes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
-):
-    session = Session(make_config(tmp_path), Disk())
-    session.learner.score_error = 1.0 if ending == "failed" else 0.0
-    status = {"finished": 0, "interrupted": 130, "failed": 1}[ending]
-    order: list[str] = []
-
-    @contextmanager
-    def cluster(_: Plan, *, tpu_chips: int | None) -> Iterator[None]:
-        yield
-        order.append("Ray is left")
-
-    async def start(*_: object) -> Chosen:
-        if ending == "interrupted":
-            session.script.on["learner.update 0"] = partial(signal.raise_signal, signal.SIGINT)
-        return Chosen(first_sizes(session.prepared.config, None), 0.0, (), {})
-
-    async def finish(_: FakeTracker, *, exit_status: int) -> None:
-        order.append(f"W&B ends with {exit_status}")
-
-    trackers = Trackers(monkeypatch)
-    monkeypatch.setattr(FakeTracker, "finish", finish)
-    monkeypatch.setattr(session, "one_process", False, raising=False)
-    monkeypatch.setattr(session, "kill", lambda: order.append("actors are killed"), raising=False)
-    monkeypatch.setattr("launch.session.cluster", cluster)
-    monkeypatch.setattr("launch.session._start", start)
-    monkeypatch.setattr(RunActors, "spawn", lambda _: session)
-    assert asyncio.run(run_session(session.prepared, started=time.monotonic())) == status
-    assert order == ["actors are killed", "Ray is left", f"W&B ends with {status}"]
-    assert len(trackers.made) == 1
-    # Another process may work in the folder.
-    session.folder.create(session.prepared.config)
-    session.folder.close()
-
-
 # --- time
 
 
@@ -513,54 +421,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert (session.folder.export / "adapter").exists()
-
-
-def test_waiting_in_a_queue_counts_and_is_journaled(tmp_path: Path, now: FakeClock):
-    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": True})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    session.prepared = replace(session.prepared, waited_s=450.0)
-    assert session.run() == 0
-    (entry,) = session.events("waited")
-    assert (entry["seconds"], entry["elapsed_s"]) == (450.0, 450.0)
-    assert session.learner.version == 5
-    assert used(session) == 950.0
-
-
-@pytest.mark.parametrize("used", [True, False])
-def test_waiting_for_devices_is_journaled_and_counts_with_from_submission(
-    tmp_path: Path, used: bool, now: FakeClock
-):
-    config = make_config(tmp_path, budget={"time": "1000s", "steps": None, "from_submission": used})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    assert session.run(waited_s=450.0) == 0
-    (entry,) = session.events("waited_for_devices")
-    assert (entry["seconds"], entry["used"]) == (450.0, used)
-    # The used time that a process would record if it were killed while waiting.
-    assert session.elapsed_while_waiting_s == (450.0 if used else 0.0)
-    assert session.learner.version == (5 if used else 9)
-    assert used_s(session.folder) == pytest.approx(950.0 if used else 900.0)
-
-
-def test_free_devices_are_not_journaled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=FakeClock()))
-    session = Session(make_config(tmp_path), Disk())
-    assert session.run(waited_s=0.5) == 0
-    assert session.events("waited_for_devices") == []
-
-
-def test_budget_until_sets_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_800.0 - 550)
-    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
-    session = Session(config, Disk(), clock=now, durations={"learner.update": 100.0})
-    assert session.run() == 0
-    assert session.learner.version == 5
-    assert session.folder.summary is not None
-    assert session.folder.summary["deadline_s"] == 550.0
-    assert session.folder.summary["until_s"] == 1_795_366_800.0
 
 
 def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(

@@ -19,8 +19,7 @@ import pytest
 
 from configs.schema import Faults
 from launch.exits import EXIT_CLUSTER_LOST, EXIT_DIED, EXIT_FAILED, EXIT_REPORTED
-from launch.submission import VARIABLE
-from launch.supervise import _Supervisor, supervise, without
+from launch.supervise import _Supervisor, supervise
 from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
 from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT
@@ -114,14 +113,6 @@ def test_only_a_reported_failure_is_not_started_again(
     assert len(children.argv) == 3
 
 
-def test_a_death_before_the_run_has_begun_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    children = Children(tmp_path, monkeypatch, lambda _: -signal.SIGKILL, finishes)
-    assert children.run() == 0
-    assert not children.folder.path.exists()
-
-
 def test_the_time_without_a_process_is_used_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found = list[float]()
 
@@ -158,20 +149,15 @@ def test_deaths_without_a_new_step_are_limited(
     )
 
 
-def test_an_extension_and_the_wait_of_a_job_count_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_extension_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def extended(folder: RunFolder) -> int:
         begins(folder)
         folder.journal("extended", steps=None, time_s=3600)
         return -signal.SIGKILL
 
-    monkeypatch.setenv(VARIABLE, "1000")
     children = Children(tmp_path, monkeypatch, extended, finishes)
     assert children.run() == 0
     assert children.argv[1] == ["demo.toml", "--run.seed=3"]
-    first, second = (float(one[VARIABLE]) for one in children.environments)
-    assert first == 1000.0 < second
 
 
 def test_nothing_is_started_again_when_no_time_is_left(
@@ -186,11 +172,6 @@ def test_nothing_is_started_again_when_no_time_is_left(
     children.config = make_config(tmp_path, budget={"steps": None, "time": "90s"})
     assert children.run() == EXIT_FAILED
     assert "no time is left to start it again" in capsys.readouterr().err
-
-
-def test_a_flag_is_removed_with_its_value():
-    assert without(["--a", "--extend", "--extend", "b"], "--extend") == ["--a", "b"]
-    assert without(["--extend=1h", "--extended"], "--extend") == ["--extended"]
 
 
 STOPS = """

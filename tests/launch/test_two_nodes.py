@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -15,18 +14,15 @@ import pytest
 
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
-    PROJECT,
     Head,
     family,
     finish,
-    running_head,
     running_node,
     start,
     train_command,
     wait_for_events,
     write_config,
 )
-from tests.pipeline.data.models.hub_server import hub_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(PATIENCE_S)]
 
@@ -101,56 +97,4 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
         status, output = finish(command)
     assert status == 0, output
     assert "resuming after step 1" in output
-    assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
-
-
-def can_unshare() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    found = subprocess.run(["unshare", "--mount", "true"], capture_output=True, check=False)
-    return found.returncode == 0
-
-
-@pytest.mark.skipif(not can_unshare(), reason="needs a mount namespace of its own: run as root")
-def test_a_node_without_the_model_ends_the_run_before_anything_is_compiled(
-    head: Head, tmp_path: Path
-):
-    config, model = write_config(tmp_path, name="absent"), tmp_path / "models" / "tiny"
-    shutil.copytree(PROJECT / "launch/demo/tiny_gemma3", model)
-    with running_node(head, tmp_path / "second", without=model.parent):
-        status, output = head.run(*train_command(config, f"--model.path={model}"))
-    assert status == 2, output
-    (line,) = [line for line in output.splitlines() if "model.path" in line]
-    assert line.startswith(f"model.path: no folder {model}; this is on node ")
-    assert "where sampler 0 runs: each node needs the files at that path" in line
-    assert "Traceback" not in output
-    assert "compil" not in output.replace("loading weights and compiling", "")
-
-
-@pytest.mark.slow
-def test_a_sampler_starts_on_a_node_that_joins_late_where_the_model_is_downloaded(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Its node dies, the others have no room; each node has its own cache of the hub."""
-    model, first = PROJECT / "launch/demo/tiny_gemma3", tmp_path / "first"
-    first.mkdir()
-    config, run = write_config(tmp_path, name="late"), tmp_path / "runs" / "late"
-    with hub_server("owner/tiny", model) as hub:
-        monkeypatch.setenv("HF_ENDPOINT", hub.url)
-        monkeypatch.setenv("HOME", str(first))
-        for variable in ("HF_HOME", "HF_HUB_OFFLINE"):
-            monkeypatch.delenv(variable, raising=False)
-        with running_head(cpus=1) as head:
-            with running_node(head, tmp_path / "second") as second:
-                command = head.start(*train_command(config, "--model.path=hf://owner/tiny"))
-                assert node_of("SamplerActor", {"second": second}, command) == "second"
-                wait_for_events(run, "started", 1, command)
-                kill(second)
-            wait_for_events(run, "restarted", 1, command)
-            with running_node(head, tmp_path / "third") as third:
-                assert node_of("SamplerActor", {"third": third}, command) == "third"
-                status, output = finish(command)
-    assert status == 0, output
-    assert output.count("; it is started again") >= 1, output
-    assert sorted(hub.downloads) == sorted(3 * [file.name for file in model.iterdir()])
     assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]

@@ -32,24 +32,23 @@ def test_elapsed_time_includes_earlier_processes():
     assert Clock(started=100.0).now is time.monotonic
 
 
-@pytest.mark.parametrize("used", [True, False])
-def test_waiting_for_devices_stops_the_clock_unless_it_is_used_time(used: bool):
+def test_waiting_for_devices_stops_the_clock():
     now = FakeClock()
     clock = Clock(started=0.0, used_before_s=50.0, now=now)
     for seconds in (10.0, 30.0):
         now.seconds += 1.0
         before_s = clock.elapsed_s
-        with clock.waiting(used=used):
+        with clock.waiting():
             now.seconds += seconds
-            assert clock.elapsed_s == before_s + (seconds if used else 0.0)
+            assert clock.elapsed_s == before_s
     assert clock.waited_s == 40.0
-    assert clock.elapsed_s == 52.0 + (40.0 if used else 0.0)
+    assert clock.elapsed_s == 52.0
 
 
 def test_an_interrupted_wait_is_measured():
     now = FakeClock()
     clock = Clock(started=0.0, now=now)
-    with suppress(KeyboardInterrupt), clock.waiting(used=False):
+    with suppress(KeyboardInterrupt), clock.waiting():
         now.seconds += 9.0
         raise KeyboardInterrupt
     now.seconds += 1.0

@@ -1,8 +1,8 @@
 """Random damage to what users give: configurations, data, model folders.
 
 Each case damages the demo's request at a place that its seed draws, and calls commands in this
-process. A command ends within seconds with exit status 0, 1 or 2, and says why it is not 0 in lines
-without a traceback.
+process. A command ends with exit status 0, 1 or 2, and says why it is not 0 in lines without a
+traceback.
 """
 
 from __future__ import annotations
@@ -13,15 +13,11 @@ import json
 import random
 import re
 import shutil
-import signal
 import tempfile
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
 import pytest
 
@@ -34,8 +30,6 @@ pytestmark = pytest.mark.slow
 
 CASES = 60
 """Of each kind."""
-MOST_S = 20.0
-"""A case that takes longer is broken: a person waits seconds."""
 _ROOT = Path(configs.__file__).parent.parent
 _DEMO = _ROOT / "launch" / "demo"
 _ROWS = 40
@@ -210,56 +204,37 @@ def make_request(folder: Path) -> None:
     (folder / "request.toml").write_text(text, encoding="utf-8")
 
 
-def run_case(kind: str, seed: int) -> list[dict[str, Any]]:
-    """Damages a fresh request and calls the commands of its kind.
-
-    Returns:
-        Of each command its name, exit status (None: it raised), seconds, and what is wrong with
-        its end ("": nothing).
-    """
+def run_case(kind: str, seed: int) -> list[str]:
+    """Damages a fresh request and calls the commands of its kind; returns what is wrong."""
     damage, commands = KINDS[kind]
     with tempfile.TemporaryDirectory(prefix="grpo-fuzz-") as name:
         folder = Path(name)
         make_request(folder)
         calls = list(commands(folder))
         damage(folder, random.Random(f"{kind} {seed}"))
-        return [{"command": what, **_call(partial(call, folder))} for what, call in calls]
+        found = [(what, _wrong(partial(call, folder))) for what, call in calls]
+    return [f"{what}, seed {seed}: {wrong}" for what, wrong in found if wrong]
 
 
-def _call(command: Callable[[], int]) -> dict[str, Any]:
-    out, err, began = io.StringIO(), io.StringIO(), time.monotonic()
+def _wrong(command: Callable[[], int]) -> str:
+    """What is wrong with the end of a command; empty: nothing."""
+    out, err = io.StringIO(), io.StringIO()
     status: int | None = None
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), _limit(MOST_S):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             status = command()
         except SystemExit as left:
             status = left.code if isinstance(left.code, int) else None
         except BaseException:  # noqa: BLE001  # any error is the finding
             traceback.print_exc()
-    wrong = ""
     if status not in {0, 1, 2} or "Traceback" in err.getvalue():
-        wrong = err.getvalue().strip()[-2000:] or f"exit status {status}"
-    elif status and not (err.getvalue() + out.getvalue()).strip():
-        wrong = f"exit status {status} without a sentence"
-    return {"status": status, "seconds": time.monotonic() - began, "wrong": wrong}
-
-
-@contextlib.contextmanager
-def _limit(seconds: float) -> Iterator[None]:
-    def late(_: int, __: FrameType | None) -> None:
-        raise TimeoutError(f"not done after {seconds:g} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        return err.getvalue().strip()[-2000:] or f"exit status {status}"
+    if status and not (err.getvalue() + out.getvalue()).strip():
+        return f"exit status {status} without a sentence"
+    return ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged_input_never_gives_a_traceback(kind: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    found = [(seed, one) for seed in range(CASES) for one in run_case(kind, seed)]
-    assert [(seed, one) for seed, one in found if one["wrong"]] == []
+    assert [wrong for seed in range(CASES) for wrong in run_case(kind, seed)] == []

@@ -1,9 +1,7 @@
-"""Collectives, checkpoint, program cache and speed, and the process that makes the checks."""
+"""Collectives, checkpoint and speed, and the process that makes the checks."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -65,27 +63,9 @@ def test_another_state_than_was_written_is_a_fault(monkeypatch: pytest.MonkeyPat
     assert device_checks.checkpoint(devices()).state == "fault"
 
 
-def test_a_program_that_was_not_compiled_before_is_a_fault():
-    number = time.time_ns() % 10**9
-    assert device_checks.program_cache(devices(), number).state == "fault"
-    jax.clear_caches()
-    assert device_checks.program_cache(devices(), number).state == "ok"
-
-
 def test_the_speed_of_virtual_devices_is_not_measured():
     result = device_checks.speed(devices())
     assert (result.state, result.figures) == ("skipped", {})
-
-
-def test_speeds_are_numbers_of_work_in_a_second(monkeypatch: pytest.MonkeyPatch):
-    def timed(work: Callable[[], object]) -> float:
-        work()
-        return 3 * 64.0
-
-    monkeypatch.setattr(device_checks, "fastest_s", timed)
-    found = device_checks.measured(devices(2), added=1024, factors=64)
-    # Three repeats of 64 seconds, in which the program repeats the work 64 times.
-    assert found == device_checks.Rates(8 * 1024 / 3, 2 * 64**3 / 3, 2 * 64**3 / 3)
 
 
 def test_a_check_that_raises_is_a_fault_and_the_others_follow(capsys: pytest.CaptureFixture[str]):
@@ -96,10 +76,3 @@ def test_a_check_that_raises_is_a_fault_and_the_others_follow(capsys: pytest.Cap
     assert [(one.check, one.state) for one in found] == [("one", "fault"), ("two", "ok")]
     assert found[0].finding == "RuntimeError: INTERNAL: no answer"
     assert "Traceback" in capsys.readouterr().err
-
-
-def test_a_result_is_read_from_its_line():
-    result = ChipResult("ok", "fine", {"largest": 0.5}, check="log-probs", seconds=1.5)
-    assert ChipResult.of_line(result.line()) == result
-    assert ChipResult.of_line("WARNING: a message of libtpu") is None
-    assert ChipResult.of_line("7") is None

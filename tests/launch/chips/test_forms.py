@@ -1,7 +1,7 @@
-"""Program forms on eight virtual devices: each check passes, and fails where a result is falsified.
+"""Program forms on eight virtual devices: a check passes, and fails where a result is falsified.
 
 The devices compute the real results; a falsification changes what they return, or what they are
-given. The CPU's results are never changed.
+given. The CPU's results are never changed. `test_chip_checks.py` makes the checks of all forms.
 """
 
 from __future__ import annotations
@@ -67,26 +67,16 @@ def state(check: str) -> str:
     return result.state
 
 
-CHECKS = [*Forms(jax.devices(), jax.devices()[-1]).checks("merged")]
-
-
-def test_the_presets_forms_are_checked():
-    assert [
-        *("log-probs", "soft caps", "top k", "gradient", "gradient, full remat"),
-        *("flash attention", "flash attention, gradient"),
-        *("decode, ring caches", "decode, plain caches", "decode, int8 caches"),
-        "decode, merged weights",
-    ] == CHECKS
-
-
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", ["top k", "gradient", "decode, ring caches"])
 def test_a_form_agrees_with_the_cpu(check: str):
-    assert state(check) == ("skipped" if check.startswith("flash") else "ok")
+    assert state(check) == "ok"
 
 
-def test_the_log_probs_are_among_the_figures():
+def test_log_probs_agree_and_are_among_the_figures():
     devices = jax.devices()
-    figures = Forms(devices, devices[-1]).checks()["log-probs"]().figures
+    result = Forms(devices, devices[-1]).checks()["log-probs"]()
+    figures = result.figures
+    assert result.state == "ok"
     assert len(figures[VALUES]) == sum(len(one.completion.tokens) for one in small_model.rollouts())
     assert figures["bound"] > figures["largest"] > 0
 
@@ -110,10 +100,9 @@ def not_a_number(found: Arrays) -> Arrays:
 
 
 @pytest.mark.parametrize("change", [one_wrong, scaled(1.02), not_a_number])
-@pytest.mark.parametrize("check", ["log-probs", "soft caps"])
-def test_wrong_log_probs_are_a_fault(monkeypatch: pytest.MonkeyPatch, check: str, change: Any):
+def test_wrong_log_probs_are_a_fault(monkeypatch: pytest.MonkeyPatch, change: Any):
     falsify(monkeypatch, "log_probs", change)
-    assert state(check) == "fault"
+    assert state("log-probs") == "fault"
 
 
 def test_a_wrong_mask_is_a_fault(monkeypatch: pytest.MonkeyPatch):
@@ -140,7 +129,7 @@ def swapped(found: Arrays) -> Arrays:
     return {"top k": dense}
 
 
-@pytest.mark.parametrize("change", [swapped, one_wrong, scaled(1.02)])
+@pytest.mark.parametrize("change", [swapped, one_wrong])
 def test_a_wrong_top_k_is_a_fault(monkeypatch: pytest.MonkeyPatch, change: Any):
     falsify(monkeypatch, "update", of_update("top_k", change))
     assert state("top k") == "fault"
@@ -151,27 +140,20 @@ def without_a_chip(found: Arrays) -> Arrays:
     return scaled(1 - 1 / CHIPS)(found)
 
 
-@pytest.mark.parametrize("change", [one_wrong, without_a_chip, not_a_number])
-@pytest.mark.parametrize("check", ["gradient", "gradient, full remat"])
-def test_a_wrong_gradient_is_a_fault(monkeypatch: pytest.MonkeyPatch, check: str, change: Any):
+@pytest.mark.parametrize("change", [one_wrong, without_a_chip])
+def test_a_wrong_gradient_is_a_fault(monkeypatch: pytest.MonkeyPatch, change: Any):
     falsify(monkeypatch, "update", of_update("gradient", change))
-    assert state(check) == "fault"
+    assert state("gradient") == "fault"
     assert state("top k") == "ok"
 
 
-DECODE = [check for check in CHECKS if check.startswith("decode")]
-
-
-@pytest.mark.parametrize("check", DECODE)
-def test_a_wrong_log_prob_of_a_sampled_token_is_a_fault(
-    monkeypatch: pytest.MonkeyPatch, check: str
-):
+def test_a_wrong_log_prob_of_a_sampled_token_is_a_fault(monkeypatch: pytest.MonkeyPatch):
     def change(found: list[Completion]) -> list[Completion]:
         wrong = one_wrong({"": found[7].logprobs})[""]
         return [*found[:7], changed(found[7], logprobs=wrong), *found[8:]]
 
     falsify(monkeypatch, "sample", change)
-    assert state(check) == "fault"
+    assert state("decode, ring caches") == "fault"
 
 
 def test_another_token_than_the_one_with_this_log_prob_is_a_fault(
@@ -183,12 +165,4 @@ def test_another_token_than_the_one_with_this_log_prob_is_a_fault(
         return [*found[:3], changed(found[3], tokens=tokens), *found[4:]]
 
     falsify(monkeypatch, "sample", change)
-    assert state("decode, ring caches") == "fault"
-
-
-def test_other_noise_is_a_fault(monkeypatch: pytest.MonkeyPatch):
-    on_chips = Forms.on_chips
-    monkeypatch.setattr(
-        Forms, "on_chips", lambda self, **settings: on_chips(self, run__seed=77, **settings)
-    )
     assert state("decode, ring caches") == "fault"

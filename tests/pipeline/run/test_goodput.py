@@ -9,7 +9,7 @@ from pipeline.run.goodput import TimeUse, time_lines, time_use
 from tests.fakes import Disk, Killed, Process, Script, kill
 from tests.samples import make_config, make_data
 
-START = {"queue": 4.0, "ray_start": 6.0, "loading": 10.0}
+START = {"device_wait": 4.0, "ray_start": 6.0, "loading": 10.0}
 
 
 def started(at_s: float, *, used_before_s: float = 0.0, **seconds: float) -> dict[str, Any]:
@@ -109,8 +109,8 @@ def test_lines_have_the_table_and_the_rates():
     use = time_use(rows, [started(20.0, **START), ended(40.0)])
     assert list(time_lines(use, cost={"usd": 2.5, "usd_per_mtoken_trained": 10.0})) == [
         "where the time went: 40s, 1 start; first step done after 30s",
-        "  queue                  4.0 s   10.0%",
         "  ray start              6.0 s   15.0%",
+        "  device wait            4.0 s   10.0%",
         "  loading               10.0 s   25.0%",
         "  sample                10.0 s   25.0%",
         "  learn                  8.0 s   20.0%",
