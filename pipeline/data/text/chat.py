@@ -99,17 +99,8 @@ def template_columns(template: str) -> tuple[str, ...]:
     """Columns in `template`, in order, without duplicates.
 
     Placeholders are plain column names, which are looked up, never evaluated.
-
-    Raises:
-        ValueError: if the template is invalid, has format specifiers or conversions, or no column.
     """
-    columns = dict.fromkeys(column for _, column in _parse(template) if column is not None)
-    if not columns:
-        raise ValueError(
-            f"prompt.template = {template!r} contains no column, so all prompts would be equal; "
-            "write for example '{question}'"
-        )
-    return tuple(columns)
+    return tuple(dict.fromkeys(column for _, column in _parse(template) if column is not None))
 
 
 def sole_column(template: str) -> str | None:
@@ -181,8 +172,8 @@ def render(
             None: the question is `prompt.template` with the columns of `row`.
 
     Raises:
-        ValueError: if `prompt.template` is invalid or contains a column that `row` lacks, or if the
-            chat template cannot be rendered.
+        ValueError: if `prompt.template` contains a column that `row` lacks, or the chat template
+            cannot be rendered.
     """
     if messages is None:
         check_columns(template_columns(prompt.template), present=row, where="the row")
@@ -248,16 +239,4 @@ def _gemmas_turns(dialogue: Sequence[Turn], turns: Turns, *, thinking: bool) -> 
 
 def _parse(template: str) -> list[tuple[str, str | None]]:
     """Splits the template into literal texts, each with the column that follows it, if any."""
-    where = f"prompt.template = {template!r}"
-    try:
-        parsed = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}; write {{{{ and }}}} for braces") from None
-    for _, column, spec, conversion in parsed:
-        if column == "":
-            raise ValueError(f"{where}: empty braces; name a column, e.g. {{question}}")
-        if spec or conversion:
-            raise ValueError(
-                f"{where}: {{{column}}} has a format or conversion; write {{{column}}}"
-            )
-    return [(literal, column) for literal, column, _, _ in parsed]
+    return [(literal, column) for literal, column, _, _ in Formatter().parse(template)]

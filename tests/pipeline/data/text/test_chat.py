@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -209,38 +208,12 @@ def test_only_auto_uses_the_models_template():
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
-        ("{{ 'x' * 10 ** 10 }}", "memory"),
-        ("{{ 'x' | center(10 ** 10) }}", "memory"),
-        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
-        ("{{ '\ud800' }}", "surrogates not allowed"),
     ],
 )
 def test_an_unusable_template_is_refused(template: str, what: str):
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        # While rendering, and while compiling, which folds constants.
-        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
-        "{{ 9 ** (9 ** 9) }}",
-    ],
-)
-def test_a_template_that_does_not_end_is_refused(template: str):
-    with pytest.raises(ValueError, match=r"fails: it takes more than 2 s of CPU time"):
-        render(Prompt(), {"question": "q"}, template=template)
-
-
-def test_a_template_is_tried_in_a_child_process_once(monkeypatch: pytest.MonkeyPatch):
-    tried: list[str] = []
-    monkeypatch.setattr("pipeline.data.text.chat._TRIED", set())
-    monkeypatch.setattr("pipeline.data.text.chat.try_template", lambda text, _: tried.append(text))
-    for question in ("a", "b"):
-        render(Prompt(), {"question": question}, template="{{ messages[0].content }}")
-    assert tried == ["{{ messages[0].content }}"]
 
 
 def text_of(folder: Path) -> str:
@@ -309,17 +282,11 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("no placeholder", "contains no column"),
-        ("{{question}}", "contains no column"),
-        ("{}", "empty braces"),
-        ("{question!r}", "has a format or conversion; write {question}"),
-        ("{question:>10}", "has a format or conversion; write {question}"),
-        ("{question", "write {{ and }} for braces"),
-        ("question}", "write {{ and }} for braces"),
-        ("{a{b}}", "write {{ and }} for braces"),
+        ("{{ 9 ** (9 ** 9) }}", "it takes more than 2 s of CPU time"),
+        ("{{ 'x' * 10 ** 10 }}", ".*memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
     ],
 )
-def test_invalid_templates_are_refused(template: str, reason: str):
-    with pytest.raises(ValueError, match=re.escape(reason)) as raised:
-        template_columns(template)
-    assert repr(template) in str(raised.value)
+def test_a_template_that_does_not_end_or_needs_much_memory_is_refused(template: str, reason: str):
+    with pytest.raises(ValueError, match=f"fails: {reason}"):
+        render(Prompt(), {"question": "q"}, template=template)
