@@ -7,15 +7,15 @@ text or in the data are literal.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as show
 from string import Formatter
 
 from configs.schema import Prompt
 from pipeline.data.models.hf_folder import read_object, read_text
+from pipeline.data.text.jinja_sandbox import compile_template, describe, try_template
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,6 @@ GEMMA4 = Turns(
     "<|turn>", "<turn|>", has_system=True, think="<|think|>", other_ends=("<|tool_response>",)
 )
 """The turns of Gemma 4 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4)."""
-_LONGEST_REASON = 200
 _SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
@@ -69,6 +68,9 @@ class ChatTemplate:
 
         With `thinking` the template's variable `enable_thinking` is true, else it is not defined.
 
+        The first call in a process renders the template in a child process, which refuses templates
+        that need too much time or memory.
+
         Raises:
             ValueError: naming the file, if the template cannot be rendered.
         """
@@ -77,33 +79,20 @@ class ChatTemplate:
         if thinking:
             variables["enable_thinking"] = True
         try:
-            text = _compiled(self.text)(**variables)
+            if self.text not in _TRIED:
+                try_template(self.text, variables)
+                _TRIED.add(self.text)
+            text = compile_template(self.text)(**variables)
         except Exception as error:  # noqa: BLE001  # templates may raise anything
-            reason = (" ".join(str(error).split()) or type(error).__name__)[:_LONGEST_REASON]
             raise ValueError(
-                f"{self.path}: the chat template fails: {reason}; "
+                f"{self.path}: the chat template fails: {describe(error)}; "
                 'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
         return text.removeprefix(_SPECIAL["bos_token"])
 
 
-@lru_cache(maxsize=4)
-def _compiled(template: str) -> Callable[..., str]:
-    """Compiles a template in Jinja's sandbox as transformers does, but without the current time.
-
-    A row therefore gives the same prompt on every day.
-    """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = refuse
-    return environment.from_string(template).render
+_TRIED: set[str] = set()
+"""Templates that were rendered in a child process."""
 
 
 def template_columns(template: str) -> tuple[str, ...]:

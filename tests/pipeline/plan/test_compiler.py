@@ -113,7 +113,7 @@ IRRELEVANT = {
     *(f"pipeline/{name}.py" for name in ("clock", "protocols", "types")),
     *("pipeline/compute/builds.py", "pipeline/plan/sizes.py", "pipeline/data/order.py"),
     *(f"pipeline/data/models/{name}.py" for name in ("hf_folder", "model_source")),
-    *(f"pipeline/data/text/{name}.py" for name in ("chat", "tokenizer")),
+    *(f"pipeline/data/text/{name}.py" for name in ("chat", "jinja_sandbox", "tokenizer")),
     "rewards/base.py",
 }
 """Files that programs import but that do not change what is compiled."""

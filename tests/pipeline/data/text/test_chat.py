@@ -277,3 +277,16 @@ def test_placeholders_are_looked_up_and_never_evaluated(template: str):
         render(Prompt(template=template), {"question": "q"})
     column = template.strip("{}")
     assert render(Prompt(template=template, turn="plain"), {column: "as it is"}) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ 9 ** (9 ** 9) }}", "it takes more than 2 s of CPU time"),
+        ("{{ 'x' * 10 ** 10 }}", ".*memory"),
+        ("{{ 'x' * 10 ** 7 }}", "it writes 10,000,000 characters"),
+    ],
+)
+def test_a_template_that_does_not_end_or_needs_much_memory_is_refused(template: str, reason: str):
+    with pytest.raises(ValueError, match=f"fails: {reason}"):
+        render(Prompt(), {"question": "q"}, template=template)

@@ -1,0 +1,102 @@
+"""Renders untrusted Jinja templates in a sandbox.
+
+Jinja's sandbox blocks access to files, processes and attributes, but limits neither time nor
+memory. `try_template` adds these limits by rendering once in a child process, which runs this file
+as a script; therefore the file imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_CPU_S = 2
+_MEMORY_BYTES = 2**30
+_MOST_CHARACTERS = 2**20
+_MOST_REASON = 200
+
+
+@functools.lru_cache(maxsize=4)
+def compile_template(template: str) -> Callable[..., str]:
+    """Compiles a template as transformers does, but without the current time.
+
+    A row therefore gives the same prompt on every day.
+
+    Raises:
+        jinja2.TemplateError: if the template is invalid.
+    """
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.globals["raise_exception"] = refuse
+    return environment.from_string(template).render
+
+
+def try_template(template: str, variables: Mapping[str, Any]) -> None:
+    """Compiles and renders a template in a child process with 2 s of CPU time and 1 GiB of memory.
+
+    Raises:
+        ValueError: with the reason, if it fails.
+    """
+    child = subprocess.run(
+        [sys.executable, "-P", __file__],
+        input=json.dumps([template, variables]).encode(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        check=False,
+    )
+    if child.returncode == 0:
+        return
+    reason = child.stdout.decode("utf-8", "replace")
+    if child.returncode < 0:
+        reason = f"it takes more than {_CPU_S} s of CPU time, or crashes Python"
+    raise ValueError(reason or f"Python exits with status {child.returncode}")
+
+
+def _reason(template: str, variables: Mapping[str, Any]) -> str | None:
+    """The reason why the template cannot be rendered; None if it can."""
+    try:
+        text = compile_template(template)(**variables)
+        text.encode()
+    except MemoryError:
+        return "it takes more than 1 GiB of memory"
+    except Exception as error:  # noqa: BLE001  # templates may raise anything
+        return describe(error)
+    if len(text) > _MOST_CHARACTERS:
+        return f"it writes {len(text):,} characters, more than {_MOST_CHARACTERS:,}"
+    return None
+
+
+def describe(error: Exception) -> str:
+    """A short line that describes an error of a template."""
+    line = " ".join(str(error).split()) or type(error).__name__
+    return line if len(line) <= _MOST_REASON else f"{line[:_MOST_REASON]}..."
+
+
+def _main() -> int:
+    import resource
+
+    template, variables = json.load(sys.stdin)
+    compile_template("")  # imports Jinja before the limits apply
+    cpu_s = int(time.process_time()) + 1 + _CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    reason = _reason(template, variables)
+    sys.stdout.buffer.write((reason or "").encode("utf-8", "backslashreplace"))
+    return 0 if reason is None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(_main())
