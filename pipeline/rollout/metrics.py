@@ -37,7 +37,7 @@ gives 1 to right answers and 0 to wrong ones (`Config.has_accuracy_reward`).
 Means are over the rollouts that have the value. A metric that is not defined is left out, and so
 are causes that do not occur: an error is not a zero. A mixture adds `reward/SOURCE/...`,
 `rollout/SOURCE/count` and `rollout/SOURCE/tokens_mean`. The samplers' work is in
-`contracts/rollouts.py`; the counts of partial rollouts, dynamic sampling and sampling ahead are in
+`types.py`; the counts of partial rollouts, dynamic sampling and sampling ahead are in
 `rollout_step.py`.
 """
 

@@ -158,7 +158,7 @@ def hbm_bytes(report: str) -> int:
 
 
 def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
-    """Traces a program of the run for chips of a v5e-8; see `contracts.programs` for the names.
+    """Traces a program of the run, named as in `pipeline.plan.program_names`, for chips of a v5e-8.
 
     Raises:
         ValueError: if there is no such program.

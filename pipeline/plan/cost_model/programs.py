@@ -1,6 +1,6 @@
 """The compiled programs of a run, what each depends on, and the time of compiling them.
 
-For names see `contracts.programs`.
+For names see `pipeline.plan.program_names`.
 """
 
 from __future__ import annotations
