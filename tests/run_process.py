@@ -137,6 +137,9 @@ class FakeTracker(Tracker):
     def log_evaluation(self, name: str, metrics: Mapping[str, Any], **at: int) -> None:  # noqa: ARG002
         self.logged.append((at["step"], dict(metrics)))
 
+    def mark(self, metric: str, *, step: int) -> None:
+        self.logged.append((step, {metric: 1.0}))
+
     def alert(self, title: str, text: str, *, level: str) -> None:  # noqa: ARG002
         self.alerts.append((level, title))
 

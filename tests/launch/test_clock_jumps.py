@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes import Disk, left_behind
 from tests.launch.test_session import Session
+from tests.run_process import left_behind
 from tests.samples import make_config
+from tests.stub_workers import Disk
 
 pytestmark = pytest.mark.slow
 

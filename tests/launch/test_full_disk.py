@@ -12,10 +12,11 @@ import pytest
 
 from launch.exits import exit_status
 from pipeline.run.record_files import append_row, read_json, read_rows, write_json
-from tests.fakes import Disk, left_behind
 from tests.full_disk import fill_disk
 from tests.launch.test_session import Session
+from tests.run_process import left_behind
 from tests.samples import make_config
+from tests.stub_workers import Disk
 
 pytestmark = pytest.mark.slow
 
