@@ -92,6 +92,7 @@ class InProcess:
 
     Attributes:
         loses_writes: whether no write to the checkpoints ends any more; who waits is killed.
+        seen: rollouts of the updates.
     """
 
     def __init__(self, actor: ColocatedActor, script: Script, config: Config) -> None:
@@ -103,6 +104,7 @@ class InProcess:
             RunFolder.of(config).checkpoints, keep=settings.keep, keep_every=settings.keep_every
         )
         self.restored = actor.restore()
+        self.seen: list[Sequence[Rollout]] = []
 
     def lose_writes(self) -> None:
         """From now on no checkpoint is completed."""
@@ -190,6 +192,7 @@ class InProcess:
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
         await self.script.call(f"update {self.actor.learner.state.version}")
+        self.seen.append(rollouts)
         return self.actor.update(rollouts, rate=rate)
 
     async def save(self, meta: Mapping[str, Any]) -> None:

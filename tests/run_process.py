@@ -197,7 +197,7 @@ class Process:
             config=config,
             clock=self.clock,
             stop=script.stop,
-            one_process=samplers[0] is learner,
+            one_process=config.plan.placement == "colocated",
         )
         self.progress, self.config, self.data = progress, config, data or make_data()
         self.connect()

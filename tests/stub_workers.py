@@ -87,11 +87,15 @@ class StubSampler(StubProcess):
 
     async def load(self, published: Published) -> str:
         await self.call("sync", f"{self.name}.load {published.version}")
-        self.version, self.adapter = published.version, published.sha256
+        self.version, self.adapter = published.version, str(published.payload)
         return self.adapter
 
     async def generate(
-        self, requests: Sequence[RolloutRequest], *, temperature: float, **_: int | None
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,  # noqa: ARG002
     ) -> list[Completion]:
         self.running = asyncio.create_task(self._decode(requests))
         await asyncio.wait({self.running})
@@ -117,7 +121,9 @@ class StubSampler(StubProcess):
             wrong = name.prompt_id > round(PROMPTS * self.skill(self.version))
         text = f"<reasoning>{noise}</reasoning><answer>{2 * name.prompt_id + wrong}</answer>"
         label: dict[str, Any] = {"version": self.version, "adapter_sha256": self.adapter}
-        found = completion(request, self.answer(request) or text, ended=noise % 5 > 0, **label)
+        given = self.answer(request)
+        ended = given is not None or noise % 5 > 0
+        found = completion(request, given or text, ended=ended, **label)
         found.segments[-1].logprobs[:] = logprobs(found.tokens, self.adapter)
         return found
 
@@ -211,6 +217,7 @@ class StubLearner(StubProcess):
             }
         self.adapter = hashlib.sha256(f"{self.adapter}{what}".encode()).hexdigest()
         counts = {"tokens_trained": tokens, "tokens_padded": tokens, "positions": 2.0 * tokens}
+        counts["padded_share"] = 0.5
         return {"loss": 1.0, "mismatch_mean": 0.0, "mismatch_p999": 0.0, **counts, **self.metrics}
 
     async def save(self, meta: Mapping[str, Any]) -> None:
