@@ -15,12 +15,16 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from pipeline.compute.program_cache import ProgramCache
 from pipeline.run.cache_folder import CACHE_VARIABLE
+
+if TYPE_CHECKING:
+    from actors.colocated_actor import ColocatedActor
 
 KEPT = Path(__file__).parents[1] / ".test_cache"
 FLAGS = (
@@ -123,6 +127,14 @@ def free_programs() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves tests with a Ray cluster to the start: they are long, and others fill their waits."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.fixture(scope="session")
+def actor(tmp_path_factory: pytest.TempPathFactory) -> ColocatedActor:
+    """The real actor, which takes tens of seconds to compile; see `tests.real_actor.RealRun`."""
+    from tests.real_actor import compiled_actor
+
+    return compiled_actor(tmp_path_factory.mktemp("actor"))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from tests.fakes import TIMINGS
+from tests.run_process import TIMINGS
 
 IGNORED = frozenset(TIMINGS)
 """Groups of metrics that are not compared."""

@@ -25,8 +25,8 @@ from pipeline.plan.sizes import Sizes
 from tests import tiny
 from tests.actors.test_learner_actor import trained, update
 from tests.actors.test_sampler_actor import opened, sample
-from tests.fakes import FakeClock
 from tests.pipeline.compute.learner.test_sft import PACKED
+from tests.run_process import FakeClock
 
 DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 DELAY_S = 5.0

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from launch.exits import exit_status
-from tests.fakes import Disk, left_behind
 from tests.launch.test_session import Session
+from tests.run_process import left_behind
 from tests.samples import make_config
+from tests.stub_workers import Disk
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from launch.progress import Reporter, forget_report, read_report
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.protocols import WorkerDied
-from tests.fakes import FakeClock
+from tests.run_process import FakeClock
 
 QUIET_S = 1e6
 

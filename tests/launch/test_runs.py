@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import TIMINGS
 from tests.launch.cluster_fixtures import (
     DATA,
     PATIENCE_S,
@@ -31,6 +30,7 @@ from tests.launch.cluster_fixtures import (
 )
 from tests.launch.time_checks import check_time
 from tests.launch.wandb_reader import WandbFiles
+from tests.run_process import TIMINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
 # One SFT step, then GRPO with a KL term towards the policy after that step.

@@ -10,8 +10,8 @@ import pytest
 
 from launch.demo.screenshots import draw_console
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Process
 from tests.samples import make_config, make_data
+from tests.stub_workers import Disk, StubRun
 
 
 def texts(picture: Path) -> str:
@@ -27,7 +27,7 @@ def test_the_console_after_half_of_the_steps(tmp_path: Path):
         budget={"steps": 5},
         eval={"every_steps": 1},
     )
-    run = Process(config, disk=Disk(), data=make_data(validation=4))
+    run = StubRun(config, disk=Disk(), data=make_data(validation=4))
     run.run()
     picture = tmp_path / "console.svg"
     draw_console(run.folder, picture)

@@ -42,17 +42,9 @@ from pipeline.run.mirror import Mirror
 from pipeline.run.record_files import read_rows
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
-from tests.fakes import (
-    Disk,
-    FakeClock,
-    FakeLearner,
-    FakeSampler,
-    FakeScorer,
-    FakeTracker,
-    Script,
-    left_behind,
-)
+from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
 from tests.samples import CharTokenizer, make_config, make_data
+from tests.stub_workers import Disk, StubLearner, StubSampler
 
 
 class Session:
@@ -74,9 +66,9 @@ class Session:
         if clock is not None:
             self.script.clock, self.script.durations = clock, durations or {}
         self.folder = RunFolder.of(config)
-        self.learner = FakeLearner(self.script, disk=disk)
-        self.samplers = [FakeSampler(self.script, seed=config.run.seed, number=0)]
-        self.scorer = FakeScorer(self.script, config)
+        self.learner = StubLearner(self.script, disk=disk)
+        self.samplers = [StubSampler(self.script, seed=config.run.seed, number=0)]
+        self.scorer = LocalScorer(self.script, config)
         self.prepared = Prepared(
             config,
             make_data(),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from pipeline.clock import Heartbeat, PhaseClock
-from tests.fakes import FakeClock
+from tests.run_process import FakeClock
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from pipeline.deadline import (
     evaluation_part,
     least_run_s,
 )
-from tests.fakes import FakeClock
+from tests.run_process import FakeClock
 from tests.samples import make_config
 
 

@@ -19,8 +19,8 @@ from pipeline.evaluate.conversation import (
     side_by_side,
 )
 from pipeline.types import Completion, RolloutRequest
-from tests.fakes import Script
 from tests.pipeline.evaluate.test_measurement import FakeAdapterSampler
+from tests.run_process import Script
 from tests.samples import CharTokenizer, completion, make_config
 
 

@@ -20,13 +20,14 @@ from pipeline.evaluate.protocol import data_facts, protocol
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, OpenedAdapter, RolloutRequest
 from rewards.base import Outcome, RewardInput
-from tests.fakes import FakeSampler, Script
+from tests.run_process import Script
 from tests.samples import CharTokenizer, completion, make_config, make_prompts
+from tests.stub_workers import StubSampler
 
 TUNED = "/runs/a"
 
 
-class FakeAdapterSampler(FakeSampler):
+class FakeAdapterSampler(StubSampler):
     """Right with the adapter; right for every second prompt without it."""
 
     def __init__(self, script: Script, *, number: int = 0, salt: str = "") -> None:

@@ -14,9 +14,9 @@ from pipeline.data.splits import LoadedSplit
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
-from tests.fakes import Disk, Process, Script, validated
-from tests.resumes import check_same_run
+from tests.run_process import Script, validated
 from tests.samples import PROMPTS, make_config, make_data
+from tests.stub_workers import Disk, StubRun
 
 STYLE = {"name": "style", "function": "rewards.format:well_formed", "weight": 1.0}
 FORMAT = {"name": "format", "function": "rewards.format:well_formed", "weight": 0.0}
@@ -62,7 +62,7 @@ def styled(
     silent: bool = False,
     accept: bool = False,
     **tables: Mapping[str, Any],
-) -> Process:
+) -> StubRun:
     """A run without reference answers whose versions have these skills, validated at each step."""
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
@@ -84,13 +84,11 @@ def styled(
     disk = Disk() if disk is None else disk
     if accept:
         record_reward_changes(RunFolder.of(config), config, {}, step=max(disk))
-    process = Process(config, disk=disk, script=script, data=data)
-    for sampler in process.samplers:
-        sampler.skill = lambda version: skills[version]
+    process = StubRun(config, disk=disk, script=script, data=data)
+    process.sampler.skill = lambda version: skills[version]
     scorer = StyleScorer(process.script)
     scorer.silent = silent
-    process.scorer = scorer  # type: ignore[assignment]
-    process.connect()
+    process.workers.scorer = scorer
     return process
 
 
@@ -117,7 +115,7 @@ def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_
     low, high = found["after"]["ci95"]
     assert low < found["after"]["score"] < high
     assert run.script.calls[-1] == "learner.export 2"
-    assert run.disk.best == (2, summary["adapter_sha256"])
+    assert run.learner.best == (2, summary["adapter_sha256"])
     sent = [metrics for _, metrics in run.tracker.logged if "eval/validation/score" in metrics]
     assert [metrics["eval/validation/score"] for metrics in sent] == pytest.approx(
         [score(skill) for skill in (0.2, 0.4, 0.8, 0.6)]
@@ -149,8 +147,8 @@ def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
 
 def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_path: Path):
     run = styled(tmp_path, [1.0, 1.0])
-    assert isinstance(run.scorer, StyleScorer)
-    run.scorer.fails = True
+    assert isinstance(run.workers.scorer, StyleScorer)
+    run.workers.scorer.fails = True
     run.run()
     (before,) = [one for one in run.events("evaluated") if one["name"] == "test_before"]
     assert (before["score"], before["n"], before["excluded"]) == (1.0, PROMPTS - 1, 1 / PROMPTS)
@@ -163,16 +161,7 @@ def test_promise_5_an_error_in_an_evaluation_is_counted_and_is_not_a_zero(tmp_pa
     assert (failed["score"], failed["errors"]) == (None, {"style": "raised: ValueError: no style"})
 
 
-def test_promise_3_a_run_by_a_reward_killed_at_any_call_exports_the_same(tmp_path: Path):
-    skills = [0.0, 0.5, 0.4]
-    check_same_run(
-        lambda folder, disk, script: styled(folder, skills, disk=disk, script=script, silent=True),
-        tmp_path,
-        hard=True,
-    )
-
-
-def interrupted(folder: Path, disk: Disk, *, metric: str) -> Process:
+def interrupted(folder: Path, disk: Disk, *, metric: str) -> StubRun:
     """A run of four steps that is stopped after two; version 1 is the best of them."""
     script = Script()
     script.on["learner.update 1"] = script.stop.set

@@ -10,9 +10,9 @@ import pytest
 
 from configs.schema import Config
 from pipeline.evaluate.recorded import is_better
-from tests.fakes import Disk, Killed, Process, Script, validated
-from tests.resumes import check_same_run
+from tests.run_process import Killed, Script, kill, validated
 from tests.samples import PROMPTS, make_config, make_data
+from tests.stub_workers import Disk, StubRun
 
 STEPS = 10
 COLLAPSE = 6
@@ -30,7 +30,7 @@ def collapsing(
     script: Script | None = None,
     every_steps: int = 1,
     **tables: Mapping[str, Any],
-) -> Process:
+) -> StubRun:
     """A run whose policy collapses, with a validation split."""
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
@@ -42,11 +42,10 @@ def collapsing(
     return skilled(config, disk=disk, script=script)
 
 
-def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> Process:
+def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> StubRun:
     data = make_data(validation=PROMPTS, test=PROMPTS, sets=[s.name for s in config.eval.sets])
-    run = Process(config, disk=Disk() if disk is None else disk, script=script, data=data)
-    for sampler in run.samplers:
-        sampler.skill = skill
+    run = StubRun(config, disk=Disk() if disk is None else disk, script=script, data=data)
+    run.sampler.skill = skill
     return run
 
 
@@ -65,7 +64,7 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     assert summary["eval"]["before"]["accuracy"] == 0.2
     assert summary["eval"]["after"]["accuracy"] == 0.7
     assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
-    assert run.disk.best == (COLLAPSE - 1, summary["adapter_sha256"])
+    assert run.learner.best == (COLLAPSE - 1, summary["adapter_sha256"])
     (after,) = [e for e in run.events("evaluated") if e["name"] == "test_after"]
     assert after["step"] == COLLAPSE - 1  # the version that was evaluated, for the model card
     # The test split is evaluated once before and once after training.
@@ -76,8 +75,7 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
 def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     part = {"name": "correct", "function": "rewards.correctness:exact_answer"}
     run = collapsing(tmp_path, budget={"steps": 4}, rewards={"functions": [part]})
-    for sampler in run.samplers:
-        sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
+    run.sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
     run.run()
     assert run.folder.summary is not None
     assert run.folder.summary["best"]["step"] == 2
@@ -87,8 +85,7 @@ def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
 
 def test_of_equal_accuracies_the_higher_mean_reward_is_the_best(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 4})  # with the reward of the form
-    for sampler in run.samplers:
-        sampler.skill = lambda _: 0.5
+    run.sampler.skill = lambda _: 0.5
     run.run()
     rewards = {entry["step"]: entry["reward"] for entry in run.events("evaluated")[1:-1]}
     best = max(rewards, key=lambda step: (rewards[step], -step))
@@ -113,8 +110,7 @@ def test_mean_rewards_of_other_rewards_do_not_compare():
 
 def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
-    for sampler in run.samplers:
-        sampler.skill = lambda version: 0.8 - 0.1 * version
+    run.sampler.skill = lambda version: 0.8 - 0.1 * version
     run.run()
     assert run.folder.summary is not None
     told = run.folder.summary["untrained_export"]
@@ -128,19 +124,10 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     assert "untrained_export" not in better.folder.summary
 
 
-@pytest.mark.slow
-def test_promise_3_a_collapsing_run_killed_at_any_call_exports_the_same(tmp_path: Path):
-    check_same_run(
-        lambda folder, disk, script: collapsing(folder, disk=disk, script=script, every_steps=2),
-        tmp_path,
-        hard=True,
-    )
-
-
 SKILLS = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
 
 
-def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = None) -> Process:
+def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = None) -> StubRun:
     """A run that validates every other step; version 4 is its best, version 2 the second."""
     run = collapsing(
         folder,
@@ -150,8 +137,7 @@ def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = Non
         budget={"steps": steps},
         checkpoint={"every_steps": 1},
     )
-    for sampler in run.samplers:
-        sampler.skill = lambda version: SKILLS[version]
+    run.sampler.skill = lambda version: SKILLS[version]
     return run
 
 
@@ -159,9 +145,9 @@ def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exp
     tmp_path: Path,
 ):
     disk = Disk()
-    peaking(tmp_path, disk, steps=5).run()
-    assert disk.best is not None
-    assert disk.best[0] == 4
+    first = peaking(tmp_path, disk, steps=5)
+    first.run()
+    assert first.learner.best[0] == 4
     for version in [version for version in disk if version > 3]:
         del disk[version]
     run = peaking(tmp_path, disk, steps=3)
@@ -173,7 +159,7 @@ def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exp
 
 def by_the_clock(
     folder: Path, *, disk: Disk | None = None, script: Script | None = None
-) -> Process:
+) -> StubRun:
     """A run whose steps take 50 s, whose validations take 30 s and are 150 s apart."""
     costs = {"sampler0.generate:train": 50.0, "sampler0.generate:validation": 30.0}
     script = Script() if script is None else script
@@ -200,18 +186,13 @@ def test_a_kept_but_unrecorded_best_version_is_validated_again(
     disk, script = Disk(), Script()
     run = by_the_clock(tmp_path, disk=disk, script=script)
 
-    def kill() -> None:
-        disk.best = (run.learner.version, run.learner.adapter)
-        raise Killed
-
     script.on["learner.keep_best 3"] = kill
-    run.samplers[0].skill = lambda version: 0.9 if version == 3 else 0.2
+    run.sampler.skill = lambda version: 0.9 if version == 3 else 0.2
     with pytest.raises(Killed):
         run.run()
-    assert disk.best is not None
-    assert (disk.best[0], validated(run.folder)) == (3, [0])
+    assert validated(run.folder) == [0]
     again = by_the_clock(tmp_path, disk=disk)
-    again.samplers[0].skill = run.samplers[0].skill
+    again.sampler.skill = run.sampler.skill
     again.run()
     assert again.folder.summary is not None
     assert again.folder.summary["best"]["step"] == 3
@@ -238,7 +219,7 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
 # --- the SFT phase
 
 
-def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process:
+def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> StubRun:
     config = make_config(
         folder,
         run={"phases": ["sft", "grpo"]},
@@ -246,7 +227,7 @@ def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> Process
         budget={"steps": 6},
         checkpoint={"every_steps": 2},
     )
-    return Process(config, disk=disk, script=script, data=make_data(sft=9))
+    return StubRun(config, disk=disk, script=script, data=make_data(sft=9))
 
 
 def test_sft_steps_come_first_and_count(tmp_path: Path):
@@ -262,19 +243,12 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
     assert run.folder.summary is not None
     assert run.folder.summary["steps"] == 6
     # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
-    plain = Process(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
+    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
     plain.run()
 
-    def prompts(run: Process, step: int) -> list[int]:
+    def prompts(run: StubRun, step: int) -> list[int]:
         rows = run.folder.read_rollouts(f"step_{step:06d}")
         assert rows is not None
         return [row["prompt_id"] for row in rows]
 
     assert prompts(run, 4) == prompts(plain, 1)
-
-
-@pytest.mark.parametrize("hard", [True, False])
-def test_promise_3_a_run_with_sft_ended_at_any_call_is_the_same(tmp_path: Path, *, hard: bool):
-    check_same_run(
-        lambda folder, disk, script: warmed(folder, disk=disk, script=script), tmp_path, hard=hard
-    )

@@ -16,15 +16,16 @@ from pipeline.rollout.mismatch import (
     sync,
 )
 from pipeline.types import Published, RolloutName, RolloutRequest
-from tests import fakes, samples
-from tests.fakes import FakeLearner, FakeSampler, Script
+from tests import samples, stub_workers
+from tests.run_process import Script
 from tests.samples import FRESH, PROBE, changed, completion, make_prompts
+from tests.stub_workers import StubLearner, StubSampler
 
 
-def team(samplers: int) -> tuple[Script, list[FakeSampler], FakeLearner]:
+def team(samplers: int) -> tuple[Script, list[StubSampler], StubLearner]:
     script = Script()
-    made = [FakeSampler(script, seed=0, number=number) for number in range(samplers)]
-    return script, made, FakeLearner(script, disk=fakes.Disk())
+    made = [StubSampler(script, number=number) for number in range(samplers)]
+    return script, made, StubLearner(script, disk={})
 
 
 EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
@@ -32,8 +33,8 @@ EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
 
 
 def probe(
-    samplers: list[FakeSampler],
-    learner: FakeLearner,
+    samplers: list[StubSampler],
+    learner: StubLearner,
     *,
     prompts: int = 3,
     max_new_tokens: int = 64,
@@ -83,7 +84,9 @@ def test_the_probe_goes_through_every_sampler_and_the_learner():
 def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.MonkeyPatch):
     """They agree perfectly, for example if qwix attached LoRA to no forward pass."""
     _, samplers, learner = team(1)
-    monkeypatch.setattr(fakes, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32))
+    monkeypatch.setattr(
+        stub_workers, "logprobs", lambda tokens, _: np.full(len(tokens), -1.0, np.float32)
+    )
     with pytest.raises(MismatchError, match="LoRA does not reach its model"):
         probe(samplers, learner)
 

@@ -14,31 +14,33 @@ from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import ProcessUse
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
-from pipeline.types import Completion, RolloutName, RolloutRequest, WorkDeadline
-from tests.fakes import Disk, FakeLearner, FakeSampler, FakeScorer, Script
+from pipeline.types import RolloutName, RolloutRequest, WorkDeadline
+from tests.run_process import LocalScorer, Script
 from tests.samples import make_config, make_data
-from tests.simulation import VirtualLoop
+from tests.stub_workers import StubLearner, StubSampler, VirtualLoop
 
 DATA: LoadedData = make_data()
 
 
-class WaitingSampler(FakeSampler):
-    """Returns when released or aborted."""
+class WaitingSampler(StubSampler):
+    """Returns when released or aborted.
 
-    answers: asyncio.Event
-    notices = True
+    Attributes:
+        answers: releases it.
+        notices: whether it ends when it is aborted.
+    """
 
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
-    ) -> list[Completion]:
-        if not self.answers.is_set():
-            await (self.aborted.wait() if self.notices else self.answers.wait())
-            raise RuntimeError("aborted")
-        return await super().generate(requests, temperature=temperature, min_finished=min_finished)
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.answers, self.notices = asyncio.Event(), True
+
+    async def _decode(self, requests: Sequence[RolloutRequest]) -> None:
+        await self.answers.wait()
+        await super()._decode(requests)
+
+    async def abort(self) -> None:
+        if self.notices:
+            await super().abort()
 
 
 def requests() -> list[RolloutRequest]:
@@ -47,13 +49,11 @@ def requests() -> list[RolloutRequest]:
 
 def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
     config, script = make_config(tmp_path), Script()
-    sampler = WaitingSampler(script, seed=0, number=0)
-    sampler.answers = asyncio.Event()
-    learner = FakeLearner(script, disk=Disk())
+    sampler = WaitingSampler(script)
     found = Workers(
         samplers=[sampler],
-        learner=learner,
-        scorer=FakeScorer(script, config),
+        learner=StubLearner(script, disk={}),
+        scorer=LocalScorer(script, config),
         sizes=first_sizes(config, None),
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),

@@ -20,7 +20,7 @@ from pipeline.clock import Clock
 from pipeline.run import console as console_module
 from pipeline.run.console import Console
 from pipeline.run.status import Activity
-from tests.fakes import FakeClock
+from tests.run_process import FakeClock
 
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 PROJECT = Path(__file__).parents[3]

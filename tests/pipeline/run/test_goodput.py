@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from pipeline.run.goodput import TimeUse, time_lines, time_use
-from tests.fakes import Disk, Killed, Process, Script, kill
+from tests.run_process import Killed, Script, kill
 from tests.samples import make_config, make_data
+from tests.stub_workers import Disk, StubRun
 
 START = {"device_wait": 4.0, "ray_start": 6.0, "loading": 10.0}
 
@@ -152,7 +153,7 @@ def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
         budget={"steps": 2},
     )
     script = Script(durations={call: 5.0})
-    run = Process(config, disk=Disk(), data=make_data(validation=2), script=script)
+    run = StubRun(config, disk=Disk(), data=make_data(validation=2), script=script)
     run.run()
     calls = sum(name.split()[0] == call for name in script.calls)
     if phase == "reward":
@@ -161,7 +162,7 @@ def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
     assert summary is not None
     seconds = summary["time"]["seconds"]
     # An adapter is also loaded within other duties.
-    assert seconds[phase] > (0.5 if phase == "sync" else 0.99) * 5.0 * calls
+    assert seconds[phase] >= (0.5 if phase == "sync" else 0.99) * 5.0 * calls
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
 
 
@@ -169,10 +170,10 @@ def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
     script = Script(durations={"learner.update": 5.0})
     script.on["learner.update 3"] = kill
-    first = Process(config, disk=disk, script=script)
+    first = StubRun(config, disk=disk, script=script)
     with pytest.raises(Killed):
         first.run()
-    again = Process(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
+    again = StubRun(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
     again.run()
     # The checkpoint is of step 2: step 3 is trained again, step 4 is new.
     assert again.resumed_from == 2

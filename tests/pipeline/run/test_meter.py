@@ -10,7 +10,7 @@ from pipeline.protocols import ProcessUse
 from pipeline.run.meter import Hardware, RunMeter, Work, cost, speeds
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
-from tests.fakes import FakeClock
+from tests.run_process import FakeClock
 
 SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
 """A learner of four chips and two samplers of two."""

@@ -21,7 +21,7 @@ from pipeline.run.console import Console
 from pipeline.run.mirror import Copier, Mirror, Store, check_mirror, fetch_run, mirror_url
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import FakeTracker
+from tests.run_process import FakeTracker
 from tests.samples import make_config
 
 NAME = "run"

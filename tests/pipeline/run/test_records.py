@@ -17,7 +17,7 @@ from pipeline.run.run_folder import RunFolder
 from pipeline.run.status import LastAlarm
 from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError
-from tests.fakes import FakeTracker
+from tests.run_process import FakeTracker
 from tests.samples import completion, make_config
 
 

@@ -17,9 +17,10 @@ from pipeline.run.report.panels import panels
 from pipeline.run.report.run_page import run_page
 from pipeline.run.report.run_records import read_run
 from pipeline.run.run_folder import RunFolder
-from tests.fakes import Disk, Killed, Process, Script, kill
 from tests.pipeline.run.report.planted import run as planted
+from tests.run_process import Killed, Script, kill
 from tests.samples import make_config, make_data
+from tests.stub_workers import Disk, StubRun
 
 VOID = {"meta", "br", "img", "input", "hr", "link"}
 STEPS: dict[str, Any] = {
@@ -81,7 +82,7 @@ def checked(text: str) -> Page:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """The folder of a finished run with evaluations."""
-    run = Process(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
+    run = StubRun(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
     assert run.run() == "finished"
     return run.folder.path
 
@@ -155,7 +156,7 @@ def test_texts_of_rollouts_are_shown_and_never_interpreted(finished: Path):
 def test_a_killed_and_a_resumed_run(tmp_path: Path):
     config, disk = make_config(tmp_path, **STEPS), Disk()
 
-    run = Process(
+    run = StubRun(
         config,
         disk=disk,
         data=make_data(validation=4),
@@ -167,7 +168,7 @@ def test_a_killed_and_a_resumed_run(tmp_path: Path):
     text = run_page(read_run(run.folder.path))
     checked(text)
     assert "it was killed" in text
-    again = Process(config, disk=disk, data=make_data(validation=4))
+    again = StubRun(config, disk=disk, data=make_data(validation=4))
     assert again.run() == "finished"
     records = read_run(again.folder.path)
     assert [row["step"] for row in records.metrics] == [1, 2, 3, 4, 5, 6]
@@ -203,7 +204,7 @@ def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
     folders = []
     for name, tests in (("one", 4), ("other", 3)):
         config = make_config(tmp_path, run={"name": name, "seed": len(name)}, **STEPS)
-        run = Process(config, disk=Disk(), data=make_data(validation=4, test=tests))
+        run = StubRun(config, disk=Disk(), data=make_data(validation=4, test=tests))
         run.run()
         folders.append(run.folder.path)
     text = comparison_page([read_run(path) for path in folders])

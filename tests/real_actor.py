@@ -1,0 +1,267 @@
+"""Runs of the real colocated actor without Ray, on two layers, compiled once per process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from actors.colocated_actor import ColocatedActor
+from configs.schema import Config
+from pipeline.clock import Heartbeat
+from pipeline.compute.builds import Building, Ready
+from pipeline.compute.learner.checkpoint import Checkpoints
+from pipeline.compute.opening import OpenedModel
+from pipeline.data.packed_batch import PackedRow
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.plan.sizes import Sizes
+from pipeline.protocols import ProcessUse, SamplerTimes
+from pipeline.run.run_folder import RunFolder
+from pipeline.types import (
+    AdapterRef,
+    Completion,
+    DecodeWork,
+    ExportReport,
+    OpenedAdapter,
+    Published,
+    Restored,
+    Rollout,
+    RolloutRequest,
+)
+from tests import tiny
+from tests.run_process import Killed, Process, Script, left_behind
+from tests.samples import make_data
+
+DEMO = Path(__file__).parents[1] / "launch" / "demo" / "tiny_gemma3"
+PROMPTS = 8
+VALIDATED: dict[str, Any] = {
+    "data": {"validation": {"path": "validation.jsonl"}},
+    "eval": {"every_steps": 2, "metric": "reward"},
+}
+
+
+def parity(completion: str) -> float:
+    """Whether the sum of the characters is odd: equal for half of the groups of two."""
+    return float(sum(map(ord, completion)) % 2)
+
+
+def real_config(folder: Path, **tables: Mapping[str, Any]) -> Config:
+    """A configuration of a run of the actor; what its programs depend on is fixed."""
+    parts = [{"name": "odd", "function": "tests.real_actor:parity"}]
+    given: dict[str, dict[str, Any]] = {
+        "run": {"name": "run", "dir": str(folder), "seed": 5},
+        "rewards": {"functions": parts},
+        "rollout": {"max_new_tokens": 12},
+        "learner": {"importance_cap": 2.0},
+        "budget": {"steps": 5},
+        "checkpoint": {"every_steps": 1},
+        "wandb": {"mode": "disabled"},
+    }
+    names = given.keys() | tables.keys()
+    return tiny.make_config(
+        **{name: {**given.get(name, {}), **tables.get(name, {})} for name in names}
+    )
+
+
+def compiled_actor(folder: Path) -> ColocatedActor:
+    """An actor with the programs of all runs, SFT and partial rollouts included."""
+    config = real_config(
+        folder,
+        run={"phases": ["sft", "grpo"]},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 2, "sequences_per_step": 2},
+        rollout={"partial": "keep", "cut_off": 0.6},
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("actors.model_actor.find_model", lambda _: DEMO)
+        patch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
+        actor = ColocatedActor(config)
+        model = tiny.policy(layers=2), tiny.base(layers=2), tiny.VOCABULARY, read_tokenizer(DEMO)
+        actor.opening = OpenedModel(*model, 0.0)  # type: ignore[assignment]
+        actor.prepare(Sizes.of(config))
+    return actor
+
+
+class InProcess:
+    """The actor without Ray, for one process of a run; each call is noted in the script.
+
+    Attributes:
+        loses_writes: whether no write to the checkpoints ends any more; who waits is killed.
+        seen: rollouts of the updates.
+    """
+
+    def __init__(self, actor: ColocatedActor, script: Script, config: Config) -> None:
+        self.actor, self.script, self.loses_writes = actor, script, False
+        actor.config = actor.learner._config = config
+        actor.learner.state = actor.learner._fresh()
+        settings = config.checkpoint
+        actor.checkpoints = Checkpoints(
+            RunFolder.of(config).checkpoints, keep=settings.keep, keep_every=settings.keep_every
+        )
+        self.restored = actor.restore()
+        self.seen: list[Sequence[Rollout]] = []
+
+    def lose_writes(self) -> None:
+        """From now on no checkpoint is completed."""
+        self.actor.checkpoints.wait()
+        self.actor.checkpoints._writer.shutdown()
+        endless: Any = SimpleNamespace(done=lambda: False, result=lambda: None)
+        writer: Any = SimpleNamespace(submit=lambda *_: endless)
+        self.actor.checkpoints._writer, self.loses_writes = writer, True
+
+    def close(self) -> None:
+        """Waits for what is being written when the run ends."""
+        self.actor.checkpoints.wait()
+        if not self.loses_writes:
+            self.actor.checkpoints._writer.shutdown()
+
+    def _written(self) -> None:
+        if self.loses_writes:
+            raise Killed
+
+    async def prepare(self, sizes: Sizes) -> Ready:
+        return self.actor.prepare(sizes)
+
+    async def building(self) -> Building:
+        return self.actor.building()
+
+    async def use(self) -> ProcessUse:
+        return self.actor.use()
+
+    async def heartbeat(self) -> Heartbeat:
+        return self.actor.heartbeat()
+
+    async def start_trace(self, folder: str) -> None:
+        os.makedirs(folder)  # noqa: PTH103  # of an async function
+
+    async def stop_trace(self) -> None:
+        pass
+
+    async def load(self, published: Published) -> str:
+        await self.script.call(f"load {published.version}")
+        return self.actor.load(published.version, published.sha256, published.payload)
+
+    async def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        *,
+        temperature: float,
+        min_finished: int | None = None,
+    ) -> list[Completion]:
+        await self.script.call(f"generate:{requests[-1].name.phase} {requests[-1].name.step}")
+        return self.actor.generate(requests, temperature=temperature, min_finished=min_finished)
+
+    async def finished(self) -> list[Completion]:
+        return self.actor.finished()
+
+    async def work(self) -> DecodeWork:
+        return self.actor.work()
+
+    async def abort(self) -> None:
+        self.actor.abort()
+
+    async def resume(self) -> None:
+        self.actor.resume()
+
+    async def open_adapter(self, path: str | None) -> OpenedAdapter:
+        return self.actor.open_adapter(path)
+
+    async def sampler_times(self) -> SamplerTimes:
+        return self.actor.sampler_times()
+
+    async def micro_batch_s(self) -> float:
+        return self.actor.micro_batch_s()
+
+    async def restore(self) -> Restored:
+        return self.restored
+
+    async def publish(self, which: AdapterRef = "current") -> Published:
+        if which == "best":
+            self._written()
+        label, payload = self.actor.publish(which=which)
+        await self.script.call(f"publish {label[0]}")
+        return Published(*label, payload)
+
+    async def score(
+        self, completions: Sequence[Completion], *, which: AdapterRef
+    ) -> list[np.ndarray]:
+        await self.script.call("score")
+        return self.actor.score(completions, which=which)
+
+    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
+        await self.script.call(f"sft_update {self.actor.learner.state.version}")
+        return self.actor.sft_update(sequences)
+
+    async def update(
+        self, rollouts: Sequence[Rollout], *, rate: float | None = None
+    ) -> dict[str, float]:
+        await self.script.call(f"update {self.actor.learner.state.version}")
+        self.seen.append(rollouts)
+        return self.actor.update(rollouts, rate=rate)
+
+    async def save(self, meta: Mapping[str, Any]) -> None:
+        await self.script.call(f"save {self.actor.learner.state.version}")
+        self.actor.save(meta)
+
+    async def saved(self, *, wait: bool) -> float | None:
+        if wait:
+            self._written()
+        return self.actor.saved(wait=wait)
+
+    async def keep_best(self) -> None:
+        await self.script.call(f"keep_best {self.actor.learner.state.version}")
+        self.actor.keep_best()
+
+    async def recover_best(self, version: int, sha256: str) -> None:
+        self._written()
+        self.actor.recover_best(version, sha256)
+
+    async def export(
+        self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
+    ) -> ExportReport:
+        version = self.actor.adapter_of(which)[1]
+        await self.script.call(f"export {version}")
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103  # of an async function
+        return ExportReport(folder, 0.0, sum(len(one.tokens) for one in examples), version)
+
+
+class RealRun(Process):
+    """One process of a run with the actor in its initial state, or that of its checkpoint."""
+
+    def __init__(
+        self,
+        config: Config,
+        actor: ColocatedActor,
+        *,
+        script: Script | None = None,
+        data: LoadedData | None = None,
+    ) -> None:
+        script = script or Script()
+        self.worker = InProcess(actor, script, config)
+        super().__init__(
+            config,
+            learner=self.worker,
+            samplers=[self.worker],
+            restored=self.worker.restored.meta,
+            script=script,
+            data=data or make_data(train=PROMPTS, validation=3, test=3, sft=6),
+        )
+
+    @property
+    def version(self) -> int:
+        """The learner's version."""
+        return self.worker.actor.learner.state.version
+
+    @property
+    def result(self) -> tuple[dict[str, Any], list[int], list[np.ndarray]]:
+        """Records, alarms, adapter and optimizer state."""
+        state = self.worker.actor.learner.state
+        leaves = jax.tree.leaves((state.adapter, state.optimizer))
+        alarms = [entry["step"] for entry in self.folder.valid_entries("alarm")]
+        return left_behind(self.folder), alarms, [np.array(leaf) for leaf in leaves]
