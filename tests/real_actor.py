@@ -99,6 +99,7 @@ class InProcess:
     def __init__(self, actor: ColocatedActor, script: Script, config: Config) -> None:
         self.actor, self.script, self.loses_writes = actor, script, False
         actor.config = actor.learner._config = config
+        actor.resume()  # a signal aborts the sampler of a process that ends
         actor.learner.state = actor.learner._fresh()
         settings = config.checkpoint
         actor.checkpoints = Checkpoints(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from actors.colocated_actor import ColocatedActor
@@ -121,12 +121,13 @@ def test_promise_3_a_run_that_ends_anywhere_and_resumes_is_the_same_run(
 ):
     calls, expected = whole.of(case)
 
-    @settings(max_examples=4, phases=[Phase.generate])
+    @settings(max_examples=3, phases=[Phase.explicit, Phase.generate])
     @given(
         at=st.integers(0, len(calls) - 1),
         how=st.sampled_from(["kill", "stop", "disk hangs"]),
         later=st.integers(0, 40),
     )
+    @example(at=calls.index("generate:train 3"), how="stop", later=0)
     def check(at: int, how: str, later: int) -> None:
         config = config_of(tmp_path_factory.mktemp("run"), case)
         first = RealRun(config, whole.actor)
