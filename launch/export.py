@@ -30,10 +30,7 @@ from pipeline.run.checkpoint_files import adapter_sha256
 from pipeline.run.record_files import read_json, write_json
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from actors.handles import ExporterHandle
-    from pipeline.data.text.tokenizer import Tokenizer
     from pipeline.run.run_folder import RunFolder
     from pipeline.types import Completion
 
@@ -48,7 +45,6 @@ again.
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
-_MAX_EXAMPLES = 8
 """Number of texts whose log-probs are compared."""
 
 
@@ -195,6 +191,7 @@ def prepare(
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
+    from pipeline.evaluate.examples import recorded_examples
     from pipeline.run.run_folder import RunFolder
 
     problem = scheme_problem(out)
@@ -211,7 +208,12 @@ def prepare(
     adapter = find_checkpoint(folder, checkpoint)
     tokenizer = open_model_files(config)
     max_tokens = config.rollout.max_tokens
-    examples = find_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
+    examples = recorded_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
+    if verify and not examples:
+        raise ValueError(
+            f"{folder.rollouts} holds no texts on which export and policy could be compared; "
+            "--no-verify exports without the comparison"
+        )
     in_order = tuple(kind for kind in FORMATS if kind in formats)
     prepared = Prepared(config, adapter, target, in_order, examples, repository)
     is_used = target.exists() and (not target.is_dir() or any(target.iterdir()))
@@ -243,51 +245,6 @@ def find_checkpoint(folder: RunFolder, which: str | None) -> Path:
         existing = f"there are {', '.join(sorted(names))}" if names else "there is none yet"
         raise FileNotFoundError(f"{folder.path} has no checkpoint {name}; {existing}")
     return folder.checkpoints / (steps[-1] if name == "last" else name)
-
-
-def find_examples(
-    folder: RunFolder, tokenizer: Tokenizer, *, max_tokens: int
-) -> tuple[Completion, ...]:
-    """Returns texts that the run sampled, as completions of an empty prompt.
-
-    Only their tokens are compared; log-probs and versions are placeholders.
-
-    Args:
-        folder: the run's.
-        tokenizer: the model's.
-        max_tokens: the longest sequence that can be scored.
-
-    Raises:
-        ValueError: if there are no texts.
-    """
-    steps = [f"step_{step:06d}" for step in reversed(folder.rollout_steps())]
-    for name in ("test_after", "test_before", *steps):
-        if not folder.rollouts_file(name).is_file():
-            continue
-        rows = folder.read_rollouts(name)
-        texts = [row["text"] for row in rows if row["text"]][:_MAX_EXAMPLES]
-        if texts:
-            return tuple(
-                _completion(number, tokenizer, tokenizer.encode(text)[: max_tokens - 1])
-                for number, text in enumerate(texts)
-            )
-    raise ValueError(
-        f"{folder.rollouts} holds no texts on which export and policy could be compared; "
-        "--no-verify exports without the comparison"
-    )
-
-
-def _completion(number: int, tokenizer: Tokenizer, tokens: np.ndarray) -> Completion:
-    import numpy as np
-
-    from pipeline.types import Completion, RolloutName, Segment
-
-    return Completion(
-        name=RolloutName("export", 0, prompt_id=number, sample=0),
-        prompt_tokens=np.asarray([tokenizer.bos_id], np.int32),
-        segments=(Segment(tokens, np.zeros(len(tokens), np.float32), 0, ""),),
-        stop_reason="length",
-    )
 
 
 def working_config(prepared: Prepared) -> Config:

@@ -17,9 +17,6 @@ from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
 from pipeline.types import AdapterRef, Measure
 
-COMPARED = 32
-"""Number of answers whose log-probs an export has to reproduce."""
-
 
 class Exports:
     """Writes `export/`.
@@ -105,7 +102,7 @@ class Exports:
             reason: for the journal.
         """
         watch = Stopwatch(self._now)
-        examples = await self._schedule.examples(COMPARED)
+        examples = await self._schedule.examples()
         folder = str(self._records.folder.export)
         report = await self._workers.learner.export(folder, examples, which=which)
         best, published = self._schedule.best, self._workers.published

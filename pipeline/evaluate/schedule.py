@@ -21,6 +21,7 @@ from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
+from pipeline.evaluate.examples import COUNT, recorded_examples
 from pipeline.evaluate.notices import record_notice
 from pipeline.evaluate.recorded import (
     Result,
@@ -85,7 +86,7 @@ class EvaluationSchedule:
         self._folder = records.folder
         self._now = now
         self._measure = measure
-        self._sampled: list[Completion] = []
+        self._sampled: Sequence[Completion] = ()
         self._validated = validations(self._folder, since=self._since)
         self._read: dict[int, Evaluation] = {}
         self._before: dict[str, Evaluation] | None = None
@@ -119,12 +120,13 @@ class EvaluationSchedule:
         """Whether any split was evaluated with this adapter."""
         return adapter_sha256 in self._evaluated
 
-    async def examples(self, count: int) -> list[Completion]:
-        """Answers of the last evaluation, to compare two ways of scoring."""
-        if not self._sampled:
-            prompts = self._tests["test"][:count]
-            self._sampled = await self._sample("test", prompts, None)
-        return self._sampled[:count]
+    async def examples(self) -> Sequence[Completion]:
+        """Answers to compare two ways of scoring: of the last evaluation, or recorded ones."""
+        if not self._sampled:  # by this process
+            longest = self.config.rollout.max_tokens
+            found = recorded_examples(self._folder, self._maker.tokenizer, max_tokens=longest)
+            self._sampled = found or await self._sample("test", self._tests["test"][:COUNT], None)
+        return self._sampled[:COUNT]
 
     # --- before training
 

@@ -14,14 +14,13 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
-from launch.export import find_checkpoint, find_examples, prepare, working_config
+from launch.export import find_checkpoint, prepare, working_config
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from tests.launch.push_hub import PushHub
 from tests.launch.small_run import everything_below
 
 PROJECT = Path(__file__).parents[2]
-DEMO_TOKENIZER = read_tokenizer(PROJECT / "launch" / "demo" / "tiny_gemma3")
 
 
 @pytest.fixture
@@ -264,19 +263,3 @@ def make_checkpoints(folder: Path, *names: str) -> RunFolder:
 def test_the_best_checkpoint_is_the_default(tmp_path: Path, which: str | None, found: str):
     folder = make_checkpoints(tmp_path, "3", "12", "best", "12.orbax-checkpoint-tmp")
     assert find_checkpoint(folder, which) == tmp_path / "checkpoints" / found
-
-
-def test_texts_of_the_run_are_compared(tmp_path: Path):
-    folder = RunFolder(tmp_path)
-    folder.rollouts.mkdir()
-    with pytest.raises(ValueError, match=r"no texts .*--no-verify exports without the comparison"):
-        find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
-    folder.write_rollouts("step_000002", [{"text": "<answer>2</answer>"}])
-    folder.write_rollouts("step_000010", [{"text": ""}, {"text": "<answer>10</answer>"}])
-    (example,) = find_examples(folder, DEMO_TOKENIZER, max_tokens=200)
-    assert DEMO_TOKENIZER.decode(example.tokens) == "<answer>10</answer>"
-    assert example.prompt_tokens.tolist() == [DEMO_TOKENIZER.bos_id]
-    folder.write_rollouts("test_before", [{"text": "books " * 50}] * 20)
-    examples = find_examples(folder, DEMO_TOKENIZER, max_tokens=20)
-    assert [len(example.tokens) for example in examples] == [19] * 8
-    assert len({example.name for example in examples}) == 8
