@@ -39,7 +39,7 @@ def _targets_problem(targets: str) -> str | None:
     try:
         re.compile(targets)
     except re.error as error:
-        return f"is not attention, mlp or all, and not a regular expression: {error}"
+        return f"is not attention, mlp, per_layer or all, and not a regular expression: {error}"
     return None
 
 

@@ -45,7 +45,7 @@ def _flags() -> argparse.ArgumentParser:
         "--chips",
         action="store_true",
         help="also compute on all chips, about three minutes: each program form against the CPU, "
-        "collectives, two processes with half of the chips each, checkpoint, program cache, and "
+        "collectives, two processes with half of the chips each, checkpoint, and "
         "the chips' speed, which later plans on this host use; with a CONFIG.toml of plan.platform "
         "cpu on eight virtual CPU devices",
     )

@@ -45,8 +45,6 @@ again.
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
-"""Number of texts whose log-probs are compared."""
-
 
 @dataclass(frozen=True)
 class Prepared:

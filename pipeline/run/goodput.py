@@ -14,7 +14,7 @@ product of published definitions:
 
 as in Google's ML Productivity Goodput
 (https://cloud.google.com/blog/products/ai-machine-learning/goodput-metric-as-measure-of-ml-productivity).
-Time in which no process of the run exists does not count, except for the wait of a submitted job.
+Time in which no process of the run exists does not count.
 Useful work is prefill, the share of decoding in which a slot generates a token that is kept, and
 the share of an update that is not padding.
 """
@@ -32,7 +32,7 @@ from pipeline.run.run_folder import ENDED
 Row = Mapping[str, Any]
 
 WAITING_PHASES = ("ray_start", "device_wait")
-"""Phases without devices: a submitted job waits, Ray starts, other runs hold the devices."""
+"""Phases without devices: Ray starts, other runs hold the devices."""
 START_PHASES = (*WAITING_PHASES, "loading", "compile", "probe")
 STEP_PHASES = ("sample", "reward", "learn", "sync", "coordination")
 """Phases of training steps, as the driver sees them."""
@@ -173,7 +173,7 @@ class TimeUse:
         """What `summary.json` has of it: `time`, `goodput`, `speed`."""
         return {
             "time": {
-                "since_submission_s": self.wall_s,
+                "total_s": self.wall_s,
                 "first_step_s": self.first_step_s,
                 "starts": self.starts,
                 "seconds": self.seconds,

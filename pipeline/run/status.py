@@ -17,7 +17,7 @@ PHASES = {
     "device_wait": "waiting for devices",
     "loading": "loading and compiling",
     "compile": "compiling",
-    "probe": "checking and measuring",
+    "probe": "comparing sampler and learner",
     "sample": "sampling",
     "reward": "waiting for rewards",
     "learn": "updating",

@@ -180,7 +180,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
     evaluation, time = summary.pop("eval"), summary.pop("time")
     tokens = sum(row["num_tokens"] for row in rows)
     assert time["seconds"] == {"sample": 6.0, "learn": 9.0}
-    assert (time["since_submission_s"], time["first_step_s"]) == (15.0, 5.0)
+    assert (time["total_s"], time["first_step_s"]) == (15.0, 5.0)
     # Two chips; half of an update is padding.
     assert (time["devices"]["update"], time["devices"]["padding"]) == (2.25, 2.25)
     assert time["devices"]["decode"] + time["devices"]["empty slots"] == 3.0
