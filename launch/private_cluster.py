@@ -80,11 +80,11 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
         _stop(folder)
         message = (str(error).splitlines() or [type(error).__name__])[0]
-        raise Failure(
-            f"Ray did not start: {message} Is the machine very busy, or short of memory? Nothing "
-            "is lost; repeat the command later",
-            EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED,
-        ) from None
+        text = f"Ray did not start: {message} Is the machine very busy, or short of memory?"
+        if SUPERVISOR in os.environ:  # which starts the run again
+            raise Failure(text, EXIT_DIED) from None
+        later = f"{text} Nothing is lost; repeat the command later"
+        raise Failure(later, EXIT_FAILED) from None
     # Ray's agents would print 20 lines of the log of a raylet that ended.
     ray_worker.print_to_stdstream = lambda *_, **__: None
 

@@ -15,7 +15,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -67,7 +66,7 @@ class _Supervisor:
         self._folder = RunFolder.of(config)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
-        self._unsent = deque[int]()
+        self._unsent: int | None = None
         self._received = self._done = self._deaths = 0
         self._lived_s = 0.0
         self._hung: str | None = None
@@ -206,8 +205,7 @@ class _Supervisor:
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._received:
-            self._received = number
-            self._unsent.append(number)
+            self._received = self._unsent = number
             self._signalled.set()
             self._forward()
         elif number == signal.SIGINT and self._child is not None:
@@ -216,10 +214,10 @@ class _Supervisor:
             self._child.kill()
 
     def _forward(self) -> None:
-        """Sends the first signal once, to a command that runs; a signal may interrupt this."""
-        with suppress(IndexError):  # it is sent, or there is none
-            if self._child is not None:
-                self._child.send_signal(self._unsent.popleft())
+        """Sends the first signal once, to a command that runs; it may interrupt this."""
+        if self._child is not None and self._unsent is not None:
+            number, self._unsent = self._unsent, None
+            self._child.send_signal(number)
 
 
 def without(argv: Sequence[str], flag: str) -> list[str]:

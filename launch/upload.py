@@ -28,7 +28,7 @@ from launch.train import parse_command
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")
 """The project's packages, which are uploaded as a whole."""
-SUBMITTED = "submitted"
+JOB_FOLDER = "submitted"
 """Folder of the job's configuration."""
 
 
@@ -141,8 +141,8 @@ def main(argv: Sequence[str]) -> int:
         copy = upload / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    (upload / SUBMITTED).mkdir()
-    (upload / SUBMITTED / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    (upload / JOB_FOLDER).mkdir()
+    (upload / JOB_FOLDER / "config.json").write_text(config_to_json(config), encoding="utf-8")
     print(config.run.name)
     return 0
 

@@ -98,6 +98,8 @@ class Judge:
         ]
         if len(scale) != 2 or scale[0] == scale[1]:
             mistakes.append(f"scale = {list(scale)} is not two different numbers")
+        if requests_per_second is not None and requests_per_second <= 0:
+            mistakes.append(f"requests_per_second = {requests_per_second} is not above 0")
         if urlsplit(url).scheme not in {"http", "https"}:
             mistakes.append(f"url = {url!r} begins with neither http:// nor https://")
         if urlsplit(url).password:

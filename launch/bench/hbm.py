@@ -34,18 +34,15 @@ BETA = 0.08
 """Weight of the KL term in Tunix's own recipes, with one reference log-prob a token."""
 
 
-def ours(
-    *, sequences: int, length: int = LENGTH, model: str = "gemma3_1b", **settings: Any
-) -> dict[str, Any]:
-    """Returns figures of the learner's gradient on `sequences` of `length` tokens a chip.
+def ours(*, sequences: int) -> dict[str, Any]:
+    """Returns figures of the learner's gradient on `sequences` of `LENGTH` tokens.
 
     Adam's moments, two float32 values per adapter parameter, are added to the memory.
     """
-    rows = sequences * settings.get("devices", 1)
-    config = v5e_config(model, length=length, plan__micro_batch_tokens=rows * length, **settings)
-    program = f"gradient {rows}"
+    config = v5e_config("gemma3_1b", length=LENGTH, plan__micro_batch_tokens=sequences * LENGTH)
+    program = f"gradient {sequences}"
     moments = memory_beside(config, shape_of(config), program)["optimizer"]
-    return _by_token(figures(config, program, beside=moments), sequences * length)
+    return _by_token(figures(config, program, beside=moments), sequences * LENGTH)
 
 
 def theirs(*, sequences: int, remat: bool = False) -> dict[str, Any]:

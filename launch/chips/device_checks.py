@@ -1,4 +1,4 @@
-"""Checks of the chips beside the model: collectives, checkpoint, speed."""
+"""Checks of the chips, other than of the model's programs: collectives, checkpoint, speed."""
 
 from __future__ import annotations
 

@@ -254,14 +254,14 @@ class EvaluationSchedule:
         share: float,
         deadline: WorkDeadline | None,
     ) -> dict[str, Any]:
-        """The result of one set; with the recorded answers, if this version has answered all."""
+        """The result of one set: of recorded answers of this version, unless more are possible."""
         assert self._workers.published is not None
         prompts, adapter = self._tests[name], self._workers.published.sha256
         entry = last_entry(self._folder, f"{name}_after", since=self._since)
-        is_recorded = entry is not None and entry["adapter_sha256"] == adapter
-        if entry is not None and is_recorded and prompts_of(entry) == len(prompts):
-            found, count = self._evaluation(entry), len(prompts)
-        else:
+        if entry is not None and entry["adapter_sha256"] != adapter:
+            entry = None
+        known = 0 if entry is None else prompts_of(entry)
+        if known < len(prompts):
             found, sampled = await self._evaluate_share(name, prompts, share, deadline)
             count = len(sampled) // self.config.eval.samples
             if count < len(prompts):
@@ -272,14 +272,18 @@ class EvaluationSchedule:
                     prompts=count,
                     of=len(prompts),
                 )
-            if not count:
-                return {} if before is None else {"before": before.summary()}
-            self._record(f"{name}_after", step, found, version=version)
-            if name == "test":
-                self._sampled = sampled
+            if count > known:
+                entry, known = None, count
+                self._record(f"{name}_after", step, found, version=version)
+                if name == "test":
+                    self._sampled = sampled
+        if not known:
+            return {} if before is None else {"before": before.summary()}
+        if entry is not None:
+            found = self._evaluation(entry)
         if before is None:
             return {"after": found.summary()}
-        result = evaluation.compare(before.first(count), found)
+        result = evaluation.compare(before.first(known), found)
         self._records.comparison(name, result)
         return result
 

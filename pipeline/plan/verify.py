@@ -1,6 +1,7 @@
 """Verifies a plan with the TPU compiler and reduces its sizes until it fits.
 
-plan -> [compiler] -> does not fit: the next smaller sizes that should fit, by the compiled ones
+plan -> [compiler] -> fits: done
+does not fit: the next smaller sizes that should fit, by the compiled ones
 none should: the next placement
 """
 

@@ -132,7 +132,7 @@ class Records:
             tokens: whether to write token ids and log-probs.
             trained: false: a resume repeats the step, and W&B keeps the first row of a step.
         """
-        # First, because W&B's process reads the file of a step that it is told of.
+        # First, because W&B's thread reads the file of a step that it is told of.
         self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
         self._metrics(step, metrics, rollouts=name, trained=trained)
 

@@ -178,11 +178,12 @@ class Tracker:
             return
         self._call(self._finish, exit_status)
         self._calls.put(None)
-        await asyncio.to_thread(self._ended.wait, FINISH_S)
+        in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
         await asyncio.sleep(0)  # messages of the thread come first
         self.close()
         if self._sync is None:
-            self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
+            if not in_time:
+                self._log_event("wandb", "W&B: did not start; metrics.jsonl is complete")
         elif not self._uploaded:
             text = f"W&B: to upload what is not uploaded of this run: {self._sync}"
             self._log_event("wandb", text, uploaded=False, sync=self._sync)

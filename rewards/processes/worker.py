@@ -9,8 +9,8 @@ process answers with lines of JSON, because what a user's code can write must no
     [NUMBER, null, "timed_out", {}, ""]                                       an async time-out
 
 The process is the leader of a session. It has limits of memory and file size, dies with its host,
-and writes the stacks of its threads to its standard error when it crashes or is
-about to be ended (SIGUSR1).
+and writes the stacks of its threads to its standard error when it crashes or is about to be ended
+(SIGUSR1).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from launch.progress import Reporter
 from launch.session import (
     _clock,
     _coordinate,
+    _deadline,
     _meter,
     _recording_time,
     _run,
@@ -374,6 +375,16 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
 def used(session: Session) -> float:
     assert session.folder.summary is not None
     return float(session.folder.summary["wall_s"])
+
+
+def test_a_restart_takes_as_long_as_the_start_without_waits(tmp_path: Path, now: FakeClock):
+    clock = Clock(0.0, used_before_s=500.0, now=now)
+    now.seconds = 10.0
+    with clock.waiting():
+        now.seconds += 300.0
+    now.seconds += 60.0
+    prepared = Session(make_config(tmp_path), Disk()).prepared
+    assert _deadline(prepared, clock, Budget(3, None), load_s=1.0).restart_s == 70.0
 
 
 def test_used_time_includes_processes_without_a_new_checkpoint(tmp_path: Path, now: FakeClock):

@@ -262,6 +262,17 @@ def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
     assert run.summary["wall_s"] <= 250
 
 
+def test_a_shortened_test_is_kept_where_no_more_can_be_answered(tmp_path: Path):
+    disk: Disk = {}
+    first = simulated(config_of(tmp_path, 250), disk=disk, stalls={(UPDATE, 4): 25.0})
+    answered = first.summary["eval"]["after"]["n"]
+    assert 0 < answered < PROMPTS
+    second = simulated(config_of(tmp_path, 262), disk=disk, stalls={(TEST, 1): 1e6})
+    assert second.summary["eval"] == first.summary["eval"]
+    third = simulated(config_of(tmp_path, 330), disk=disk)
+    assert third.summary["eval"]["after"]["n"] > answered
+
+
 def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
     tmp_path: Path,
 ):

@@ -35,9 +35,6 @@ _OVER_LINES = re.compile(r"kernel_metadata=\{\n[^\n]*\n\}")
 """An attribute of Pallas kernels that spans lines."""
 _KNOWN_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 
-CALLING = {"call", "conditional", "async-start", "fusion"}
-"""Opcodes of instructions that run the computations they call once."""
-
 
 @dataclass(frozen=True)
 class Shape:
