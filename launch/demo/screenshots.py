@@ -82,6 +82,7 @@ def browser() -> str:
 
 def take(chromium: str, run_dir: str, out: Path) -> int:
     """Writes the screenshots; returns the exit status."""
+    out.mkdir(parents=True, exist_ok=True)
     draw_console(RunFolder(Path(run_dir)), out / "console.svg")
     with tempfile.TemporaryDirectory() as scratch:
         page = Path(scratch) / "report.html"
