@@ -1,7 +1,7 @@
 """Records a training step, judges its alarms, and writes the summary of a run.
 
-data of a step, metrics of its update, use of the processes -> metrics.jsonl, rollouts/, W&B
--> alarms, which may stop the run
+The data of a step, the metrics of its update and the use of the processes become a row of
+`metrics.jsonl` and of W&B, a file in `rollouts/`, and alarms, which may stop the run.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from pipeline.evaluate.recorded import (
 )
 from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
-from pipeline.rollout.workers import OutOfTime, Workers
+from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
 from pipeline.types import AdapterRef, Completion, Measure, Prompt, WorkDeadline
@@ -139,15 +139,28 @@ class EvaluationSchedule:
 
         Raises:
             OutOfTime: at the deadline.
+            TrainingStopped: if the initial adapter is another than at the start of the run.
         """
         found = self._recorded_before()
         missing = [name for name in self._tests if name not in found]
         if missing:
             async with self._loaded("initial" if step else "current"):
                 for name in missing:
+                    self._check_initial(name)
                     found[name] = await self._timed(name, self._tests[name], deadline)
                     self._record(f"{name}_before", 0, found[name])
         self._before = found
+
+    def _check_initial(self, name: str) -> None:
+        """Refuses to repeat the evaluation before training with another adapter."""
+        assert self._workers.published is not None
+        entry = last_entry(self._folder, f"{name}_before", since=None)
+        if entry is not None and entry["adapter_sha256"] != self._workers.published.sha256:
+            raise TrainingStopped(
+                "lora.start is another adapter than at the start of the run, and the evaluation "
+                "before training has to be repeated, because the rewards have changed; restore "
+                "the adapter, or start another run with --run.name"
+            )
 
     def _recorded_before(self) -> dict[str, Evaluation]:
         """Evaluations before training in the run folder."""

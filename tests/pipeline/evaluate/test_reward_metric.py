@@ -11,6 +11,7 @@ import pytest
 
 from launch.resume import record_reward_changes
 from pipeline.data.splits import LoadedSplit
+from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
@@ -203,3 +204,14 @@ def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
     process = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings)
     assert process.coordinator.schedule.best is None
     process.folder.close()
+
+
+def test_the_base_is_not_evaluated_again_with_another_initial_adapter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = Disk()
+    interrupted(tmp_path, disk, metric="style")
+    monkeypatch.setattr("tests.stub_workers.FRESH", "another adapter")
+    again = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, accept=True)
+    with pytest.raises(TrainingStopped, match=r"lora\.start is another adapter"):
+        again.run()
