@@ -62,6 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="folder of a run of configs/demo.toml")
     parser.add_argument("--out", type=Path, default=Path("docs"), help="folder (default: docs)")
     flags = parser.parse_args(argv)
+    if not RunFolder(Path(flags.run_dir)).metrics:
+        parser.error(f"{flags.run_dir} has no step; name the folder of a run")
     return exit_status(browser, lambda found: take(found, flags.run_dir, flags.out))
 
 
@@ -98,15 +100,10 @@ def draw_console(folder: RunFolder, picture: Path) -> None:
     """Writes a picture of the console of a run after half of its steps, from its records.
 
     Args:
-        folder: of the run.
+        folder: of a run with a step.
         picture: SVG to write; it loads nothing.
-
-    Raises:
-        ValueError: if the run has no step.
     """
     rows = list(read_rows(folder.path / "metrics.jsonl"))
-    if not rows:
-        raise ValueError(f"{folder.path} has no step; name the folder of a run")
     row = rows[(len(rows) - 1) // 2]
     step, then = row["step"], datetime.strptime(row["time"], TIME_FORMAT).replace(tzinfo=UTC)
     evaluated = [entry for entry in folder.valid_entries("evaluated") if entry["step"] < step]

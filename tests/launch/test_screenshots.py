@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launch.demo.screenshots import draw_console
-from pipeline.run.run_folder import RunFolder
+from launch.demo.screenshots import draw_console, main
 from tests.samples import make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
@@ -40,6 +39,7 @@ def test_the_console_after_half_of_the_steps(tmp_path: Path):
     assert not re.search(r"@font-face|@import|url\(http|href=", picture.read_text())
 
 
-def test_a_folder_without_steps_has_no_picture(tmp_path: Path):
-    with pytest.raises(ValueError, match="has no step"):
-        draw_console(RunFolder(tmp_path), tmp_path / "console.svg")
+def test_a_folder_without_steps_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])
+    assert f"{tmp_path} has no step; name the folder of a run" in capsys.readouterr().err
