@@ -310,7 +310,8 @@ class Tracker:
 
         artifact = wandb.Artifact(f"export-{self.run_id}", "export", metadata=dict(metadata))
         try:
-            artifact.add_dir(str(folder), skip_cache=True)
+            for file in folder.iterdir():  # add_dir writes to the console
+                artifact.add_file(str(file), skip_cache=True)
         except (OSError, ValueError) as error:  # the next export replaces the folder
             text = f"the adapter is not uploaded ({first_line(error)})"
             self._log_event("wandb", f"W&B: {text}", failed=text)

@@ -263,7 +263,7 @@ def test_offline_processes_are_uploaded_together_as_one_run(tmp_path: Path, serv
     assert sorted(set(server.steps())) == [1, 2, 3, 4]
 
 
-def test_what_an_offline_run_has_logged(tmp_path: Path):
+def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     export = tmp_path / "export"
     (export / "adapter").mkdir(parents=True)
     for name in ("model.bin", "adapter/model.bin"):
@@ -283,6 +283,7 @@ def test_what_an_offline_run_has_logged(tmp_path: Path):
         return run
 
     run = asyncio.run(work())
+    assert capfd.readouterr() == ("", "")  # the console is the run's
     run_id = run.tracker.run_id
     assert run_id is not None
     (failed,) = (text for text, facts in run.told if "failed" in facts)
