@@ -17,7 +17,6 @@ from math import sqrt
 
 import numpy as np
 from scipy.special import ndtr, stdtrit
-from scipy.stats import DegenerateDataWarning, bootstrap
 
 from pipeline.evaluate.significance import LEVEL
 
@@ -123,6 +122,9 @@ def mean_interval(values: np.ndarray) -> tuple[float, float]:
     Args:
         values: float `n`; n at least 2, the values not all equal.
     """
+    # Imported late: takes a second, and most runs have only shares of right answers.
+    from scipy.stats import DegenerateDataWarning, bootstrap
+
     n, center = len(values), float(values.mean())
     # Relative to the largest one: powers of very large or small numbers are not floats.
     unit = float(np.abs(values - center).max())

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 import qwix
 from flax import nnx
-from jax.nn.initializers import Initializer
 from tunix.models.gemma3 import model as gemma3
 
 from configs.schema import Lora
@@ -109,8 +108,7 @@ def _at(rule: qwix.QuantizationRule, paths: Sequence[str]) -> qwix.QuantizationR
 
 # PEFT draws A by `kaiming_uniform_(a=sqrt(5))`: uniform within 1 / sqrt(inputs).
 _PEFT_A = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
-_PROBE_A = jax.nn.initializers.he_uniform()
-_PROBE_B = jax.nn.initializers.normal(0.02)
+_ZEROS = jax.nn.initializers.zeros
 
 
 def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
@@ -119,22 +117,29 @@ def fresh(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
     B = 0 makes it the identity. A's scale multiplies every update of B: the same learning rate acts
     as in PEFT.
     """
-    return _random(shapes, seed=seed, a=_PEFT_A, b=jax.nn.initializers.zeros)
-
-
-def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> Adapter:
-    """A random adapter that changes every output; only for comparing sampler and learner."""
-    return _random(shapes, seed=seed, a=_PROBE_A, b=_PROBE_B)
-
-
-def _random(
-    shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, a: Initializer, b: Initializer
-) -> Adapter:
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     return {
-        name: (a if name.endswith("_lora_a") else b)(key, shape.shape, jnp.float32)
+        name: (_PEFT_A if name.endswith("_lora_a") else _ZEROS)(key, shape.shape, jnp.float32)
         for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True)
     }
+
+
+def probe(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> dict[str, np.ndarray]:
+    """A random adapter that changes every output; only for comparing sampler and learner.
+
+    A is uniform in +-sqrt(6 / inputs), B normal with a standard deviation of 0.02. NumPy draws
+    them: XLA would compile a program for each shape.
+    """
+    random = np.random.default_rng(seed)
+    adapter = {}
+    for name, shape in sorted(shapes.items()):
+        if name.endswith("_lora_a"):
+            bound = np.sqrt(6 * shape.shape[-1] / shape.size)
+            values = random.uniform(-bound, bound, shape.shape)
+        else:
+            values = random.normal(scale=0.02, size=shape.shape)
+        adapter[name] = values.astype(np.float32)
+    return adapter
 
 
 def sha256(adapter: Mapping[str, np.ndarray | jax.Array]) -> str:
