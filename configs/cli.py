@@ -8,7 +8,7 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets_hint
@@ -41,7 +41,8 @@ def parse(
     prog: str,
     description: str,
     flags: argparse.ArgumentParser | None = None,
-    argument: Literal["CONFIG.toml", "RUN_DIR"] = "CONFIG.toml",
+    argument: str = "CONFIG.toml",
+    meaning: str = "the run's configuration",
     optional: bool = False,
 ) -> CommandLine:
     """Splits the arguments of a command into config file, overrides and the command's own flags.
@@ -54,7 +55,8 @@ def parse(
         prog: the command as called, for the usage line.
         description: what the command does.
         flags: a parser with the command's own flags, created with `add_help=False`.
-        argument: the kind of the positional argument: a configuration or a run folder.
+        argument: how the positional argument is shown.
+        meaning: its help.
         optional: whether it may be missing, without overrides; the path is then empty.
 
     Raises:
@@ -70,14 +72,13 @@ def parse(
         parents=[flags] if flags else [],
         allow_abbrev=False,
     )
-    meaning = {"CONFIG.toml": "the run's configuration", "RUN_DIR": "the run's folder"}[argument]
     parser.add_argument("path", metavar=argument, nargs="?", help=meaning)
     overrides, rest, mistakes = _split(sys.argv[1:] if argv is None else argv)
     namespace, unknown = parser.parse_known_args(rest)
     mistakes += _explain_unknown(unknown, parser.flag_names())
     path = vars(namespace).pop("path")
     if path is None and not unknown and (overrides or not optional):
-        known = f"; {presets_hint()}" if argument == "CONFIG.toml" else ""
+        known = f"; {presets_hint()}" if argument.endswith("CONFIG.toml") else ""
         mistakes.append(f"{argument} is missing{known}")
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))

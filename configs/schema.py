@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field
 from configs.alarms import AlarmRule, Alarms, Disagreement
 from configs.base import (
     FREE,
+    VERSION,
     FolderPath,
     MirrorURL,
     OutputPath,
@@ -76,7 +77,6 @@ __all__ = [
 ]
 
 
-_FORK = re.compile(r".+@\d+")
 _LONG_ROW = 2048
 """Tokens of a packed row that holds all or most of a group; longer ones save little."""
 
@@ -112,8 +112,9 @@ class Run(Table):
     )
     fork: FolderPath | None = Field(
         None,
-        description="RUN_DIR@STEP: begin from this checkpoint of another run, with its optimizer "
-        "state; other settings may differ but for the base and the shape of the adapter",
+        description="RUN_DIR@STEP, RUN_DIR@best or RUN_DIR@last: begin from this checkpoint of "
+        "another run, with its optimizer state; other settings may differ but for the base and the "
+        "shape of the adapter",
     )
     seed: int = Field(
         0,
@@ -130,8 +131,8 @@ class Run(Table):
         """GRPO is the last phase; a fork names a step, and has the optimizer's state of GRPO."""
         if self.phases not in {("grpo",), ("sft", "grpo")}:
             yield "phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]'
-        if self.fork is not None and not _FORK.fullmatch(self.fork):
-            yield "fork", 'must be RUN_DIR@STEP, such as "runs/a@40"'
+        if self.fork is not None and not VERSION.fullmatch(self.fork):
+            yield "fork", 'must be RUN_DIR@STEP, such as "runs/a@40", RUN_DIR@best or RUN_DIR@last'
         elif self.fork is not None and self.has_sft_phase:
             yield "fork", 'goes with phases = ["grpo"] only'
 

@@ -1,6 +1,7 @@
 """Asks a run's base and tuned policy the same questions and shows the answers side by side.
 
-    python -m launch.chat RUN_DIR [--question TEXT ...] [--temperature T] [--table.key VALUE ...]
+    python -m launch.chat RUN_DIR[@STEP|@best|@last] [--question TEXT ...] [--temperature T]
+    python -m launch.chat CONFIG.toml [--question TEXT ...] [--temperature T]
 
 This process never imports JAX, which would take the devices from the sampler.
 """
@@ -14,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.base import home, nearest_hint
 from configs.cli import parse
 from configs.load import AS_TRAINED, load_config
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, exit_status
 from launch.flags import command_flags
+from launch.versions import MEANING, METAVAR, find_version
 
 if TYPE_CHECKING:
     import asyncio
@@ -29,8 +30,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Ask the base and the tuned policy of a run the same questions, with the run's own prompt, and show
-the answers side by side. Questions come from --question, or else from the terminal or standard
-input, one per line; where prompt.template has several columns, a line is a JSON object of them.
+the answers side by side; with CONFIG.toml the base alone. Questions come from --question, or else
+from the terminal or standard input, one per line; where prompt.template has several columns, a line
+is a JSON object of them.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."""
 
 
@@ -63,19 +65,24 @@ def _command(argv: Sequence[str] | None) -> int:
         prog="python -m launch.chat",
         description=DESCRIPTION,
         flags=_flags(),
-        argument="RUN_DIR",
+        argument=f"{METAVAR}|CONFIG.toml",
+        meaning=f"{MEANING}; or a configuration, for its base",
     )
-    folder = home() / Path(command.path).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"command line: RUN_DIR: no folder {folder}{nearest_hint(folder)}")
-    config = load_config(folder, (*AS_TRAINED, *command.overrides))
+    overrides = (*AS_TRAINED, *command.overrides)
+    if Path(command.path).suffix == ".toml":
+        config, adapter = load_config(command.path, overrides), None
+    else:
+        version = find_version(command.path)
+        config, adapter = version.config(overrides), str(version.adapter)
     temperature = command.flags.temperature
     if not temperature >= 0:
         raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")
-    return _chat(config, folder, temperature=temperature, questions=command.flags.question)
+    return _chat(config, adapter, temperature=temperature, questions=command.flags.question)
 
 
-def _chat(config: Config, folder: Path, *, temperature: float, questions: list[str] | None) -> int:
+def _chat(
+    config: Config, adapter: str | None, *, temperature: float, questions: list[str] | None
+) -> int:
     # Imported late: `--help` and mistakes in the configuration need none of it.
     import asyncio
 
@@ -87,7 +94,7 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
     from pipeline.evaluate.measurement import open_adapter
     from pipeline.plan.sizes import Sizes
 
-    config = _single_sampler_config(config, adapter=str(folder))
+    config = _single_sampler_config(config, adapter=adapter)
     plan = config.plan
     maker = PromptMaker(config.prompt, open_model_files(config))
     chips = config.run.tpu_chips
@@ -99,17 +106,18 @@ def _chat(config: Config, folder: Path, *, temperature: float, questions: list[s
             # One question at a time.
             sizes = Sizes(plan.sampler_shards, config.row_tokens * plan.learner_shards)
             runner.run(actors.start(sizes))
-            opened = runner.run(open_adapter(actors.samplers, str(folder)))
-            print(f"tuned: {opened.what}", flush=True)
+            if adapter is not None:
+                opened = runner.run(open_adapter(actors.samplers, adapter))
+                print(f"tuned: {opened.what}", flush=True)
             conversation = Conversation(
-                config, maker, actors.samplers, adapter=str(folder), temperature=temperature
+                config, maker, actors.samplers, adapter=adapter, temperature=temperature
             )
             return _converse(conversation, maker, runner, questions)
         finally:
             actors.kill()
 
 
-def _single_sampler_config(config: Config, *, adapter: str) -> Config:
+def _single_sampler_config(config: Config, *, adapter: str | None) -> Config:
     """Returns the run's configuration with one sampler and the adapter to answer with."""
     one_sampler = {"samplers": config.plan.samplers and 1}
     return config.model_copy(
@@ -134,14 +142,14 @@ def _converse(
     for text in _read_questions(questions):
         try:
             values = read_question(text, columns=maker.columns)
-            base, tuned = runner.run(conversation.ask(values))
+            replies = runner.run(conversation.ask(values))
         except QuestionError as mistake:
             print(mistake, file=sys.stderr, flush=True)
             status = EXIT_MISTAKE
             continue
         width = shutil.get_terminal_size(fallback=(100, 24)).columns
         print(f"\n{text}\n")
-        for line in side_by_side(base, tuned, width=width):
+        for line in side_by_side(replies, width=width):
             print(line)
         print(flush=True)
     return 0 if questions is None and sys.stdin.isatty() else status

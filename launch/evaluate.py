@@ -1,6 +1,7 @@
 """Evaluates base and tuned policy in one run, by the protocol of the configuration.
 
-    python -m launch.evaluate CONFIG.toml [--checkpoint PATH | --base-only] [--json FILE]
+    python -m launch.evaluate RUN_DIR[@STEP|@best|@last] [--json FILE]
+    python -m launch.evaluate CONFIG.toml [--adapter PATH] [--json FILE]
 
 This process never imports JAX, which would take the devices from the samplers.
 """
@@ -24,6 +25,7 @@ from configs.resume import diff_configs
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
+from launch.versions import MEANING, METAVAR, find_version
 
 if TYPE_CHECKING:
     from actors.groups import SamplerActors
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Evaluate the base and the tuned policy on the test split and on eval.sets, in one run and on the
-same prompts, by the protocol of the configuration. CONFIG.toml may also be a run folder.
+same prompts, by the protocol of the run. With CONFIG.toml only the base is evaluated, unless
+--adapter is given.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
 _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 60.0
@@ -72,41 +75,59 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
-    prog = "python -m launch.evaluate"
-    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
+    command = parse(
+        argv,
+        prog="python -m launch.evaluate",
+        description=DESCRIPTION,
+        flags=_flags(),
+        argument=f"{METAVAR}|CONFIG.toml",
+        meaning=f"{MEANING}; or a configuration, for its base",
+    )
     # Imported late: `--help` does not need it.
     from launch.preparation import placed
 
-    return prepare(
-        placed(load_config(command.path, (*AS_TRAINED, *command.overrides))),
-        checkpoint=command.flags.checkpoint,
-        base_only=command.flags.base_only,
-        result=json_file(command.flags),
-    )
+    overrides, adapter = (*AS_TRAINED, *command.overrides), _given_adapter(command.flags.adapter)
+    if Path(command.path).suffix == ".toml":
+        config, run = load_config(command.path, overrides), None
+    else:
+        version = find_version(command.path)
+        config, run = version.config(overrides), version.run
+        adapter = adapter or str(version.adapter)
+    return prepare(placed(config), run=run, adapter=adapter, result=json_file(command.flags))
+
+
+def _given_adapter(path: str | None) -> str | None:
+    if path is None:
+        return None
+    folder = home() / Path(path).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"command line: --adapter: no folder {folder}{nearest_hint(folder)}"
+        )
+    return str(folder)
 
 
 def _flags() -> argparse.ArgumentParser:
     flags = command_flags()
     flags.add_argument(
-        "--checkpoint",
+        "--adapter",
         metavar="PATH",
-        help="the adapter: a run folder, one of its checkpoints, an export or a PEFT folder "
-        "(default: the run that CONFIG.toml names, its best checkpoint by validation)",
+        help="evaluate this adapter instead: a PEFT folder, an export, a run folder or one of its "
+        "checkpoints",
     )
-    flags.add_argument("--base-only", action="store_true", help="evaluate the base alone")
     add_json(flags, default="a file in the run folder's evaluations/, if there is a run")
     return flags
 
 
 def prepare(
-    config: Config, *, checkpoint: str | None, base_only: bool, result: Path | None
+    config: Config, *, run: Path | None, adapter: str | None, result: Path | None
 ) -> Prepared:
     """Checks everything and prints which prompts were found.
 
     Args:
-        config: of the run.
-        checkpoint: path of the adapter; None: the run's best.
-        base_only: evaluate the base alone.
+        config: the protocol.
+        run: the run folder; None: a configuration was given.
+        adapter: path of the adapter; None: the base is evaluated alone.
         result: file of the result; None: in the run folder, if there is a run.
 
     Raises:
@@ -125,16 +146,13 @@ def prepare(
     from pipeline.run.run_folder import RunFolder
     from rewards.processes.host import check
 
-    folder = RunFolder.of(config).path
-    is_run = (folder / "config.json").is_file()
-    adapter = _adapter(folder, is_run=is_run, checkpoint=checkpoint, base_only=base_only)
-    if result is None and is_run:
+    if result is None and run is not None:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        result = folder / "evaluations" / f"{stamp}.json"
+        result = run / "evaluations" / f"{stamp}.json"
     tokenizer = open_model_files(config)
     sizes = first_sizes(config, RunFolder.of(config).plan)
     splits = load_tests(config, PromptMaker(config.prompt, tokenizer))
-    saved = RunFolder.of(config).saved_config if is_run else None
+    saved = None if run is None else RunFolder(run).saved_config
     config = with_metric(config, splits, saved=saved)
     check_references(config, {setting_name(name): split for name, split in splits.items()})
     if config.uses_rewards:
@@ -149,31 +167,11 @@ def prepare(
             duplicates=split.duplicates,
         ):
             print(line, flush=True)
-    notes = _notes(config, folder) if is_run and adapter == str(folder) else ()
+    is_own = run is not None and adapter is not None and run in Path(adapter).parents
+    notes = _notes(config, run) if run is not None and is_own else ()
     # `lora.start` gives the LoRA's layout here; the adapter that training started from is not used.
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
     return Prepared(config, sizes, tokenizer, tests, adapter, result, notes)
-
-
-def _adapter(folder: Path, *, is_run: bool, checkpoint: str | None, base_only: bool) -> str | None:
-    if base_only:
-        if checkpoint is not None:
-            raise ValueError(
-                "command line: --base-only and --checkpoint exclude each other; remove one"
-            )
-        return None
-    if checkpoint is not None:
-        path = home() / Path(checkpoint).expanduser()
-        if not path.exists():
-            raise FileNotFoundError(
-                f"command line: --checkpoint: no folder {path}{nearest_hint(path)}"
-            )
-        return str(path)
-    if not is_run:
-        raise FileNotFoundError(
-            f"no run in {folder}; --checkpoint names an adapter, --base-only evaluates the base"
-        )
-    return str(folder)
 
 
 def _notes(config: Config, folder: Path) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Exports a run's policy: merged model, PEFT adapter or flax checkpoint.
 
-    python -m launch.export RUN_DIR --out DIR [--format hf|peft|orbax ...] [--checkpoint best]
+    python -m launch.export RUN_DIR[@STEP|@best|@last] --out DIR [--format hf|peft|orbax ...]
                             [--push hf://USER/NAME]
 
 This process never imports JAX, which would take the devices from the exporter.
@@ -19,19 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 from configs.base import scheme_problem
 from configs.cli import parse
-from configs.load import load_config
 from configs.model import FORMATS, Format
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
 from launch.push import RECORD, Repository, find_repository, push
+from launch.versions import MEANING, METAVAR, find_version
 from pipeline.data.models.model_source import HF_LOG_IN
 from pipeline.run.checkpoint_files import adapter_sha256
 from pipeline.run.record_files import read_json, write_json
 
 if TYPE_CHECKING:
     from actors.handles import ExporterHandle
-    from pipeline.run.run_folder import RunFolder
     from pipeline.types import Completion
 
 DESCRIPTION = """\
@@ -95,17 +94,18 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
         prog="python -m launch.export",
         description=DESCRIPTION,
         flags=_flags(),
-        argument="RUN_DIR",
+        argument=METAVAR,
+        meaning=MEANING,
     )
     flags = command.flags
     settings = {"export.dtype": flags.dtype, "export.shard_gib": flags.shard_gib}
     given = tuple((key, value) for key, value in settings.items() if value is not None)
+    version = find_version(command.path)
     return prepare(
-        load_config(command.path, (*command.overrides, *given)),
-        run_dir=command.path,
+        version.config((*command.overrides, *given)),
+        adapter=version.adapter,
         out=flags.out,
         formats=flags.format,
-        checkpoint=flags.checkpoint,
         verify=not flags.no_verify,
         repository=_repository(flags),
     )
@@ -137,11 +137,6 @@ def _flags() -> argparse.ArgumentParser:
         default=["hf", "peft"],
         help="formats to write (default: hf peft)",
     )
-    flags.add_argument(
-        "--checkpoint",
-        metavar="WHICH",
-        help="best (by validation), last, or a step (default: best if there is one, else last)",
-    )
     flags.add_argument("--dtype", help="dtype of the merged weights; sets export.dtype")
     flags.add_argument(
         "--shard-gib", metavar="GIB", help="size of the largest file; sets export.shard_gib"
@@ -165,10 +160,9 @@ def _flags() -> argparse.ArgumentParser:
 def prepare(
     config: Config,
     *,
-    run_dir: str,
+    adapter: Path,
     out: str,
     formats: Sequence[Format],
-    checkpoint: str | None,
     verify: bool,
     repository: Repository | None = None,
 ) -> Prepared:
@@ -176,15 +170,14 @@ def prepare(
 
     Args:
         config: of the run.
-        run_dir: the run folder, which may have been moved since the run.
+        adapter: folder of the version.
         out: folder of the export.
         formats: formats to write.
-        checkpoint: see `find_checkpoint`.
         verify: whether log-probs are compared.
         repository: see `Prepared`.
 
     Raises:
-        FileNotFoundError: if run, checkpoint, model or tokenizer are missing.
+        FileNotFoundError: if model or tokenizer are missing.
         ValueError: with the mistakes in them, in words for the user.
     """
     # Imported late: `--help` and mistakes in the configuration need none of it.
@@ -199,11 +192,7 @@ def prepare(
     parent = next(path for path in target.parents if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"--out {out}: {parent} is not a writable folder")
-    path = Path(run_dir).resolve()
-    run_table = config.run.model_copy(update={"dir": str(path.parent), "name": path.name})
-    config = config.model_copy(update={"run": run_table})
-    folder = RunFolder(path)
-    adapter = find_checkpoint(folder, checkpoint)
+    folder = RunFolder.of(config)
     tokenizer = open_model_files(config)
     max_tokens = config.rollout.max_tokens
     examples = recorded_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
@@ -219,30 +208,6 @@ def prepare(
         other = ", nor holds this export" if repository else ""
         raise ValueError(f"--out {out}: exists and is not an empty folder{other}")
     return prepared
-
-
-def find_checkpoint(folder: RunFolder, which: str | None) -> Path:
-    """Returns the folder of one of the run's checkpoints.
-
-    Args:
-        folder: the run's.
-        which: `best` (by validation), `last`, or a step; None: the best if there is one, otherwise
-            the last.
-
-    Raises:
-        FileNotFoundError: naming the existing checkpoints.
-    """
-    entries = folder.checkpoints.iterdir() if folder.checkpoints.is_dir() else ()
-    names = {path.name for path in entries if path.is_dir()}
-    steps = sorted((name for name in names if name.isdecimal()), key=int)
-    names = {"best"} & names | set(steps)
-    if steps:
-        names.add("last")
-    name = which or ("best" if "best" in names else "last")
-    if name not in names:
-        existing = f"there are {', '.join(sorted(names))}" if names else "there is none yet"
-        raise FileNotFoundError(f"{folder.path} has no checkpoint {name}; {existing}")
-    return folder.checkpoints / (steps[-1] if name == "last" else name)
 
 
 def working_config(prepared: Prepared) -> Config:

@@ -7,19 +7,18 @@ the new run's own.
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
 from configs.base import nearest_hint
 from configs.resume import change_lines
 from configs.schema import Config
-from pipeline.run.checkpoint_files import CheckpointFiles, read_checkpoints
+from launch.versions import find_checkpoint, split_version
+from pipeline.run.checkpoint_files import BEST, CheckpointFiles, best_version, read_checkpoints
 from pipeline.run.run_folder import RunFolder
 
 _SHAPE = ("rank", "alpha", "scaling", "targets")
 """Settings in `lora` that a fork cannot change."""
-_FORK = re.compile(r"(?P<run>.+)@(?P<step>\d+)")
 
 
 def forked(config: Config) -> Config:
@@ -28,23 +27,22 @@ def forked(config: Config) -> Config:
     Before the run begins this is the other run's checkpoint, then the copy of it.
 
     Raises:
-        FileNotFoundError: if there is no such run.
-        ValueError: if it has no such checkpoint, or the setting excludes `lora.start`.
+        FileNotFoundError: if there is no such run, or no such checkpoint.
+        ValueError: if the setting excludes `lora.start`, or the adapter has another shape.
     """
     if config.run.fork is None:
         return config
-    source, step = _source(config.run.fork)
-    copy = RunFolder.of(config).start / str(step)
-    given = config.lora.start
-    if given is not None and Path(given).parts[-2:] != copy.parts[-2:]:
+    folder, given = RunFolder.of(config), config.lora.start
+    if given is not None and Path(given).parent.name != folder.start.name:
         raise ValueError(
             "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
         )
-    if copy.is_dir():
+    copy = _copied(folder)
+    if copy is not None:
         return _started(config, copy)
-    checkpoint = _checkpoint(source, step)
-    _check_shape(config, RunFolder(source))
-    return _started(config, checkpoint.path)
+    checkpoint = _checkpoint(config.run.fork)
+    _check_shape(config, RunFolder(checkpoint.parent.parent))
+    return _started(config, checkpoint)
 
 
 def copy_start(config: Config) -> Config:
@@ -55,12 +53,14 @@ def copy_start(config: Config) -> Config:
     """
     if config.run.fork is None:
         return config
-    source, step = _source(config.run.fork)
-    copy = RunFolder.of(config).start / str(step)
-    if not copy.is_dir():
-        partial = copy.with_name(f".{step}.tmp")
+    folder = RunFolder.of(config)
+    copy = _copied(folder)
+    if copy is None:
+        checkpoint = _checkpoint(config.run.fork)
+        copy = folder.start / checkpoint.name
+        partial = copy.with_name(f".{copy.name}.tmp")
         shutil.rmtree(partial, ignore_errors=True)
-        shutil.copytree(_checkpoint(source, step).path, partial)
+        shutil.copytree(checkpoint, partial)
         partial.rename(copy)
     return _started(config, copy)
 
@@ -112,19 +112,25 @@ def _check_shape(config: Config, run: RunFolder) -> None:
         )
 
 
-def _source(fork: str) -> tuple[Path, int]:
-    match = _FORK.fullmatch(fork)
-    assert match is not None, fork  # the schema refuses others
-    return Path(match["run"]), int(match["step"])
+def _copied(folder: RunFolder) -> Path | None:
+    """The copy of the checkpoint in the run folder; None: there is none yet."""
+    return next((path for path in folder.start.glob("*") if path.name.isdecimal()), None)
 
 
-def _checkpoint(run: Path, step: int) -> CheckpointFiles:
+def _checkpoint(fork: str) -> Path:
+    """The folder of the checkpoint, which has the optimizer's state.
+
+    Raises:
+        FileNotFoundError: naming the run's checkpoints.
+    """
+    run, which = split_version(fork)
     if not run.is_dir():
         raise FileNotFoundError(f"run.fork: no run folder {run}{nearest_hint(run)}")
-    found = read_checkpoints(RunFolder(run).checkpoints)
-    one = next((one for one in found if one.step == step), None)
-    if one is None:
-        steps = ", ".join(str(one.step) for one in found)
-        existing = f"there are {steps}" if steps else "there is none"
-        raise ValueError(f"run.fork: {run} has no checkpoint of step {step}; {existing}")
-    return one
+    best = best_version(RunFolder(run).checkpoints)
+    if which == BEST and best is not None:
+        which = str(best)
+    try:
+        return find_checkpoint(run, which)
+    except FileNotFoundError as error:
+        kept = f"; lora.start = {run / 'checkpoints' / BEST} begins from the best adapter alone"
+        raise FileNotFoundError(f"run.fork: {error}{kept if best is not None else ''}") from None

@@ -48,13 +48,13 @@ class Reply:
 
 
 class Conversation:
-    """Asks the same question with base and tuned policy; questions are independent.
+    """Asks base and tuned policy the same questions, which are independent.
 
     Args:
         config: of the run.
         maker: makes prompts as the run does.
         samplers: generate the answers.
-        adapter: path of the tuned policy's adapter.
+        adapter: path of the tuned policy's adapter; None: there is only the base.
         temperature: 0 is greedy.
     """
 
@@ -64,7 +64,7 @@ class Conversation:
         maker: PromptMaker,
         samplers: Sequence[Sampler],
         *,
-        adapter: str,
+        adapter: str | None,
         temperature: float,
     ) -> None:
         self._config = config
@@ -74,7 +74,7 @@ class Conversation:
         self._temperature = temperature
         self._asked = 0
 
-    async def ask(self, values: Mapping[str, str]) -> tuple[Reply, Reply]:
+    async def ask(self, values: Mapping[str, str]) -> list[Reply]:
         """The replies of base and tuned policy, sampled with the same noise.
 
         Args:
@@ -86,8 +86,10 @@ class Conversation:
         tokens = self._tokens(values)
         self._asked += 1
         request = RolloutRequest(RolloutName("chat", self._asked, 0, 0), tokens)
-        base = await self._reply("base", None, request)
-        return base, await self._reply("tuned", self._adapter, request)
+        replies = [await self._reply("base", None, request)]
+        if self._adapter is not None:
+            replies.append(await self._reply("tuned", self._adapter, request))
+        return replies
 
     def _tokens(self, values: Mapping[str, str]) -> np.ndarray:
         row = clean_row(Row(self._asked + 1, values), columns=self._maker.columns)
@@ -134,12 +136,13 @@ def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
-def side_by_side(left: Reply, right: Reply, *, width: int) -> Iterator[str]:
-    """Both replies in two columns, wrapped to a terminal of `width` characters."""
-    column = max((width - len(_BETWEEN)) // 2, _NARROWEST)
-    sides = [_column(reply, width=column) for reply in (left, right)]
-    for one, other in zip_longest(*sides, fillvalue=""):
-        yield f"{one.ljust(column)}{_BETWEEN}{other}".rstrip()
+def side_by_side(replies: Sequence[Reply], *, width: int) -> Iterator[str]:
+    """The replies in columns, wrapped to a terminal of `width` characters."""
+    free = width - (len(replies) - 1) * len(_BETWEEN)
+    column = max(free // len(replies), _NARROWEST)
+    columns = [_column(reply, width=column) for reply in replies]
+    for lines in zip_longest(*columns, fillvalue=""):
+        yield _BETWEEN.join(line.ljust(column) for line in lines).rstrip()
 
 
 def _column(reply: Reply, *, width: int) -> Iterator[str]:

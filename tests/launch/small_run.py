@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from pipeline.run.checkpoint_files import BEST, BEST_FILE
+
 CONFIG = """
 [run]
 name = "small"
@@ -73,6 +75,22 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
     path = folder / "small.toml"
     path.write_text(CONFIG, encoding="utf-8")
     return path
+
+
+def write_checkpoint(run: Path, step: int, *, adapter: str = "a") -> None:
+    """Writes what names a checkpoint of a run folder, without its arrays."""
+    facts = run / "checkpoints" / str(step) / "facts" / "metadata"
+    facts.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({"version": step, "adapter_sha256": adapter, "meta": {}})
+    facts.write_text(text, encoding="utf-8")
+
+
+def write_best(run: Path, step: int) -> None:
+    """Writes the best adapter by validation of a run folder."""
+    file = run / "checkpoints" / BEST / BEST_FILE
+    file.parent.mkdir(parents=True)
+    values = {"a": np.zeros(1, np.float32)}
+    save_file(values, file, metadata={"version": str(step), "sha256": "b"})
 
 
 def everything_below(folder: Path) -> set[str]:

@@ -9,9 +9,9 @@ import pytest
 from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch import chat, evaluate
-from launch.evaluate import Prepared, prepare
+from launch.evaluate import Prepared
 from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.launch.small_run import everything_below
+from tests.launch.small_run import everything_below, write_checkpoint
 
 
 @pytest.fixture
@@ -22,45 +22,26 @@ def request_file(request_path: Path, tokenizer: Path, monkeypatch: pytest.Monkey
 
 
 def make_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
-    """Makes a run folder for the request, without checkpoints."""
+    """Makes a run folder for the request, with a checkpoint."""
     config = load_config(request_file, overrides)
     folder = Path(config.run.dir) / config.run.name
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
+    write_checkpoint(folder, 3)
     return folder
 
 
-def prepared(
-    request_file: Path,
-    *overrides: tuple[str, str],
-    base_only: bool = False,
-) -> Prepared:
-    return prepare(
-        load_config(request_file, overrides),
-        checkpoint=None,
-        base_only=base_only,
-        result=None,
-    )
+def prepared(*arguments: str | Path) -> Prepared:
+    return evaluate._parse_and_prepare([str(one) for one in arguments])
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ([], "no run in {folder}/runs/small; --checkpoint names an adapter, --base-only evaluates"),
-        (["--checkpoint", "gone"], "command line: --checkpoint: no folder {folder}/gone"),
-        (
-            ["--checkpoint", ".", "--base-only"],
-            "command line: --base-only and --checkpoint exclude each other; remove one",
-        ),
-        (
-            ["--base-only", "--json", "no/a.json"],
-            "command line: --json: no folder {folder}/no",
-        ),
-        (["--base-only", "--data.test.path=gone.jsonl"], "data.test.path: no file"),
-        (
-            ["--base-only", "--eval.samples=2"],
-            "command line: --eval.samples = 2: needs eval.temperature above 0: greedy",
-        ),
+        (["--adapter", "gone"], "command line: --adapter: no folder {folder}/gone"),
+        (["--json", "no/a.json"], "command line: --json: no folder {folder}/no"),
+        (["--data.test.path=gone.jsonl"], "data.test.path: no file"),
+        (["--eval.samples=2"], "command line: --eval.samples = 2: needs eval.temperature above 0"),
     ],
 )
 def test_mistakes_give_one_line_and_leave_nothing(
@@ -77,24 +58,27 @@ def test_mistakes_give_one_line_and_leave_nothing(
     assert everything_below(request_file.parent) == before
 
 
-def test_a_run_is_evaluated_with_its_best_adapter_and_keeps_the_result(request_file: Path):
+def test_a_version_is_evaluated_and_the_run_keeps_the_result(request_file: Path):
     folder = make_run(request_file)
-    found = prepared(request_file)
-    assert found.adapter == found.config.lora.start == str(folder)
+    found = prepared(folder)
+    assert found.adapter == found.config.lora.start == str(folder / "checkpoints" / "3")
     assert found.result is not None
     assert found.result.parent == folder / "evaluations"
     assert found.notes == ()
     assert list(found.tests) == ["test"]
+    other = prepared(f"{folder}@3", "--adapter", request_file.parent / "model")
+    assert other.adapter == other.config.lora.start == str(request_file.parent / "model")
 
 
-def test_the_base_alone_needs_no_run(request_file: Path):
-    found = prepared(request_file, base_only=True)
+def test_a_configuration_is_its_base(request_file: Path):
+    make_run(request_file)
+    found = prepared(request_file)
     assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
 
 
 def test_settings_that_differ_from_training_are_noted(request_file: Path):
-    make_run(request_file)
-    found = prepared(request_file, ("prompt.system", "Think."), ("eval.temperature", "1.0"))
+    folder = make_run(request_file)
+    found = prepared(folder, "--prompt.system=Think.", "--eval.temperature=1.0")
     assert found.notes == ("prompt.system is 'Think.'; the run was trained with ''",)
 
 
@@ -123,15 +107,12 @@ def test_a_policy_is_evaluated_without_quantization(
         assert chatted[-1] == kind
 
 
-@pytest.mark.parametrize("given", ["run", "file"])
 def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
-    request_file: Path, capsys: pytest.CaptureFixture[str], given: str
+    request_file: Path, capsys: pytest.CaptureFixture[str]
 ):
     numeric = ("rewards.functions.0.function", "rewards.numeric:numeric_answer")
     folder = make_run(request_file, numeric, ("eval.metric", "correct"))
-    path = folder if given == "run" else request_file
-    settings = [] if given == "run" else ["--" + "=".join(numeric)]
-    asked = [str(path), *settings, "--eval.extraction", "last_number"]
+    asked = [str(folder), "--eval.extraction", "last_number"]
     assert evaluate.main(asked) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert 'has no effect with eval.metric = "correct"' in line
@@ -143,8 +124,9 @@ def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "command line: RUN_DIR is missing"),
-        (["gone"], "command line: RUN_DIR: no folder {folder}/gone"),
+        ([], "command line: RUN_DIR[@STEP|@best|@last]|CONFIG.toml is missing"),
+        (["gone"], "command line: no folder {folder}/gone"),
+        (["runs/small@7"], "{folder}/runs/small has no checkpoint 7; there are 3, last"),
         (["model"], "{folder}/model/config.json is damaged: not a JSON object"),
         (["runs/small", "--temperature=-1"], "command line: --temperature -1: must be at least 0"),
         (["runs/small", "--temprature=1"], "--temprature: unknown; did you mean --temperature?"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +13,12 @@ from huggingface_hub.errors import LocalTokenNotFoundError
 from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
-from launch.export import find_checkpoint, prepare, working_config
+from launch.export import prepare, working_config
+from launch.versions import find_version
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from tests.launch.push_hub import PushHub
-from tests.launch.small_run import everything_below
+from tests.launch.small_run import everything_below, write_checkpoint
 
 PROJECT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("launch.preparation.open_model_files", lambda _: read_tokenizer(tokenizer))
     config, folder = load_config(request_path), request_path.parent / "moved"
     for step in (2, 3):
-        (folder / "checkpoints" / str(step)).mkdir(parents=True)
+        write_checkpoint(folder, step)
     (folder / "config.json").write_text(config_to_json(config), encoding="utf-8")
     (folder / "rollouts").mkdir()
     RunFolder(folder).write_rollouts("test_after", [{"text": "tom has 3 apples."}])
@@ -39,12 +39,12 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone", "--out", "x"], "gone: no such file"),
+        (["gone", "--out", "x"], "command line: no folder"),
         (["moved"], "required: --out"),
         (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
         (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
-        (["moved", "--out", "x", "--checkpoint", "7"], "no checkpoint 7; there are 2, 3, last"),
-        (["moved", "--out", "x", "--checkpoint", "best"], "no checkpoint best; there are 2, 3"),
+        (["moved@7", "--out", "x"], "no checkpoint 7; there are 2, 3, last"),
+        (["moved@best", "--out", "x"], "no checkpoint best; there are 2, 3"),
         (["moved", "--out", "x", "--dtype", "int8"], '--export.dtype = "int8": must be one of'),
         (["moved", "--out", "x", "--shard-gib", "0"], "--export.shard_gib = 0"),
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
@@ -77,13 +77,12 @@ def test_a_run_without_texts_needs_no_verify(run_dir: Path, capsys: pytest.Captu
 
 def prepared(run_dir: Path, **changes: Any) -> export.Prepared:
     settings: dict[str, Any] = {
-        "run_dir": str(run_dir),
         "out": "out",
         "formats": ["peft", "hf"],
-        "checkpoint": None,
         "verify": True,
     }
-    return prepare(load_config(run_dir), **(settings | changes))
+    version = find_version(changes.pop("name", str(run_dir)))
+    return prepare(version.config(), adapter=version.adapter, **(settings | changes))
 
 
 def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
@@ -93,7 +92,7 @@ def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
     assert found.formats == ("hf", "peft")
     assert len(found.examples) == 1
     assert prepared(run_dir, verify=False).examples == ()
-    assert prepared(run_dir, checkpoint="2").adapter.name == "2"
+    assert prepared(run_dir, name=f"{run_dir}@2").adapter.name == "2"
 
 
 def test_an_export_takes_one_device(run_dir: Path):
@@ -188,18 +187,9 @@ def test_errors_are_printed_and_nothing_is_left_behind(
 PUSH = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
 
 
-def write_facts(run_dir: Path, adapter_sha256: str) -> None:
-    """Writes the facts of the checkpoint that is exported."""
-    facts = run_dir / "checkpoints" / "3" / "facts" / "metadata"
-    facts.parent.mkdir(exist_ok=True)
-    text = json.dumps({"version": 3, "adapter_sha256": adapter_sha256, "meta": {}})
-    facts.write_text(text, encoding="utf-8")
-
-
 def test_a_repeated_push_does_not_export_again(
     run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    write_facts(run_dir, "a" * 64)
     use_exporter(FakeExporter({}), monkeypatch)
     hub.error = ConnectionError("it broke")
     assert export.main(PUSH) == 1
@@ -232,10 +222,9 @@ def test_another_export_is_not_pushed_from_the_folder(
     second: list[str],
     adapter: str,
 ):
-    write_facts(run_dir, "a")
     use_exporter(FakeExporter({}), monkeypatch)
     assert export.main([*PUSH[:3], *first]) == 0
-    write_facts(run_dir, adapter)
+    write_checkpoint(run_dir, 3, adapter=adapter)
     assert export.main([*PUSH, *second]) == 2
     what = "--out out: exists and is not an empty folder, nor holds this export"
     assert what in capsys.readouterr().err
@@ -249,17 +238,3 @@ def test_without_a_login_nothing_is_exported(
     assert "there is no login; log in with" in capsys.readouterr().err
     assert not (run_dir.parent / "out").exists()
     assert hub.repos == {}
-
-
-def make_checkpoints(folder: Path, *names: str) -> RunFolder:
-    for name in names:
-        (folder / "checkpoints" / name).mkdir(parents=True)
-    return RunFolder(folder)
-
-
-@pytest.mark.parametrize(
-    ("which", "found"), [(None, "best"), ("best", "best"), ("last", "12"), ("3", "3")]
-)
-def test_the_best_checkpoint_is_the_default(tmp_path: Path, which: str | None, found: str):
-    folder = make_checkpoints(tmp_path, "3", "12", "best", "12.orbax-checkpoint-tmp")
-    assert find_checkpoint(folder, which) == tmp_path / "checkpoints" / found

@@ -105,7 +105,7 @@ def test_base_and_tuned_answer_side_by_side(head: Head, finished: Path):
 
 def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path, tmp_path: Path):
     out = tmp_path / "out"
-    status, output = head.run(*launch("export", finished, "--out", out, "--checkpoint", "last"))
+    status, output = head.run(*launch("export", f"{finished}@last", "--out", out))
     assert status == 0, output
     assert "hf: written and loaded back: log-probs of " in output
     assert output.endswith(f"exported: {out}\n")
@@ -115,7 +115,7 @@ def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path
 
 def test_ctrl_c_ends_an_evaluation_in_order(head: Head, finished: Path, tmp_path: Path):
     file = tmp_path / "result.json"
-    process = head.start(*launch("evaluate", finished, "--base-only", "--json", file))
+    process = head.start(*launch("evaluate", finished, "--json", file))
     assert process.stdout is not None
     timer = threading.Timer(PATIENCE_S, process.kill)
     timer.start()

@@ -17,6 +17,7 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
+from tests.launch.small_run import write_best
 
 ROLLOUTS = tiny.make_rollouts([(3, 20), (3, 17), (9, 25), (12, 28)], advantages=[1, -1, 0.5, -0.5])
 STEP = 2
@@ -46,7 +47,7 @@ def learner_of(config: Config) -> Learner:
     return tiny.learner(run=run, lora=lora, learner={"lr": config.learner.lr})
 
 
-def config_of(tmp_path: Path, run: Path, step: int = STEP, **tables: Any) -> Config:
+def config_of(tmp_path: Path, run: Path, step: int | str = STEP, **tables: Any) -> Config:
     named = {"name": "b", "dir": str(tmp_path / "runs"), "fork": f"{run}@{step}"}
     return tiny.make_config(run=named, **tables)
 
@@ -77,6 +78,18 @@ def test_a_fork_begins_with_adapter_and_optimizer_state_under_other_settings(
     assert learner.state.version == 1
 
 
+def test_the_last_and_the_best_version_can_be_forked(
+    tmp_path: Path, other: tuple[Path, list[np.ndarray]]
+):
+    run, _ = other
+    assert forked(config_of(tmp_path, run, "last")).lora.start == str(run / "checkpoints" / "2")
+    write_best(run, 2)
+    assert forked(config_of(tmp_path, run, "best")).lora.start == str(run / "checkpoints" / "2")
+    shutil.rmtree(run / "checkpoints" / "2")
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint 2; .* the best adapter"):
+        forked(config_of(tmp_path, run, "best"))
+
+
 def test_a_run_of_another_base_is_not_forked(tmp_path: Path, other: tuple[Path, list[np.ndarray]]):
     config = forked(config_of(tmp_path, other[0]))
     check_base(config, "b1")
@@ -97,7 +110,7 @@ def test_an_optimizer_state_that_cannot_be_read_is_a_sentence(
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"step": 7}, r"run\.fork: .*/a has no checkpoint of step 7; there are 2"),
+        ({"step": 7}, r"run\.fork: .*/a has no checkpoint 7; there are 2, last"),
         ({"run": "nowhere"}, r"run\.fork: no run folder .*nowhere"),
         ({"lora": {"rank": 4}}, r"(?s)another shape or scale.*  lora\.rank: was 3, now 4"),
         ({"lora": {"start": "/elsewhere"}}, r"lora\.start: run\.fork gives the initial adapter"),

@@ -148,13 +148,12 @@ def check_learning(run: Path) -> None:
 
 def check_exports(head: Head, run: Path, out: Path) -> None:
     """Exports and evaluates the last adapter; both commands compare with the policy of the run."""
-    export = [sys.executable, "-m", "launch.export", run, "--out", out, "--checkpoint", "last"]
+    export = [sys.executable, "-m", "launch.export", f"{run}@last", "--out", out]
     status, output = head.run(*export, "--format", "hf", "peft", "orbax")
     assert status == 0, output
     assert output.count("written and loaded back") == 3
     assert (out / "flax").is_dir()
-    last = run / "checkpoints" / "4"
-    evaluate = [sys.executable, "-m", "launch.evaluate", run, "--checkpoint", last]
+    evaluate = [sys.executable, "-m", "launch.evaluate", f"{run}@4"]
     status, output = head.run(*evaluate)
     assert status == 0, output
 

@@ -52,10 +52,12 @@ class Echo(FakeAdapterSampler):
         ]
 
 
-def conversation(folder: Path, sampler: Echo, **prompt: Any) -> Conversation:
+def conversation(
+    folder: Path, sampler: Echo, *, adapter: str | None = "/runs/a", **prompt: Any
+) -> Conversation:
     config = make_config(folder, prompt={"turn": "plain", **prompt})
     maker = PromptMaker(config.prompt, CharTokenizer())
-    return Conversation(config, maker, [sampler], adapter="/runs/a", temperature=0.5)
+    return Conversation(config, maker, [sampler], adapter=adapter, temperature=0.5)
 
 
 def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_path: Path):
@@ -70,6 +72,8 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert (first.name, temperature) == (second.name, 0.5)
     asyncio.run(asked.ask({"question": "abc"}))
     assert sampler.asked[2][0].name != first.name
+    alone = conversation(tmp_path, sampler, adapter=None, template="{question}?")
+    assert [reply.policy for reply in asyncio.run(alone.ask({"question": "abc"}))] == ["base"]
 
 
 @pytest.mark.parametrize(
@@ -94,10 +98,10 @@ def test_a_question_is_the_only_column_or_a_json_object():
             read_question(text, columns=("a", "b"))
 
 
-def test_replies_are_shown_in_two_columns():
+def test_replies_are_shown_in_columns():
     left = Reply("base", "one two three\n\nfour", 4, ended=True)
     right = Reply("tuned", "a\tb \x1b[31m", 3, ended=False)
-    assert list(side_by_side(left, right, width=23)) == [
+    assert list(side_by_side([left, right], width=23)) == [
         "base       | tuned",
         "---------- | ----------",
         "one two    | a   b",
@@ -106,3 +110,4 @@ def test_replies_are_shown_in_two_columns():
         "four       | cut off)",
         "(4 tokens) |",
     ]
+    assert list(side_by_side([left], width=23))[:2] == ["base", 23 * "-"]
