@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from configs.resume import diff_configs
 from configs.toml_text import show_value
-from pipeline.evaluate.summary import ACCURACY, metric_title, show_change
+from pipeline.evaluate.summary import metric_title, show_change
 from pipeline.run.report import facts
-from pipeline.run.report.curves import COLOURS, Panel, Scale, Series
-from pipeline.run.report.panels import evaluation_series
-from pipeline.run.report.run_page import drawn, render
+from pipeline.run.report.curves import COLOURS, Panel, Scale, chart, lines
+from pipeline.run.report.panels import evaluation_scale, evaluation_series
+from pipeline.run.report.run_page import render
 from pipeline.run.report.run_records import RunRecords, paired_change
 from pipeline.run.report.verdict import verdict
 
@@ -31,26 +31,24 @@ _OWN_SETTINGS = ("run.", "wandb.")
 
 def comparison_page(runs: Sequence[RunRecords]) -> str:
     """The comparison; the first run is the one that the others are compared with."""
-    names = unique_names(runs)
-    verdicts = [verdict(run) for run in runs]
+    names = _unique_names(runs)
     figures = [{name: value for name, value, _ in facts.key_figures(run)} for run in runs]
     wanted = dict.fromkeys(name for own in figures for name in own)
     return render(
         "comparison.html",
         title=f"{', '.join(names)}: comparison",
         names=names,
-        runs=runs,
-        key=[(name, number % COLOURS) for number, name in enumerate(names)],
-        verdicts=verdicts,
-        states=[facts.state(run)[0] for run in runs],
+        verdicts=[
+            (name, facts.state(run)[0], verdict(run)) for name, run in zip(names, runs, strict=True)
+        ],
         figures=[(name, *(own.get(name, "") for own in figures)) for name in wanted],
         pairs=[_pair_row(runs[0], other) for other in runs[1:]],
-        charts=drawn(list(_panels(runs, names)), name="c"),
+        charts=[(panel, chart(panel)) for panel in _panels(runs, names)],
         settings=_differing_settings(runs),
     )
 
 
-def unique_names(runs: Sequence[RunRecords]) -> list[str]:
+def _unique_names(runs: Sequence[RunRecords]) -> list[str]:
     """The runs' names, or their paths where names are equal."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
@@ -105,13 +103,8 @@ def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]
     ]
     if series:
         first = next(rows for rows in found if rows)[0]
-        scale: Scale = "percent" if ACCURACY in first else "linear"
-        yield Panel(f"Validation: {metric_title(first)}", series, scale)
+        yield Panel(f"Validation: {metric_title(first)}", series, evaluation_scale(first))
     for title, metric, scale in _OVERLAID:
-        lines = [
-            Series(name, run.values(metric), colour=number % COLOURS)
-            for number, (name, run) in enumerate(zip(names, runs, strict=True))
-            if run.values(metric)
-        ]
-        if lines:
-            yield Panel(title, lines, scale)
+        by_run = {name: run.values(metric) for name, run in zip(names, runs, strict=True)}
+        if series := lines(by_run):
+            yield Panel(title, series, scale)

@@ -69,9 +69,9 @@ class RunRecords:
         return [(row["step"], row[metric]) for row in self.metrics if metric in row]
 
     @property
-    def tokens(self) -> list[tuple[int, float]]:
-        """Step and tokens generated for training of each row that has them."""
-        return self.values("tokens/generated")
+    def last_row(self) -> Row:
+        """Metrics of the last step; empty if there was none."""
+        return self.metrics[-1] if self.metrics else {}
 
     @cached_property
     def time_use(self) -> TimeUse:
@@ -122,6 +122,12 @@ class RunRecords:
         found = [one for one in self.entries("evaluated", since=since) if one["name"] == name]
         by_step = {one["step"]: one for one in found if mean_of(one) is not None}
         return list(by_step.values())
+
+    @property
+    def best_validation(self) -> Row | None:
+        """The best validation; None: there was none."""
+        found = self.evaluations("validation")
+        return max(found, key=lambda one: mean_of(one) or 0.0, default=None)
 
     def rollouts(self, name: str) -> list[dict[str, Any]]:
         """The rows of `rollouts/NAME.jsonl`; none if it is missing.

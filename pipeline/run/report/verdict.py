@@ -65,11 +65,11 @@ class Verdict:
     def health(self) -> Finding:
         """All problems in a sentence."""
         if not self.problems:
-            return Finding("health", "good", "No problem was found.", "no alarm, no fault")
+            return Finding("good", "No problem was found.", "no alarm, no fault")
         worst = self.problems[0]
         count = len(self.problems)
         many = "1 problem" if count == 1 else f"{count} problems"
-        return Finding("health", worst.level, f"{many}. {worst.sentence}", worst.evidence)
+        return Finding(worst.level, f"{many}. {worst.sentence}", worst.evidence)
 
 
 def verdict(run: RunRecords) -> Verdict:
@@ -115,7 +115,6 @@ def _judged_change(name: str, change: Row) -> Finding:
     }[level]
     n = change.get("paired_n", prompts_of(after))
     return Finding(
-        "learning",
         level,
         answer,
         f"{show_change(before, after, change)} on {n} prompts, paired p = {change['paired_p']:.1e}",
@@ -134,7 +133,7 @@ def _trend(run: RunRecords) -> Finding:
         name, better, points = "loss of demonstrations", -1, run.values("sft/loss")
     if len(points) < LEAST_STEPS:
         known = f"{len(points)} steps with a {name}"
-        return Finding("learning", "note", "Not known yet: too few steps.", known)
+        return Finding("note", "Not known yet: too few steps.", known)
     # All pairs of points are compared: means of neighbours take their place in long runs.
     steps, values = zip(*thin(points, most=_MOST_COMPARED), strict=True)
     slope, _, low, high = theilslopes(values, steps, alpha=LEVEL)
@@ -148,7 +147,6 @@ def _trend(run: RunRecords) -> Finding:
         "note": f"Not shown: the {name} has no clear trend.",
     }[level]
     return Finding(
-        "learning",
         level,
         answer,
         f"{name} {100 * slope:+.3g} [{100 * low:+.3g}, {100 * high:+.3g}] in 100 steps, "
@@ -165,13 +163,13 @@ def bound(run: RunRecords) -> Finding:
     groups = {group: value for group, value in grouped(summed(steps)).items() if group in _BOUND}
     total = sum(groups.values())
     if not total:
-        return Finding("bound", "note", "Not known: no step has ended.", "no time of a step")
+        return Finding("note", "Not known: no step has ended.", "no time of a step")
     shares = sorted(((value / total, group) for group, value in groups.items()), reverse=True)
     share, largest = shares[0]
     name, advice = _BOUND[largest]
     others = [f"{_BOUND[group][0]} {part:.0%}" for part, group in shares if part >= 0.005]
     mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
-    return Finding("bound", "note", f"{mostly} {name}.", ", ".join(others), advice)
+    return Finding("note", f"{mostly} {name}.", ", ".join(others), advice)
 
 
 def _next(
