@@ -122,6 +122,11 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
         yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "used"
 
 
+def readable_time(stamp: str) -> str:
+    """A time stamp of a record, in UTC, that breaks between date and time."""
+    return stamp.replace("T", " ").removesuffix("Z")
+
+
 def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
     """Alarms, faults, resumes and changed decisions: time, step, event, facts."""
     found = []
@@ -132,8 +137,7 @@ def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
         if entry["event"] == ENDED:
             facts = {"as": entry["summary"].get("ended")}
         text = _in_words(facts)
-        # A space lets the time stamp break between date and time.
-        time = entry.get("time", "").replace("T", " ").removesuffix("Z")
+        time = readable_time(entry.get("time", ""))
         step = str(entry.get("step", entry.get("after_step", "")))
         shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
         found.append((time, step, entry["event"].replace("_", " "), shown))
