@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.deadline import show_duration
-from pipeline.run.history import STARTED
-from pipeline.run.run_folder import ENDED
+from pipeline.run.history import ENDED, STARTED
 
 Row = Mapping[str, Any]
 

@@ -11,9 +11,8 @@ from configs.settings import find_setting
 from configs.toml_text import show_value
 from pipeline.deadline import show_duration
 from pipeline.evaluate.summary import show_interval, show_mean
-from pipeline.run.history import RESUMED
+from pipeline.run.history import ENDED, RESUMED
 from pipeline.run.report.run_records import RunRecords
-from pipeline.run.run_folder import ENDED
 from pipeline.run.status import phase_words
 
 Figure = tuple[str, str, str]

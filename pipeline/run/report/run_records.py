@@ -15,9 +15,9 @@ from configs.evaluation import EXACT_ANSWER
 from pipeline.evaluate.evaluation import Evaluation, compare
 from pipeline.evaluate.summary import ACCURACY, mean_of
 from pipeline.run.goodput import TimeUse, time_use
-from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
+from pipeline.run.history import ENDED, REWARDS_CHANGED, STARTED, last_summary, valid_entries
 from pipeline.run.record_files import read_json, read_rows
-from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.run.run_folder import RunFolder
 
 Row = Mapping[str, Any]
 
@@ -86,11 +86,7 @@ class RunRecords:
     @cached_property
     def summary(self) -> Row:
         """The summary of the run's clean end; empty if it has not ended, or was resumed since."""
-        found: Row = {}
-        for entry in self.journal:
-            if entry["event"] in {ENDED, RESUMED}:
-                found = entry.get("summary", {})
-        return found
+        return last_summary(self.journal) or {}
 
     @property
     def steps(self) -> int:
@@ -101,7 +97,7 @@ class RunRecords:
     def failure(self) -> str | None:
         """The error that ended the last process; None if there was none."""
         last = next(
-            (one for one in reversed(self.journal) if one["event"] in {"started", "failed", ENDED}),
+            (one for one in reversed(self.journal) if one["event"] in {STARTED, "failed", ENDED}),
             {},
         )
         return str(last["error"]) if last.get("event") == "failed" else None
