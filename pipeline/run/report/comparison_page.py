@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from configs.resume import diff_configs
 from configs.toml_text import show_value
 from pipeline.evaluate.summary import metric_title, show_change
 from pipeline.run.report import facts
-from pipeline.run.report.curves import COLOURS, Panel, Scale, chart, lines
+from pipeline.run.report.curves import COLOURS, Panel, chart, lines
 from pipeline.run.report.panels import evaluation_scale, evaluation_series
 from pipeline.run.report.run_page import render
 from pipeline.run.report.run_records import RunRecords, paired_change
 from pipeline.run.report.verdict import verdict
 
-_OVERLAID: tuple[tuple[str, str, Scale], ...] = (
-    ("Mean reward", "reward/mean", "linear"),
-    ("Entropy, nats a token", "rollout/entropy", "linear"),
-    ("KL to the reference", "learner/kl", "linear"),
-    ("Mean length of completions, tokens", "rollout/tokens_mean", "linear"),
-    ("Groups with different rewards", "groups/mixed", "linear"),
-    ("Gradient norm", "learner/grad_norm", "linear"),
-    ("Seconds of a step", "time/step_s", "linear"),
-    ("Goodput", "goodput/total", "percent"),
+_OVERLAID: Sequence[tuple[Panel, str]] = (
+    (Panel("Mean reward"), "reward/mean"),
+    (Panel("Entropy, nats a token"), "rollout/entropy"),
+    (Panel("KL to the reference"), "learner/kl"),
+    (Panel("Mean length of completions, tokens"), "rollout/tokens_mean"),
+    (Panel("Groups with different rewards"), "groups/mixed"),
+    (Panel("Gradient norm"), "learner/grad_norm"),
+    (Panel("Seconds of a step"), "time/step_s"),
+    (Panel("Goodput", scale="percent"), "goodput/total"),
 )
-"""Title, metric and scale of the charts with a line for each run."""
+"""Charts with a line for each run, and their metric."""
 _OWN_SETTINGS = ("run.", "wandb.")
 """Begins of settings that differ by nature."""
 
@@ -104,7 +105,7 @@ def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]
     if series:
         first = next(rows for rows in found if rows)[0]
         yield Panel(f"Validation: {metric_title(first)}", series, evaluation_scale(first))
-    for title, metric, scale in _OVERLAID:
+    for panel, metric in _OVERLAID:
         by_run = {name: run.values(metric) for name, run in zip(names, runs, strict=True)}
         if series := lines(by_run):
-            yield Panel(title, series, scale)
+            yield replace(panel, series=series)

@@ -66,14 +66,13 @@ class Series:
         label: in the key.
         points: of the line.
         colour: from 0; below `COLOURS`.
-        form: "smoothed": many points without intervals become a moving mean; "plain": they are
-            drawn as they are; "measured": each is a mark with its interval.
+        measured: whether each point is a mark with its interval.
     """
 
     label: str
     points: Points
     colour: int = 0
-    form: Literal["smoothed", "plain", "measured"] = "smoothed"
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Panel:
         title: what it shows; unique on the page.
         series: its lines.
         scale: of the y axis.
+        smoothed: whether many points without intervals become a moving mean.
         stacked: whether the series are areas above one another; all have the same x.
         bound: y of a dashed line.
         x: label of the x axis.
@@ -91,20 +91,19 @@ class Panel:
     """
 
     title: str
-    series: Sequence[Series]
+    series: Sequence[Series] = ()
     scale: Scale = "linear"
+    smoothed: bool = True
     stacked: bool = False
     bound: float | None = None
     x: str = "step"
     note: str = ""
 
 
-def lines(
-    points: Mapping[str, Points], *, form: Literal["smoothed", "plain"] = "smoothed"
-) -> list[Series]:
+def lines(points: Mapping[str, Points]) -> list[Series]:
     """A line for each label that has points; a label keeps its colour whatever the others have."""
     return [
-        Series(label, found, number % COLOURS, form)
+        Series(label, found, number % COLOURS)
         for number, (label, found) in enumerate(points.items())
         if found
     ]
@@ -151,7 +150,7 @@ def chart(panel: Panel, *, resumes: Sequence[float] = (), changes: Sequence[floa
             _areas(axes, panel)
         else:
             for series in panel.series:
-                _line(axes, series)
+                _line(axes, series, smoothed=panel.smoothed)
         if panel.bound is not None:
             axes.axhline(panel.bound, color=_MUTED, linestyle=(0, (4, 3)), linewidth=1)
         for xs, dashes in ((resumes, (1, 2)), (changes, (5, 2, 1, 2))):
@@ -170,9 +169,9 @@ def chart(panel: Panel, *, resumes: Sequence[float] = (), changes: Sequence[floa
         return _svg(figure, panel.title)
 
 
-def _line(axes: Axes, series: Series) -> None:
+def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
     colour = _SERIES[series.colour]
-    if series.form == "measured":
+    if series.measured:
         xs, ys, lows, highs = zip(*series.points, strict=True)
         reach = [
             [max(y - low, 0.0) for y, low in zip(ys, lows, strict=True)],
@@ -185,7 +184,7 @@ def _line(axes: Axes, series: Series) -> None:
     points = thin(series.points)
     few = len(points) < _SMOOTHED_FROM
     xs, ys, *interval = zip(*points, strict=True)
-    if series.form == "smoothed" and not interval and not few:
+    if smoothed and not interval and not few:
         axes.plot(xs, ys, color=colour, linewidth=0.8, alpha=0.45)
         xs, ys, *interval = zip(*smooth(points), strict=True)
     if interval:

@@ -3,142 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import replace
 
 from pipeline.evaluate.summary import ACCURACY, mean_of, metric_title
 from pipeline.run.report.curves import Panel, Points, Scale, Series, lines
 from pipeline.run.report.run_records import Row, RunRecords
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A chart of metrics of the steps.
-
-    Attributes:
-        title: what it shows.
-        metrics: by the labels of their lines; those that the run lacks are left out.
-        scale: of the y axis.
-        stacked: whether the metrics add up.
-        form: of the lines.
-        note: below the chart.
-    """
-
-    title: str
-    metrics: Mapping[str, str]
-    scale: Scale = "linear"
-    stacked: bool = False
-    form: Literal["smoothed", "plain"] = "smoothed"
-    note: str = ""
-
-
-_CHARTS = (
-    Chart("Loss of demonstrations", {"loss": "sft/loss"}),
-    Chart("Entropy, nats a token", {"entropy": "rollout/entropy"}),
-    Chart(
-        "Right and well-formed rollouts",
+_CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
+    (Panel("Loss of demonstrations"), {"loss": "sft/loss"}),
+    (Panel("Entropy, nats a token"), {"entropy": "rollout/entropy"}),
+    (
+        Panel("Right and well-formed rollouts", scale="percent"),
         {"right": "rollout/correct_share", "well formed": "rollout/well_formed_share"},
-        scale="percent",
     ),
-    Chart("KL to the reference", {"KL": "learner/kl"}),
-    Chart(
-        "Groups by signal",
+    (Panel("KL to the reference"), {"KL": "learner/kl"}),
+    (
+        Panel(
+            "Groups by signal",
+            stacked=True,
+            note="Only groups with different rewards give a gradient.",
+        ),
         {
             "different rewards": "groups/mixed",
             "equal rewards": "groups/all_equal",
             "too few rewards": "groups/short",
         },
-        stacked=True,
-        note="Only groups with different rewards give a gradient.",
     ),
-    Chart(
-        "Groups with one kind of answer",
+    (
+        Panel("Groups with one kind of answer", note="Prompts that are too easy, and too hard."),
         {"all right": "groups/all_right", "all wrong": "groups/all_wrong"},
-        note="Prompts that are too easy, and too hard.",
     ),
-    Chart(
-        "How completions end",
+    (
+        Panel("How completions end", scale="percent", stacked=True),
         {
             "by themselves": "rollout/stop/eos",
             "stop string": "rollout/stop/stop_string",
             "cut off at the limit": "rollout/stop/length",
         },
-        scale="percent",
-        stacked=True,
     ),
-    Chart("Repetition", {"repeated share": "rollout/repetition"}, scale="percent"),
-    Chart("Gradient norm", {"gradient norm": "learner/grad_norm"}),
-    Chart("Loss", {"loss": "learner/loss"}),
-    Chart("Learning rate", {"learning rate": "learner/lr"}, form="plain"),
-    Chart("Norm of the adapter", {"adapter": "learner/adapter_norm"}, form="plain"),
-    Chart(
-        "Sampler and learner: difference of log-probs",
+    (Panel("Repetition", scale="percent"), {"repeated share": "rollout/repetition"}),
+    (Panel("Gradient norm"), {"gradient norm": "learner/grad_norm"}),
+    (Panel("Loss"), {"loss": "learner/loss"}),
+    (Panel("Learning rate", smoothed=False), {"learning rate": "learner/lr"}),
+    (Panel("Norm of the adapter", smoothed=False), {"adapter": "learner/adapter_norm"}),
+    (
+        Panel("Sampler and learner: difference of log-probs"),
         {"99.9th percentile": "learner/mismatch_p999", "mean": "learner/mismatch_mean"},
     ),
-    Chart(
-        "Clipped tokens",
+    (
+        Panel("Clipped tokens", scale="percent"),
         {"below": "learner/clip_low", "above": "learner/clip_high"},
-        scale="percent",
     ),
-    Chart("Largest ratio of a token", {"ratio": "learner/ratio_max"}),
-    Chart("Importance weight, mean", {"weight": "learner/importance_weight"}),
-    Chart("Spread of the advantages", {"standard deviation": "advantage/std"}),
-    Chart(
-        "Seconds of a step",
+    (Panel("Largest ratio of a token"), {"ratio": "learner/ratio_max"}),
+    (Panel("Importance weight, mean"), {"weight": "learner/importance_weight"}),
+    (Panel("Spread of the advantages"), {"standard deviation": "advantage/std"}),
+    (
+        Panel("Seconds of a step", stacked=True),
         {
             "rollouts": "time/sample_s",
             "rewards": "time/reward_s",
             "update": "time/learn_s",
             "sync": "time/sync_s",
         },
-        stacked=True,
     ),
-    Chart(
-        "Tokens a second",
+    (
+        Panel("Tokens a second"),
         {
             "generated": "speed/generated_tokens_per_s",
             "trained": "speed/trained_tokens_per_s",
         },
     ),
-    Chart("Goodput", {"total": "goodput/total"}, scale="percent"),
-    Chart("Slots in use", {"useful": "rollout/slots_useful"}, scale="percent"),
+    (Panel("Goodput", scale="percent"), {"total": "goodput/total"}),
+    (Panel("Slots in use", scale="percent"), {"useful": "rollout/slots_useful"}),
 )
+"""Charts of metrics of the steps, by the labels of their lines."""
 
 
 def panels(run: RunRecords) -> Iterator[Panel]:
-    """The charts of a run, the most important first."""
+    """The charts of a run, the most important first; metrics that the run lacks are left out."""
+    reward = Panel("Reward", note="Band: 95% interval of the moving mean over the steps.")
+    parts = Panel("Rewards by part", note="Before their weights.")
+    memory = Panel("Device memory, GiB", smoothed=False)
     found = [
         _evaluations(run),
-        of_metrics(
-            run,
-            Chart(
-                "Reward",
-                {"mean reward": "reward/mean"},
-                note="Band: 95% interval of the moving mean over the steps.",
-            ),
-        ),
-        of_metrics(
-            run,
-            Chart(
-                "Rewards by part",
-                {part: f"reward/{part}" for part in run.parts},
-                note="Before their weights.",
-            ),
-        ),
+        _with_metrics(run, reward, {"mean reward": "reward/mean"}),
+        _with_metrics(run, parts, {part: f"reward/{part}" for part in run.parts}),
         _lengths(run),
-        *(of_metrics(run, one) for one in _CHARTS),
-        of_metrics(run, Chart("Device memory, GiB", _memory_metrics(run), form="plain")),
+        *(_with_metrics(run, panel, metrics) for panel, metrics in _CHARTS),
+        _with_metrics(run, memory, _memory_metrics(run)),
     ]
     yield from (panel for panel in found if panel.series)
 
 
-def of_metrics(run: RunRecords, chart: Chart) -> Panel:
-    """A chart with the lines whose metric the run has."""
-    known = {label: run.values(metric) for label, metric in chart.metrics.items()}
-    if chart.stacked:
-        known = _aligned(known)
-    series = lines(known, form=chart.form)
-    return Panel(chart.title, series, chart.scale, chart.stacked, note=chart.note)
+def _with_metrics(run: RunRecords, panel: Panel, metrics: Mapping[str, str]) -> Panel:
+    """The chart with the lines whose metric the run has."""
+    known = {label: run.values(metric) for label, metric in metrics.items()}
+    return replace(panel, series=lines(_aligned(known) if panel.stacked else known))
 
 
 def _aligned(known: Mapping[str, list[tuple[int, float]]]) -> dict[str, list[tuple[int, float]]]:
@@ -156,7 +116,7 @@ def evaluation_series(found: Sequence[Row], *, label: str, colour: int) -> Serie
     for one in found:
         mean = mean_of(one) or 0.0
         points.append((one["step"], mean, *(one["ci95"] or (mean, mean))))
-    return Series(label, points, colour, form="measured")
+    return Series(label, points, colour, measured=True)
 
 
 def evaluation_scale(one: Row) -> Scale:
@@ -171,7 +131,7 @@ def _evaluations(run: RunRecords) -> Panel:
     }
     found = {name: rows for name, rows in sets.items() if rows}
     if not found:
-        return Panel("Evaluation", [])
+        return Panel("Evaluation")
     series = [
         evaluation_series(rows, label=name, colour=number)
         for number, (name, rows) in enumerate(found.items())

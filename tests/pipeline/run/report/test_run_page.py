@@ -92,6 +92,7 @@ def test_a_finished_run_has_all_sections(finished: Path):
     assert page.headings[0] == "run"
     wanted = {"Curves", "Answers to the same prompts", "Rollouts", "Settings"}
     assert wanted <= set(page.headings)
+    assert not re.search("</h2>\\s*<h2", text)  # an empty section
     assert "finished" in text
     assert text.count("<svg") > 5
 
