@@ -16,9 +16,9 @@ from launch.exits import exit_status
 from launch.flags import output_file
 
 DESCRIPTION = """\
-Write a report of a run as one HTML page: a verdict in words, curves, where the time went,
-rollouts through time, alarms and faults, plan and reality, cost, settings. Unfinished, failed and
-running runs have one, too. Several runs are compared. Exit status: 0 written, 2 a mistake in the
+Write a report of a run as one HTML page: a verdict in words, key figures, curves, where the time
+went, rollouts through time, alarms and faults, plan and reality, settings. Unfinished, failed and
+running runs also have one. Several runs are compared. Exit status: 0 written, 2 a mistake in the
 request."""
 
 
