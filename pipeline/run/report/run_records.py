@@ -13,6 +13,7 @@ from typing import Any
 
 from configs.evaluation import EXACT_ANSWER
 from pipeline.evaluate.evaluation import Evaluation, compare
+from pipeline.evaluate.recorded import is_better
 from pipeline.evaluate.summary import ACCURACY, mean_of
 from pipeline.run.goodput import TimeUse, time_use
 from pipeline.run.history import ENDED, REWARDS_CHANGED, STARTED, last_summary, valid_entries
@@ -121,9 +122,12 @@ class RunRecords:
 
     @property
     def best_validation(self) -> Row | None:
-        """The best validation; None: there was none."""
-        found = self.evaluations("validation")
-        return max(found, key=lambda one: mean_of(one) or 0.0, default=None)
+        """The best validation, as the run chose it; None: there was none."""
+        best = None
+        for found in self.evaluations("validation"):
+            if is_better(found, best):
+                best = found
+        return best
 
     def rollouts(self, name: str) -> list[dict[str, Any]]:
         """The rows of `rollouts/NAME.jsonl`; none if it is missing.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scipy.stats import kendalltau, theilslopes
 
 from pipeline.evaluate.significance import LEVEL
-from pipeline.evaluate.summary import mean_of, metric_title, prompts_of, show_change
+from pipeline.evaluate.summary import metric_title, prompts_of, show_change
 from pipeline.run.goodput import STEP_PHASES, grouped, phase_seconds, summed
 from pipeline.run.report.curves import thin
 from pipeline.run.report.findings import LEAST_STEPS, Finding, Level, problems
@@ -176,7 +176,9 @@ def _next(
     run: RunRecords, learns: Finding, found: Sequence[Finding], bounding: Finding
 ) -> Iterator[str]:
     yield from dict.fromkeys(finding.advice for finding in found if finding.advice)
-    if not found and learns.level == "good" and run.summary and _still_rising(run):
+    validations = run.evaluations("validation")
+    rises = len(validations) > 1 and run.best_validation == validations[-1]
+    if not found and learns.level == "good" and run.summary and rises:
         yield "validation was best at the end: continue with --extend"
     if not found and learns.level != "good" and run.steps >= LEAST_STEPS:
         yield "a higher learner.lr, more prompts_per_step, or more steps"
@@ -184,8 +186,3 @@ def _next(
         yield learns.advice
     if bounding.advice:
         yield f"for speed: {bounding.advice}"
-
-
-def _still_rising(run: RunRecords) -> bool:
-    means = [mean_of(one) or 0.0 for one in run.evaluations("validation")]
-    return len(means) > 1 and means[-1] == max(means)

@@ -86,6 +86,22 @@ def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int
     assert [one["step"] for one in records.evaluations("validation")] == steps
 
 
+def test_of_equal_validations_the_best_one_has_more_reward():
+    found = [
+        {
+            "event": "evaluated",
+            "name": "validation",
+            "step": step,
+            "accuracy": 0.5,
+            "reward": reward,
+        }
+        for step, reward in ((0, 0.5), (2, 0.7), (4, 0.6))
+    ]
+    best = run(journal=found).best_validation
+    assert best is not None
+    assert best["step"] == 2
+
+
 def test_the_best_evidence_is_the_paired_test():
     evaluated = {
         "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
