@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -42,7 +41,7 @@ def run_page(run: RunRecords) -> str:
     sections = {
         "Problems": judged.problems,
         "Curves": curves,
-        "Time": share_rows(run.time_use),
+        "Time": share_rows(run.time_use.seconds),
         "Answers to the same prompts": answer_rows(run),
         "Rollouts": rollout_rows(run),
         "Alarms, faults, resumes": facts.events(run),
@@ -62,7 +61,7 @@ def run_page(run: RunRecords) -> str:
             f"{key} = {show_value(value)}" for one in changed for key, _, value in one["changes"]
         ],
         time_curve=[(one, chart(one)) for one in _time_panels(run)],
-        devices=_device_rows(run),
+        devices=share_rows(run.time_use.devices),
         settings=facts.settings(run),
     )
 
@@ -78,16 +77,6 @@ def render(template: str, **values: Any) -> str:
     )
     page = environment.get_template(template).render(values)
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", page)
-
-
-def _device_rows(run: RunRecords) -> Sequence[tuple[str, str, str]]:
-    """Seconds and shares of the devices in the steps."""
-    use = run.time_use
-    return [
-        (name, f"{seconds:,.1f}", f"{seconds / use.step_s:.1%}")
-        for name, seconds in use.devices.items()
-        if seconds
-    ]
 
 
 def _time_panels(run: RunRecords) -> list[Panel]:
