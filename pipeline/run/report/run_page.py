@@ -35,8 +35,7 @@ _MINUTE_S, _HOUR_S = 60.0, 3600.0
 def run_page(run: RunRecords) -> str:
     """The report of a run."""
     judged, changed = verdict(run), run.entries(SETTINGS_CHANGED)
-    resumes = [one["step"] + 0.5 for one in run.journal if one["event"] == RESUMED and one["step"]]
-    changes = [one["after_step"] + 0.5 for one in changed]
+    resumes, changes = marks(run)
     curves = [(one, chart(one, resumes=resumes, changes=changes)) for one in panels(run)]
     sections = {
         "Problems": judged.problems,
@@ -64,6 +63,12 @@ def run_page(run: RunRecords) -> str:
         devices=share_rows(run.time_use.devices),
         settings=facts.settings(run),
     )
+
+
+def marks(run: RunRecords) -> tuple[list[float], list[float]]:
+    """Where on the axis of steps the run was resumed, and where a resume changed settings."""
+    resumes = [one["step"] + 0.5 for one in run.journal if one["event"] == RESUMED and one["step"]]
+    return resumes, [one["after_step"] + 0.5 for one in run.entries(SETTINGS_CHANGED)]
 
 
 def render(template: str, **values: Any) -> str:

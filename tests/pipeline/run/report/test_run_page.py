@@ -13,7 +13,7 @@ import pytest
 from pipeline.run.report.comparison_page import comparison_page
 from pipeline.run.report.curves import Panel, Series, chart, smooth
 from pipeline.run.report.facts import events
-from pipeline.run.report.run_page import run_page
+from pipeline.run.report.run_page import marks, run_page
 from pipeline.run.report.run_records import read_run
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.run.report.planted import run as planted
@@ -110,9 +110,11 @@ def test_colours_and_text_of_charts_follow_the_page(finished: Path):
 def test_settings_that_a_resume_changed_are_marked():
     changes = [["learner.lr", 1e-5, 2e-5]]
     journal = [{"event": "settings_changed", "after_step": 3, "changes": changes}]
-    resumed = {"event": "resumed", "step": 3}
-    text = run_page(planted(journal=[resumed, *journal]))
-    assert "Dotted: resumed. Dash-dotted: changed by a resume, learner.lr = 2e-05." in text
+    changed = planted(journal=journal)
+    assert marks(changed) == ([], [3.5])
+    text = run_page(changed)
+    assert "Dash-dotted: changed by a resume, learner.lr = 2e-05." in text
+    assert text.count("stroke-dasharray: 5,2,1,2") == text.count("<svg") - 1  # but for that of time
 
 
 def test_events_are_in_words():
