@@ -11,7 +11,7 @@ from configs.settings import find_setting
 from configs.toml_text import show_value
 from pipeline.deadline import show_duration
 from pipeline.evaluate.summary import show_interval, show_mean
-from pipeline.run.history import ENDED, RESUMED
+from pipeline.run.history import ENDED, RESTARTED, RESUMED
 from pipeline.run.report.run_records import RunRecords
 from pipeline.run.status import phase_words
 
@@ -25,7 +25,7 @@ _EVENTS = frozenset(
         "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "settings_changed",
-        RESUMED, ENDED,
+        RESTARTED, RESUMED, ENDED,
     }
 )  # fmt: skip
 _NO_FACTS = ("time", "event", "step", "after_step", "summary")

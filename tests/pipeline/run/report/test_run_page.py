@@ -129,6 +129,7 @@ def test_events_are_in_words():
         {"event": "rewards_changed", "after_step": 2, "changes": changes},
         {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
         {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
+        {"event": "restarted", "why": "a process of the run died"},
         {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
     ]
     shown = [row[1:] for row in events(planted(journal=journal))]
@@ -137,6 +138,7 @@ def test_events_are_in_words():
         ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2"),
         ("3", "reward errors", "name correct, causes (raised 2)"),
         ("4", "abandoned", "what the validation, elapsed 12.3 s"),
+        ("", "restarted", "why a process of the run died"),
         ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
     ]
 
