@@ -13,18 +13,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launch.exits import exit_status
-from launch.flags import output_file
+from launch.flags import Parser, output_file
 
 DESCRIPTION = """\
-Write a report of a run as one HTML page: a verdict in words, curves, where the time went,
-rollouts through time, alarms and faults, plan and reality, cost, settings. Unfinished, failed and
-running runs have one, too. Several runs are compared. Exit status: 0 written, 2 a mistake in the
+Write a report of a run as one HTML page: a verdict in words, key figures, curves, where the time
+went, rollouts through time, alarms and faults, plan and reality, settings. Unfinished, failed and
+running runs also have one. Several runs are compared. Exit status: 0 written, 2 a mistake in the
 request."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(
+    return exit_status(lambda: _prepare(argv), lambda found: _write(*found))
+
+
+def _prepare(argv: Sequence[str] | None) -> tuple[list[Path], Path]:
+    """The run folders and the page."""
+    parser = Parser(
         prog="python -m launch.report",
         usage="python -m launch.report RUN_DIR [RUN_DIR ...] [--out FILE]",
         description=DESCRIPTION,
@@ -37,19 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the page (default: report.html in the first folder; comparison.html for several)",
     )
     flags = parser.parse_args(argv)
-    return exit_status(lambda: _folders(flags), lambda found: _write(*found))
-
-
-def _folders(flags: argparse.Namespace) -> tuple[list[Path], Path]:
     # Imported late: `--help` needs none of it.
     from configs.base import home, nearest_hint
 
     folders = [home() / Path(one).expanduser() for one in flags.run_dirs]
-    for folder in folders:
-        if not folder.is_dir():
-            raise FileNotFoundError(
-                f"command line: RUN_DIR: no folder {folder}{nearest_hint(folder)}"
-            )
+    missing = [
+        f"command line: RUN_DIR: no folder {folder}{nearest_hint(folder)}"
+        for folder in folders
+        if not folder.is_dir()
+    ]
+    if missing:
+        raise FileNotFoundError("\n".join(missing))
     name = "report.html" if len(folders) == 1 else "comparison.html"
     return folders, output_file("--out", flags.out or str(folders[0] / name))
 

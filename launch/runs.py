@@ -80,7 +80,7 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
             unreadable.append(str(error))
     if is_run and unreadable:
         raise ValueError(*unreadable)
-    facts.sort(key=lambda run: run.active_s, reverse=True)
+    facts.sort(key=lambda run: run.last_activity, reverse=True)
     return Prepared(facts, unreadable, is_run, json_file(flags))
 
 

@@ -22,7 +22,6 @@ class CheckpointFiles:
     Attributes:
         step: training steps before it; the policy version.
         path: its folder.
-        unix_s: when it was complete.
         num_bytes: size on disk.
         adapter_sha256: hash of the adapter.
         provenance: hashes of what the run read, see `pipeline.run.history.provenance`.
@@ -30,7 +29,6 @@ class CheckpointFiles:
 
     step: int
     path: Path
-    unix_s: float
     num_bytes: int
     adapter_sha256: str
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -46,13 +44,11 @@ def read_checkpoints(folder: Path) -> list[CheckpointFiles]:
 
 
 def _read(path: Path) -> CheckpointFiles | None:
-    facts_file = path / "facts" / "metadata"
     with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        facts = json.loads(facts_file.read_bytes())
+        facts = json.loads((path / "facts" / "metadata").read_bytes())
         return CheckpointFiles(
             int(path.name),
             path,
-            facts_file.stat().st_mtime,
             folder_bytes(path),
             facts["adapter_sha256"],
             facts["meta"].get("provenance", {}),

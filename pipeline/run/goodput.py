@@ -26,8 +26,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.deadline import show_duration
-from pipeline.run.history import STARTED
-from pipeline.run.run_folder import ENDED
+from pipeline.run.history import ENDED, STARTED
 
 Row = Mapping[str, Any]
 
@@ -65,7 +64,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
 }
 """Phases by what they are for."""
 _LEAST_SHARE = 0.001
-"""Phases with a smaller share of the time are not shown."""
+"""Uses with a smaller share of the time are not shown."""
 
 
 @dataclass(frozen=True)
@@ -294,15 +293,15 @@ def grouped(seconds: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def share_rows(use: TimeUse) -> list[tuple[str, str, str]]:
-    """Phase, seconds and share of the time, of phases with a notable share, and of all."""
-    wall_s = use.wall_s
+def share_rows(seconds: Mapping[str, float]) -> list[tuple[str, str, str]]:
+    """Name, seconds and share of the sum, of those with a notable share, and of all."""
+    total_s = sum(seconds.values())
     shown = [
-        (phase.replace("_", " "), f"{seconds:,.1f}", f"{seconds / wall_s:.1%}")
-        for phase, seconds in use.seconds.items()
-        if seconds >= _LEAST_SHARE * wall_s
+        (name.replace("_", " "), f"{value:,.1f}", f"{value / total_s:.1%}")
+        for name, value in seconds.items()
+        if total_s and value >= _LEAST_SHARE * total_s
     ]
-    return [*shown, ("all", f"{wall_s:,.1f}", "100.0%")] if shown else []
+    return [*shown, ("all", f"{total_s:,.1f}", "100.0%")] if shown else []
 
 
 def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
@@ -312,7 +311,7 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
         use: of the run.
         cost: see `meter.cost`.
     """
-    rows = share_rows(use)
+    rows = share_rows(use.seconds)
     if not rows:
         return
     first_s, starts = use.first_step_s, "1 start" if use.starts == 1 else f"{use.starts} starts"
@@ -320,9 +319,8 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
     yield f"where the time went: {show_duration(use.wall_s)}, {starts}{first}"
     for phase, seconds, share in rows:
         yield f"  {phase:<14}{seconds:>12} s{share:>8}"
-    if step_s := use.step_s:
-        shares = [f"{value / step_s:.1%} {name}" for name, value in use.devices.items() if value]
-        yield f"devices in the steps: {', '.join(shares)}"
+    if devices := share_rows(use.devices)[:-1]:
+        yield f"devices in the steps: {', '.join(f'{share} {name}' for name, _, share in devices)}"
     if goodput := use.goodput:
         parts = " x ".join(
             f"{goodput[part]:.1%} {part}" for part in ("scheduling", "runtime", "program")

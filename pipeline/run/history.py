@@ -9,6 +9,8 @@ RESUMED = "resumed"
 """Journal event: a start that resumes after a step."""
 STARTED = "started"
 """Journal event: a process has started; with the hashes of what it reads."""
+ENDED = "ended"
+"""Journal event: a clean end with its summary."""
 RESTARTED = "restarted"
 """Journal event: the run died or hung, and its parent has started it again; with the reason."""
 REWARDS = "rewards"
@@ -42,6 +44,15 @@ def valid_entries(
             found.append(entry)
     last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
     return found[last + 1 :]
+
+
+def last_summary(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """The summary of the last clean end; None if there was none, or the run was resumed since."""
+    found = None
+    for entry in entries:
+        if entry["event"] in {ENDED, RESUMED}:
+            found = entry.get("summary")
+    return found
 
 
 def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int]:

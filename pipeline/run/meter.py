@@ -32,8 +32,8 @@ from pipeline.run.goodput import (
     step_seconds,
     time_use,
 )
-from pipeline.run.history import STARTED
-from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.run.history import ENDED, STARTED
+from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
 
 Figures = dict[str, float]

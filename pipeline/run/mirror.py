@@ -16,6 +16,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -99,56 +100,52 @@ class Store:
 class Copier:
     """Copies what is new in a run folder.
 
+    Of the files that an earlier process has copied only those are new that may have been replaced.
+
     Args:
         folder: the run folder.
         url: MIRROR/NAME.
+
+    Raises:
+        Exception: what the store raises.
     """
 
     def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._url = folder, url
-        self._store: Store | None = None
-        self._copied: dict[str, Stamp] = {}
+        self._folder, self._store = folder, Store(url)
+        here = _scan(folder)
+        self._copied: dict[str, Stamp | None] = {
+            path: here[path] if _is_final(path) and path in here and here[path][0] == size else None
+            for path, size in self._store.sizes().items()
+        }
 
     def copy(self) -> None:
         """Copies new and changed files, then deletes what the run folder no longer has.
 
-        Of the files that an earlier process has copied only those are new that may have been
-        replaced. Retention may delete a checkpoint meanwhile: what is left is for the next call.
+        Retention may delete a checkpoint meanwhile: what is left is for the next call.
 
         Raises:
             Exception: what the store raises; the next call continues.
         """
-        if self._store is None:
-            store, there = Store(self._url), _scan(self._folder)
-            self._copied = {
-                path: there[path]
-                if _is_final(path) and there.get(path, (-1, 0.0))[0] == size
-                else (-1, 0.0)
-                for path, size in store.sizes().items()
-            }
-            self._store = store
         try:
-            self._copy(self._store)
+            self._copy()
         except FileNotFoundError as error:
             if not Path(str(error.filename)).is_relative_to(self._folder):
                 raise  # of the store
 
-    def _copy(self, store: Store) -> None:
+    def _copy(self) -> None:
         before = _scan(self._folder)
         # Read after the checkpoints were found, and before what the records refer to.
-        records = {
-            path: (self._folder / path).read_bytes() for path in sorted(before) if "/" not in path
-        }
+        records = {path: (self._folder / path).read_bytes() for path in before if "/" not in path}
         found = _scan(self._folder)
         others = sorted(path for path in found if "/" in path and not _is_checkpoint(path))
         checkpoints = sorted(filter(_is_checkpoint, before), key=_place)
         stamps = {**found, **before}
-        for path in (*others, *records, *checkpoints):
+        for path in (*others, *sorted(records), *checkpoints):
             if self._copied.get(path) != stamps[path]:
-                store.write(path, records.get(path, self._folder / path))
+                self._store.write(path, records.get(path, self._folder / path))
                 self._copied[path] = stamps[path]
         for path in sorted(self._copied.keys() - found.keys(), key=_place, reverse=True):
-            store.delete(path)
+            self._store.delete(path)
             del self._copied[path]
 
 
@@ -161,8 +158,9 @@ class Mirror:
 
     def __init__(self, url: str | None) -> None:
         self.url = url
-        self._asked, self._ended = threading.Event(), threading.Event()
-        self._runs = self._finishes = self._is_complete = False
+        self._asked = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._finishes = self._is_complete = False
         self._log_event: LogEvent
 
     def start(self, folder: Path, *, log_event: LogEvent) -> None:
@@ -175,9 +173,9 @@ class Mirror:
         """
         if self.url is None:
             return
-        self._log_event, self._runs = from_threads(log_event), True
-        copier = Copier(folder, self.url)
-        threading.Thread(target=self._serve, args=[copier], name="mirror", daemon=True).start()
+        self._log_event, serve = from_threads(log_event), partial(self._serve, folder, self.url)
+        self._thread = threading.Thread(target=serve, name="mirror", daemon=True)
+        self._thread.start()
         self.request()
 
     def request(self) -> None:
@@ -186,11 +184,11 @@ class Mirror:
 
     async def finish(self) -> None:
         """Waits up to `FINISH_S` for a last copy; logs if it is not complete."""
-        if not self._runs:
+        if self._thread is None:
             return
         self._finishes = True
         self.request()
-        await asyncio.to_thread(self._ended.wait, FINISH_S)
+        await asyncio.to_thread(self._thread.join, FINISH_S)
         if not self._is_complete:
             self._say(
                 "the end of the run could not be copied; the same command continues the copy from "
@@ -201,21 +199,21 @@ class Mirror:
     def _say(self, text: str) -> None:
         self._log_event("mirror", f"mirror {self.url}: {text}", what=text)
 
-    def _serve(self, copier: Copier) -> None:
+    def _serve(self, folder: Path, url: str) -> None:
         """Copies at each request, until `finish`; the function of the thread."""
-        while not self._ended.is_set():
+        copier, finishes = None, False
+        while not finishes:
             self._asked.wait()
             self._asked.clear()
             finishes = self._finishes
             try:
+                copier = copier or Copier(folder, url)
                 copier.copy()
             except Exception as error:  # noqa: BLE001  # of any library of a store
                 why = first_line(error)
                 self._say(f"cannot be written ({why}); the next checkpoint tries again")
             else:
                 self._is_complete = finishes
-            if finishes:
-                self._ended.set()
 
 
 # --- the run folder

@@ -25,7 +25,13 @@ from configs.resume import (
 )
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.run.history import RESUMED, steps_with_changed_rewards, valid_entries
+from pipeline.run.history import (
+    ENDED,
+    RESUMED,
+    last_summary,
+    steps_with_changed_rewards,
+    valid_entries,
+)
 from pipeline.run.record_files import (
     RESTORE,
     DamagedFileError,
@@ -40,8 +46,6 @@ from pipeline.run.record_files import (
     write_rows,
 )
 
-ENDED = "ended"
-"""Journal event: a clean end with its summary."""
 _LOCK, _STATUS, _REWARDS_LOG = ".lock", "status.json", "rewards.log"
 _BEFORE_RUN = frozenset({_LOCK, "start", _STATUS, f"{_STATUS}.tmp", _REWARDS_LOG})
 """What a process that is killed while it loads may leave in a folder without a run."""
@@ -273,11 +277,7 @@ class RunFolder:
         Raises:
             DamagedFileError: if the journal is damaged.
         """
-        found = None
-        for entry in self.entries():
-            if entry["event"] in {ENDED, RESUMED}:
-                found = entry.get("summary")
-        return found
+        return last_summary(self.entries())
 
     def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
         """Replaces `summary.json`, which is a copy for users, and journals the summary."""

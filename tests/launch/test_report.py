@@ -57,8 +57,10 @@ def test_several_runs_are_compared(run: Path, tmp_path: Path):
 
 
 def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(run) + "s"]) == 2
-    assert "command line: RUN_DIR: no folder" in capsys.readouterr().err
+    assert main([]) == 2
+    assert "required: RUN_DIR; --help describes the command" in capsys.readouterr().err
+    assert main([f"{run}s", f"{run}t"]) == 2
+    assert capsys.readouterr().err.count("command line: RUN_DIR: no folder") == 2
     assert main([str(tmp_path)]) == 2
     assert "not a run folder" in capsys.readouterr().err
     assert main([str(run), "--out", str(tmp_path)]) == 2

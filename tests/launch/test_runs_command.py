@@ -90,6 +90,9 @@ def test_the_checkpoints_of_a_run_are_listed_with_why_they_are_kept(
     ]
     assert (run["state"], run["steps"]) == ("finished", 4)
     assert run["checkpoints"][0]["provenance"] == {"x": "y"}
+    # Not times of files, which are those of the copy where a run came from its mirror.
+    saved = {entry["step"]: entry["time"] for entry in folder.events("checkpoint")}
+    assert [one["complete"] for one in run["checkpoints"]] == [saved[step] for step in (1, 2, 3, 4)]
     for one in run["checkpoints"]:
         assert one["kept"] in out
 

@@ -3,54 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from configs.resume import diff_configs
 from configs.toml_text import show_value
-from pipeline.evaluate.summary import ACCURACY, metric_title, show_change
+from pipeline.evaluate.summary import metric_title, show_change
 from pipeline.run.report import facts
-from pipeline.run.report.curves import COLOURS, Panel, Scale, Series
-from pipeline.run.report.panels import evaluation_series
-from pipeline.run.report.run_page import drawn, render
+from pipeline.run.report.curves import COLOURS, Panel, chart, lines
+from pipeline.run.report.panels import evaluation_scale, evaluation_series
+from pipeline.run.report.run_page import render
 from pipeline.run.report.run_records import RunRecords, paired_change
 from pipeline.run.report.verdict import verdict
 
-_OVERLAID: tuple[tuple[str, str, Scale], ...] = (
-    ("Mean reward", "reward/mean", "linear"),
-    ("Entropy, nats a token", "rollout/entropy", "linear"),
-    ("KL to the reference", "learner/kl", "linear"),
-    ("Mean length of completions, tokens", "rollout/tokens_mean", "linear"),
-    ("Groups with different rewards", "groups/mixed", "linear"),
-    ("Gradient norm", "learner/grad_norm", "linear"),
-    ("Seconds of a step", "time/step_s", "linear"),
-    ("Goodput", "goodput/total", "percent"),
+_OVERLAID: Sequence[tuple[Panel, str]] = (
+    (Panel("Mean reward"), "reward/mean"),
+    (Panel("Entropy, nats a token"), "rollout/entropy"),
+    (Panel("KL to the reference"), "learner/kl"),
+    (Panel("Mean length of completions, tokens"), "rollout/tokens_mean"),
+    (Panel("Groups with different rewards"), "groups/mixed"),
+    (Panel("Gradient norm"), "learner/grad_norm"),
+    (Panel("Seconds of a step"), "time/step_s"),
+    (Panel("Goodput", scale="percent"), "goodput/total"),
 )
-"""Title, metric and scale of the charts with a line for each run."""
+"""Charts with a line for each run, and their metric."""
 _OWN_SETTINGS = ("run.", "wandb.")
 """Begins of settings that differ by nature."""
 
 
 def comparison_page(runs: Sequence[RunRecords]) -> str:
     """The comparison; the first run is the one that the others are compared with."""
-    names = unique_names(runs)
-    verdicts = [verdict(run) for run in runs]
+    names = _unique_names(runs)
     figures = [{name: value for name, value, _ in facts.key_figures(run)} for run in runs]
     wanted = dict.fromkeys(name for own in figures for name in own)
     return render(
         "comparison.html",
         title=f"{', '.join(names)}: comparison",
         names=names,
-        runs=runs,
-        key=[(name, number % COLOURS) for number, name in enumerate(names)],
-        verdicts=verdicts,
-        states=[facts.state(run)[0] for run in runs],
+        verdicts=[
+            (name, facts.state(run)[0], verdict(run)) for name, run in zip(names, runs, strict=True)
+        ],
         figures=[(name, *(own.get(name, "") for own in figures)) for name in wanted],
         pairs=[_pair_row(runs[0], other) for other in runs[1:]],
-        charts=drawn(list(_panels(runs, names)), name="c"),
+        charts=[(panel, chart(panel)) for panel in _panels(runs, names)],
         settings=_differing_settings(runs),
     )
 
 
-def unique_names(runs: Sequence[RunRecords]) -> list[str]:
+def _unique_names(runs: Sequence[RunRecords]) -> list[str]:
     """The runs' names, or their paths where names are equal."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.path) for run in runs]
@@ -105,13 +104,8 @@ def _panels(runs: Sequence[RunRecords], names: Sequence[str]) -> Iterator[Panel]
     ]
     if series:
         first = next(rows for rows in found if rows)[0]
-        scale: Scale = "percent" if ACCURACY in first else "linear"
-        yield Panel(f"Validation: {metric_title(first)}", series, scale)
-    for title, metric, scale in _OVERLAID:
-        lines = [
-            Series(name, run.values(metric), colour=number % COLOURS)
-            for number, (name, run) in enumerate(zip(names, runs, strict=True))
-            if run.values(metric)
-        ]
-        if lines:
-            yield Panel(title, lines, scale)
+        yield Panel(f"Validation: {metric_title(first)}", series, evaluation_scale(first))
+    for panel, metric in _OVERLAID:
+        by_run = {name: run.values(metric) for name, run in zip(names, runs, strict=True)}
+        if series := lines(by_run):
+            yield replace(panel, series=series)

@@ -1,4 +1,4 @@
-"""The tables of a run's report: key figures, tokens, plan against reality, events, settings."""
+"""The tables of a run's report: key figures, plan against reality, events, settings."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from configs.resume import diff_configs
 from configs.settings import find_setting
 from configs.toml_text import show_value
 from pipeline.deadline import show_duration
-from pipeline.evaluate.summary import mean_of, show_interval, show_mean
-from pipeline.run.history import RESUMED
+from pipeline.evaluate.summary import show_interval, show_mean
+from pipeline.run.history import ENDED, RESTARTED, RESUMED
 from pipeline.run.report.run_records import RunRecords
-from pipeline.run.run_folder import ENDED
 from pipeline.run.status import phase_words
 
 Figure = tuple[str, str, str]
@@ -26,12 +25,12 @@ _EVENTS = frozenset(
         "abandoned", "refused",
         "waited_for_devices", "overflow", "rewards_changed", "extended", "budget",
         "truncated_rollouts", "settings_changed",
-        RESUMED, ENDED,
+        RESTARTED, RESUMED, ENDED,
     }
 )  # fmt: skip
+_NO_FACTS = ("time", "event", "step", "after_step", "summary")
 _SIZE_OF_TEXT = 300
 _MINUTE_S = 60.0
-_TRAINING = "for training, each step once"
 
 
 def state(run: RunRecords) -> tuple[str, str]:
@@ -58,38 +57,33 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     planned = next((value for _, value in reversed(run.values("budget/steps_planned"))), None)
     planned = int(planned) if planned else run.setting("budget.steps")
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
-    yield from _results(run)
-    summary, last = run.summary, run.metrics[-1] if run.metrics else {}
-    generated, use = sum(count for _, count in run.tokens), run.time_use
-    usd, wall_s = cost(run).get("usd"), summary.get("wall_s", last.get("time/elapsed_s"))
+    for name in ("test before", "test after"):
+        for found in run.evaluations(name.replace(" ", "_"))[-1:]:
+            yield name, show_mean(found), show_interval(found)
+    if (best := run.best_validation) is not None:
+        yield "best validation", show_mean(best), f"after step {best['step']}"
+    generated = sum(count for _, count in run.values("tokens/generated"))
+    wall_s = run.summary.get("wall_s", run.last_row.get("time/elapsed_s"))
+    tokens = run.summary.get("tokens_generated", generated)
+    use, spent = run.time_use, cost(run)
+    prices = [
+        f"${spent[key]:,.4g} per million {kind} tokens"
+        for kind in ("generated", "trained")
+        if (key := f"usd_per_mtoken_{kind}") in spent
+    ]
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
         ("first step done", use.first_step_s, show_duration, "all waits counted"),
         ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
-        (
-            "tokens generated",
-            summary.get("tokens_generated", generated),
-            "{:,.0f}".format,
-            _TRAINING,
-        ),
+        ("tokens generated", tokens, "{:,.0f}".format, "for training, each step once"),
         ("goodput", use.goodput.get("total"), "{:.0%}".format, "of all time"),
         ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
         ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
-        ("cost", usd, "${:,.2f}".format, ""),
+        ("cost", spent.get("usd"), "${:,.2f}".format, ", ".join(prices)),
     )
     for name, value, shown, remark in known:
         if value:
             yield name, shown(value), remark
-
-
-def _results(run: RunRecords) -> Iterator[Figure]:
-    for name, when in (("test before", "test_before"), ("test after", "test_after")):
-        for found in run.evaluations(when)[-1:]:
-            yield name, show_mean(found), show_interval(found)
-    validations = run.evaluations("validation")
-    if validations:
-        best = max(validations, key=lambda one: mean_of(one) or 0.0)
-        yield "best validation", show_mean(best), f"after step {best['step']}"
 
 
 def _median(run: RunRecords, metric: str) -> float | None:
@@ -100,28 +94,12 @@ def _median(run: RunRecords, metric: str) -> float | None:
 
 def cost(run: RunRecords) -> Mapping[str, float]:
     """Dollars of the run, as far as a price is known: the summary's, else the last step's."""
-    recorded: Mapping[str, float] = run.summary.get("cost", {})
-    if recorded:
-        return recorded
-    last = run.metrics[-1] if run.metrics else {}
     prefix = "cost/"
-    return {
-        name.removeprefix(prefix): value for name, value in last.items() if name.startswith(prefix)
+    return run.summary.get("cost") or {
+        name.removeprefix(prefix): value
+        for name, value in run.last_row.items()
+        if name.startswith(prefix)
     }
-
-
-def cost_figures(run: RunRecords) -> Iterator[Figure]:
-    """Dollars and tokens for a dollar."""
-    known = cost(run)
-    titles = {
-        "usd": ("dollars", "${:,.2f}"),
-        "usd_per_mtoken_generated": ("dollars per million generated tokens", "${:,.4g}"),
-        "usd_per_mtoken_trained": ("dollars per million trained tokens", "${:,.4g}"),
-        "tokens_per_usd": ("trained tokens per dollar", "{:,.0f}"),
-    }
-    for key, (title, form) in titles.items():
-        if key in known:
-            yield title, form.format(known[key]), ""
 
 
 def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
@@ -129,37 +107,39 @@ def plan_figures(run: RunRecords) -> Iterator[tuple[str, str, str, str]]:
     planned = run.values("budget/steps_planned")
     if planned:
         yield "steps", f"{planned[0][1]:,.0f}", f"{run.steps:,}", "planned after the first step"
-    last_row = run.metrics[-1] if run.metrics else {}
-    suffix = "/planned_gib"
-    for name in last_row:
-        if name.startswith("hbm/") and name.endswith(suffix):
-            process = name.removesuffix(suffix)
-            peak = last_row.get(f"{process}/peak_gib")
-            compiled = last_row.get(f"{process}/compiled_gib")
-            yield (
-                f"GiB of {process.removeprefix('hbm/').replace('_', ' ')}",
-                f"{last_row[name]:.3g}",
-                "not known" if peak is None else f"{peak:.3g}",
-                "" if compiled is None else f"compiled {compiled:.3g}",
-            )
+    row, suffix = run.last_row, "/planned_gib"
+    for process in (name.removesuffix(suffix) for name in row if name.endswith(suffix)):
+        peak, compiled = (row.get(f"{process}/{kind}_gib") for kind in ("peak", "compiled"))
+        yield (
+            f"GiB of {process.removeprefix('hbm/').replace('_', ' ')}",
+            f"{row[f'{process}{suffix}']:.3g}",
+            "not known" if peak is None else f"{peak:.3g}",
+            "" if compiled is None else f"compiled {compiled:.3g}",
+        )
     for key, size in run.plan.get("sizes", {}).items():
         given = run.setting(f"plan.{key}")
         yield f"plan.{key}", "not set" if given is None else f"{given:,}", f"{size:,}", "used"
+
+
+def readable_time(stamp: str) -> str:
+    """A time stamp of a record, in UTC, that breaks between date and time."""
+    return stamp.replace("T", " ").removesuffix("Z")
 
 
 def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
     """Alarms, faults, resumes and changed decisions: time, step, event, facts."""
     found = []
     for entry in run.journal:
-        if entry["event"] in _EVENTS:
-            left_out = {"time", "event", "step", "after_step", "summary"}
-            facts = {key: value for key, value in entry.items() if key not in left_out}
-            if entry["event"] == ENDED:
-                facts = {"as": entry["summary"].get("ended")}
-            text = _in_words(facts)
-            step = entry.get("step", entry.get("after_step", ""))
-            event = entry["event"].replace("_", " ")
-            found.append((_readable(entry.get("time")), str(step), event, _short(text)))
+        if entry["event"] not in _EVENTS:
+            continue
+        facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
+        if entry["event"] == ENDED:
+            facts = {"as": entry["summary"].get("ended")}
+        text = _in_words(facts)
+        time = readable_time(entry.get("time", ""))
+        step = str(entry.get("step", entry.get("after_step", "")))
+        shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
+        found.append((time, step, entry["event"].replace("_", " "), shown))
     return found
 
 
@@ -167,20 +147,15 @@ def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[st
     """The settings that differ from their defaults, with these, and the others."""
     changed, others = [], []
     for key, _, value in diff_configs({}, run.config):
-        setting = find_setting(key.split("."))
-        shown = show_value(value)
-        if setting is not None and not setting.required and setting.default == value:
+        setting, shown = find_setting(key.split(".")), show_value(value)
+        if setting is None or setting.required:
+            changed.append((key, shown, ""))
+        elif setting.default == value:
             others.append((key, shown))
         else:
-            default = None if setting is None else setting.default
-            known = setting is not None and (default is not None or setting.optional)
-            changed.append((key, shown, show_value(default) if known else ""))
+            has_default = setting.default is not None or setting.optional
+            changed.append((key, shown, show_value(setting.default) if has_default else ""))
     return changed, others
-
-
-def _readable(stamp: object) -> str:
-    """A time stamp that breaks between date and time; UTC."""
-    return str(stamp or "").replace("T", " ").removesuffix("Z")
 
 
 def _in_words(facts: Mapping[str, Any]) -> str:
@@ -213,7 +188,3 @@ def _plain(value: Any) -> str:
     if value is None:
         return "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."

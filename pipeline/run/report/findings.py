@@ -22,14 +22,12 @@ class Finding:
     """A judgement about a run.
 
     Attributes:
-        kind: one word or several with underscores.
         level: how it is to be taken.
         sentence: the judgement.
         evidence: the figures that it rests on.
         advice: what to do; "" where nothing is to be done.
     """
 
-    kind: str
     level: Level
     sentence: str
     evidence: str
@@ -60,7 +58,6 @@ def problems(run: RunRecords) -> list[Finding]:
 def _failed(run: RunRecords) -> Iterator[Finding]:
     if run.failure is not None:
         yield Finding(
-            "failed",
             "bad",
             "The run failed.",
             run.failure,
@@ -71,7 +68,6 @@ def _failed(run: RunRecords) -> Iterator[Finding]:
 def _untrained_export(run: RunRecords) -> Iterator[Finding]:
     if why := run.summary.get(UNTRAINED_EXPORT):
         yield Finding(
-            UNTRAINED_EXPORT,
             "bad",
             "The export is the model before training.",
             why,
@@ -82,7 +78,6 @@ def _untrained_export(run: RunRecords) -> Iterator[Finding]:
 def _equal_answers(run: RunRecords) -> Iterator[Finding]:
     for entry in run.entries(EVALUATION_NOTICE):
         yield Finding(
-            EVALUATION_NOTICE,
             "warning",
             "Before training all answers to a set had the same result.",
             entry["what"],
@@ -95,7 +90,6 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
     waited = sum(seconds for _, seconds in run.values("time/reward_s"))
     if total and waited > SLOW_REWARD * total:
         yield Finding(
-            "slow_reward",
             "warning",
             "The rewards are slow: the devices wait for them.",
             f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
@@ -109,10 +103,9 @@ def _faults(run: RunRecords) -> Iterator[Finding]:
     skipped = run.entries("update_skipped")
     if skipped:
         yield Finding(
-            "skipped_updates",
             "bad",
-            f"{len(skipped)} updates were skipped.",
-            f"step {skipped[0]['step']}: {skipped[0]['why']}",
+            "Updates were skipped.",
+            f"{len(skipped)} in all, the first in step {skipped[0]['step']}: {skipped[0]['why']}",
             f"read the batch in {skipped[0]['batch']}; a lower learner.lr may help",
         )
     errors = run.entries("reward_errors")
@@ -121,7 +114,6 @@ def _faults(run: RunRecords) -> Iterator[Finding]:
         for entry in errors:
             parts[entry["name"]] = parts.get(entry["name"], 0) + entry["count"]
         yield Finding(
-            "reward_errors",
             "warning",
             f"Rewards failed {sum(parts.values())} times; these rollouts are excluded.",
             ", ".join(f"{name}: {count}" for name, count in parts.items())
@@ -141,4 +133,4 @@ def _alarms(run: RunRecords) -> Iterator[Finding]:
         sentence = f"{fact[:1].upper()}{fact[1:]}."
         raised = f"alarm {rule} at step {steps}" if len(alarms) < 2 else f"alarms at steps {steps}"
         level: Level = "bad" if last.get("action") == "stop" else "warning"
-        yield Finding(rule, level, sentence, f"{raised}: {fact}", _ADVICE[rule])
+        yield Finding(level, sentence, f"{raised}: {fact}", _ADVICE[rule])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,11 +44,6 @@ class Rescored:
     after: Mapping[str, float | None]
     errors: Mapping[str, RewardError]
 
-    @property
-    def group(self) -> tuple[int, int]:
-        """Step and prompt."""
-        return self.step, self.given.prompt_id
-
 
 def rescoring_figures(
     rollouts: Sequence[Rescored], *, extraction: AnswerPlace, show: int
@@ -60,9 +55,14 @@ def rescoring_figures(
         extraction: `eval.extraction`, which says which answers are wrong.
         show: maximum number of completions of each kind.
     """
-    groups = list(_groups(rollouts).values())
+    by_prompt: dict[tuple[int, int], list[Rescored]] = {}
+    for one in rollouts:
+        by_prompt.setdefault((one.step, one.given.prompt_id), []).append(one)
+    groups = list(by_prompt.values())
     names = dict.fromkeys(name for one in rollouts for name in (*one.after, *one.before))
     names[SUM] = names.pop(SUM)  # the last row
+    scored = [one for one in rollouts if one.after[SUM] is not None]
+    scored.sort(key=lambda one: one.after[SUM] or 0.0)
     return {
         "rollouts": len(rollouts),
         "groups": len(groups),
@@ -75,12 +75,13 @@ def rescoring_figures(
             for name in names
         },
         "groups_with_signal": {
-            "before": _signal(groups, lambda one: one.before[SUM]),
-            "after": _signal(groups, lambda one: one.after[SUM]),
+            "before": _signal([[one.before[SUM] for one in group] for group in groups]),
+            "after": _signal([[one.after[SUM] for one in group] for group in groups]),
         },
         "rank_correlation": _rank_correlation(groups),
-        **_extremes(rollouts, extraction, show=show),
-        **_wrong(rollouts, extraction, show=show),
+        "best": [_sample(one, extraction) for one in scored[::-1][:show]],
+        "worst": [_sample(one, extraction) for one in scored[:show]],
+        "wrong": _wrong(scored[::-1], extraction, show=show),
         "errors": _errors(rollouts),
     }
 
@@ -89,29 +90,14 @@ def rescoring_lines(figures: Figures) -> Iterator[str]:
     """The lines of the report."""
     yield f"{figures['rollouts']} rollouts in {figures['groups']} groups, scored again"
     yield ""
-    yield from _distribution_lines(figures["parts"])
-    yield ""
-    yield from _order_lines(figures)
-    for kind, title in (("best", "highest reward"), ("worst", "lowest reward")):
-        for sample in figures[kind]:
-            yield from ("", *_sample_lines(sample, title))
-    yield from _wrong_lines(figures["wrong"])
-    for error in figures["errors"]:
-        what = f"{error['part']!r}: {error['count']} rollouts have no score ({error['cause']})"
-        yield from ("", f"ERROR: {what}, first: {error['first']}")
-
-
-def _distribution_lines(parts: Mapping[str, Figures]) -> Iterator[str]:
     heads = ("n", "mean", "std", *_QUANTILES, "lowest", "highest")
     rows = [["reward", "", *heads, ""]]
-    for name, found in parts.items():
+    for name, found in figures["parts"].items():
         for when, one in found.items():
             cells = ["-" if one.get(head) is None else f"{one[head]:.4g}" for head in heads]
             rows.append([name if when == "before" else "", when, *cells, ""])
     yield from table(rows)
-
-
-def _order_lines(figures: Figures) -> Iterator[str]:
+    yield ""
     signal, ranks = figures["groups_with_signal"], figures["rank_correlation"]
     yield (
         f"groups with signal (rewards that differ): {signal['before']:.1%} before, "
@@ -122,6 +108,13 @@ def _order_lines(figures: Figures) -> Iterator[str]:
             f"rank correlation within groups (Spearman): {ranks['mean']:.3f}, mean of "
             f"{ranks['groups']} groups with signal before and after"
         )
+    for kind, title in (("best", "highest reward"), ("worst", "lowest reward")):
+        for sample in figures[kind]:
+            yield from ("", *_sample_lines(sample, title))
+    yield from _wrong_lines(figures["wrong"])
+    for error in figures["errors"]:
+        what = f"{error['part']!r}: {error['count']} rollouts have no score ({error['cause']})"
+        yield from ("", f"ERROR: {what}, first: {error['first']}")
 
 
 def _wrong_lines(wrong: Figures) -> Iterator[str]:
@@ -140,13 +133,6 @@ def _wrong_lines(wrong: Figures) -> Iterator[str]:
         yield from ("", *_sample_lines(sample, "high reward, wrong answer"))
 
 
-def _groups(rollouts: Sequence[Rescored]) -> dict[tuple[int, int], list[Rescored]]:
-    found: dict[tuple[int, int], list[Rescored]] = {}
-    for one in rollouts:
-        found.setdefault(one.group, []).append(one)
-    return found
-
-
 def _distribution(values: Sequence[float | None]) -> dict[str, float | None]:
     known = np.array([value for value in values if value is not None])
     if not len(known):
@@ -162,11 +148,9 @@ def _distribution(values: Sequence[float | None]) -> dict[str, float | None]:
     }
 
 
-def _signal(
-    groups: Sequence[Sequence[Rescored]], reward: Callable[[Rescored], float | None]
-) -> float:
+def _signal(groups: Sequence[Sequence[float | None]]) -> float:
     """Share of groups whose rewards differ."""
-    known = ([value for one in group if (value := reward(one)) is not None] for group in groups)
+    known = ([value for value in group if value is not None] for group in groups)
     mixed = [len(values) > 1 and max(values) - min(values) > _DIFFERENCE for values in known]
     return sum(mixed) / max(1, len(mixed))
 
@@ -186,41 +170,30 @@ def _rank_correlation(groups: Sequence[Sequence[Rescored]]) -> dict[str, Any]:
     return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
 
 
-def _extremes(
-    rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int
-) -> dict[str, list[Any]]:
-    known = [one for one in rollouts if one.after[SUM] is not None]
-    known.sort(key=lambda one: one.after[SUM] or 0.0)
-    best, worst = known[::-1][:show], known[:show]
-    return {
-        "best": [_sample(one, extraction) for one in best],
-        "worst": [_sample(one, extraction) for one in worst],
-    }
+def _wrong(scored: Sequence[Rescored], extraction: AnswerPlace, *, show: int) -> dict[str, Any]:
+    """Rollouts with a wrong answer and a high reward: at least the median of right ones.
 
-
-def _wrong(rollouts: Sequence[Rescored], extraction: AnswerPlace, *, show: int) -> dict[str, Any]:
-    """Rollouts with a wrong answer and a high reward: at least the median of right ones."""
-    right, wrong = list[float](), list[tuple[float, Rescored]]()
-    for one in rollouts:
+    Args:
+        scored: the highest reward first.
+        extraction: see `rescoring_figures`.
+        show: maximum number of completions.
+    """
+    by_answer: dict[bool, list[tuple[float, Rescored]]] = {True: [], False: []}
+    for one in scored:
         given, reward = one.given, one.after[SUM]
-        if given.answer is None or reward is None:
-            continue
-        if is_correct(
-            given.completion, answer=given.answer, tags=given.tags, extraction=extraction
-        ):
-            right.append(reward)
-        else:
-            wrong.append((reward, one))
+        if given.answer is not None and reward is not None:
+            is_right = is_correct(
+                given.completion, answer=given.answer, tags=given.tags, extraction=extraction
+            )
+            by_answer[is_right].append((reward, one))
+    right = [reward for reward, _ in by_answer[True]]
     median = float(np.median(right)) if right else None
-    high = [(reward, one) for reward, one in wrong if median is None or reward >= median]
-    high.sort(key=lambda found: -found[0])
+    high = [one for reward, one in by_answer[False] if median is None or reward >= median]
     return {
-        "wrong": {
-            "count": len(wrong),
-            "high": len(high),
-            "median_of_right": median,
-            "samples": [_sample(one, extraction) for _, one in high[:show]],
-        }
+        "count": len(by_answer[False]),
+        "high": len(high),
+        "median_of_right": median,
+        "samples": [_sample(one, extraction) for one in high[:show]],
     }
 
 
@@ -269,15 +242,13 @@ def _text_lines(title: str, text: str, longest: int) -> Iterator[str]:
     """The text, without its middle if it is long; control characters are escaped."""
     if len(text) > longest:
         text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
-    first, *rest = ["".join(map(_printable, line)) for line in text.split("\n")]
-    yield f"  {title}: {first}"
-    yield from (f"    {line}" for line in rest)
+    first, *rest = text.split("\n")
+    yield f"  {title}: {_escaped(first)}"
+    yield from (f"    {_escaped(line)}" for line in rest)
 
 
-def _printable(character: str) -> str:
-    if character.isprintable():
-        return character
-    return character.encode("unicode_escape", errors="backslashreplace").decode()
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def _number(value: float | None) -> str:

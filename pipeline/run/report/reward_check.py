@@ -66,21 +66,14 @@ def check_lines(figures: Figures) -> Iterator[str]:
         )
     yield ""
     columns = dict.fromkeys(name for probe in figures["probes"] for name in probe["columns"])
-    yield from table(
-        [
-            ["completion", "n", *columns, ""],
-            *(
-                [
-                    probe["name"],
-                    f"{probe['n']}",
-                    *(_cell(probe["columns"].get(name)) for name in columns),
-                    probe["kind"],
-                ]
-                for probe in figures["probes"]
-            ),
-        ]
-    )
-    yield from _speed_lines(figures)
+    rows = [["completion", "n", *columns, ""]]
+    for probe in figures["probes"]:
+        cells = [_cell(probe["columns"].get(name)) for name in columns]
+        rows.append([probe["name"], f"{probe['n']}", *cells, probe["kind"]])
+    yield from table(rows)
+    if figures["speed"]:
+        yield ""
+        yield from table(list(_speed_rows(figures)))
     yield ""
     yield from finding_lines(figures["findings"])
 
@@ -95,31 +88,11 @@ def finding_lines(findings: Sequence[Figures]) -> Iterator[str]:
         yield f"  {finding['advice']}"
 
 
-def _speed_lines(figures: Figures) -> Iterator[str]:
-    if not figures["speed"]:
-        return
-    yield ""
-    yield from table(
-        [
-            [
-                "seconds, one at a time",
-                "p50",
-                "p99",
-                f"{figures['rollouts_per_step']} rollouts",
-                "",
-            ],
-            *(
-                [
-                    name,
-                    f"{speed['p50_s']:.4f}",
-                    f"{speed['p99_s']:.4f}",
-                    f"{speed['step_s']:.1f}",
-                    f"{speed['parallel']} at a time",
-                ]
-                for name, speed in figures["speed"].items()
-            ),
-        ]
-    )
+def _speed_rows(figures: Figures) -> Iterator[list[str]]:
+    yield ["seconds, one at a time", "p50", "p99", f"{figures['rollouts_per_step']} rollouts", ""]
+    for name, speed in figures["speed"].items():
+        seconds = [f"{speed['p50_s']:.4f}", f"{speed['p99_s']:.4f}", f"{speed['step_s']:.1f}"]
+        yield [name, *seconds, f"{speed['parallel']} at a time"]
 
 
 def _probe(own: Sequence[Scored]) -> dict[str, Any]:

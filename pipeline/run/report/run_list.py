@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from pipeline.run.checkpoint_files import (
     read_checkpoints,
 )
 from pipeline.run.goodput import time_lines
-from pipeline.run.record_files import TIME_FORMAT
-from pipeline.run.report.facts import cost, state
+from pipeline.run.report.facts import cost, readable_time, state
 from pipeline.run.report.run_records import RunRecords, read_run
 
 _DIGITS = 12
 """Digits of a hash that are shown."""
-_RECORDS = ("status.json", "journal.jsonl", "metrics.jsonl")
-"""Files that every activity of a run changes."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +31,12 @@ class RunFacts:
     Attributes:
         records: of the run.
         num_bytes: size of its folder.
-        active_s: unix time of its last activity.
         checkpoints: oldest first.
         best: version of the best adapter in `checkpoints/`.
     """
 
     records: RunRecords
     num_bytes: int
-    active_s: float
     checkpoints: Sequence[CheckpointFiles]
     best: int | None
 
@@ -54,14 +48,19 @@ class RunFacts:
         return None if steps is None else steps + sum(extended)
 
     @property
-    def best_validation(self) -> Mapping[str, Any] | None:
-        """The best validation; None: there was none."""
-        found = self.records.evaluations("validation")
-        return max(found, key=lambda one: mean_of(one) or 0.0, default=None)
+    def last_activity(self) -> str:
+        """The last time stamp of its records; "" if there is none."""
+        last_entry = self.records.journal[-1] if self.records.journal else {}
+        return max(one.get("time", "") for one in (self.records.status, last_entry))
 
-    def why_kept(self, checkpoint: CheckpointFiles) -> str:
-        """Why retention keeps the checkpoint."""
-        step, keep = checkpoint.step, self.records.setting("checkpoint.keep") or 1
+    def complete(self, step: int) -> str:
+        """When the checkpoint of a step was complete; "" if its process was killed just then."""
+        saved = self.records.entries("checkpoint")
+        return next((entry["time"] for entry in saved if entry["step"] == step), "")
+
+    def why_kept(self, step: int) -> str:
+        """Why retention keeps the checkpoint of a step."""
+        keep = self.records.setting("checkpoint.keep") or 1
         every = self.records.setting("checkpoint.keep_every")
         newest = {one.step for one in self.checkpoints[-keep:]}
         reasons = {
@@ -69,13 +68,12 @@ class RunFacts:
             "best by validation": step == self.best,
             f"every {every} steps": every is not None and step % every == 0,
         }
-        return (
-            ", ".join(reason for reason, holds in reasons.items() if holds) or "until the next save"
-        )
+        known = ", ".join(reason for reason, holds in reasons.items() if holds)
+        return known or "until the next save"
 
     def to_json(self) -> dict[str, Any]:
         """What the tables show."""
-        best = self.best_validation
+        best = self.records.best_validation
         return {
             "run": self.records.name,
             "path": str(self.records.path),
@@ -86,16 +84,16 @@ class RunFacts:
             if best is None
             else {"step": best["step"], "metric": best["metric"], "mean": mean_of(best)},
             "bytes": self.num_bytes,
-            "last_activity": _stamp(self.active_s),
+            "last_activity": self.last_activity,
             "forked_from": self.records.setting("run.fork"),
             **self.records.time_use.to_json(),
             "checkpoints": [
                 {
                     "step": one.step,
-                    "complete": _stamp(one.unix_s),
+                    "complete": self.complete(one.step),
                     "bytes": one.num_bytes,
                     "adapter_sha256": one.adapter_sha256,
-                    "kept": self.why_kept(one),
+                    "kept": self.why_kept(one.step),
                     "provenance": dict(one.provenance),
                 }
                 for one in self.checkpoints
@@ -111,13 +109,8 @@ def run_folders(parent: Path) -> list[Path]:
 def read_facts(path: Path) -> RunFacts:
     """Reads a run folder."""
     checkpoints = path / "checkpoints"
-    files = [path / name for name in _RECORDS if (path / name).is_file()]
     return RunFacts(
-        read_run(path),
-        folder_bytes(path),
-        max(file.stat().st_mtime for file in [*files, path / "config.json"]),
-        read_checkpoints(checkpoints),
-        best_version(checkpoints),
+        read_run(path), folder_bytes(path), read_checkpoints(checkpoints), best_version(checkpoints)
     )
 
 
@@ -125,7 +118,7 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
     """A table of runs."""
     rows = [["run", "state", "steps", "best validation", "time", "goodput", "MB", "last activity"]]
     for run in runs:
-        planned, best, use = run.planned, run.best_validation, run.records.time_use
+        planned, best, use = run.planned, run.records.best_validation, run.records.time_use
         rows.append(
             [
                 run.records.path.name,
@@ -135,7 +128,7 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
                 show_duration(use.wall_s),
                 f"{use.goodput['total']:.0%}" if use.goodput else "",
                 _megabytes(run.num_bytes),
-                _time(run.active_s),
+                readable_time(run.last_activity),
             ]
         )
     yield from table(rows)
@@ -144,7 +137,7 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
 def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     """A run, and a table of its checkpoints."""
     word, sentence = state(run.records)
-    planned, best = run.planned, run.best_validation
+    planned, best = run.planned, run.records.best_validation
     steps = f"{run.records.steps}" + (f" of {planned}" if planned else "") + " steps"
     valued = f", best validation {show_mean(best)} at step {best['step']}" if best else ""
     yield f"{run.records.path}: {word}, {steps}{valued}, {_megabytes(run.num_bytes)} MB"
@@ -160,10 +153,10 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     rows += [
         [
             str(one.step),
-            _time(one.unix_s),
+            readable_time(run.complete(one.step)),
             _megabytes(one.num_bytes),
             one.adapter_sha256[:_DIGITS],
-            run.why_kept(one),
+            run.why_kept(one.step),
         ]
         for one in run.checkpoints
     ]
@@ -172,11 +165,3 @@ def checkpoint_lines(run: RunFacts) -> Iterator[str]:
 
 def _megabytes(size: int) -> str:
     return f"{size / 1e6:,.1f}"
-
-
-def _stamp(unix_s: float) -> str:
-    return datetime.fromtimestamp(unix_s, UTC).strftime(TIME_FORMAT)
-
-
-def _time(unix_s: float) -> str:
-    return _stamp(unix_s).replace("T", " ").removesuffix("Z")

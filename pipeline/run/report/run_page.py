@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 
-from pipeline.run.goodput import GROUPS, LOST, Interval, grouped, share_rows, summed
+from configs.toml_text import show_value
+from pipeline.run.goodput import GROUPS, LOST, grouped, share_rows, summed
+from pipeline.run.history import RESUMED, SETTINGS_CHANGED
 from pipeline.run.report import facts
-from pipeline.run.report.curves import Panel, Span, chart, time_chart
+from pipeline.run.report.curves import Panel, Series, chart
 from pipeline.run.report.panels import panels
 from pipeline.run.report.run_records import RunRecords
-from pipeline.run.report.samples import Table, answer_table, rollout_table
+from pipeline.run.report.samples import answer_rows, rollout_rows
 from pipeline.run.report.verdict import verdict
 
 MOST_SPANS = 60
@@ -30,33 +30,22 @@ _TIME_COLOURS = {
     LOST: 6,
 }
 _MINUTE_S, _HOUR_S = 60.0, 3600.0
-_TITLES = {
-    "problems": "Problems",
-    "curves": "Curves",
-    "time": "Time",
-    "answers": "Answers to the same prompts",
-    "rollouts": "Rollouts",
-    "events": "Alarms, faults, resumes",
-    "plan": "Plan and reality",
-    "cost": "Cost",
-    "settings": "Settings",
-}
-"""Titles of the sections."""
 
 
 def run_page(run: RunRecords) -> str:
     """The report of a run."""
-    judged = verdict(run)
+    judged, changed = verdict(run), run.entries(SETTINGS_CHANGED)
+    resumes, changes = marks(run)
+    curves = [(one, chart(one, resumes=resumes, changes=changes)) for one in panels(run)]
     sections = {
-        "problems": judged.problems,
-        "curves": drawn(list(panels(run)), name="c"),
-        "time": _time(run),
-        "answers": answer_table(run),
-        "rollouts": rollout_table(run),
-        "events": facts.events(run),
-        "plan": list(facts.plan_figures(run)),
-        "cost": list(facts.cost_figures(run)),
-        "settings": facts.settings(run),
+        "Problems": judged.problems,
+        "Curves": curves,
+        "Time": share_rows(run.time_use.seconds),
+        "Answers to the same prompts": answer_rows(run),
+        "Rollouts": rollout_rows(run),
+        "Alarms, faults, resumes": facts.events(run),
+        "Plan and reality": list(facts.plan_figures(run)),
+        "Settings": run.config,
     }
     return render(
         "run.html",
@@ -65,22 +54,25 @@ def run_page(run: RunRecords) -> str:
         state=facts.state(run),
         verdict=judged,
         key_figures=list(facts.key_figures(run)),
-        titles=_TITLES,
-        sections={name: one for name, one in sections.items() if _has_content(one)},
+        sections={title: content for title, content in sections.items() if content},
+        resumes=resumes,
+        changes=[
+            f"{key} = {show_value(value)}" for one in changed for key, _, value in one["changes"]
+        ],
+        time_curve=[(one, chart(one)) for one in _time_panels(run)],
+        devices=share_rows(run.time_use.devices),
+        settings=facts.settings(run),
     )
 
 
-def _has_content(section: Any) -> bool:
-    """Whether a section has anything to show."""
-    if isinstance(section, Table):
-        return bool(section.rows)
-    if isinstance(section, Mapping):
-        return bool(section["rows"])
-    return bool(section[0] if isinstance(section, tuple) else section)
+def marks(run: RunRecords) -> tuple[list[float], list[float]]:
+    """Where on the axis of steps the run was resumed, and where a resume changed settings."""
+    resumes = [one["step"] + 0.5 for one in run.journal if one["event"] == RESUMED and one["step"]]
+    return resumes, [one["after_step"] + 0.5 for one in run.entries(SETTINGS_CHANGED)]
 
 
 def render(template: str, **values: Any) -> str:
-    """Renders a template of `templates/`; all values but drawn charts are escaped."""
+    """Renders a template of `templates/`; all values but charts are escaped."""
     environment = Environment(
         loader=PackageLoader("pipeline.run.report"),
         autoescape=True,
@@ -92,56 +84,23 @@ def render(template: str, **values: Any) -> str:
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
-def drawn(found: Sequence[Panel], *, name: str) -> list[dict[str, Any]]:
-    """Panels with their charts and keys, as the templates take them.
-
-    Args:
-        found: the panels.
-        name: begins the names of these charts; unique on the page.
-    """
-    return [
-        {
-            "panel": panel,
-            "svg": Markup(chart(panel, name=f"{name}{number}")),  # drawn here
-            "key": [(series.label, series.colour) for series in panel.series],
-        }
-        for number, panel in enumerate(found)
-    ]
-
-
-def _time(run: RunRecords) -> dict[str, Any]:
-    """Where the time went: over time, and as tables of the driver and of the devices."""
+def _time_panels(run: RunRecords) -> list[Panel]:
+    """What the time was used for; neighbouring intervals are added up. None without intervals."""
     use = run.time_use
-    step_s = use.step_s
-    devices = [
-        (name, f"{seconds:,.1f}", f"{seconds / step_s:.1%}")
-        for name, seconds in use.devices.items()
-        if seconds
-    ]
-    chart = {"charts": [_time_chart(run)]} if use.wall_s else {"charts": []}
-    return {**chart, "rows": share_rows(use), "devices": devices}
-
-
-def _time_chart(run: RunRecords) -> dict[str, Any]:
-    title, unit, divisor = "What the run waits for", "minutes", _MINUTE_S
-    if run.time_use.wall_s > 3 * _HOUR_S:
-        unit, divisor = "hours", _HOUR_S
-    spans = list(_spans(run.time_use.intervals, divisor=divisor))
-    used = [group for number, group in enumerate(GROUPS) if any(s.values[number] for s in spans)]
-    colours = [_TIME_COLOURS[group] for group in GROUPS]
-    svg = time_chart(spans, colours=colours, name="t", title=title, x=f"{unit} of the run")
-    return {
-        "title": title,
-        "svg": Markup(svg),  # drawn here
-        "key": [(group, _TIME_COLOURS[group]) for group in used],
-    }
-
-
-def _spans(intervals: Sequence[Interval], *, divisor: float) -> Iterator[Span]:
-    """The intervals, neighbours added up; times are divided by `divisor`."""
-    size, at_s = -(-len(intervals) // MOST_SPANS), 0.0
-    for first in range(0, len(intervals), size):
-        seconds = summed(one.seconds for one in intervals[first : first + size])
+    unit, unit_s = ("hours", _HOUR_S) if use.wall_s > 3 * _HOUR_S else ("minutes", _MINUTE_S)
+    size, at_s = -(-len(use.intervals) // MOST_SPANS), 0.0
+    points: dict[str, list[tuple[float, ...]]] = {group: [] for group in GROUPS}
+    for first in range(0, len(use.intervals), size or 1):
+        seconds = summed(one.seconds for one in use.intervals[first : first + size])
         until_s = at_s + sum(seconds.values())
-        yield Span(at_s / divisor, until_s / divisor, list(grouped(seconds).values()))
+        for group, value in grouped(seconds).items():
+            share = value / (until_s - at_s) if until_s > at_s else 0.0
+            points[group] += [(at_s / unit_s, share), (until_s / unit_s, share)]
         at_s = until_s
+    series = [
+        Series(group, found, _TIME_COLOURS[group])
+        for group, found in points.items()
+        if any(share for _, share in found)
+    ]
+    title, x = "What the run waits for", f"{unit} of the run"
+    return [Panel(title, series, "percent", stacked=True, x=x)] if series else []

@@ -13,11 +13,12 @@ from typing import Any
 
 from configs.evaluation import EXACT_ANSWER
 from pipeline.evaluate.evaluation import Evaluation, compare
+from pipeline.evaluate.recorded import is_better
 from pipeline.evaluate.summary import ACCURACY, mean_of
 from pipeline.run.goodput import TimeUse, time_use
-from pipeline.run.history import RESUMED, REWARDS_CHANGED, valid_entries
+from pipeline.run.history import ENDED, REWARDS_CHANGED, STARTED, last_summary, valid_entries
 from pipeline.run.record_files import read_json, read_rows
-from pipeline.run.run_folder import ENDED, RunFolder
+from pipeline.run.run_folder import RunFolder
 
 Row = Mapping[str, Any]
 
@@ -69,9 +70,9 @@ class RunRecords:
         return [(row["step"], row[metric]) for row in self.metrics if metric in row]
 
     @property
-    def tokens(self) -> list[tuple[int, float]]:
-        """Step and tokens generated for training of each row that has them."""
-        return self.values("tokens/generated")
+    def last_row(self) -> Row:
+        """Metrics of the last step; empty if there was none."""
+        return self.metrics[-1] if self.metrics else {}
 
     @cached_property
     def time_use(self) -> TimeUse:
@@ -86,11 +87,7 @@ class RunRecords:
     @cached_property
     def summary(self) -> Row:
         """The summary of the run's clean end; empty if it has not ended, or was resumed since."""
-        found: Row = {}
-        for entry in self.journal:
-            if entry["event"] in {ENDED, RESUMED}:
-                found = entry.get("summary", {})
-        return found
+        return last_summary(self.journal) or {}
 
     @property
     def steps(self) -> int:
@@ -101,7 +98,7 @@ class RunRecords:
     def failure(self) -> str | None:
         """The error that ended the last process; None if there was none."""
         last = next(
-            (one for one in reversed(self.journal) if one["event"] in {"started", "failed", ENDED}),
+            (one for one in reversed(self.journal) if one["event"] in {STARTED, "failed", ENDED}),
             {},
         )
         return str(last["error"]) if last.get("event") == "failed" else None
@@ -122,6 +119,15 @@ class RunRecords:
         found = [one for one in self.entries("evaluated", since=since) if one["name"] == name]
         by_step = {one["step"]: one for one in found if mean_of(one) is not None}
         return list(by_step.values())
+
+    @property
+    def best_validation(self) -> Row | None:
+        """The best validation, as the run chose it; None: there was none."""
+        best = None
+        for found in self.evaluations("validation"):
+            if is_better(found, best):
+                best = found
+        return best
 
     def rollouts(self, name: str) -> list[dict[str, Any]]:
         """The rows of `rollouts/NAME.jsonl`; none if it is missing.

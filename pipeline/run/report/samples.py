@@ -8,9 +8,15 @@ from typing import Any
 
 from pipeline.run.report.run_records import RunRecords
 
-MOST_TEXT = 1_500
+_MOST_TEXT = 1_500
 """Characters of a prompt or a completion that are shown; of longer ones begin and end."""
 _TIMES = 3
+_KINDS: Mapping[tuple[bool | None, bool | None], str] = {
+    (False, True): "won",
+    (True, False): "lost",
+    (False, False): "still wrong",
+}
+"""Prompts by whether their first and their last answer are right."""
 
 Record = Mapping[str, Any]
 
@@ -20,76 +26,78 @@ class Sample:
     """A completion.
 
     Attributes:
+        at: the step.
+        prompt: shortened; "" if it is not recorded.
         text: the completion, shortened.
         facts: rewards, length and how it ended.
         right: whether the answer is right; None: not known.
     """
 
+    at: str
+    prompt: str
     text: str
     facts: str
     right: bool | None = None
 
 
-@dataclass(frozen=True)
-class Row:
-    """Completions through time, one for each column.
-
-    Attributes:
-        title: what they have in common.
-        prompts: the prompt of each, shortened; empty: it is not recorded.
-        samples: the completions; None where there is none.
-    """
-
-    title: str
-    prompts: Sequence[str]
-    samples: Sequence[Sample | None]
+Rows = list[tuple[str, list[Sample]]]
+"""Completions through time, by what those of a row have in common."""
 
 
-@dataclass(frozen=True)
-class Table:
-    """Rows of completions under the same steps.
-
-    Attributes:
-        columns: the steps.
-        rows: may be empty.
-    """
-
-    columns: Sequence[str]
-    rows: Sequence[Row]
-
-
-def rollout_table(run: RunRecords) -> Table:
+def rollout_rows(run: RunRecords) -> Rows:
     """The best, the median and the worst rollout of an early, a middle and a late step."""
-    steps = _spread(run.rollout_steps())
-    by_step = [
-        [one for one in run.rollouts(f"step_{step:06d}") if one.get("reward") is not None]
-        for step in steps
-    ]
-    return Table([f"step {step}" for step in steps], _ranked(by_step))
+    found: Rows = [("best", []), ("median", []), ("worst", [])]
+    for step in _spread(run.rollout_steps()):
+        rollouts = run.rollouts(f"step_{step:06d}")
+        ranked = sorted(
+            (one for one in rollouts if one.get("reward") is not None),
+            key=lambda one: one["reward"],
+            reverse=True,
+        )
+        for (_, samples), place in zip(found, (0, (len(ranked) - 1) // 2, -1), strict=True):
+            if ranked:
+                samples.append(_rollout(f"step {step}", ranked[place]))
+    return [(title, samples) for title, samples in found if samples]
 
 
-def answer_table(run: RunRecords) -> Table:
+def answer_rows(run: RunRecords) -> Rows:
     """Answers to the same prompts of the first, a middle and the last validation.
 
     One prompt that was won, one that was lost and one that is still wrong.
     """
     evaluated = _spread(run.evaluations("validation"))
-    columns = [f"validation after step {one['step']}" for one in evaluated]
     answers = [
         {(row["prompt_id"], row["sample"]): row for row in run.rollouts(one["file"])}
         for one in evaluated
     ]
-    if len(evaluated) < 2 or not all(answers):
-        return Table(columns, [])
-    rows = [row for wanted in ("won", "lost", "still wrong") for row in _answers(answers, wanted)]
-    return Table(columns, rows)
+    if len(answers) < 2:
+        return []
+    rows = {}
+    for key in answers[0]:
+        first, *_, last = records = [own.get(key) for own in answers]
+        kind = _KINDS.get((_is_right(first), _is_right(last)))
+        if kind is not None and kind not in rows:
+            title = f"{kind}: prompt {key[0]}, reference answer {answers[0][key]['answer']}"
+            rows[kind] = (
+                title,
+                [
+                    _answer(f"validation after step {one['step']}", record)
+                    for one, record in zip(evaluated, records, strict=True)
+                    if record is not None
+                ],
+            )
+    return [rows[kind] for kind in _KINDS.values() if kind in rows]
 
 
-def shortened(text: str) -> str:
+def _is_right(record: Record | None) -> bool | None:
+    return None if record is None else record["correct"]
+
+
+def _shortened(text: str) -> str:
     """The text, or begin and end of a long one."""
-    if len(text) <= MOST_TEXT:
+    if len(text) <= _MOST_TEXT:
         return text
-    half = MOST_TEXT // 2
+    half = _MOST_TEXT // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
 
 
@@ -100,49 +108,21 @@ def _spread(items: Sequence[Any]) -> list[Any]:
     return [items[0], items[len(items) // 2], items[-1]]
 
 
-def _ranked(by_step: Sequence[Sequence[Record]]) -> list[Row]:
-    places = {"best": -1, "median": None, "worst": 0}
-    rows = []
-    for title, place in places.items():
-        chosen: list[Record | None] = []
-        for records in by_step:
-            ranked = sorted(records, key=lambda one: one["reward"])
-            at = len(ranked) // 2 if place is None else place
-            chosen.append(ranked[at] if ranked else None)
-        if any(chosen):
-            prompts = ["" if one is None else shortened(one["prompt"]) for one in chosen]
-            rows.append(
-                Row(title, prompts, [None if one is None else _sample(one) for one in chosen])
-            )
-    return rows
-
-
-def _sample(record: Record) -> Sample:
+def _rollout(at: str, record: Record) -> Sample:
     parts = [
         f"{name} {value:.3g}" for name, value in record["rewards"].items() if value is not None
     ]
-    advantage = record.get("advantage")
-    shown = [] if advantage is None else [f"advantage {advantage:+.2f}"]
-    ended = [f"{record['num_tokens']} tokens", f"ended by {record['stop_reason']}"]
-    facts = [f"reward {record['reward']:.3g}", f"({', '.join(parts)})"]
-    return Sample(shortened(record["text"]), ", ".join([" ".join(facts), *shown, *ended]))
+    facts = [f"reward {record['reward']:.3g} ({', '.join(parts)})"]
+    if (advantage := record.get("advantage")) is not None:
+        facts.append(f"advantage {advantage:+.2f}")
+    facts += [_end(record)]
+    return Sample(at, _shortened(record["prompt"]), _shortened(record["text"]), ", ".join(facts))
 
 
-def _answers(answers: Sequence[Mapping[tuple[int, int], Record]], wanted: str) -> list[Row]:
-    """A prompt whose first and last answer are as wanted."""
-    pairs = {(False, True): "won", (True, False): "lost", (False, False): "still wrong"}
-    for key, first in answers[0].items():
-        last = answers[-1].get(key)
-        if last is None or first["correct"] is None:
-            continue
-        if pairs.get((bool(first["correct"]), bool(last["correct"]))) == wanted:
-            title = f"{wanted}: prompt {key[0]}, reference answer {first['answer']}"
-            found = [own.get(key) for own in answers]
-            return [Row(title, [], [None if one is None else _answer(one) for one in found])]
-    return []
+def _answer(at: str, record: Record) -> Sample:
+    facts = f"{'right' if record['correct'] else 'wrong'}, {_end(record)}"
+    return Sample(at, "", _shortened(record["text"]), facts, right=record["correct"])
 
 
-def _answer(record: Record) -> Sample:
-    word = "right" if record["correct"] else "wrong"
-    facts = f"{word}, {record['num_tokens']} tokens, ended by {record['stop_reason']}"
-    return Sample(shortened(record["text"]), facts, right=record["correct"])
+def _end(record: Record) -> str:
+    return f"{record['num_tokens']} tokens, ended by {record['stop_reason']}"

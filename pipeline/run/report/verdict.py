@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from scipy.stats import kendalltau, theilslopes
 
 from pipeline.evaluate.significance import LEVEL
-from pipeline.evaluate.summary import mean_of, metric_title, prompts_of, show_change
+from pipeline.evaluate.summary import metric_title, prompts_of, show_change
 from pipeline.run.goodput import STEP_PHASES, grouped, phase_seconds, summed
 from pipeline.run.report.curves import thin
 from pipeline.run.report.findings import LEAST_STEPS, Finding, Level, problems
@@ -65,11 +65,11 @@ class Verdict:
     def health(self) -> Finding:
         """All problems in a sentence."""
         if not self.problems:
-            return Finding("health", "good", "No problem was found.", "no alarm, no fault")
+            return Finding("good", "No problem was found.", "no alarm, no fault")
         worst = self.problems[0]
         count = len(self.problems)
         many = "1 problem" if count == 1 else f"{count} problems"
-        return Finding("health", worst.level, f"{many}. {worst.sentence}", worst.evidence)
+        return Finding(worst.level, f"{many}. {worst.sentence}", worst.evidence)
 
 
 def verdict(run: RunRecords) -> Verdict:
@@ -115,7 +115,6 @@ def _judged_change(name: str, change: Row) -> Finding:
     }[level]
     n = change.get("paired_n", prompts_of(after))
     return Finding(
-        "learning",
         level,
         answer,
         f"{show_change(before, after, change)} on {n} prompts, paired p = {change['paired_p']:.1e}",
@@ -134,7 +133,7 @@ def _trend(run: RunRecords) -> Finding:
         name, better, points = "loss of demonstrations", -1, run.values("sft/loss")
     if len(points) < LEAST_STEPS:
         known = f"{len(points)} steps with a {name}"
-        return Finding("learning", "note", "Not known yet: too few steps.", known)
+        return Finding("note", "Not known yet: too few steps.", known)
     # All pairs of points are compared: means of neighbours take their place in long runs.
     steps, values = zip(*thin(points, most=_MOST_COMPARED), strict=True)
     slope, _, low, high = theilslopes(values, steps, alpha=LEVEL)
@@ -148,7 +147,6 @@ def _trend(run: RunRecords) -> Finding:
         "note": f"Not shown: the {name} has no clear trend.",
     }[level]
     return Finding(
-        "learning",
         level,
         answer,
         f"{name} {100 * slope:+.3g} [{100 * low:+.3g}, {100 * high:+.3g}] in 100 steps, "
@@ -165,20 +163,22 @@ def bound(run: RunRecords) -> Finding:
     groups = {group: value for group, value in grouped(summed(steps)).items() if group in _BOUND}
     total = sum(groups.values())
     if not total:
-        return Finding("bound", "note", "Not known: no step has ended.", "no time of a step")
+        return Finding("note", "Not known: no step has ended.", "no time of a step")
     shares = sorted(((value / total, group) for group, value in groups.items()), reverse=True)
     share, largest = shares[0]
     name, advice = _BOUND[largest]
     others = [f"{_BOUND[group][0]} {part:.0%}" for part, group in shares if part >= 0.005]
     mostly = "Bound by" if share >= _MOSTLY else "Mostly bound by"
-    return Finding("bound", "note", f"{mostly} {name}.", ", ".join(others), advice)
+    return Finding("note", f"{mostly} {name}.", ", ".join(others), advice)
 
 
 def _next(
     run: RunRecords, learns: Finding, found: Sequence[Finding], bounding: Finding
 ) -> Iterator[str]:
     yield from dict.fromkeys(finding.advice for finding in found if finding.advice)
-    if not found and learns.level == "good" and run.summary and _still_rising(run):
+    validations = run.evaluations("validation")
+    rises = len(validations) > 1 and run.best_validation == validations[-1]
+    if not found and learns.level == "good" and run.summary and rises:
         yield "validation was best at the end: continue with --extend"
     if not found and learns.level != "good" and run.steps >= LEAST_STEPS:
         yield "a higher learner.lr, more prompts_per_step, or more steps"
@@ -186,8 +186,3 @@ def _next(
         yield learns.advice
     if bounding.advice:
         yield f"for speed: {bounding.advice}"
-
-
-def _still_rising(run: RunRecords) -> bool:
-    means = [mean_of(one) or 0.0 for one in run.evaluations("validation")]
-    return len(means) > 1 and means[-1] == max(means)

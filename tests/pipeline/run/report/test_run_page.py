@@ -13,8 +13,7 @@ import pytest
 from pipeline.run.report.comparison_page import comparison_page
 from pipeline.run.report.curves import Panel, Series, chart, smooth
 from pipeline.run.report.facts import events
-from pipeline.run.report.panels import panels
-from pipeline.run.report.run_page import run_page
+from pipeline.run.report.run_page import marks, run_page
 from pipeline.run.report.run_records import read_run
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.run.report.planted import run as planted
@@ -93,6 +92,7 @@ def test_a_finished_run_has_all_sections(finished: Path):
     assert page.headings[0] == "run"
     wanted = {"Curves", "Answers to the same prompts", "Rollouts", "Settings"}
     assert wanted <= set(page.headings)
+    assert not re.search("</h2>\\s*<h2", text)  # an empty section
     assert "finished" in text
     assert text.count("<svg") > 5
 
@@ -110,9 +110,11 @@ def test_colours_and_text_of_charts_follow_the_page(finished: Path):
 def test_settings_that_a_resume_changed_are_marked():
     changes = [["learner.lr", 1e-5, 2e-5]]
     journal = [{"event": "settings_changed", "after_step": 3, "changes": changes}]
-    first, *_ = panels(planted(journal=journal))
-    assert (first.resumes, first.changes) == ([], [3.5])
-    assert first.note.endswith("Dash-dotted: changed by a resume, learner.lr = 2e-05.")
+    changed = planted(journal=journal)
+    assert marks(changed) == ([], [3.5])
+    text = run_page(changed)
+    assert "Dash-dotted: changed by a resume, learner.lr = 2e-05." in text
+    assert text.count("stroke-dasharray: 5,2,1,2") == text.count("<svg") - 1  # but for that of time
 
 
 def test_events_are_in_words():
@@ -127,6 +129,7 @@ def test_events_are_in_words():
         {"event": "rewards_changed", "after_step": 2, "changes": changes},
         {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
         {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
+        {"event": "restarted", "why": "a process of the run died"},
         {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
     ]
     shown = [row[1:] for row in events(planted(journal=journal))]
@@ -135,6 +138,7 @@ def test_events_are_in_words():
         ("2", "rewards changed", "rewards.functions.format.weight was 0.1, now 2"),
         ("3", "reward errors", "name correct, causes (raised 2)"),
         ("4", "abandoned", "what the validation, elapsed 12.3 s"),
+        ("", "restarted", "why a process of the run died"),
         ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
     ]
 
@@ -221,19 +225,19 @@ def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
 
 def test_smoothing_is_a_moving_mean_with_its_interval():
     points = [(float(x), float(x % 2) - 1) for x in range(40)]
-    line, low, high = smooth(points)
-    assert [x for x, _ in line] == [x for x, _ in points]
+    xs, means, low, high = zip(*smooth(points), strict=True)
+    assert list(xs) == [x for x, _ in points]
     # Five points, three of them 0: the mean is -0.4, s = 0.5477, t(4) = 2.776.
-    assert line[21][1] == pytest.approx(-0.4)
-    assert high[21] - line[21][1] == pytest.approx(2.776 * 0.5477 / 5**0.5, rel=1e-3)
-    assert line[21][1] - low[21] == pytest.approx(high[21] - line[21][1])
+    assert means[21] == pytest.approx(-0.4)
+    assert high[21] - means[21] == pytest.approx(2.776 * 0.5477 / 5**0.5, rel=1e-3)
+    assert means[21] - low[21] == pytest.approx(high[21] - means[21])
     shares = [(float(x), float(x % 2)) for x in range(40)]
-    assert min(smooth(shares)[1]) == 0.0
+    assert min(low for _, _, low, _ in smooth(shares)) == 0.0
 
 
 def test_a_chart_is_the_same_each_time_and_escapes_its_title():
     panel = Panel('a "title" <b> & more', [Series("x", [(1, 0.0), (2, 1.0)])])
-    first = chart(panel, name="c0")
-    assert first == chart(panel, name="c0")
+    first = chart(panel)
+    assert first == chart(panel)
     checked(first)
     assert "NaN" not in first

@@ -10,15 +10,15 @@ from pipeline.run.report.verdict import learning, verdict
 from tests.pipeline.run.report.planted import alarm, run
 
 PLANTED = {
-    "slow_reward": run(
+    "The rewards are slow: the devices wait for them.": run(
         change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
     ),
-    "length_correlation": run(journal=[alarm("length_correlation", value=0.97)]),
+    "The value is 0.97.": run(journal=[alarm("length_correlation", value=0.97)]),
 }
 
 
-def kinds(records: RunRecords) -> list[str]:
-    return [finding.kind for finding in problems(records)]
+def sentences(records: RunRecords) -> list[str]:
+    return [finding.sentence for finding in problems(records)]
 
 
 def test_a_healthy_run_has_no_problem():
@@ -30,16 +30,16 @@ def test_a_healthy_run_has_no_problem():
     assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
 
 
-@pytest.mark.parametrize("kind", list(PLANTED))
-def test_a_planted_problem_is_named_and_no_other(kind: str):
-    assert kinds(PLANTED[kind]) == [kind]
-    found = verdict(PLANTED[kind])
+@pytest.mark.parametrize("sentence", list(PLANTED))
+def test_a_planted_problem_is_named_and_no_other(sentence: str):
+    assert sentences(PLANTED[sentence]) == [sentence]
+    found = verdict(PLANTED[sentence])
     assert found.problems[0].sentence in found.health.sentence
     assert found.next[0] == found.problems[0].advice
 
 
 def test_evidence_has_the_figures():
-    (slow,) = problems(PLANTED["slow_reward"])
+    (slow,) = problems(next(iter(PLANTED.values())))
     assert (
         slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
     )
@@ -47,8 +47,8 @@ def test_evidence_has_the_figures():
 
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
     entries = [alarm("excluded", step=8), {"event": "resumed", "step": 4}]
-    assert kinds(run(journal=entries)) == []
-    assert kinds(run(journal=entries[:1])) == ["excluded"]
+    assert sentences(run(journal=entries)) == []
+    assert sentences(run(journal=entries[:1])) == ["The value is 0.99."]
 
 
 def test_an_alarm_has_its_fact_and_the_advice_of_its_rule():
@@ -86,6 +86,22 @@ def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int
     assert [one["step"] for one in records.evaluations("validation")] == steps
 
 
+def test_of_equal_validations_the_best_one_has_more_reward():
+    found = [
+        {
+            "event": "evaluated",
+            "name": "validation",
+            "step": step,
+            "accuracy": 0.5,
+            "reward": reward,
+        }
+        for step, reward in ((0, 0.5), (2, 0.7), (4, 0.6))
+    ]
+    best = run(journal=found).best_validation
+    assert best is not None
+    assert best["step"] == 2
+
+
 def test_the_best_evidence_is_the_paired_test():
     evaluated = {
         "before": {"metric": "exact_answer", "accuracy": 0.4, "n": 500},
@@ -107,8 +123,8 @@ def test_an_untrained_export_and_equal_answers_are_problems():
     summary = {"ended": "finished", "untrained_export": "no validated version was better"}
     notice = {"event": "evaluation_notice", "what": "the accuracy is 0%"}
     found = problems(run(journal=[notice, {"event": "ended", "summary": summary}]))
-    assert [(one.kind, one.level) for one in found] == [
-        ("untrained_export", "bad"),
-        ("evaluation_notice", "warning"),
+    assert [(one.sentence, one.level) for one in found] == [
+        ("The export is the model before training.", "bad"),
+        ("Before training all answers to a set had the same result.", "warning"),
     ]
     assert found[1].evidence == "the accuracy is 0%"
