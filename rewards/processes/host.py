@@ -16,14 +16,13 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
 from rewards.processes.log import RewardLog
 from rewards.processes.process import ProcessEnded, RewardProcess
-from rewards.processes.worker import TIMED_OUT, Settings
+from rewards.processes.worker import Settings
 
 MAX_FAILURES_IN_A_ROW = 3
 """Completions of a prompt, or prompts, that may fail in a row before others are given up."""
@@ -43,13 +42,13 @@ class _Job:
         number: its number in messages.
         given: the input.
         outcome: set when it is scored.
-        failures: deaths and time-outs so far.
+        is_repeated: whether it has had a death or a time-out.
     """
 
     number: int
     given: RewardInput
     outcome: asyncio.Future[Outcome]
-    failures: int = 0
+    is_repeated: bool = False
 
     def finish(self, outcome: Outcome) -> None:
         """Sets the outcome."""
@@ -83,12 +82,12 @@ class RewardHost:
             if isinstance(one, RewardFacts):
                 facts.append(one)
             elif isinstance(one, ValueError):
-                mistakes.append(str(one))
+                mistakes.append(f"rewards.functions: {one}")
             else:
                 raise one
         if mistakes:
             await self.close()
-            raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
+            raise ValueError("\n".join(mistakes))
         return facts
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
@@ -133,7 +132,6 @@ class _Part:
 
     def __init__(self, part: RewardFunction, rewards: Rewards, log: RewardLog) -> None:
         self.name = part.name
-        self._function = part.function
         self._timeout_s = part.timeout_s or rewards.timeout_s
         self._concurrency = part.concurrency
         self._settings = Settings(
@@ -141,7 +139,6 @@ class _Part:
             args=part.args,
             timeout_s=self._timeout_s,
             memory_bytes=int(rewards.memory_gib * 2**30),
-            concurrency=part.concurrency or CONCURRENCY,
         )
         self._log = log
         self._facts: RewardFacts | None = None
@@ -177,30 +174,23 @@ class _Part:
         Raises:
             ValueError: if the function cannot be used.
         """
+        indices = range(len(self._processes))
+        started = await asyncio.gather(*map(self._start, indices), return_exceptions=True)
         try:
-            # The first alone: a function that cannot be used is imported once, or twice if that
-            # ends its process, which can have other reasons.
-            try:
-                first = await self._started(0)
-            except ProcessEnded:
-                first = await self._started(0)
-            self._processes[0] = first
-            self._facts = RewardFacts(self.name, **first.facts)
-            if self._facts.kind != "async" and self._concurrency is not None:
+            for one in started:
+                if isinstance(one, BaseException):
+                    raise one
+            assert isinstance(started[0], RewardProcess)
+            facts = RewardFacts(self.name, **started[0].facts)
+            if facts.kind != "async" and self._concurrency is not None:
                 raise ValueError(
                     "concurrency has no effect: the function is not async; set workers instead"
                 )
-            others = range(1, len(self._processes))
-            # One that ends here is started again for its first inputs.
-            await asyncio.gather(*map(self._open_process, others))
-        except (ValueError, OSError, ProcessEnded) as error:
-            raise ValueError(f"{self._function}: {error}") from None
-        self._tasks = [asyncio.create_task(self._work(n)) for n in range(len(self._processes))]
-        return self._facts
-
-    async def _open_process(self, index: int) -> None:
-        with suppress(ProcessEnded):
-            self._processes[index] = await self._started(index)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{self._settings.function}: {error}") from None
+        self._facts = facts
+        self._tasks = [asyncio.create_task(self._work(index)) for index in indices]
+        return facts
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
@@ -223,20 +213,18 @@ class _Part:
             await self._end(index)
 
     async def _work(self, index: int) -> None:
-        """Serves the queue with one process at a time."""
+        """Serves the queues with one process at a time."""
         while True:
-            for alone in (True, False):
-                jobs = self._take(alone=alone)
-                if jobs:
-                    break
-            else:
+            repeated = _take(self._alone, 1)
+            jobs = repeated or _take(self._waiting, self._room())
+            if not jobs:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             began_s = self._moved_s = time.monotonic()
             self._scoring += 1
             try:
-                await self._score(index, jobs, alone=alone)
+                await self._score(index, jobs, alone=bool(repeated))
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
                 for job in (*jobs, *self._open[index].values()):
                     if not job.outcome.done():
@@ -246,49 +234,47 @@ class _Part:
                 self._scoring -= 1
                 self._busy_s += time.monotonic() - began_s
 
+    def _room(self) -> int:
+        """Inputs that a process is sent at a time."""
+        assert self._facts is not None
+        if self._is_async:
+            return self._concurrency or CONCURRENCY
+        share = -(-len(self._waiting) // len(self._processes))
+        return 1 if self._facts.kind == "sample" else min(share, _CHUNK)
+
+    @property
+    def _is_async(self) -> bool:
+        return self._facts is not None and self._facts.kind == "async"
+
     def _top_up(self) -> None:
         """Sends waiting inputs to the processes of an async function that score and have room."""
         for process, scored in zip(self._processes, self._open, strict=True):
             # One that is fresh repeats an input alone.
-            if process is None or process.fresh or process.dumps or not scored:
-                continue
-            more = self._take(alone=False, room=self._async_room - len(scored))
-            if more:
-                process.send([(job.number, job.given) for job in more])
-                scored |= {job.number: job for job in more}
+            if self._is_async and process and scored and not (process.fresh or process.dumps):
+                self._send(process, _take(self._waiting, self._room() - len(scored)), scored)
 
-    def _take(self, *, alone: bool, room: int | None = None) -> list[_Job]:
-        """The next jobs for a process; those that nobody waits for are dropped."""
-        queue = self._alone if alone else self._waiting
-        if room is None:
-            assert self._facts is not None
-            share = -(-len(queue) // len(self._processes))
-            one_by_one = alone or self._facts.kind == "sample"
-            room = 1 if one_by_one else self._async_room or min(share, _CHUNK)
-        taken: list[_Job] = []
-        while queue and len(taken) < room:
-            job = queue.popleft()
-            if not job.outcome.done():
-                taken.append(job)
-        return taken
+    def _send(self, process: RewardProcess, jobs: Sequence[_Job], scored: dict[int, _Job]) -> None:
+        if jobs:
+            scored |= {job.number: job for job in jobs}
+            process.send([(job.number, job.given) for job in jobs])
 
     async def _score(self, index: int, jobs: Sequence[_Job], *, alone: bool) -> None:
         """Scores jobs with a process, which is replaced if it dies or takes too long."""
-        open_jobs = self._open[index] = {job.number: job for job in jobs}
+        scored = self._open[index] = {}
         process = self._processes[index]
         try:
             if process is None or (alone and not process.fresh):
                 await self._end(index)
-                process = self._processes[index] = await self._started(index)
-        except (ValueError, OSError, ProcessEnded) as error:
+                process = await self._start(index)
+        except (ValueError, OSError) as error:
             for job in jobs:
                 self._fail(job, "not_started", f"its process did not start: {error}")
             return
         process.fresh = process.fresh and alone
+        self._send(process, jobs, scored)
         try:
-            process.send([(job.number, job.given) for job in jobs])
-            while open_jobs:
-                await self._receive(process, open_jobs)
+            while scored:
+                await self._receive(process, scored)
                 self._top_up()
         except TimeoutError:
             await process.dump()
@@ -298,47 +284,42 @@ class _Part:
         else:
             return
         await self._end(index)
-        self._retry(list(open_jobs.values()), *problem)
+        self._repeat(list(scored.values()), *problem)
 
-    async def _receive(self, process: RewardProcess, open_jobs: dict[int, _Job]) -> None:
+    async def _receive(self, process: RewardProcess, scored: dict[int, _Job]) -> None:
         """Takes the next answer.
 
         Raises:
             TimeoutError: at the time limit of a call.
             ProcessEnded: if the process has ended.
         """
-        patience_s = self._timeout_s + (_SILENCE_S if self._async_room else 0.0)
-        answer = await asyncio.wait_for(process.answer(), patience_s)
+        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
+        async with asyncio.timeout(patience_s):
+            number, value, error, named, trace = await process.answer()
         self._moved_s = time.monotonic()
-        process.read_output()
-        process.flush_output()
-        try:
-            number, value, error, named, trace = answer
-            is_late = error == TIMED_OUT
-            found = None if error is None or is_late else RewardError(*error)
-            job = open_jobs.pop(number)
-        except (TypeError, ValueError, KeyError):
-            raise ProcessEnded("its process does not answer as it should") from None
-        if is_late:
-            self._retry([job], "timed_out", f"took longer than {self._timeout_s:g} s")
-            return
-        if found is not None:
-            self._log.error(self.name, [job.given], found, trace)
+        process.pass_output()
+        job = scored.pop(number)
+        if error is not None:
+            error = RewardError(*error)
+            if error.cause == "timed_out":
+                self._repeat([job], error.cause, error.message)
+                return
+            self._log.error(self.name, [job.given], error, trace)
         self._failures.clear()
-        job.finish(Outcome(value, found, named))
+        job.finish(Outcome(value, error, named))
 
-    def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
-        """Handles the jobs of a process that died or took too long: scored again, or failed."""
-        again = [job for job in jobs if not job.failures]
-        if again:
-            repeated = RewardError(cause, f"{problem}; repeated alone")
-            self._log.error(self.name, [job.given for job in again], repeated, "")
+    def _repeat(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        """Repeats jobs of a process that died or took too long alone; the second time they fail."""
+        first = [job for job in jobs if not job.is_repeated]
+        if first:
+            again = RewardError(cause, f"{problem}; repeated alone")
+            self._log.error(self.name, [job.given for job in first], again, "")
         for job in jobs:
-            job.failures += 1
-            if job.failures == 1:
-                self._alone.append(job)
-            else:
+            if job.is_repeated:
                 self._fail(job, cause, problem)
+            else:
+                job.is_repeated = True
+                self._alone.append(job)
         self._wake.set()
 
     def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
@@ -347,29 +328,29 @@ class _Part:
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
         up only this prompt, and those of several prompts all that wait.
         """
-        error = RewardError(cause, printable(problem))
-        self._log.error(self.name, [job.given], error, "")
-        job.finish(Outcome(None, error))
+        self._finish([job], cause, problem)
         prompt = job.given.prompt_id
         self._failures[prompt] += 1
-        if len(self._failures) >= MAX_FAILURES_IN_A_ROW:
-            self._give_up([*self._alone, *self._waiting], cause, f"prompts in a row: {problem}")
-        elif self._failures[prompt] >= MAX_FAILURES_IN_A_ROW:
-            own = [one for one in (*self._alone, *self._waiting) if one.given.prompt_id == prompt]
-            self._give_up(own, cause, f"completions of the prompt: {problem}")
-
-    def _give_up(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        waiting, why = [*self._alone, *self._waiting], "prompts in a row"
+        if len(self._failures) < MAX_FAILURES_IN_A_ROW:
+            if self._failures[prompt] < MAX_FAILURES_IN_A_ROW:
+                return
+            waiting = [one for one in waiting if one.given.prompt_id == prompt]
+            why = "completions of the prompt"
         self._failures.clear()
-        given_up = RewardError(
-            cause, printable(f"given up after failures of {MAX_FAILURES_IN_A_ROW} {problem}")
-        )
-        if jobs:
-            self._log.error(self.name, [job.given for job in jobs], given_up, "")
-        for job in jobs:
-            job.finish(Outcome(None, given_up))
+        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
+        self._finish(waiting, cause, what)
 
-    async def _started(self, index: int) -> RewardProcess:
-        """A new process; see `RewardProcess.start`."""
+    def _finish(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        """Sets an error as the outcome of jobs."""
+        error = RewardError(cause, printable(problem))
+        if jobs:
+            self._log.error(self.name, [job.given for job in jobs], error, "")
+        for job in jobs:
+            job.finish(Outcome(None, error))
+
+    async def _start(self, index: int) -> RewardProcess:
+        """Starts a process; see `RewardProcess.start`."""
 
         def output(text: str) -> None:
             inputs = [job.given for job in self._open[index].values()]
@@ -378,7 +359,8 @@ class _Part:
 
         process = RewardProcess(self._settings, output=output)
         try:
-            await asyncio.wait_for(process.start(), START_TIMEOUT_S)
+            async with asyncio.timeout(START_TIMEOUT_S):
+                await process.start()
             if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
                 raise ValueError("its file has changed since the run was started")
         except TimeoutError:
@@ -387,6 +369,7 @@ class _Part:
         except BaseException:
             await process.kill()
             raise
+        self._processes[index] = process
         return process
 
     async def _end(self, index: int) -> None:
@@ -394,8 +377,12 @@ class _Part:
         if process is not None:
             await process.kill()
 
-    @property
-    def _async_room(self) -> int:
-        """Inputs that a process scores at a time; 0: the function is not async."""
-        assert self._facts is not None
-        return (self._concurrency or CONCURRENCY) if self._facts.kind == "async" else 0
+
+def _take(queue: deque[_Job], most: int) -> list[_Job]:
+    """The next jobs of a queue, without those that were given up or that nobody waits for."""
+    taken: list[_Job] = []
+    while queue and len(taken) < most:
+        job = queue.popleft()
+        if not job.outcome.done():
+            taken.append(job)
+    return taken
