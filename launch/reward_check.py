@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
+from launch.flags import write_json
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
@@ -25,7 +22,8 @@ from pipeline.run.report.reward_check import check_figures, check_lines, finding
 from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes
-from rewards.checks.trial import Trial, count_scores, run_trial, started
+from rewards.checks.trial import Trial, run_trial
+from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
 _DRY_RUN_ROWS = 8
@@ -80,9 +78,7 @@ def _check(
     rows = len({probe.row for probe in probes})
     figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
     print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
-    if json_file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_json(json_file, figures)
     return 0 if figures["passed"] else EXIT_FAILED
 
 
@@ -139,29 +135,22 @@ async def _try(
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    async with AsyncExitStack() as stack:
+    host = RewardHost(config.rewards, log=log)
+    try:
         try:
-            hosts, facts = await stack.enter_async_context(started(config.rewards, log=log))
+            facts = await host.start()
+            check_columns(facts, scored_splits(config, data))
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
-        try:
-            check_columns(list(facts.values()), scored_splits(config, data))
-        except ValueError as error:
-            raise Failure(error, EXIT_MISTAKE) from None
-        total = count_scores(probes, config.rewards, short=short)
-        bar = stack.enter_context(
-            tqdm(total=total, unit="score", delay=2, leave=False, disable=None)
-        )
-        return await run_trial(
-            probes, hosts, rewards=config.rewards, facts=facts, short=short, advance=bar.update
-        )
+        return await run_trial(probes, host, rewards=config.rewards, facts=facts, short=short)
+    finally:
+        await host.close()
 
 
 def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:
     return make_probes(
         probe_rows(data.train.prompts, config, count=rows),
         form=form,
-        prefix=config.prompt.answer_prefix,
         plain=config.prompt.turn == "plain",
         characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
+from launch.flags import write_json
 from pipeline.rollout.scoring import SUM, score_parts
 from pipeline.run.report.rescoring import Rescored, rescoring_figures, rescoring_lines
 from pipeline.run.rollout_records import recorded_input
@@ -79,9 +79,7 @@ def _rescore(
     ]
     figures = rescoring_figures(rollouts, extraction=config.extraction, show=show)
     print_lines([*log.notices(), *rescoring_lines(figures)])
-    if json_file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
+    write_json(json_file, figures)
     return EXIT_FAILED if figures["errors"] else 0
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
 from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
-from rewards.checks.trial import Repeated, Trial
+from rewards.checks.trial import Trial
 
 SLOW_STEP_S = 30.0
 """Forecast seconds of a step's scores above which a part is called slow."""
@@ -95,8 +95,7 @@ def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
         *_leading_space(trial),
         *_empty_beats_wrong(trial),
         *_without_information(trial),
-        *_agreeing(trial),
-        *_repetition(trial),
+        *_unstable(trial),
         *_slow(trial, rollouts_per_step=rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
@@ -120,23 +119,18 @@ def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
 
 def _errors(trial: Trial) -> Iterator[Finding]:
     for name in trial.weights:
-        errors = [
-            (scored.probe.name, scored.outcomes[name].error)
-            for scored in trial.scored
-            if scored.outcomes[name].error is not None
-        ]
-        causes = Counter(error.cause for _, error in errors if error is not None)
-        for cause, count in causes.most_common():
-            probe, first = next(
-                (probe, error)
-                for probe, error in errors
-                if error is not None and error.cause == cause
-            )
+        counts, first = Counter[str](), dict[str, str]()
+        for one in trial.scored:
+            error = one.outcomes[name].error
+            if error is not None:
+                counts[error.cause] += 1
+                first.setdefault(error.cause, f"{one.probe.name!r}: {error.message}")
+        for cause, count in counts.most_common():
             yield Finding(
                 "errors",
                 fails=True,
                 what=f"{name!r}: {count} of {len(trial.scored)} completions have no score "
-                f"({cause}), first {probe!r}: {first.message}",
+                f"({cause}), first {first[cause]}",
                 advice="an error excludes the rollout: return 0 for a bad completion, None where "
                 "the part does not apply; --log FILE writes tracebacks",
             )
@@ -218,29 +212,30 @@ def _compared(
 
 
 def _leading_space(trial: Trial) -> Iterator[Finding]:
-    """The reference scores only with, or only without, the space that a base model writes."""
+    """The space that a base model writes after a prompt without turns decides the score."""
     bare, spaced = _totals(trial, REFERENCE), _totals(trial, SPACE)
-    wrong = dict[int, float]()
+    lowest = dict[int, float]()
     for one in trial.scored:
-        if one.total is not None and (one.probe.kind == "wrong" or one.probe.name == EMPTY):
-            wrong[one.probe.row] = min(one.total, wrong.get(one.probe.row, math.inf))
-    rows = [row for row in spaced if row in bare and row in wrong]
-    for which, more, less in (("without", bare, spaced), ("with", spaced, bare)):
-        # Less than half of what is above a wrong answer: a length in characters may differ, too.
-        only = [
-            row for row in rows if more[row] > wrong[row] and 2 * less[row] < more[row] + wrong[row]
-        ]
-        if only:
-            yield Finding(
-                "leading_space",
-                fails=False,
-                what=f"the reference scores only {which} a space before it, in {len(only)} of "
-                f"{len(rows)} rows: {statistics.fmean(bare[row] for row in only):.3g} without, "
-                f"{statistics.fmean(spaced[row] for row in only):.3g} with it",
-                advice="after a prompt without turns a base model often begins with a space: strip "
-                "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
-                "form with the space the reference",
-            )
+        if one.total is not None:
+            lowest[one.probe.row] = min(one.total, lowest.get(one.probe.row, math.inf))
+    # More than half of what is above the lowest: a length in characters differs as well.
+    rows = [row for row in spaced if row in bare]
+    differ = [
+        row
+        for row in rows
+        if abs(bare[row] - spaced[row]) > (max(bare[row], spaced[row]) - lowest[row]) / 2
+    ]
+    if differ:
+        yield Finding(
+            "leading_space",
+            fails=False,
+            what=f"a space before the reference changes its reward, in {len(differ)} of "
+            f"{len(rows)} rows: {statistics.fmean(bare[row] for row in differ):.3g} without, "
+            f"{statistics.fmean(spaced[row] for row in differ):.3g} with it",
+            advice="after a prompt without turns a base model often begins with a space: strip "
+            "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
+            "form with the space the reference",
+        )
 
 
 def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
@@ -285,60 +280,23 @@ def _without_information(trial: Trial) -> Iterator[Finding]:
             )
 
 
-def _agreeing(trial: Trial) -> Iterator[Finding]:
-    names = list(trial.weights)
-    for number, name in enumerate(names):
-        for other in names[number + 1 :]:
-            pairs = [(one.outcomes[name].value, one.outcomes[other].value) for one in trial.scored]
-            if _agree([(a, b) for a, b in pairs if a is not None and b is not None]):
-                yield Finding(
-                    "agree",
-                    fails=False,
-                    what=f"{name!r} and {other!r} always agree: their correlation is 1",
-                    advice="they measure the same; remove one and add its weight to the other",
-                )
-
-
-def _agree(pairs: Sequence[tuple[float, float]]) -> bool:
-    try:
-        return statistics.correlation(*zip(*pairs, strict=True)) > 1 - _TOLERANCE
-    except (TypeError, ValueError, OverflowError):  # too few, constant or huge values
-        return False
-
-
-def _repetition(trial: Trial) -> Iterator[Finding]:
-    """Values that differ between calls with the same completion."""
-    for name, repeated in trial.repeated.items():
-        unstable = [one for one in repeated if _shown(one.alone) != _shown(one.again)]
-        if unstable:
-            first = unstable[0]
+def _unstable(trial: Trial) -> Iterator[Finding]:
+    """Values of a completion that differ when it is scored alone."""
+    for name in trial.weights:
+        both = [one for one in trial.scored if name in one.alone]
+        differ = [one for one in both if _shown(one.outcomes[name]) != _shown(one.alone[name])]
+        if differ:
+            first = differ[0]
             yield Finding(
-                "nondeterministic",
+                "unstable",
                 fails=False,
                 what=f"{name!r} has different values in two calls with the same completion, for "
-                f"{len(unstable)} of {len(repeated)}, e.g. {first.probe.name!r}: "
-                f"{_shown(first.alone)}, then {_shown(first.again)}",
-                advice="seed random numbers with the completion; keep no state between calls",
+                f"{len(differ)} of {len(both)}, e.g. {first.probe.name!r}: "
+                f"{_shown(first.outcomes[name])} with others, {_shown(first.alone[name])} alone",
+                advice="a value must depend on its own completion only, which come in any order "
+                "and in batches of any size; seed random numbers with the completion, keep no "
+                "state between calls",
             )
-        dependent = [one for one in repeated if _depends(one)]
-        if dependent:
-            one = dependent[0]
-            yield Finding(
-                "batch",
-                fails=False,
-                what=f"{name!r} depends on the other completions of its batch or on their order, "
-                f"for {len(dependent)} of {len(repeated)}, e.g. {one.probe.name!r}: alone "
-                f"{_shown(one.alone)}, with others {_shown(one.together)}, in another order "
-                f"{_shown(one.shuffled)}",
-                advice="completions come in any order and in batches of any size: a value must "
-                "depend on its own completion only; advantages compare within the group",
-            )
-
-
-def _depends(one: Repeated) -> bool:
-    """Whether a value that is the same in two calls differs with others in its batch."""
-    values = {_shown(one.together), _shown(one.shuffled), _shown(one.alone)}
-    return _shown(one.alone) == _shown(one.again) and len(values) > 1
 
 
 def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
@@ -90,11 +90,21 @@ class RewardHost:
             raise ValueError("\n".join(mistakes))
         return facts
 
-    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """The outcome of each function for each input, by name; may be called concurrently."""
-        scored = await asyncio.gather(*(part.score(inputs) for part in self._parts))
-        names = [part.name for part in self._parts]
-        return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
+    async def score(
+        self, inputs: Sequence[RewardInput], *, without: Container[str] = ()
+    ) -> list[dict[str, Outcome]]:
+        """The outcome of each function for each input, by name; may be called concurrently.
+
+        Args:
+            inputs: the completions.
+            without: names of functions that are not called.
+        """
+        parts = [part for part in self._parts if part.name not in without]
+        scored = await asyncio.gather(*(part.score(inputs) for part in parts))
+        return [
+            {part.name: outcomes[index] for part, outcomes in zip(parts, scored, strict=True)}
+            for index in range(len(inputs))
+        ]
 
     def busy_s(self) -> dict[str, float]:
         """Seconds that the processes of each function have scored since the last call, summed."""
