@@ -16,44 +16,19 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
 from rewards.processes.log import RewardLog
-from rewards.processes.process import ProcessEnded, RewardProcess
+from rewards.processes.process import Job, ProcessEnded, RewardProcess
 from rewards.processes.worker import Settings
 
 MAX_FAILURES_IN_A_ROW = 3
 """Completions of a prompt, or prompts, that may fail in a row before others are given up."""
-START_TIMEOUT_S = 300.0
-"""Time limit for a process to import its function."""
 _CHUNK = 256
 """Inputs of a batch function that are sent to a process at a time."""
 _SILENCE_S = 5.0
 """Seconds that an async process may be silent after the time limit of a call."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """One input of one function.
-
-    Attributes:
-        number: its number in messages.
-        given: the input.
-        outcome: set when it is scored.
-        is_repeated: whether it has had a death or a time-out.
-    """
-
-    number: int
-    given: RewardInput
-    outcome: asyncio.Future[Outcome]
-    is_repeated: bool = False
-
-    def finish(self, outcome: Outcome) -> None:
-        """Sets the outcome."""
-        if not self.outcome.done():  # cancelled: nobody waits for it
-            self.outcome.set_result(outcome)
 
 
 class RewardHost:
@@ -153,13 +128,12 @@ class _Part:
         self._log = log
         self._facts: RewardFacts | None = None
         self._count = 0
-        self._waiting: deque[_Job] = deque()
-        self._alone: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
+        self._alone: deque[Job] = deque()
         self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
         count = part.workers or rewards.workers
         self._processes: list[RewardProcess | None] = [None] * count
-        self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
         self._busy_s, self._scoring, self._moved_s = 0.0, 0, time.monotonic()
 
@@ -208,7 +182,7 @@ class _Part:
         jobs = []
         for given in inputs:
             self._count += 1
-            jobs.append(_Job(self._count, given, loop.create_future()))
+            jobs.append(Job(self._count, given, loop.create_future()))
         self._waiting += jobs
         self._wake.set()
         self._top_up()
@@ -225,8 +199,7 @@ class _Part:
     async def _work(self, index: int) -> None:
         """Serves the queues with one process at a time."""
         while True:
-            repeated = _take(self._alone, 1)
-            jobs = repeated or _take(self._waiting, self._room())
+            jobs = _take(self._alone, 1) or _take(self._waiting, self._room())
             if not jobs:
                 self._wake.clear()
                 await self._wake.wait()
@@ -234,9 +207,10 @@ class _Part:
             began_s = self._moved_s = time.monotonic()
             self._scoring += 1
             try:
-                await self._score(index, jobs, alone=bool(repeated))
+                await self._score(index, jobs)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
-                for job in (*jobs, *self._open[index].values()):
+                process = self._processes[index]
+                for job in (*jobs, *(process.jobs.values() if process else ())):
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
@@ -245,7 +219,7 @@ class _Part:
                 self._busy_s += time.monotonic() - began_s
 
     def _room(self) -> int:
-        """Inputs that a process is sent at a time."""
+        """Jobs that a process is sent at a time."""
         assert self._facts is not None
         if self._is_async:
             return self._concurrency or CONCURRENCY
@@ -257,34 +231,35 @@ class _Part:
         return self._facts is not None and self._facts.kind == "async"
 
     def _top_up(self) -> None:
-        """Sends waiting inputs to the processes of an async function that score and have room."""
-        for process, scored in zip(self._processes, self._open, strict=True):
-            # One that is fresh repeats an input alone.
-            if self._is_async and process and scored and not (process.fresh or process.dumps):
-                self._send(process, _take(self._waiting, self._room() - len(scored)), scored)
+        """Sends waiting jobs to the processes of an async function that score and have room."""
+        for process in self._processes if self._is_async else ():
+            # One that is fresh repeats a job alone.
+            if process and process.jobs and not (process.fresh or process.dumps):
+                more = _take(self._waiting, self._room() - len(process.jobs))
+                if more:
+                    process.send(more)
 
-    def _send(self, process: RewardProcess, jobs: Sequence[_Job], scored: dict[int, _Job]) -> None:
-        if jobs:
-            scored |= {job.number: job for job in jobs}
-            process.send([(job.number, job.given) for job in jobs])
-
-    async def _score(self, index: int, jobs: Sequence[_Job], *, alone: bool) -> None:
+    async def _score(self, index: int, jobs: Sequence[Job]) -> None:
         """Scores jobs with a process, which is replaced if it dies or takes too long."""
-        scored = self._open[index] = {}
-        process = self._processes[index]
+        process, alone = self._processes[index], jobs[0].is_repeated
         try:
             if process is None or (alone and not process.fresh):
                 await self._end(index)
                 process = await self._start(index)
         except (ValueError, OSError) as error:
+            await self._end(index)
             for job in jobs:
                 self._fail(job, "not_started", f"its process did not start: {error}")
             return
         process.fresh = process.fresh and alone
-        self._send(process, jobs, scored)
+        process.send(jobs)
         try:
-            while scored:
-                await self._receive(process, scored)
+            while process.jobs:
+                # The processes of async functions enforce the limit of each call themselves.
+                async with asyncio.timeout(self._timeout_s + self._is_async * _SILENCE_S):
+                    job, outcome, trace = await process.result()
+                self._moved_s = time.monotonic()
+                self._settle(job, outcome, trace)
                 self._top_up()
         except TimeoutError:
             await process.dump()
@@ -293,32 +268,22 @@ class _Part:
             problem = "died", str(error)
         else:
             return
+        left = list(process.jobs.values())
         await self._end(index)
-        self._repeat(list(scored.values()), *problem)
+        self._repeat(left, *problem)
 
-    async def _receive(self, process: RewardProcess, scored: dict[int, _Job]) -> None:
-        """Takes the next answer.
-
-        Raises:
-            TimeoutError: at the time limit of a call.
-            ProcessEnded: if the process has ended.
-        """
-        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
-        async with asyncio.timeout(patience_s):
-            number, value, error, named, trace = await process.answer()
-        self._moved_s = time.monotonic()
-        process.pass_output()
-        job = scored.pop(number)
+    def _settle(self, job: Job, outcome: Outcome, trace: str) -> None:
+        """Finishes a job, or repeats it after the time-out of an async call."""
+        error = outcome.error
+        if error is not None and error.cause == "timed_out":
+            self._repeat([job], error.cause, error.message)
+            return
         if error is not None:
-            error = RewardError(*error)
-            if error.cause == "timed_out":
-                self._repeat([job], error.cause, error.message)
-                return
             self._log.error(self.name, [job.given], error, trace)
         self._failures.clear()
-        job.finish(Outcome(value, error, named))
+        job.finish(outcome)
 
-    def _repeat(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+    def _repeat(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
         """Repeats jobs of a process that died or took too long alone; the second time they fail."""
         first = [job for job in jobs if not job.is_repeated]
         if first:
@@ -332,7 +297,7 @@ class _Part:
                 self._alone.append(job)
         self._wake.set()
 
-    def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
+    def _fail(self, job: Job, cause: Cause, problem: str) -> None:
         """Fails a job; gives up those that would fail alike.
 
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
@@ -351,7 +316,7 @@ class _Part:
         what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
         self._finish(waiting, cause, what)
 
-    def _finish(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+    def _finish(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
         """Sets an error as the outcome of jobs."""
         error = RewardError(cause, printable(problem))
         if jobs:
@@ -360,26 +325,11 @@ class _Part:
             job.finish(Outcome(None, error))
 
     async def _start(self, index: int) -> RewardProcess:
-        """Starts a process; see `RewardProcess.start`."""
-
-        def output(text: str) -> None:
-            inputs = [job.given for job in self._open[index].values()]
-            what = "it is interrupted here" if process.dumps else "output"
-            self._log.output(self.name, inputs, text, what=what)
-
-        process = RewardProcess(self._settings, output=output)
-        try:
-            async with asyncio.timeout(START_TIMEOUT_S):
-                await process.start()
-            if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
-                raise ValueError("its file has changed since the run was started")
-        except TimeoutError:
-            await process.kill()
-            raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
-        except BaseException:
-            await process.kill()
-            raise
+        process = RewardProcess(self._settings, name=self.name, log=self._log)
         self._processes[index] = process
+        await process.start()
+        if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
+            raise ValueError("its file has changed since the run was started")
         return process
 
     async def _end(self, index: int) -> None:
@@ -388,9 +338,9 @@ class _Part:
             await process.kill()
 
 
-def _take(queue: deque[_Job], most: int) -> list[_Job]:
+def _take(queue: deque[Job], most: int) -> list[Job]:
     """The next jobs of a queue, without those that were given up or that nobody waits for."""
-    taken: list[_Job] = []
+    taken: list[Job] = []
     while queue and len(taken) < most:
         job = queue.popleft()
         if not job.outcome.done():

@@ -16,19 +16,19 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rewards.base import RewardInput
-from rewards.processes.log import MOST_OUTPUT
+from rewards.base import Outcome, RewardError, RewardInput
+from rewards.processes.log import MOST_OUTPUT, RewardLog
 from rewards.processes.worker import Settings, message
 
-Output = Callable[[str], None]
-"""Receives what was printed."""
-
+START_TIMEOUT_S = 300.0
+"""Time limit for a process to import its function."""
 _VARIABLE = "GEMMA_GRPO_REWARD_PROCESS"
 _MOST_PROCESSES = 512
 """Threads and processes of a reward process, where a pids cgroup can be had."""
@@ -48,27 +48,51 @@ class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
     """The process has ended, or does not answer as it should; the message says how."""
 
 
+@dataclass(eq=False)
+class Job:
+    """One input of one function.
+
+    Attributes:
+        number: its number in messages.
+        given: the input.
+        outcome: set when it is scored.
+        is_repeated: whether it has had a death or a time-out.
+    """
+
+    number: int
+    given: RewardInput
+    outcome: asyncio.Future[Outcome]
+    is_repeated: bool = False
+
+    def finish(self, outcome: Outcome) -> None:
+        """Sets the outcome."""
+        if not self.outcome.done():  # cancelled: nobody waits for it
+            self.outcome.set_result(outcome)
+
+
 class RewardProcess:
     """A running reward process.
 
     Args:
         settings: function, arguments and limits.
-        output: receives what it prints.
+        name: of the part, for the log.
+        log: receives what it prints.
 
     Attributes:
         facts: what it reported about its function, after `start`.
-        fresh: whether it has scored nothing, or only inputs that were repeated alone.
+        jobs: those that it scores, by number.
+        fresh: whether it has scored nothing, or only jobs that were repeated alone.
         dumps: whether its output is the stacks that `dump` asked for.
     """
 
-    def __init__(self, settings: Settings, *, output: Output) -> None:
-        self._settings = settings
-        self._output = output
+    def __init__(self, settings: Settings, *, name: str, log: RewardLog) -> None:
+        self._settings, self._name, self._log = settings, name, log
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = contextlib.ExitStack()
         self._printed = b""
         self.facts: dict[str, Any] = {}
+        self.jobs: dict[int, Job] = {}
         self.fresh = True
         self.dumps = False
 
@@ -100,7 +124,11 @@ class RewardProcess:
             loop.add_reader(descriptor, on_ready)
             self._closing.callback(loop.remove_reader, descriptor)
         self._messages.write(message(self._settings))
-        answer = await self.answer()
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                answer = await self._answer()
+        except TimeoutError:
+            raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
         if "refused" in answer:
             raise ValueError(answer["refused"])
         self.facts = answer["ready"] | {"columns": tuple(answer["ready"]["columns"])}
@@ -123,16 +151,23 @@ class RewardProcess:
             env={**os.environ, **variables},
         )
 
-    def send(self, numbered: Sequence[tuple[int, RewardInput]]) -> None:
-        """Sends inputs to score; if the process has ended, `answer` says how."""
-        self._messages.write(message(list(numbered)))
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Sends jobs to score; if the process has ended, `result` says how."""
+        self.jobs |= {job.number: job for job in jobs}
+        self._messages.write(message([(job.number, job.given) for job in jobs]))
 
-    async def answer(self) -> Any:
-        """The next answer.
+    async def result(self) -> tuple[Job, Outcome, str]:
+        """The next job that is scored, its outcome, and the traceback of its error.
 
         Raises:
             ProcessEnded: if there is none.
         """
+        number, value, error, named, trace = await self._answer()
+        self.pass_output()
+        found = None if error is None else RewardError(*error)
+        return self.jobs.pop(number), Outcome(value, found, named), trace
+
+    async def _answer(self) -> Any:
         try:
             line = await self._answers.readline()
         except OSError:  # it ended while something was sent
@@ -159,7 +194,10 @@ class RewardProcess:
         """Passes on what the process has printed."""
         self._read()
         if self._printed:
-            self._output(_without_keys(self._printed.decode(errors="replace")))
+            text = _without_keys(self._printed.decode(errors="replace"))
+            what = "it is interrupted here" if self.dumps else "output"
+            given = [job.given for job in self.jobs.values()]
+            self._log.output(self._name, given, text, what=what)
         self._printed = b""
 
     async def kill(self) -> None:
