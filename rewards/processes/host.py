@@ -83,12 +83,16 @@ class RewardHost:
 
     def busy_s(self) -> dict[str, float]:
         """Seconds that the processes of each function have scored since the last call, summed."""
-        return {part.name: part.take_busy_s() for part in self._parts}
+        found = {part.name: part.busy_s for part in self._parts}
+        for part in self._parts:
+            part.busy_s = 0.0
+        return found
 
     @property
     def quiet_s(self) -> float | None:
         """Seconds since the last call ended, or began; None: no call is waited for."""
-        return min((part.quiet_s for part in self._parts if part.is_busy), default=None)
+        moved_s = [part.moved_s for part in self._parts if part.scoring]
+        return time.monotonic() - max(moved_s) if moved_s else None
 
     async def close(self) -> None:
         """Ends all processes."""
@@ -113,7 +117,13 @@ def check(rewards: Rewards) -> list[RewardFacts]:
 
 
 class _Part:
-    """The queue and the processes of one function."""
+    """The queue and the processes of one function.
+
+    Attributes:
+        busy_s: seconds that its processes have scored since the host was asked, summed.
+        scoring: number of processes that score.
+        moved_s: when a call last ended or began, on the monotonic clock.
+    """
 
     def __init__(self, part: RewardFunction, rewards: Rewards, log: RewardLog) -> None:
         self.name = part.name
@@ -135,22 +145,7 @@ class _Part:
         count = part.workers or rewards.workers
         self._processes: list[RewardProcess | None] = [None] * count
         self._tasks: list[asyncio.Task[None]] = []
-        self._busy_s, self._scoring, self._moved_s = 0.0, 0, time.monotonic()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a process scores."""
-        return self._scoring > 0
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds since a call ended, or began."""
-        return time.monotonic() - self._moved_s
-
-    def take_busy_s(self) -> float:
-        """See `RewardHost.busy_s`."""
-        found, self._busy_s = self._busy_s, 0.0
-        return found
+        self.busy_s, self.scoring, self.moved_s = 0.0, 0, 0.0
 
     async def start(self) -> RewardFacts:
         """Starts the processes.
@@ -204,8 +199,8 @@ class _Part:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            began_s = self._moved_s = time.monotonic()
-            self._scoring += 1
+            began_s = self.moved_s = time.monotonic()
+            self.scoring += 1
             try:
                 await self._score(index, jobs)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
@@ -215,8 +210,8 @@ class _Part:
                         job.outcome.set_exception(error)
                 await self._end(index)
             finally:
-                self._scoring -= 1
-                self._busy_s += time.monotonic() - began_s
+                self.scoring -= 1
+                self.busy_s += time.monotonic() - began_s
 
     def _room(self) -> int:
         """Jobs that a process is sent at a time."""
@@ -258,7 +253,7 @@ class _Part:
                 # The processes of async functions enforce the limit of each call themselves.
                 async with asyncio.timeout(self._timeout_s + self._is_async * _SILENCE_S):
                     job, outcome, trace = await process.result()
-                self._moved_s = time.monotonic()
+                self.moved_s = time.monotonic()
                 self._settle(job, outcome, trace)
                 self._top_up()
         except TimeoutError:

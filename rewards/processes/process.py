@@ -89,6 +89,7 @@ class RewardProcess:
         self._settings, self._name, self._log = settings, name, log
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
+        self._cgroup: Path | None = None
         self._closing = contextlib.ExitStack()
         self._printed = b""
         self.facts: dict[str, Any] = {}
