@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -51,13 +50,6 @@ def json_file(flags: argparse.Namespace) -> Path | None:
         ValueError: if the file cannot be written.
     """
     return None if flags.json is None else output_file("--json", flags.json)
-
-
-def write_json(file: Path | None, figures: object) -> None:
-    """Writes figures to the file that `--json` names, if it was given."""
-    if file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:

@@ -9,8 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
-from launch.flags import write_json
+from launch.exits import EXIT_MISTAKE, Failure, say
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
@@ -18,7 +17,7 @@ from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
-from pipeline.run.report.reward_check import check_figures, check_lines, finding_lines
+from pipeline.run.report.reward_check import Figures, check_figures, check_lines, finding_lines
 from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes
@@ -31,23 +30,15 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 def prepare_check(
-    config: Config,
-    *,
-    rows: int,
-    form: str | None,
-    cases: str | None,
-    json_file: Path | None,
-    log_file: Path | None,
-) -> Callable[[], int]:
-    """Reads data and cases; returns the check, whose result is the exit status.
+    config: Config, *, rows: int, form: str | None, cases: str | None
+) -> Callable[[RewardLog], tuple[Figures, list[str], bool]]:
+    """Reads data and cases; returns the check, see `launch.reward.Work`.
 
     Args:
         config: with the reward functions and the data.
         rows: number of rows for probes.
         form: of a right completion; see `make_probes`.
         cases: file with cases of the user.
-        json_file: receives the figures.
-        log_file: receives output and tracebacks of the functions.
 
     Raises:
         FileNotFoundError: if data or cases are missing.
@@ -56,8 +47,7 @@ def prepare_check(
     data = read_training_data(config)
     probes = _probes(config, data, rows=rows, form=form)
     found = [] if cases is None else _read_cases(Path(cases), config, data)
-    log = RewardLog(log_file)
-    return partial(_check, config, data, probes, found, json_file=json_file, log=log)
+    return partial(_check, config, data, probes, found)
 
 
 def _check(
@@ -65,10 +55,8 @@ def _check(
     data: LoadedData,
     probes: Sequence[Probe],
     cases: Sequence[Case],
-    *,
-    json_file: Path | None,
     log: RewardLog,
-) -> int:
+) -> tuple[Figures, list[str], bool]:
     scored = [*probes, *(case.probe for case in cases)]
     trial = asyncio.run(_try(config, data, scored, log=log))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
@@ -77,9 +65,7 @@ def _check(
     findings.sort(key=lambda finding: not finding.fails)
     rows = len({probe.row for probe in probes})
     figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
-    print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
-    write_json(json_file, figures)
-    return 0 if figures["passed"] else EXIT_FAILED
+    return figures, [*_left_out(config), *check_lines(figures)], figures["passed"]
 
 
 def prompt_lines(prepared: Prepared) -> Iterator[str]:
