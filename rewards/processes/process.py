@@ -35,7 +35,8 @@ _MOST_PROCESSES = 512
 _LONGEST_ANSWER = 2**20
 _PIPE_BYTES = 2**16
 _SETTLE_S = 0.3
-"""Seconds for the last answers of a process that has ended, and for the stacks of one that will."""
+"""Seconds for the end of a process whose connection is closed, and for the stacks of one that will
+be ended."""
 _EXIT_S = 10.0
 _RUN = "from rewards.processes import worker; worker.run"
 _BROKEN = "its process wrote something else into the connection to its host"
@@ -118,12 +119,9 @@ class RewardProcess:
                 sock=ours.dup(), limit=_LONGEST_ANSWER
             )
         self._closing.callback(self._messages.transport.abort)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        self._closing.callback(os.close, self._pidfd)
         loop = asyncio.get_running_loop()
-        for descriptor, on_ready in ((self._pipe, self._read), (self._pidfd, self._on_exit)):
-            loop.add_reader(descriptor, on_ready)
-            self._closing.callback(loop.remove_reader, descriptor)
+        loop.add_reader(self._pipe, self._read)
+        self._closing.callback(loop.remove_reader, self._pipe)
         self._messages.write(message(self._settings))
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -216,12 +214,6 @@ class RewardProcess:
                 asyncio.get_running_loop().remove_reader(self._pipe)
             if len(self._printed) <= MOST_OUTPUT:
                 self._printed += data
-
-    def _on_exit(self) -> None:
-        """Reports the end, also where a child process keeps the connection open."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
-        loop.call_later(_SETTLE_S, self._answers.feed_eof)
 
     async def _how_it_ended(self) -> str:
         await asyncio.sleep(_SETTLE_S)

@@ -27,6 +27,7 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import BinaryIO
 
 from rewards.base import Outcome, RewardInput
@@ -69,7 +70,9 @@ def run(descriptor: int) -> None:
 
 
 def _run(channel: socket.socket) -> None:
+    # The connection ends with this process, also if what it has started lives on.
     channel.set_inheritable(False)
+    os.register_at_fork(after_in_child=partial(os.close, channel.fileno()))
     messages = channel.makefile("rb")
     settings: Settings = pickle.load(messages)
     _limit(settings)
