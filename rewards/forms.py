@@ -95,9 +95,12 @@ class Form:
             for index, one in enumerate(inputs):
                 yield (index, *_guarded(partial(self._call_one, one)))
             return
-        found = _batch(partial(self._call_batch, inputs), len(inputs))
-        if found is not None:
-            yield from ((index, to_outcome(value), "") for index, value in enumerate(found))
+        try:
+            values = _values(self._call_batch(inputs), len(inputs))
+        except BaseException:  # noqa: BLE001 - a user's code may raise anything
+            values = None
+        if values is not None:
+            yield from ((index, to_outcome(value), "") for index, value in enumerate(values))
             return
         for index, one in enumerate(inputs):
             yield (index, *_guarded(partial(self._call_alone, one)))
@@ -120,7 +123,7 @@ class Form:
         return self.call(one.completion, **self._of(one))
 
     def _call_alone(self, one: RewardInput) -> object:
-        return _only(self._call_batch([one]))
+        return _values(self._call_batch([one]), 1)[0]
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> object:
         if self.kind == "batch":
@@ -328,41 +331,25 @@ def _forms(*kinds: Kind) -> str:
     return "write " + ", or ".join(EXAMPLES[kind] for kind in kinds or EXAMPLES)
 
 
-def _batch(call: Callable[[], object], count: int) -> Sequence[object] | None:
-    """The values of a batch; None if the call failed."""
-    try:
-        values = _as_list(call())
-    except BaseException:  # noqa: BLE001 - a user's code may raise anything
-        return None
-    return values if values is not None and len(values) == count else None
-
-
-def _only(returned: object) -> object:
-    """The value of a batch of one.
+def _values(returned: Any, count: int) -> Sequence[object]:
+    """The values of a list, tuple or array, one for each completion.
 
     Raises:
-        _WrongResult: if it is not a list of one value.
+        _WrongResult: if it is something else.
     """
-    values = _as_list(returned)
-    if values is None:
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, list | tuple):
         raise _WrongResult(
-            f"returned a {type(returned).__name__}, not a list of 1 number; the parameter of a "
-            "function of one completion is named completion"
+            f"returned a {type(returned).__name__}, not a list of {count} number; the parameter of "
+            "a function of one completion is named completion"
         )
-    if len(values) != 1:
-        raise _WrongResult(f"returned {len(values)} values for 1 completion")
-    return values[0]
+    if len(values) != count:
+        raise _WrongResult(f"returned {len(values)} values for {count} completion")
+    return values
 
 
 class _WrongResult(Exception):  # noqa: N818
     """A result of the wrong shape."""
-
-
-def _as_list(returned: Any) -> Sequence[object] | None:
-    """A list, tuple or array of values as a sequence; None for other objects."""
-    if hasattr(returned, "tolist"):
-        returned = returned.tolist()
-    return returned if isinstance(returned, list | tuple) else None
 
 
 def _guarded(call: Callable[[], object]) -> tuple[Outcome, str]:
