@@ -165,7 +165,7 @@ def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
 
 def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
     for notice in reference_notices(config, data):
-        yield Finding("references", fails=False, what=notice.what, advice=notice.advice)
+        yield Finding("references", what=notice.what, advice=notice.advice)
 
 
 def _left_out(config: Config) -> Iterator[str]:

@@ -29,16 +29,16 @@ class Finding:
 
     Attributes:
         kind: one of the kinds below, "case" or "references".
-        fails: whether the check fails.
         what: what was found, with names and numbers.
         advice: what to do.
+        fails: whether the check fails.
         examples: completions that show it, one line each.
     """
 
     kind: str
-    fails: bool
     what: str
     advice: str
+    fails: bool = False
     examples: tuple[str, ...] = ()
 
 
@@ -173,7 +173,7 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
         if kind in above:
             fails = any(fails for fails, _ in above[kind])
             shown = tuple(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
-            yield Finding(label, fails, says, advice, shown)
+            yield Finding(label, says, advice, fails=fails, examples=shown)
 
 
 def _compared(
@@ -228,7 +228,6 @@ def _leading_space(trial: Trial) -> Iterator[Finding]:
     if differ:
         yield Finding(
             "leading_space",
-            fails=False,
             what=f"a space before the reference changes its reward, in {len(differ)} of "
             f"{len(rows)} rows: {statistics.fmean(bare[row] for row in differ):.3g} without, "
             f"{statistics.fmean(spaced[row] for row in differ):.3g} with it",
@@ -252,7 +251,6 @@ def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
         mean = statistics.fmean(empty[row] for row in beaten)
         yield Finding(
             "empty_beats_wrong",
-            fails=False,
             what=f"no text has a higher reward than a wrong answer: {mean:.3g} against "
             f"{statistics.fmean(beaten.values()):.3g}, in {len(beaten)} of {len(wrong)} rows",
             advice="the model learns to say nothing where it is unsure: give an empty completion "
@@ -267,14 +265,12 @@ def _without_information(trial: Trial) -> Iterator[Finding]:
         if not applying:
             yield Finding(
                 "always_none",
-                fails=False,
                 what=f"{name!r} is None for all completions: it never applies",
                 advice="look at the columns and the conditions for which it returns None",
             )
         elif _is_constant([one.value for one in outcomes if one.value is not None]):
             yield Finding(
                 "constant_part",
-                fails=False,
                 what=f"{name!r} has the same value for all completions",
                 advice="it has no influence on training; remove it, or look for a mistake in it",
             )
@@ -289,7 +285,6 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
             first = differ[0]
             yield Finding(
                 "unstable",
-                fails=False,
                 what=f"{name!r} has different values in two calls with the same completion, for "
                 f"{len(differ)} of {len(both)}, e.g. {first.probe.name!r}: "
                 f"{_shown(first.outcomes[name])} with others, {_shown(first.alone[name])} alone",
@@ -305,7 +300,6 @@ def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
             workers = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
             yield Finding(
                 "slow",
-                fails=False,
                 what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
                 f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
                 f"of a step, {speed.parallel} at a time",
