@@ -24,8 +24,8 @@ from rewards.answers import find_answer, parse_number, same_answer
 from rewards.base import RewardInput, Tags
 
 Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
-Text = tuple[str, Kind, str, str]
-"""Name, kind, description and completion of a probe."""
+Text = tuple[str, Kind, str, str | None]
+"""Name, kind, description and completion of a probe; None: the row has none."""
 
 REFERENCE, EMPTY, SPACE, PROMPT = "reference", "empty", "leading space", "prompt"
 REASONING, ANSWER = "REASONING", "ANSWER"
@@ -41,6 +41,15 @@ _WORDS = (
     *("river", "seven", "always", "green", "under", "because", "table", "walks", "honest", "cloud"),
     *("then", "paper", "never", "bright", "soup", "number", "into", "window", "slowly", "market"),
 )
+_NEAR_MISSES = {
+    "answer + 1": "the last digits of the answer + 1",
+    "answer - 1": "the last digits of the answer - 1",
+    "digits swapped": "two digits of the answer swapped",
+    "digit before": "a digit before the answer's",
+    "digit after": "a digit after the answer's",
+    "another answer": "the reference answer of another row",
+}
+"""Descriptions of wrong answers by name."""
 _DIGITS = re.compile(r"\d+(?=\D*$)")
 
 
@@ -97,13 +106,14 @@ def make_probes(
         characters: length of a very long completion.
     """
     answers = [row.given.answer for row in rows if row.given.answer is not None]
-    found = list[Probe]()
+    found, names = list[Probe](), dict[str, int]()
     for index, row in enumerate(rows):
         maker = _Maker(row, form or expected_form(row.given.tags), answers, characters)
-        texts = maker.texts(leading_space=plain and form is None)
+        texts = list(maker.texts(leading_space=plain and form is None))
+        for name, *_ in texts:
+            names.setdefault(name, len(names))
         found += _of_row(row.given, index, texts)
-    order = {name: position for position, name in enumerate(dict.fromkeys(p.name for p in found))}
-    return sorted(found, key=lambda probe: order[probe.name])
+    return sorted(found, key=lambda probe: names[probe.name])
 
 
 def expected_form(tags: Tags) -> str:
@@ -124,11 +134,11 @@ def expected_form(tags: Tags) -> str:
             return f"{REASONING}\nThe answer is {ANSWER}."
 
 
-def _of_row(row: RewardInput, index: int, texts: Iterator[Text]) -> Iterator[Probe]:
+def _of_row(row: RewardInput, index: int, texts: Sequence[Text]) -> Iterator[Probe]:
     """The probes of a row, each text once."""
     seen, readable = set[str](), False
     for name, kind, what, text in texts:
-        if text in seen:
+        if text is None or text in seen:
             continue
         seen.add(text)
         given = replace(
@@ -195,9 +205,9 @@ class _Maker:
         others = self._random.sample(others, k=min(len(others), _OTHERS))
         near = _near_misses(answer)
         if others:
-            near["another answer"] = "the reference answer of another row", others[0]
-        near = {name: one for name, one in near.items() if not same_answer(one[1], answer)}
-        wrong = [*(text for _, text in near.values()), _UNKNOWN]
+            near["another answer"] = others[0]
+        near = {name: text for name, text in near.items() if not same_answer(text, answer)}
+        wrong = [*near.values(), _UNKNOWN]
         first, last = wrong[0], wrong[min(1, len(wrong) - 1)]
 
         reference = self._complete(answer)
@@ -215,8 +225,8 @@ class _Maker:
         if empty:
             what = f"{_REPEATS} times all tags without content, then the reference"
             yield "tags, then reference", "variant", what, empty * _REPEATS + reference
-        for name, (what, text) in near.items():
-            yield name, "wrong", what, self._complete(text)
+        for name, what in _NEAR_MISSES.items():
+            yield name, "wrong", what, self._complete(near[name]) if name in near else None
         three = self._complete(first, answer, last)
         yield "three answers", "hack", "a wrong, the right, a wrong answer", three
         listed = _listed(answer, [*others, *wrong])
@@ -234,21 +244,22 @@ class _Maker:
         return " ".join(self._random.choices(_WORDS, k=characters // 6 + 1))[:characters]
 
 
-def _near_misses(answer: str) -> dict[str, tuple[str, str]]:
-    """Description and text of answers that differ in the last digits, by name."""
+def _near_misses(answer: str) -> dict[str, str]:
+    """Answers that differ in the last digits, by name."""
     match = _DIGITS.search(answer)
     if match is None:
         return {}
     digits = match.group()
     number, width = int(digits), len(digits)
-    found = {"answer + 1": ("the last digits of the answer + 1", f"{number + 1:0{width}d}")}
-    if number:
-        found["answer - 1"] = "the last digits of the answer - 1", f"{number - 1:0{width}d}"
-    found["digits swapped"] = "two digits of the answer swapped", _swapped(digits)
-    found["digit before"] = "a digit before the answer's", f"1{digits}"
-    found["digit after"] = "a digit after the answer's", f"{digits}0"
+    found = {
+        "answer + 1": f"{number + 1:0{width}d}",
+        "answer - 1": f"{number - 1:0{width}d}" if number else digits,
+        "digits swapped": _swapped(digits),
+        "digit before": f"1{digits}",
+        "digit after": f"{digits}0",
+    }
     before, after = answer[: match.start()], answer[match.end() :]
-    return {name: (what, f"{before}{text}{after}") for name, (what, text) in found.items()}
+    return {name: f"{before}{text}{after}" for name, text in found.items()}
 
 
 def _swapped(digits: str) -> str:
