@@ -27,7 +27,6 @@ import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import BinaryIO
 
 from rewards.base import Outcome, RewardInput
@@ -70,9 +69,7 @@ def run(descriptor: int) -> None:
 
 
 def _run(channel: socket.socket) -> None:
-    # The connection ends with this process, also if what it has started lives on.
-    channel.set_inheritable(False)
-    os.register_at_fork(after_in_child=partial(os.close, channel.fileno()))
+    _keep_from_children(channel)
     messages = channel.makefile("rb")
     settings: Settings = pickle.load(messages)
     _limit(settings)
@@ -123,6 +120,18 @@ def _send_score(channel: socket.socket, number: int, outcome: Outcome, trace: st
 
 def _send(channel: socket.socket, answer: object) -> None:
     channel.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _keep_from_children(channel: socket.socket) -> None:
+    """Lets the connection end with this process, also if what it has started lives on."""
+    channel.set_inheritable(False)
+    left = [channel.fileno()]
+
+    def close() -> None:
+        while left:  # once: in a child of a child the number can be another file's
+            os.close(left.pop())
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _limit(settings: Settings) -> None:
