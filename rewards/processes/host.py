@@ -248,10 +248,11 @@ class _Part:
             return
         process.fresh = process.fresh and alone
         process.send(jobs)
+        # The process of an async function limits the time of each call itself.
+        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
         try:
             while process.jobs:
-                # The processes of async functions enforce the limit of each call themselves.
-                async with asyncio.timeout(self._timeout_s + self._is_async * _SILENCE_S):
+                async with asyncio.timeout(patience_s):
                     job, outcome, trace = await process.result()
                 self.moved_s = time.monotonic()
                 self._settle(job, outcome, trace)
