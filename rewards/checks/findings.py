@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
+from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind, Probe
 from rewards.checks.trial import Trial
 
 SLOW_STEP_S = 30.0
@@ -159,56 +159,52 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             "if right completions have another form, set prompt.answer, or give it with --form",
         )
         return
-    names = dict.fromkeys((one.probe.kind, one.probe.name) for one in trial.scored)
-    above: dict[Kind, list[tuple[bool, str]]] = {}
-    for kind, name in names:
-        found = _compared(trial, kind, name, references) if kind in _RANKING else None
-        if found is not None:
-            above.setdefault(kind, []).append(found)
+    above = {kind: list(_not_below(trial, kind, references)) for kind in _RANKING}
     lowest = min((one.total for one in trial.scored if one.total is not None), default=0.0)
-    if "variant" in above and all(total <= lowest for total in references.values()):
-        # Another form is rewarded, and the expected one is not: all else would be named, too.
+    if above["variant"] and all(total <= lowest for total in references.values()):
+        # Another form is rewarded, and the expected one is not: all else would be named as well.
         above = {"variant": above["variant"]}
-    for kind, (label, says, advice) in _RANKING.items():
-        if kind in above:
-            fails = any(fails for fails, _ in above[kind])
-            shown = tuple(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
+    for kind, found in above.items():
+        if found:
+            label, says, advice = _RANKING[kind]
+            fails = any(fails for fails, _ in found)
+            shown = tuple(text for _, text in sorted(found, key=lambda one: not one[0]))
             yield Finding(label, says, advice, fails=fails, examples=shown)
 
 
-def _compared(
-    trial: Trial, kind: Kind, name: str, references: Mapping[int, float]
-) -> tuple[bool, str] | None:
-    """Whether a probe is not below the reference on average, and in words where; None: below.
+def _not_below(
+    trial: Trial, kind: Kind, references: Mapping[int, float]
+) -> Iterator[tuple[bool, str]]:
+    """The probes of a kind that are not below the reference in all rows.
 
-    Variants may be equal to the reference.
+    For each whether it is so on average, and in words where. Variants may equal the reference.
     """
-    own = [one for one in trial.scored if (one.probe.kind, one.probe.name) == (kind, name)]
-    totals = {
-        one.probe.row: one.total
-        for one in own
-        if one.total is not None and one.probe.row in references
-    }
-    if not totals:
-        return None
-    may_equal = kind == "variant"
 
     def wins(total: float, reference: float) -> bool:
         slack = _TOLERANCE * max(1.0, abs(total), abs(reference))
-        return total > reference + slack if may_equal else total >= reference - slack
+        return total > reference + slack if kind == "variant" else total >= reference - slack
 
-    rows = [row for row, total in totals.items() if wins(total, references[row])]
-    if not rows:
-        return None
-    mean = statistics.fmean(totals.values())
-    reference = statistics.fmean(references[row] for row in totals)
-    ids = {one.probe.row: one.probe.given.prompt_id for one in own}
-    where = f"in {len(rows)} of {len(totals)} rows"
-    if len(rows) < len(totals):
-        more = ", ..." if len(rows) > _SHOWN else ""
-        where += f", prompts {', '.join(f'{ids[row]}' for row in rows[:_SHOWN])}{more}"
-    text = f"{name!r} ({own[0].probe.what}): {mean:.3g} against {reference:.3g}, {where}"
-    return wins(mean, reference), text
+    found: dict[str, list[tuple[float, Probe]]] = {}
+    for one in trial.scored:
+        if one.probe.kind == kind and one.total is not None and one.probe.row in references:
+            found.setdefault(one.probe.name, []).append((one.total, one.probe))
+    for name, own in found.items():
+        ids = [
+            f"{probe.given.prompt_id}" for total, probe in own if wins(total, references[probe.row])
+        ]
+        if not ids:
+            continue
+        mean = statistics.fmean(total for total, _ in own)
+        reference = statistics.fmean(references[probe.row] for _, probe in own)
+        where = f"in {len(ids)} of {len(own)} rows"
+        if len(ids) < len(own):
+            more = ", ..." if len(ids) > _SHOWN else ""
+            where += f", prompts {', '.join(ids[:_SHOWN])}{more}"
+        what = own[0][1].what
+        yield (
+            wins(mean, reference),
+            f"{name!r} ({what}): {mean:.3g} against {reference:.3g}, {where}",
+        )
 
 
 def _leading_space(trial: Trial) -> Iterator[Finding]:
