@@ -9,14 +9,23 @@ Needs no model, no devices, no JAX and no Ray.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from configs.cli import parse
 from configs.errors import MistakeCollector
 from configs.load import load_config
-from launch.exits import exit_status
+from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file, output_file
+
+if TYPE_CHECKING:
+    from configs.schema import Config
+    from rewards.processes.log import RewardLog
+
+Work = Callable[["RewardLog"], tuple[Mapping[str, Any], Iterable[str], bool]]
+"""Scores with a log; returns the figures as JSON, the report, and whether nothing is wrong."""
 
 DESCRIPTION = """\
 Try reward functions offline. They score completions of which it is known how they must compare:
@@ -85,22 +94,35 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
     found = MistakeCollector()
     found.attempt(_check_flags, flags)
     file = found.attempt(json_file, flags)
-    log = None if flags.log is None else found.attempt(output_file, "--log", flags.log)
+    log_file = None if flags.log is None else found.attempt(output_file, "--log", flags.log)
     found.raise_if_any()
     # Imported late: `--help` and configuration errors do not need these modules.
+    from rewards.processes.log import RewardLog
+
+    log, work = RewardLog(log_file), _work(config, flags)
+
+    def run() -> int:
+        figures, lines, passed = work(log)
+        print_lines([*log.notices(), *lines])
+        if file is not None:
+            text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        return 0 if passed else EXIT_FAILED
+
+    return run
+
+
+def _work(config: Config, flags: argparse.Namespace) -> Work:
+    """The work to do; raises as `_prepare`."""
     if flags.rollouts is None:
         from launch.reward_check import prepare_check
 
         rows = _DEFAULTS["rows"] if flags.rows is None else flags.rows
-        return prepare_check(
-            config, rows=rows, form=flags.form, cases=flags.cases, json_file=file, log_file=log
-        )
+        return prepare_check(config, rows=rows, form=flags.form, cases=flags.cases)
     from launch.reward_rollouts import prepare_rescoring
 
     show = _DEFAULTS["show"] if flags.show is None else flags.show
-    return prepare_rescoring(
-        config, flags.rollouts, steps=flags.steps, show=show, json_file=file, log_file=log
-    )
+    return prepare_rescoring(config, flags.rollouts, steps=flags.steps, show=show)
 
 
 def _check_flags(flags: argparse.Namespace) -> None:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 
-from tqdm import tqdm
-
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines, say
+from launch.exits import EXIT_MISTAKE, Failure, say
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
@@ -21,11 +17,12 @@ from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
-from pipeline.run.report.reward_check import check_figures, check_lines, finding_lines
+from pipeline.run.report.reward_check import Figures, check_figures, check_lines, finding_lines
 from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find
 from rewards.checks.probes import Probe, make_probes
-from rewards.checks.trial import Trial, count_scores, run_trial, started
+from rewards.checks.trial import Trial, run_trial
+from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
 _DRY_RUN_ROWS = 8
@@ -33,23 +30,15 @@ _CHARACTERS_PER_TOKEN = 4
 
 
 def prepare_check(
-    config: Config,
-    *,
-    rows: int,
-    form: str | None,
-    cases: str | None,
-    json_file: Path | None,
-    log_file: Path | None,
-) -> Callable[[], int]:
-    """Reads data and cases; returns the check, whose result is the exit status.
+    config: Config, *, rows: int, form: str | None, cases: str | None
+) -> Callable[[RewardLog], tuple[Figures, list[str], bool]]:
+    """Reads data and cases; returns the check, see `launch.reward.Work`.
 
     Args:
         config: with the reward functions and the data.
         rows: number of rows for probes.
         form: of a right completion; see `make_probes`.
         cases: file with cases of the user.
-        json_file: receives the figures.
-        log_file: receives output and tracebacks of the functions.
 
     Raises:
         FileNotFoundError: if data or cases are missing.
@@ -58,8 +47,7 @@ def prepare_check(
     data = read_training_data(config)
     probes = _probes(config, data, rows=rows, form=form)
     found = [] if cases is None else _read_cases(Path(cases), config, data)
-    log = RewardLog(log_file)
-    return partial(_check, config, data, probes, found, json_file=json_file, log=log)
+    return partial(_check, config, data, probes, found)
 
 
 def _check(
@@ -67,10 +55,8 @@ def _check(
     data: LoadedData,
     probes: Sequence[Probe],
     cases: Sequence[Case],
-    *,
-    json_file: Path | None,
     log: RewardLog,
-) -> int:
+) -> tuple[Figures, list[str], bool]:
     scored = [*probes, *(case.probe for case in cases)]
     trial = asyncio.run(_try(config, data, scored, log=log))
     per_step = config.rollout.prompts_per_step * config.rollout.group_size
@@ -79,11 +65,7 @@ def _check(
     findings.sort(key=lambda finding: not finding.fails)
     rows = len({probe.row for probe in probes})
     figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
-    print_lines([*log.notices(), *_left_out(config), *check_lines(figures)])
-    if json_file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return 0 if figures["passed"] else EXIT_FAILED
+    return figures, [*_left_out(config), *check_lines(figures)], figures["passed"]
 
 
 def prompt_lines(prepared: Prepared) -> Iterator[str]:
@@ -139,29 +121,22 @@ async def _try(
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    async with AsyncExitStack() as stack:
+    host = RewardHost(config.rewards, log=log)
+    try:
         try:
-            hosts, facts = await stack.enter_async_context(started(config.rewards, log=log))
+            facts = await host.start()
+            check_columns(facts, scored_splits(config, data))
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
-        try:
-            check_columns(list(facts.values()), scored_splits(config, data))
-        except ValueError as error:
-            raise Failure(error, EXIT_MISTAKE) from None
-        total = count_scores(probes, config.rewards, short=short)
-        bar = stack.enter_context(
-            tqdm(total=total, unit="score", delay=2, leave=False, disable=None)
-        )
-        return await run_trial(
-            probes, hosts, rewards=config.rewards, facts=facts, short=short, advance=bar.update
-        )
+        return await run_trial(probes, host, rewards=config.rewards, facts=facts, short=short)
+    finally:
+        await host.close()
 
 
 def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:
     return make_probes(
         probe_rows(data.train.prompts, config, count=rows),
         form=form,
-        prefix=config.prompt.answer_prefix,
         plain=config.prompt.turn == "plain",
         characters=_CHARACTERS_PER_TOKEN * config.rollout.max_new_tokens,
     )
@@ -190,7 +165,7 @@ def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
 
 def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
     for notice in reference_notices(config, data):
-        yield Finding("references", fails=False, what=notice.what, advice=notice.advice)
+        yield Finding("references", what=notice.what, advice=notice.advice)
 
 
 def _left_out(config: Config) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -14,9 +13,9 @@ from tqdm import tqdm
 
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, print_lines
+from launch.exits import EXIT_MISTAKE, Failure
 from pipeline.rollout.scoring import SUM, score_parts
-from pipeline.run.report.rescoring import Rescored, rescoring_figures, rescoring_lines
+from pipeline.run.report.rescoring import Figures, Rescored, rescoring_figures, rescoring_lines
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput, Tags
@@ -31,23 +30,15 @@ Recorded = Sequence[tuple[Record, RewardInput]]
 
 
 def prepare_rescoring(
-    config: Config,
-    run_dir: str,
-    *,
-    steps: str | None,
-    show: int,
-    json_file: Path | None,
-    log_file: Path | None,
-) -> Callable[[], int]:
-    """Reads the recorded rollouts; returns the work, whose result is the exit status.
+    config: Config, run_dir: str, *, steps: str | None, show: int
+) -> Callable[[RewardLog], tuple[Figures, Iterator[str], bool]]:
+    """Reads the recorded rollouts; returns the work, see `launch.reward.Work`.
 
     Args:
         config: with the reward functions.
         run_dir: folder of the run.
         steps: first and last step, as "A:B", "A:", ":B" or "A"; None: all.
         show: completions of each kind in the report.
-        json_file: receives the figures.
-        log_file: receives output and tracebacks of the functions.
 
     Raises:
         FileNotFoundError: if there are no such rollouts.
@@ -65,24 +56,19 @@ def prepare_rescoring(
     recorded = list(_read(folder, names, tags))
     if not recorded:
         raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
-    log = RewardLog(log_file)
-    return partial(_rescore, config, recorded, show=show, json_file=json_file, log=log)
+    return partial(_rescore, config, recorded, show)
 
 
 def _rescore(
-    config: Config, recorded: Recorded, *, show: int, json_file: Path | None, log: RewardLog
-) -> int:
+    config: Config, recorded: Recorded, show: int, log: RewardLog
+) -> tuple[Figures, Iterator[str], bool]:
     outcomes = asyncio.run(_score(config, [given for _, given in recorded], log=log))
     rollouts = [
         _rescored(record, given, own, config)
         for (record, given), own in zip(recorded, outcomes, strict=True)
     ]
     figures = rescoring_figures(rollouts, extraction=config.extraction, show=show)
-    print_lines([*log.notices(), *rescoring_lines(figures)])
-    if json_file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        json_file.write_text(text, encoding="utf-8", errors="backslashreplace")
-    return EXIT_FAILED if figures["errors"] else 0
+    return figures, rescoring_lines(figures), not figures["errors"]
 
 
 async def _score(

@@ -9,9 +9,9 @@ reward function can have.
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -193,11 +193,12 @@ def printable(text: str) -> str:
     return "".join(escaped)[:_SHOWN]
 
 
-def _number(value: object) -> Outcome:
-    value = _plain(value)
+def _number(value: Any) -> Outcome:
+    if getattr(value, "ndim", None) == 0:  # a scalar, array or tensor of NumPy, JAX or PyTorch
+        value = value.item()
     if value is None:
         return Outcome(None)
-    if not isinstance(value, Real):
+    if not isinstance(value, Real | Decimal):
         return Outcome.failed("invalid", f"returned a {type(value).__name__}, not a number")
     number = float(value)
     if not math.isfinite(number):
@@ -225,11 +226,3 @@ def _named(value: Mapping[Any, object]) -> Outcome:
     if not math.isfinite(total):
         return Outcome.failed("not_finite", f"returned numbers whose sum is {total}")
     return Outcome(total, named=named)
-
-
-def _plain(value: object) -> object:
-    """A NumPy scalar as the Python number that it holds; other values as they are."""
-    numpy = sys.modules.get("numpy")  # not imported here: a value of NumPy has imported it
-    if numpy is None or not isinstance(value, numpy.generic):
-        return value
-    return value.item()

@@ -6,6 +6,8 @@
     batch     def f(inputs)                                      a sequence of RewardInput
     trl       def f(prompts, completions, **columns)             lists, by keyword
 
+Functions of verl and OpenRLHF become functions of one of these forms (`rewards/libraries.py`).
+
 A class is constructed with the part's arguments, and its `__call__` has one of these signatures.
 The arguments of a function are passed by keyword with every call. A sample function gets the
 columns that it names, or all with `**columns`, and of `answer`, `prompt`, `stop_reason`, `tags`,
@@ -33,6 +35,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rewards.base import Outcome, RewardInput, describe_error, to_outcome
+from rewards.libraries import adapted, is_async, library_parameters
 
 Kind = Literal["sample", "async", "batch", "trl"]
 
@@ -92,9 +95,12 @@ class Form:
             for index, one in enumerate(inputs):
                 yield (index, *_guarded(partial(self._call_one, one)))
             return
-        found = _batch(partial(self._call_batch, inputs), len(inputs))
-        if found is not None:
-            yield from ((index, to_outcome(value), "") for index, value in enumerate(found))
+        try:
+            values = _values(self._call_batch(inputs), len(inputs))
+        except BaseException:  # noqa: BLE001 - a user's code may raise anything
+            values = None
+        if values is not None:
+            yield from ((index, to_outcome(value), "") for index, value in enumerate(values))
             return
         for index, one in enumerate(inputs):
             yield (index, *_guarded(partial(self._call_alone, one)))
@@ -117,7 +123,7 @@ class Form:
         return self.call(one.completion, **self._of(one))
 
     def _call_alone(self, one: RewardInput) -> object:
-        return _only(self._call_batch([one]))
+        return _values(self._call_batch([one]), 1)[0]
 
     def _call_batch(self, inputs: Sequence[RewardInput]) -> object:
         if self.kind == "batch":
@@ -194,7 +200,8 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
         raise ValueError(f"has no readable signature; wrap it in a function: {_forms()}") from None
-    kind, inputs = _kind(call, parameters)
+    filled = library_parameters(parameters)
+    kind, inputs = _kind(call, parameters, filled)
     columns = {
         name: parameter
         for name, parameter in parameters.items()
@@ -212,13 +219,16 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
     missing = [name for name in required if kind == "trl" and name in _TRL_MISSING]
     if missing:
         raise ValueError(f"needs {missing[0]!r}, which TRL passes and this project does not have")
-    if kind == "batch" and required:
+    if (kind == "batch" or filled) and required:
         raise ValueError(
             f"has the parameter {required[0]!r} without a default; set args.{required[0]}"
         )
+    call = partial(call, **args) if args else call
+    if filled:
+        return recognise(adapted(call, filled), {})
     return Form(
         kind,
-        partial(call, **args) if args else call,
+        call,
         frozenset(columns) - args.keys() | (inputs & {"prompts", "completions"}),
         required,
         takes_all,
@@ -290,24 +300,25 @@ def _construct(cls: type, args: Mapping[str, object]) -> object:
 
 
 def _kind(
-    call: Callable[..., Any], parameters: Mapping[str, Parameter]
+    call: Callable[..., Any], parameters: Mapping[str, Parameter], filled: frozenset[str]
 ) -> tuple[Kind, frozenset[str]]:
-    """The form, and the parameters that take completions.
+    """The form, and the parameters that take completions, or all that a library fills in.
 
     Raises:
         ValueError: if it has none of the forms.
     """
-    is_async = any(map(inspect.iscoroutinefunction, (call, type(call).__call__)))
     positional = [
         name
         for name, one in parameters.items()
         if one.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
     ]
     required = [name for name in positional if parameters[name].default is Parameter.empty]
-    if positional[:1] == ["completion"]:
-        return "async" if is_async else "sample", frozenset({"completion"})
-    if is_async:
+    if positional[:1] == ["completion"] or "solution_str" in filled:
+        return "async" if is_async(call) else "sample", filled or frozenset({"completion"})
+    if is_async(call):
         raise ValueError(f"is async, and its first parameter is not completion; {_forms('async')}")
+    if filled:
+        return "batch", filled
     if "completions" in parameters:
         return "trl", frozenset({"prompts", "completions"}) & parameters.keys()
     if len(required) == 1:
@@ -320,41 +331,25 @@ def _forms(*kinds: Kind) -> str:
     return "write " + ", or ".join(EXAMPLES[kind] for kind in kinds or EXAMPLES)
 
 
-def _batch(call: Callable[[], object], count: int) -> Sequence[object] | None:
-    """The values of a batch; None if the call failed."""
-    try:
-        values = _as_list(call())
-    except BaseException:  # noqa: BLE001 - a user's code may raise anything
-        return None
-    return values if values is not None and len(values) == count else None
-
-
-def _only(returned: object) -> object:
-    """The value of a batch of one.
+def _values(returned: Any, count: int) -> Sequence[object]:
+    """The values of a list, tuple or array, one for each completion.
 
     Raises:
-        _WrongResult: if it is not a list of one value.
+        _WrongResult: if it is something else.
     """
-    values = _as_list(returned)
-    if values is None:
+    values = returned.tolist() if hasattr(returned, "tolist") else returned
+    if not isinstance(values, list | tuple):
         raise _WrongResult(
-            f"returned a {type(returned).__name__}, not a list of 1 number; the parameter of a "
-            "function of one completion is named completion"
+            f"returned a {type(returned).__name__}, not a list of {count} number; the parameter of "
+            "a function of one completion is named completion"
         )
-    if len(values) != 1:
-        raise _WrongResult(f"returned {len(values)} values for 1 completion")
-    return values[0]
+    if len(values) != count:
+        raise _WrongResult(f"returned {len(values)} values for {count} completion")
+    return values
 
 
 class _WrongResult(Exception):  # noqa: N818
     """A result of the wrong shape."""
-
-
-def _as_list(returned: Any) -> Sequence[object] | None:
-    """A list, tuple or array of values as a sequence; None for other objects."""
-    if hasattr(returned, "tolist"):
-        returned = returned.tolist()
-    return returned if isinstance(returned, list | tuple) else None
 
 
 def _guarded(call: Callable[[], object]) -> tuple[Outcome, str]:

@@ -37,16 +37,13 @@ class Case:
     Attributes:
         name: unique.
         given: input of the reward functions.
-        total: expected weighted sum; None: not given.
-        parts: expected values by part; None: does not apply.
-        above: name of the case below it.
+        expect: the weighted sum; values by part, None where a part does not apply; or the name of
+            the case below it.
     """
 
     name: str
     given: RewardInput
-    total: float | None = None
-    parts: Mapping[str, float | None] | None = None
-    above: str | None = None
+    expect: float | Mapping[str, float | None] | str
 
     @property
     def probe(self) -> Probe:
@@ -66,57 +63,51 @@ def parse_cases(text: str, *, file: str, row_of: RowOf, parts: Sequence[str]) ->
     Raises:
         ValueError: with a line for each mistake.
     """
-    cases, mistakes, lines = list[Case](), list[str](), dict[str, int]()
+    cases, mistakes = dict[str, tuple[int, Case]](), list[str]()
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip():
             continue
         try:
             case = _parse(line, number, row_of=row_of, parts=parts)
-            if case.name in lines:
-                raise ValueError(f"name {case.name!r} is also the name of line {lines[case.name]}")
+            if case.name in cases:
+                raise ValueError(f"name {case.name!r} is also that of line {cases[case.name][0]}")
+            cases[case.name] = number, case
         except ValueError as error:
             mistakes.append(f"{file}:{number}: {error}")
-        else:
-            cases.append(case)
-            lines[case.name] = number
-    for case in cases:
-        if case.above is not None and case.above not in lines:
-            hint = name_hint(case.above, list(lines))
-            where = f"{file}:{lines[case.name]}"
-            mistakes.append(f"{where}: expect.above: no case is named {case.above!r}{hint}")
+    for number, case in cases.values():
+        if isinstance(case.expect, str) and case.expect not in cases:
+            hint = name_hint(case.expect, list(cases))
+            what = f"expect.above: no case is named {case.expect!r}{hint}"
+            mistakes.append(f"{file}:{number}: {what}")
     if mistakes:
         raise ValueError("\n".join(mistakes))
     if not cases:
         raise ValueError(f"{file}: has no cases")
-    return cases
+    return [case for _, case in cases.values()]
 
 
 def mismatches(cases: Sequence[Case], trial: Trial) -> Iterator[Finding]:
-    """A finding for each case whose rewards are not as expected."""
+    """A finding for each expectation that is not met."""
     own_scores = [one for one in trial.scored if one.probe.kind == "case"]
     scored = {case.name: one for case, one in zip(cases, own_scores, strict=True)}
     for case in cases:
-        own, wrong = scored[case.name], list[str]()
-        if case.total is not None and not _equal(own.total, case.total):
-            wrong.append(f"the weighted sum is {_shown(own.total)}, expected {case.total:g}")
-        for name, expected in (case.parts or {}).items():
-            outcome = own.outcomes[name]
-            if outcome.error is not None or not _equal(outcome.value, expected):
-                wrong.append(f"{name!r} is {_result(outcome)}, expected {_shown(expected)}")
-        if case.above is not None:
-            lower = scored[case.above].total
+        own, expect = scored[case.name], case.expect
+        total, wrong = f"the weighted sum is {_shown(own.total)}", list[str]()
+        if isinstance(expect, str):
+            lower = scored[expect].total
             if own.total is None or lower is None or own.total <= lower:
-                wrong.append(
-                    f"the weighted sum is {_shown(own.total)}, expected above {case.above!r}, "
-                    f"which has {_shown(lower)}"
-                )
+                wrong = [f"{total}, expected above {expect!r}, which has {_shown(lower)}"]
+        elif not isinstance(expect, Mapping):
+            if not _equal(own.total, expect):
+                wrong = [f"{total}, expected {expect:g}"]
+        else:
+            for name, value in expect.items():
+                outcome = own.outcomes[name]
+                if outcome.error is not None or not _equal(outcome.value, value):
+                    wrong.append(f"{name!r} is {_result(outcome)}, expected {_shown(value)}")
         for what in wrong:
-            yield Finding(
-                "case",
-                fails=True,
-                what=f"case {case.name!r}: {what}",
-                advice="change the reward, or the expectation",
-            )
+            advice = "change the reward, or the expectation"
+            yield Finding("case", fails=True, what=f"case {case.name!r}: {what}", advice=advice)
 
 
 def _parse(line: str, number: int, *, row_of: RowOf, parts: Sequence[str]) -> Case:
@@ -129,14 +120,11 @@ def _parse(line: str, number: int, *, row_of: RowOf, parts: Sequence[str]) -> Ca
     unknown = [key for key in found if key not in _KEYS]
     if unknown:
         raise ValueError(f"unknown key {unknown[0]!r}{name_hint(unknown[0], _KEYS)}")
-    completion = found.get("completion")
-    if not isinstance(completion, str):
-        raise ValueError("completion: must be text")
-    if "expect" not in found:
-        raise ValueError('expect: missing; write a number, {PART: number} or {"above": NAME}')
+    completion: Any = found.get("completion")
     name = found.get("name", f"line {number}")
-    if not isinstance(name, str):
-        raise ValueError("name: must be text")
+    for key, value in (("completion", completion), ("name", name)):
+        if not isinstance(value, str):
+            raise ValueError(f"{key}: must be text")
     stop_reason = found.get("stop_reason", "eos")
     if stop_reason not in _STOP_REASONS:
         raise ValueError(f"stop_reason: must be one of {', '.join(_STOP_REASONS)}")
@@ -144,25 +132,24 @@ def _parse(line: str, number: int, *, row_of: RowOf, parts: Sequence[str]) -> Ca
     if not (row is None or isinstance(row, Mapping) or _is_number(row, int)):
         raise ValueError("row: must be the number of a row, or an object with its columns")
     given = replace(row_of(row), completion=completion, stop_reason=stop_reason)
-    return Case(name, given, **_expected(found["expect"], parts))
+    return Case(name, given, _expected(found.get("expect"), parts))
 
 
-def _expected(expect: object, parts: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `Case`."""
+def _expected(expect: Any, parts: Sequence[str]) -> float | Mapping[str, float | None] | str:
     if _is_number(expect, int | float):
-        return {"total": expect}
+        return float(expect)
     if not isinstance(expect, Mapping) or not expect:
         raise ValueError('expect: must be a number, {PART: number} or {"above": NAME}')
-    if ABOVE in expect and isinstance(expect[ABOVE], str):
+    if isinstance(expect.get(ABOVE), str):
         if len(expect) > 1:
             raise ValueError('expect: "above" stands alone; write another case for the rest')
-        return {"above": expect[ABOVE]}
+        return str(expect[ABOVE])
     for name, value in expect.items():
         if name not in parts:
             raise ValueError(f"expect: no part is named {name!r}{name_hint(name, parts)}")
         if not (value is None or _is_number(value, int | float)):
             raise ValueError(f"expect.{name}: must be a number or null")
-    return {"parts": expect}
+    return expect
 
 
 def _is_number(value: object, kind: Any) -> bool:

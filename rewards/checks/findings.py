@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
-from rewards.checks.trial import Repeated, Trial
+from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind, Probe
+from rewards.checks.trial import Trial
 
 SLOW_STEP_S = 30.0
 """Forecast seconds of a step's scores above which a part is called slow."""
@@ -29,16 +29,16 @@ class Finding:
 
     Attributes:
         kind: one of the kinds below, "case" or "references".
-        fails: whether the check fails.
         what: what was found, with names and numbers.
         advice: what to do.
+        fails: whether the check fails.
         examples: completions that show it, one line each.
     """
 
     kind: str
-    fails: bool
     what: str
     advice: str
+    fails: bool = False
     examples: tuple[str, ...] = ()
 
 
@@ -95,8 +95,7 @@ def find(trial: Trial, *, rollouts_per_step: int) -> list[Finding]:
         *_leading_space(trial),
         *_empty_beats_wrong(trial),
         *_without_information(trial),
-        *_agreeing(trial),
-        *_repetition(trial),
+        *_unstable(trial),
         *_slow(trial, rollouts_per_step=rollouts_per_step),
     ]
     return sorted(found, key=lambda finding: not finding.fails)
@@ -120,23 +119,18 @@ def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
 
 def _errors(trial: Trial) -> Iterator[Finding]:
     for name in trial.weights:
-        errors = [
-            (scored.probe.name, scored.outcomes[name].error)
-            for scored in trial.scored
-            if scored.outcomes[name].error is not None
-        ]
-        causes = Counter(error.cause for _, error in errors if error is not None)
-        for cause, count in causes.most_common():
-            probe, first = next(
-                (probe, error)
-                for probe, error in errors
-                if error is not None and error.cause == cause
-            )
+        counts, first = Counter[str](), dict[str, str]()
+        for one in trial.scored:
+            error = one.outcomes[name].error
+            if error is not None:
+                counts[error.cause] += 1
+                first.setdefault(error.cause, f"{one.probe.name!r}: {error.message}")
+        for cause, count in counts.most_common():
             yield Finding(
                 "errors",
                 fails=True,
                 what=f"{name!r}: {count} of {len(trial.scored)} completions have no score "
-                f"({cause}), first {probe!r}: {first.message}",
+                f"({cause}), first {first[cause]}",
                 advice="an error excludes the rollout: return 0 for a bad completion, None where "
                 "the part does not apply; --log FILE writes tracebacks",
             )
@@ -165,82 +159,78 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             "if right completions have another form, set prompt.answer, or give it with --form",
         )
         return
-    names = dict.fromkeys((one.probe.kind, one.probe.name) for one in trial.scored)
-    above: dict[Kind, list[tuple[bool, str]]] = {}
-    for kind, name in names:
-        found = _compared(trial, kind, name, references) if kind in _RANKING else None
-        if found is not None:
-            above.setdefault(kind, []).append(found)
+    above = {kind: list(_not_below(trial, kind, references)) for kind in _RANKING}
     lowest = min((one.total for one in trial.scored if one.total is not None), default=0.0)
-    if "variant" in above and all(total <= lowest for total in references.values()):
-        # Another form is rewarded, and the expected one is not: all else would be named, too.
+    if above["variant"] and all(total <= lowest for total in references.values()):
+        # Another form is rewarded, and the expected one is not: all else would be named as well.
         above = {"variant": above["variant"]}
-    for kind, (label, says, advice) in _RANKING.items():
-        if kind in above:
-            fails = any(fails for fails, _ in above[kind])
-            shown = tuple(text for _, text in sorted(above[kind], key=lambda one: not one[0]))
-            yield Finding(label, fails, says, advice, shown)
+    for kind, found in above.items():
+        if found:
+            label, says, advice = _RANKING[kind]
+            fails = any(fails for fails, _ in found)
+            shown = tuple(text for _, text in sorted(found, key=lambda one: not one[0]))
+            yield Finding(label, says, advice, fails=fails, examples=shown)
 
 
-def _compared(
-    trial: Trial, kind: Kind, name: str, references: Mapping[int, float]
-) -> tuple[bool, str] | None:
-    """Whether a probe is not below the reference on average, and in words where; None: below.
+def _not_below(
+    trial: Trial, kind: Kind, references: Mapping[int, float]
+) -> Iterator[tuple[bool, str]]:
+    """The probes of a kind that are not below the reference in all rows.
 
-    Variants may be equal to the reference.
+    For each whether it is so on average, and in words where. Variants may equal the reference.
     """
-    own = [one for one in trial.scored if (one.probe.kind, one.probe.name) == (kind, name)]
-    totals = {
-        one.probe.row: one.total
-        for one in own
-        if one.total is not None and one.probe.row in references
-    }
-    if not totals:
-        return None
-    may_equal = kind == "variant"
 
     def wins(total: float, reference: float) -> bool:
         slack = _TOLERANCE * max(1.0, abs(total), abs(reference))
-        return total > reference + slack if may_equal else total >= reference - slack
+        return total > reference + slack if kind == "variant" else total >= reference - slack
 
-    rows = [row for row, total in totals.items() if wins(total, references[row])]
-    if not rows:
-        return None
-    mean = statistics.fmean(totals.values())
-    reference = statistics.fmean(references[row] for row in totals)
-    ids = {one.probe.row: one.probe.given.prompt_id for one in own}
-    where = f"in {len(rows)} of {len(totals)} rows"
-    if len(rows) < len(totals):
-        more = ", ..." if len(rows) > _SHOWN else ""
-        where += f", prompts {', '.join(f'{ids[row]}' for row in rows[:_SHOWN])}{more}"
-    text = f"{name!r} ({own[0].probe.what}): {mean:.3g} against {reference:.3g}, {where}"
-    return wins(mean, reference), text
+    found: dict[str, list[tuple[float, Probe]]] = {}
+    for one in trial.scored:
+        if one.probe.kind == kind and one.total is not None and one.probe.row in references:
+            found.setdefault(one.probe.name, []).append((one.total, one.probe))
+    for name, own in found.items():
+        ids = [
+            f"{probe.given.prompt_id}" for total, probe in own if wins(total, references[probe.row])
+        ]
+        if not ids:
+            continue
+        mean = statistics.fmean(total for total, _ in own)
+        reference = statistics.fmean(references[probe.row] for _, probe in own)
+        where = f"in {len(ids)} of {len(own)} rows"
+        if len(ids) < len(own):
+            more = ", ..." if len(ids) > _SHOWN else ""
+            where += f", prompts {', '.join(ids[:_SHOWN])}{more}"
+        what = own[0][1].what
+        yield (
+            wins(mean, reference),
+            f"{name!r} ({what}): {mean:.3g} against {reference:.3g}, {where}",
+        )
 
 
 def _leading_space(trial: Trial) -> Iterator[Finding]:
-    """The reference scores only with, or only without, the space that a base model writes."""
+    """The space that a base model writes after a prompt without turns decides the score."""
     bare, spaced = _totals(trial, REFERENCE), _totals(trial, SPACE)
-    wrong = dict[int, float]()
+    lowest = dict[int, float]()
     for one in trial.scored:
-        if one.total is not None and (one.probe.kind == "wrong" or one.probe.name == EMPTY):
-            wrong[one.probe.row] = min(one.total, wrong.get(one.probe.row, math.inf))
-    rows = [row for row in spaced if row in bare and row in wrong]
-    for which, more, less in (("without", bare, spaced), ("with", spaced, bare)):
-        # Less than half of what is above a wrong answer: a length in characters may differ, too.
-        only = [
-            row for row in rows if more[row] > wrong[row] and 2 * less[row] < more[row] + wrong[row]
-        ]
-        if only:
-            yield Finding(
-                "leading_space",
-                fails=False,
-                what=f"the reference scores only {which} a space before it, in {len(only)} of "
-                f"{len(rows)} rows: {statistics.fmean(bare[row] for row in only):.3g} without, "
-                f"{statistics.fmean(spaced[row] for row in only):.3g} with it",
-                advice="after a prompt without turns a base model often begins with a space: strip "
-                "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
-                "form with the space the reference",
-            )
+        if one.total is not None:
+            lowest[one.probe.row] = min(one.total, lowest.get(one.probe.row, math.inf))
+    # More than half of what is above the lowest: a length in characters differs as well.
+    rows = [row for row in spaced if row in bare]
+    differ = [
+        row
+        for row in rows
+        if abs(bare[row] - spaced[row]) > (max(bare[row], spaced[row]) - lowest[row]) / 2
+    ]
+    if differ:
+        yield Finding(
+            "leading_space",
+            what=f"a space before the reference changes its reward, in {len(differ)} of "
+            f"{len(rows)} rows: {statistics.fmean(bare[row] for row in differ):.3g} without, "
+            f"{statistics.fmean(spaced[row] for row in differ):.3g} with it",
+            advice="after a prompt without turns a base model often begins with a space: strip "
+            "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
+            "form with the space the reference",
+        )
 
 
 def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
@@ -257,7 +247,6 @@ def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
         mean = statistics.fmean(empty[row] for row in beaten)
         yield Finding(
             "empty_beats_wrong",
-            fails=False,
             what=f"no text has a higher reward than a wrong answer: {mean:.3g} against "
             f"{statistics.fmean(beaten.values()):.3g}, in {len(beaten)} of {len(wrong)} rows",
             advice="the model learns to say nothing where it is unsure: give an empty completion "
@@ -272,73 +261,33 @@ def _without_information(trial: Trial) -> Iterator[Finding]:
         if not applying:
             yield Finding(
                 "always_none",
-                fails=False,
                 what=f"{name!r} is None for all completions: it never applies",
                 advice="look at the columns and the conditions for which it returns None",
             )
         elif _is_constant([one.value for one in outcomes if one.value is not None]):
             yield Finding(
                 "constant_part",
-                fails=False,
                 what=f"{name!r} has the same value for all completions",
                 advice="it has no influence on training; remove it, or look for a mistake in it",
             )
 
 
-def _agreeing(trial: Trial) -> Iterator[Finding]:
-    names = list(trial.weights)
-    for number, name in enumerate(names):
-        for other in names[number + 1 :]:
-            pairs = [(one.outcomes[name].value, one.outcomes[other].value) for one in trial.scored]
-            if _agree([(a, b) for a, b in pairs if a is not None and b is not None]):
-                yield Finding(
-                    "agree",
-                    fails=False,
-                    what=f"{name!r} and {other!r} always agree: their correlation is 1",
-                    advice="they measure the same; remove one and add its weight to the other",
-                )
-
-
-def _agree(pairs: Sequence[tuple[float, float]]) -> bool:
-    try:
-        return statistics.correlation(*zip(*pairs, strict=True)) > 1 - _TOLERANCE
-    except (TypeError, ValueError, OverflowError):  # too few, constant or huge values
-        return False
-
-
-def _repetition(trial: Trial) -> Iterator[Finding]:
-    """Values that differ between calls with the same completion."""
-    for name, repeated in trial.repeated.items():
-        unstable = [one for one in repeated if _shown(one.alone) != _shown(one.again)]
-        if unstable:
-            first = unstable[0]
+def _unstable(trial: Trial) -> Iterator[Finding]:
+    """Values of a completion that differ when it is scored alone."""
+    for name in trial.weights:
+        both = [one for one in trial.scored if name in one.alone]
+        differ = [one for one in both if _shown(one.outcomes[name]) != _shown(one.alone[name])]
+        if differ:
+            first = differ[0]
             yield Finding(
-                "nondeterministic",
-                fails=False,
+                "unstable",
                 what=f"{name!r} has different values in two calls with the same completion, for "
-                f"{len(unstable)} of {len(repeated)}, e.g. {first.probe.name!r}: "
-                f"{_shown(first.alone)}, then {_shown(first.again)}",
-                advice="seed random numbers with the completion; keep no state between calls",
+                f"{len(differ)} of {len(both)}, e.g. {first.probe.name!r}: "
+                f"{_shown(first.outcomes[name])} with others, {_shown(first.alone[name])} alone",
+                advice="a value must depend on its own completion only, which come in any order "
+                "and in batches of any size; seed random numbers with the completion, keep no "
+                "state between calls",
             )
-        dependent = [one for one in repeated if _depends(one)]
-        if dependent:
-            one = dependent[0]
-            yield Finding(
-                "batch",
-                fails=False,
-                what=f"{name!r} depends on the other completions of its batch or on their order, "
-                f"for {len(dependent)} of {len(repeated)}, e.g. {one.probe.name!r}: alone "
-                f"{_shown(one.alone)}, with others {_shown(one.together)}, in another order "
-                f"{_shown(one.shuffled)}",
-                advice="completions come in any order and in batches of any size: a value must "
-                "depend on its own completion only; advantages compare within the group",
-            )
-
-
-def _depends(one: Repeated) -> bool:
-    """Whether a value that is the same in two calls differs with others in its batch."""
-    values = {_shown(one.together), _shown(one.shuffled), _shown(one.alone)}
-    return _shown(one.alone) == _shown(one.again) and len(values) > 1
 
 
 def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
@@ -347,7 +296,6 @@ def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
             workers = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
             yield Finding(
                 "slow",
-                fails=False,
                 what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
                 f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
                 f"of a step, {speed.parallel} at a time",

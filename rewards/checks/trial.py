@@ -1,35 +1,33 @@
 """Tries reward functions on probes, in the processes that a run uses.
 
-    together   all probes, those of one name at a time
-    shuffled   the probes of some rows, in another order and other batches
-    alone      the same, one by one, which also measures the time of a score
-    again      the same once more
-
-A probe that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
+All probes are scored together, those of one name at a time. Those of some rows are then scored
+alone, which measures the time of a score and shows whether it depends on other completions. A probe
+that failed is not repeated. `rewards.checks.findings` says what the outcomes mean.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import math
-import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from random import Random
+
+from tqdm import tqdm
 
 from configs.task import Rewards
 from rewards.base import Outcome, RewardFacts
 from rewards.checks.probes import Probe
 from rewards.processes.host import RewardHost
-from rewards.processes.log import RewardLog
 from rewards.weighting import combine
 
-REPEATED_ROWS = 4
-"""Rows whose probes are scored shuffled, alone and again."""
+ALONE_ROWS = 4
+"""Rows whose probes are also scored alone."""
 _FAILED_IN_A_ROW = 2
 """Kinds of probes that may time out in all rows before a part is given up."""
+
+Outcomes = Mapping[str, Outcome]
+"""By part."""
 
 
 @dataclass(frozen=True)
@@ -38,24 +36,15 @@ class Scored:
 
     Attributes:
         probe: what was scored.
-        outcomes: of each part.
+        outcomes: of each part, scored with other probes.
         total: the weighted sum; None if there is none.
+        alone: of the parts that were also called with this probe alone.
     """
 
     probe: Probe
-    outcomes: Mapping[str, Outcome]
+    outcomes: Outcomes
     total: float | None
-
-
-@dataclass(frozen=True)
-class Repeated:
-    """The outcomes of one part for one probe, scored in four ways."""
-
-    probe: Probe
-    together: Outcome
-    shuffled: Outcome
-    alone: Outcome
-    again: Outcome
+    alone: Outcomes
 
 
 @dataclass(frozen=True)
@@ -66,14 +55,12 @@ class Trial:
         rewards: settings of the functions.
         facts: what the functions reported, by part.
         scored: the probes in order.
-        repeated: by part; empty in a short trial.
         seconds: time of each score, by part, one at a time; empty in a short trial.
     """
 
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
-    repeated: Mapping[str, Sequence[Repeated]] = field(default_factory=dict)
     seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     @property
@@ -82,138 +69,63 @@ class Trial:
         return {part.name: part.weight for part in self.rewards.functions}
 
 
-Hosts = Mapping[str, RewardHost]
-
-
-@asynccontextmanager
-async def started(
-    rewards: Rewards, *, log: RewardLog
-) -> AsyncIterator[tuple[Hosts, dict[str, RewardFacts]]]:
-    """A host for each function, and what the functions report; ends their processes at the end.
-
-    Raises:
-        ValueError: with a line for each function that cannot be used.
-    """
-    hosts = {
-        part.name: RewardHost(rewards.model_copy(update={"functions": (part,)}), log=log)
-        for part in rewards.functions
-    }
-    try:
-        found = await asyncio.gather(
-            *(host.start() for host in hosts.values()), return_exceptions=True
-        )
-        mistakes = [error for error in found if isinstance(error, BaseException)]
-        others = [error for error in mistakes if not isinstance(error, ValueError)]
-        if mistakes:
-            raise others[0] if others else ValueError("\n".join(map(str, mistakes)))
-        facts = [one for own in found if not isinstance(own, BaseException) for one in own]
-        yield hosts, {one.name: one for one in facts}
-    finally:
-        for host in hosts.values():
-            await host.close()
-
-
-def count_scores(probes: Sequence[Probe], rewards: Rewards, *, short: bool) -> int:
-    """How often `run_trial` reports progress, at most."""
-    repeated = 0 if short else 3 * len(_repeated(probes))
-    return (len(probes) + repeated) * len(rewards.functions)
-
-
 async def run_trial(
     probes: Sequence[Probe],
-    hosts: Hosts,
+    host: RewardHost,
     *,
     rewards: Rewards,
-    facts: Mapping[str, RewardFacts],
+    facts: Sequence[RewardFacts],
     short: bool = False,
-    advance: Callable[[int], object] = lambda _: None,
 ) -> Trial:
-    """Scores the probes.
+    """Scores the probes, with a progress bar.
 
     Args:
         probes: those of one name follow each other.
-        hosts: from `started`.
+        host: started.
         rewards: settings of the functions.
-        facts: from `started`.
-        short: without `repeated` and `seconds`.
-        advance: is called with numbers of scores that are done.
+        facts: from `RewardHost.start`.
+        short: nothing is scored alone.
     """
-    together = await asyncio.gather(
-        *(_together(host, name, probes, advance) for name, host in hosts.items())
-    )
-    by_part = dict(zip(hosts, together, strict=True))
     weights = {part.name: part.weight for part in rewards.functions}
-    scored = []
-    for index, probe in enumerate(probes):
-        outcomes = {name: found[index] for name, found in by_part.items()}
-        total = combine(outcomes, weights=weights)
-        finite = total is not None and math.isfinite(total)
-        scored.append(Scored(probe, outcomes, total if finite else None))
-    if short:
-        return Trial(rewards, facts, scored)
-    repeated, seconds = dict[str, list[Repeated]](), dict[str, list[float]]()
-    for name, host in hosts.items():  # one after the other: their times are measured
-        chosen = [
-            (probes[index], by_part[name][index])
-            for index in _repeated(probes)
-            if by_part[name][index].error is None
-        ]
-        repeated[name], seconds[name] = await _repeat(host, name, chosen, advance)
-    return Trial(rewards, facts, scored, repeated, seconds)
+    total = len(probes) + (0 if short else sum(probe.row < ALONE_ROWS for probe in probes))
+    with tqdm(total=total, unit="completion", delay=2, leave=False, disable=None) as bar:
+        together = await _score_together(probes, host, list(weights), bar)
+        scored, seconds = [], dict[str, list[float]]()
+        host.busy_s()
+        for probe, outcomes in zip(probes, together, strict=True):
+            value, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
+            if not short and probe.row < ALONE_ROWS:
+                failed = {name for name, one in outcomes.items() if one.error is not None}
+                (alone,) = await host.score([probe.given], without=failed)
+                busy_s = host.busy_s()
+                for name in alone:
+                    seconds.setdefault(name, []).append(busy_s[name])
+                bar.update()
+            is_finite = value is not None and math.isfinite(value)
+            scored.append(Scored(probe, outcomes, value if is_finite else None, alone))
+    return Trial(rewards, {one.name: one for one in facts}, scored, seconds)
 
 
-async def _together(
-    host: RewardHost, name: str, probes: Sequence[Probe], advance: Callable[[int], object]
-) -> list[Outcome]:
-    found, failed = list[Outcome](), 0
+async def _score_together(
+    probes: Sequence[Probe], host: RewardHost, names: Sequence[str], bar: tqdm[object]
+) -> list[Outcomes]:
+    """The outcomes of all probes; a part is given up that times out again and again."""
+    found = list[Outcomes]()
+    failed, given_up = Counter[str](), dict[str, Outcome]()
     # By name: what fails for one probe, such as a long text, does not give up the others.
     for _, own in itertools.groupby(probes, key=lambda probe: probe.name):
         inputs = [probe.given for probe in own]
-        if failed < _FAILED_IN_A_ROW:
-            group = [outcomes[name] for outcomes in await host.score(inputs)]
-            failed = failed + 1 if all(map(_lost_its_process, group)) else 0
-        else:
-            error = found[-1].error
-            assert error is not None
-            group = [Outcome.failed(error.cause, f"given up: {error.message}")] * len(inputs)
+        group = [outcomes | given_up for outcomes in await host.score(inputs, without=given_up)]
+        for name in set(names) - given_up.keys():
+            errors = [outcomes[name].error for outcomes in group]
+            lost = [one for one in errors if one is not None and one.cause in _LOST]
+            failed[name] = failed[name] + 1 if len(lost) == len(group) else 0
+            if failed[name] == _FAILED_IN_A_ROW:
+                given_up[name] = Outcome.failed(lost[0].cause, f"given up: {lost[0].message}")
         found += group
-        advance(len(inputs))
+        bar.update(len(group))
     return found
 
 
-def _lost_its_process(outcome: Outcome) -> bool:
-    return outcome.error is not None and outcome.error.cause in {"timed_out", "died", "not_started"}
-
-
-async def _repeat(
-    host: RewardHost,
-    name: str,
-    chosen: Sequence[tuple[Probe, Outcome]],
-    advance: Callable[[int], object],
-) -> tuple[list[Repeated], list[float]]:
-    order = list(range(len(chosen)))
-    Random(0).shuffle(order)
-    inputs = [probe.given for probe, _ in chosen]
-    mixed = await host.score([inputs[index] for index in order])
-    advance(len(order))
-    shuffled = {index: outcomes[name] for index, outcomes in zip(order, mixed, strict=True)}
-    rounds, seconds = list[list[Outcome]](), list[float]()
-    for _ in range(2):
-        outcomes = []
-        for given in inputs:
-            begin = time.perf_counter()
-            outcomes.append((await host.score([given]))[0][name])
-            seconds.append(time.perf_counter() - begin)
-            advance(1)
-        rounds.append(outcomes)
-    alone, again = rounds
-    repeated = [
-        Repeated(probe, together, shuffled[index], alone[index], again[index])
-        for index, (probe, together) in enumerate(chosen)
-    ]
-    return repeated, seconds
-
-
-def _repeated(probes: Sequence[Probe]) -> list[int]:
-    """Positions of the probes that are repeated."""
-    return [index for index, probe in enumerate(probes) if probe.row < REPEATED_ROWS]
+_LOST = frozenset({"timed_out", "died", "not_started"})
+"""Causes of errors that cost a process."""

@@ -15,46 +15,20 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
 from rewards.processes.log import RewardLog
-from rewards.processes.process import ProcessEnded, RewardProcess
-from rewards.processes.worker import TIMED_OUT, Settings
+from rewards.processes.process import Job, ProcessEnded, RewardProcess
+from rewards.processes.worker import Settings
 
 MAX_FAILURES_IN_A_ROW = 3
 """Completions of a prompt, or prompts, that may fail in a row before others are given up."""
-START_TIMEOUT_S = 300.0
-"""Time limit for a process to import its function."""
 _CHUNK = 256
 """Inputs of a batch function that are sent to a process at a time."""
 _SILENCE_S = 5.0
 """Seconds that an async process may be silent after the time limit of a call."""
-
-
-@dataclass(eq=False)
-class _Job:
-    """One input of one function.
-
-    Attributes:
-        number: its number in messages.
-        given: the input.
-        outcome: set when it is scored.
-        failures: deaths and time-outs so far.
-    """
-
-    number: int
-    given: RewardInput
-    outcome: asyncio.Future[Outcome]
-    failures: int = 0
-
-    def finish(self, outcome: Outcome) -> None:
-        """Sets the outcome."""
-        if not self.outcome.done():  # cancelled: nobody waits for it
-            self.outcome.set_result(outcome)
 
 
 class RewardHost:
@@ -83,28 +57,42 @@ class RewardHost:
             if isinstance(one, RewardFacts):
                 facts.append(one)
             elif isinstance(one, ValueError):
-                mistakes.append(str(one))
+                mistakes.append(f"rewards.functions: {one}")
             else:
                 raise one
         if mistakes:
             await self.close()
-            raise ValueError("\n".join(f"rewards.functions: {mistake}" for mistake in mistakes))
+            raise ValueError("\n".join(mistakes))
         return facts
 
-    async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
-        """The outcome of each function for each input, by name; may be called concurrently."""
-        scored = await asyncio.gather(*(part.score(inputs) for part in self._parts))
-        names = [part.name for part in self._parts]
-        return [dict(zip(names, row, strict=True)) for row in zip(*scored, strict=True)]
+    async def score(
+        self, inputs: Sequence[RewardInput], *, without: Container[str] = ()
+    ) -> list[dict[str, Outcome]]:
+        """The outcome of each function for each input, by name; may be called concurrently.
+
+        Args:
+            inputs: the completions.
+            without: names of functions that are not called.
+        """
+        parts = [part for part in self._parts if part.name not in without]
+        scored = await asyncio.gather(*(part.score(inputs) for part in parts))
+        return [
+            {part.name: outcomes[index] for part, outcomes in zip(parts, scored, strict=True)}
+            for index in range(len(inputs))
+        ]
 
     def busy_s(self) -> dict[str, float]:
         """Seconds that the processes of each function have scored since the last call, summed."""
-        return {part.name: part.take_busy_s() for part in self._parts}
+        found = {part.name: part.busy_s for part in self._parts}
+        for part in self._parts:
+            part.busy_s = 0.0
+        return found
 
     @property
     def quiet_s(self) -> float | None:
         """Seconds since the last call ended, or began; None: no call is waited for."""
-        return min((part.quiet_s for part in self._parts if part.is_busy), default=None)
+        moved_s = [part.moved_s for part in self._parts if part.scoring]
+        return time.monotonic() - max(moved_s) if moved_s else None
 
     async def close(self) -> None:
         """Ends all processes."""
@@ -129,11 +117,16 @@ def check(rewards: Rewards) -> list[RewardFacts]:
 
 
 class _Part:
-    """The queue and the processes of one function."""
+    """The queue and the processes of one function.
+
+    Attributes:
+        busy_s: seconds that its processes have scored since the host was asked, summed.
+        scoring: number of processes that score.
+        moved_s: when a call last ended or began, on the monotonic clock.
+    """
 
     def __init__(self, part: RewardFunction, rewards: Rewards, log: RewardLog) -> None:
         self.name = part.name
-        self._function = part.function
         self._timeout_s = part.timeout_s or rewards.timeout_s
         self._concurrency = part.concurrency
         self._settings = Settings(
@@ -141,35 +134,18 @@ class _Part:
             args=part.args,
             timeout_s=self._timeout_s,
             memory_bytes=int(rewards.memory_gib * 2**30),
-            concurrency=part.concurrency or CONCURRENCY,
         )
         self._log = log
         self._facts: RewardFacts | None = None
         self._count = 0
-        self._waiting: deque[_Job] = deque()
-        self._alone: deque[_Job] = deque()
+        self._waiting: deque[Job] = deque()
+        self._alone: deque[Job] = deque()
         self._failures: Counter[int] = Counter()
         self._wake = asyncio.Event()
         count = part.workers or rewards.workers
         self._processes: list[RewardProcess | None] = [None] * count
-        self._open: list[dict[int, _Job]] = [{} for _ in range(count)]
         self._tasks: list[asyncio.Task[None]] = []
-        self._busy_s, self._scoring, self._moved_s = 0.0, 0, time.monotonic()
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a process scores."""
-        return self._scoring > 0
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds since a call ended, or began."""
-        return time.monotonic() - self._moved_s
-
-    def take_busy_s(self) -> float:
-        """See `RewardHost.busy_s`."""
-        found, self._busy_s = self._busy_s, 0.0
-        return found
+        self.busy_s, self.scoring, self.moved_s = 0.0, 0, 0.0
 
     async def start(self) -> RewardFacts:
         """Starts the processes.
@@ -177,30 +153,23 @@ class _Part:
         Raises:
             ValueError: if the function cannot be used.
         """
+        indices = range(len(self._processes))
+        started = await asyncio.gather(*map(self._start, indices), return_exceptions=True)
         try:
-            # The first alone: a function that cannot be used is imported once, or twice if that
-            # ends its process, which can have other reasons.
-            try:
-                first = await self._started(0)
-            except ProcessEnded:
-                first = await self._started(0)
-            self._processes[0] = first
-            self._facts = RewardFacts(self.name, **first.facts)
-            if self._facts.kind != "async" and self._concurrency is not None:
+            for one in started:
+                if isinstance(one, BaseException):
+                    raise one
+            assert isinstance(started[0], RewardProcess)
+            facts = RewardFacts(self.name, **started[0].facts)
+            if facts.kind != "async" and self._concurrency is not None:
                 raise ValueError(
                     "concurrency has no effect: the function is not async; set workers instead"
                 )
-            others = range(1, len(self._processes))
-            # One that ends here is started again for its first inputs.
-            await asyncio.gather(*map(self._open_process, others))
-        except (ValueError, OSError, ProcessEnded) as error:
-            raise ValueError(f"{self._function}: {error}") from None
-        self._tasks = [asyncio.create_task(self._work(n)) for n in range(len(self._processes))]
-        return self._facts
-
-    async def _open_process(self, index: int) -> None:
-        with suppress(ProcessEnded):
-            self._processes[index] = await self._started(index)
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{self._settings.function}: {error}") from None
+        self._facts = facts
+        self._tasks = [asyncio.create_task(self._work(index)) for index in indices]
+        return facts
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[Outcome]:
         """The outcomes of the inputs."""
@@ -208,7 +177,7 @@ class _Part:
         jobs = []
         for given in inputs:
             self._count += 1
-            jobs.append(_Job(self._count, given, loop.create_future()))
+            jobs.append(Job(self._count, given, loop.create_future()))
         self._waiting += jobs
         self._wake.set()
         self._top_up()
@@ -223,72 +192,70 @@ class _Part:
             await self._end(index)
 
     async def _work(self, index: int) -> None:
-        """Serves the queue with one process at a time."""
+        """Serves the queues with one process at a time."""
         while True:
-            for alone in (True, False):
-                jobs = self._take(alone=alone)
-                if jobs:
-                    break
-            else:
+            jobs = _take(self._alone, 1) or _take(self._waiting, self._room())
+            if not jobs:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            began_s = self._moved_s = time.monotonic()
-            self._scoring += 1
+            began_s = self.moved_s = time.monotonic()
+            self.scoring += 1
             try:
-                await self._score(index, jobs, alone=alone)
+                await self._score(index, jobs)
             except Exception as error:  # noqa: BLE001 - raised where the outcomes are awaited
-                for job in (*jobs, *self._open[index].values()):
+                process = self._processes[index]
+                for job in (*jobs, *(process.jobs.values() if process else ())):
                     if not job.outcome.done():
                         job.outcome.set_exception(error)
                 await self._end(index)
             finally:
-                self._scoring -= 1
-                self._busy_s += time.monotonic() - began_s
+                self.scoring -= 1
+                self.busy_s += time.monotonic() - began_s
+
+    def _room(self) -> int:
+        """Jobs that a process is sent at a time."""
+        assert self._facts is not None
+        if self._is_async:
+            return self._concurrency or CONCURRENCY
+        share = -(-len(self._waiting) // len(self._processes))
+        return 1 if self._facts.kind == "sample" else min(share, _CHUNK)
+
+    @property
+    def _is_async(self) -> bool:
+        return self._facts is not None and self._facts.kind == "async"
 
     def _top_up(self) -> None:
-        """Sends waiting inputs to the processes of an async function that score and have room."""
-        for process, scored in zip(self._processes, self._open, strict=True):
-            # One that is fresh repeats an input alone.
-            if process is None or process.fresh or process.dumps or not scored:
-                continue
-            more = self._take(alone=False, room=self._async_room - len(scored))
-            if more:
-                process.send([(job.number, job.given) for job in more])
-                scored |= {job.number: job for job in more}
+        """Sends waiting jobs to the processes of an async function that score and have room."""
+        for process in self._processes if self._is_async else ():
+            # One that is fresh repeats a job alone.
+            if process and process.jobs and not (process.fresh or process.dumps):
+                more = _take(self._waiting, self._room() - len(process.jobs))
+                if more:
+                    process.send(more)
 
-    def _take(self, *, alone: bool, room: int | None = None) -> list[_Job]:
-        """The next jobs for a process; those that nobody waits for are dropped."""
-        queue = self._alone if alone else self._waiting
-        if room is None:
-            assert self._facts is not None
-            share = -(-len(queue) // len(self._processes))
-            one_by_one = alone or self._facts.kind == "sample"
-            room = 1 if one_by_one else self._async_room or min(share, _CHUNK)
-        taken: list[_Job] = []
-        while queue and len(taken) < room:
-            job = queue.popleft()
-            if not job.outcome.done():
-                taken.append(job)
-        return taken
-
-    async def _score(self, index: int, jobs: Sequence[_Job], *, alone: bool) -> None:
+    async def _score(self, index: int, jobs: Sequence[Job]) -> None:
         """Scores jobs with a process, which is replaced if it dies or takes too long."""
-        open_jobs = self._open[index] = {job.number: job for job in jobs}
-        process = self._processes[index]
+        process, alone = self._processes[index], jobs[0].is_repeated
         try:
             if process is None or (alone and not process.fresh):
                 await self._end(index)
-                process = self._processes[index] = await self._started(index)
-        except (ValueError, OSError, ProcessEnded) as error:
+                process = await self._start(index)
+        except (ValueError, OSError) as error:
+            await self._end(index)
             for job in jobs:
                 self._fail(job, "not_started", f"its process did not start: {error}")
             return
         process.fresh = process.fresh and alone
+        process.send(jobs)
+        # The process of an async function limits the time of each call itself.
+        patience_s = self._timeout_s + (_SILENCE_S if self._is_async else 0.0)
         try:
-            process.send([(job.number, job.given) for job in jobs])
-            while open_jobs:
-                await self._receive(process, open_jobs)
+            while process.jobs:
+                async with asyncio.timeout(patience_s):
+                    job, outcome, trace = await process.result()
+                self.moved_s = time.monotonic()
+                self._settle(job, outcome, trace)
                 self._top_up()
         except TimeoutError:
             await process.dump()
@@ -297,96 +264,68 @@ class _Part:
             problem = "died", str(error)
         else:
             return
+        left = list(process.jobs.values())
         await self._end(index)
-        self._retry(list(open_jobs.values()), *problem)
+        self._repeat(left, *problem)
 
-    async def _receive(self, process: RewardProcess, open_jobs: dict[int, _Job]) -> None:
-        """Takes the next answer.
-
-        Raises:
-            TimeoutError: at the time limit of a call.
-            ProcessEnded: if the process has ended.
-        """
-        patience_s = self._timeout_s + (_SILENCE_S if self._async_room else 0.0)
-        answer = await asyncio.wait_for(process.answer(), patience_s)
-        self._moved_s = time.monotonic()
-        process.read_output()
-        process.flush_output()
-        try:
-            number, value, error, named, trace = answer
-            is_late = error == TIMED_OUT
-            found = None if error is None or is_late else RewardError(*error)
-            job = open_jobs.pop(number)
-        except (TypeError, ValueError, KeyError):
-            raise ProcessEnded("its process does not answer as it should") from None
-        if is_late:
-            self._retry([job], "timed_out", f"took longer than {self._timeout_s:g} s")
+    def _settle(self, job: Job, outcome: Outcome, trace: str) -> None:
+        """Finishes a job, or repeats it after the time-out of an async call."""
+        error = outcome.error
+        if error is not None and error.cause == "timed_out":
+            self._repeat([job], error.cause, error.message)
             return
-        if found is not None:
-            self._log.error(self.name, [job.given], found, trace)
+        if error is not None:
+            self._log.error(self.name, [job.given], error, trace)
         self._failures.clear()
-        job.finish(Outcome(value, found, named))
+        job.finish(outcome)
 
-    def _retry(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
-        """Handles the jobs of a process that died or took too long: scored again, or failed."""
-        again = [job for job in jobs if not job.failures]
-        if again:
-            repeated = RewardError(cause, f"{problem}; repeated alone")
-            self._log.error(self.name, [job.given for job in again], repeated, "")
+    def _repeat(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
+        """Repeats jobs of a process that died or took too long alone; the second time they fail."""
+        first = [job for job in jobs if not job.is_repeated]
+        if first:
+            again = RewardError(cause, f"{problem}; repeated alone")
+            self._log.error(self.name, [job.given for job in first], again, "")
         for job in jobs:
-            job.failures += 1
-            if job.failures == 1:
-                self._alone.append(job)
-            else:
+            if job.is_repeated:
                 self._fail(job, cause, problem)
+            else:
+                job.is_repeated = True
+                self._alone.append(job)
         self._wake.set()
 
-    def _fail(self, job: _Job, cause: Cause, problem: str) -> None:
+    def _fail(self, job: Job, cause: Cause, problem: str) -> None:
         """Fails a job; gives up those that would fail alike.
 
         The rollouts of a prompt often fail for the same reason, so that failures of one prompt give
         up only this prompt, and those of several prompts all that wait.
         """
-        error = RewardError(cause, printable(problem))
-        self._log.error(self.name, [job.given], error, "")
-        job.finish(Outcome(None, error))
+        self._finish([job], cause, problem)
         prompt = job.given.prompt_id
         self._failures[prompt] += 1
-        if len(self._failures) >= MAX_FAILURES_IN_A_ROW:
-            self._give_up([*self._alone, *self._waiting], cause, f"prompts in a row: {problem}")
-        elif self._failures[prompt] >= MAX_FAILURES_IN_A_ROW:
-            own = [one for one in (*self._alone, *self._waiting) if one.given.prompt_id == prompt]
-            self._give_up(own, cause, f"completions of the prompt: {problem}")
-
-    def _give_up(self, jobs: Sequence[_Job], cause: Cause, problem: str) -> None:
+        waiting, why = [*self._alone, *self._waiting], "prompts in a row"
+        if len(self._failures) < MAX_FAILURES_IN_A_ROW:
+            if self._failures[prompt] < MAX_FAILURES_IN_A_ROW:
+                return
+            waiting = [one for one in waiting if one.given.prompt_id == prompt]
+            why = "completions of the prompt"
         self._failures.clear()
-        given_up = RewardError(
-            cause, printable(f"given up after failures of {MAX_FAILURES_IN_A_ROW} {problem}")
-        )
+        what = f"given up after failures of {MAX_FAILURES_IN_A_ROW} {why}: {problem}"
+        self._finish(waiting, cause, what)
+
+    def _finish(self, jobs: Sequence[Job], cause: Cause, problem: str) -> None:
+        """Sets an error as the outcome of jobs."""
+        error = RewardError(cause, printable(problem))
         if jobs:
-            self._log.error(self.name, [job.given for job in jobs], given_up, "")
+            self._log.error(self.name, [job.given for job in jobs], error, "")
         for job in jobs:
-            job.finish(Outcome(None, given_up))
+            job.finish(Outcome(None, error))
 
-    async def _started(self, index: int) -> RewardProcess:
-        """A new process; see `RewardProcess.start`."""
-
-        def output(text: str) -> None:
-            inputs = [job.given for job in self._open[index].values()]
-            what = "it is interrupted here" if process.dumps else "output"
-            self._log.output(self.name, inputs, text, what=what)
-
-        process = RewardProcess(self._settings, output=output)
-        try:
-            await asyncio.wait_for(process.start(), START_TIMEOUT_S)
-            if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
-                raise ValueError("its file has changed since the run was started")
-        except TimeoutError:
-            await process.kill()
-            raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
-        except BaseException:
-            await process.kill()
-            raise
+    async def _start(self, index: int) -> RewardProcess:
+        process = RewardProcess(self._settings, name=self.name, log=self._log)
+        self._processes[index] = process
+        await process.start()
+        if self._facts is not None and process.facts["sha256"] != self._facts.sha256:
+            raise ValueError("its file has changed since the run was started")
         return process
 
     async def _end(self, index: int) -> None:
@@ -394,8 +333,12 @@ class _Part:
         if process is not None:
             await process.kill()
 
-    @property
-    def _async_room(self) -> int:
-        """Inputs that a process scores at a time; 0: the function is not async."""
-        assert self._facts is not None
-        return (self._concurrency or CONCURRENCY) if self._facts.kind == "async" else 0
+
+def _take(queue: deque[Job], most: int) -> list[Job]:
+    """The next jobs of a queue, without those that were given up or that nobody waits for."""
+    taken: list[Job] = []
+    while queue and len(taken) < most:
+        job = queue.popleft()
+        if not job.outcome.done():
+            taken.append(job)
+    return taken

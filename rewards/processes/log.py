@@ -11,8 +11,8 @@ from pathlib import Path
 from rewards.base import RewardError, RewardInput, printable
 
 _MOST_BYTES = 64 * 2**20
-_MOST_OUTPUT = 64 * 2**10
-"""Characters that a function may print in a row for the same inputs."""
+MOST_OUTPUT = 64 * 2**10
+"""Characters of what a function prints in a call."""
 _MOST_TRACES = 20
 """Tracebacks of errors of one kind."""
 _SHOWN = 3
@@ -29,8 +29,8 @@ class RewardLog:
         self._path = path
         self._bytes = path.stat().st_size if path is not None and path.exists() else 0
         self._traces: Counter[tuple[str, str]] = Counter()
-        self._printed: dict[str, tuple[object, int]] = {}
-        self._first: dict[str, str] = {}
+        self._notices = list[str]()
+        self._noticed = set[str]()
 
     def output(
         self, name: str, inputs: Sequence[RewardInput], text: str, *, what: str = "output"
@@ -43,15 +43,11 @@ class RewardLog:
             text: what was printed.
             what: what the text is, for the log.
         """
-        if name not in self._first and what == "output" and text.strip():
-            self._first[name] = f"reward {name!r} prints: {printable(text)}"
-        last, before = self._printed.get(name, (None, 0))
-        before = before if last == inputs else 0
-        self._printed[name] = inputs, before + len(text)
-        if before > _MOST_OUTPUT:
-            return
-        if before + len(text) > _MOST_OUTPUT:
-            text = f"{text[: _MOST_OUTPUT - before]}\n... further output of this call is dropped"
+        if name not in self._noticed and what == "output" and text.strip():
+            self._noticed.add(name)
+            self._notices.append(f"reward {name!r} prints: {printable(text)}")
+        if len(text) > MOST_OUTPUT:
+            text = f"{text[:MOST_OUTPUT]}\n... further output of this call is dropped"
         self._write(name, f"{_prompts(inputs)}: {what}", text)
 
     def error(
@@ -64,8 +60,7 @@ class RewardLog:
 
     def notices(self) -> list[str]:
         """A line for each function that has printed something for the first time."""
-        found = [line for line in self._first.values() if line]
-        self._first = dict.fromkeys(self._first, "")
+        found, self._notices = self._notices, []
         return found
 
     def _write(self, name: str, title: str, text: str) -> None:

@@ -1,4 +1,4 @@
-"""One reward process as its host sees it: started with limits, ended as a group.
+"""One reward process as its host sees it: started with limits, ended with all that it started.
 
 The process and all that it starts carry a mark in their environment, so that none of them is left
 when it is ended, also those that have left its session.
@@ -15,54 +15,60 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from rewards.base import RewardInput
+from rewards.base import Outcome, RewardError, RewardInput
+from rewards.processes.log import MOST_OUTPUT, RewardLog
 from rewards.processes.worker import Settings, message
 
-Output = Callable[[str], None]
-"""Receives what was printed."""
-
+START_TIMEOUT_S = 300.0
+"""Time limit for a process to import its function."""
 _VARIABLE = "GEMMA_GRPO_REWARD_PROCESS"
 _MOST_PROCESSES = 512
 """Threads and processes of a reward process, where a pids cgroup can be had."""
 _LONGEST_ANSWER = 2**20
-_CHUNK = 2**16
+_PIPE_BYTES = 2**16
 _SETTLE_S = 0.3
-"""Seconds for the last answers of a process that has ended, and for the stacks of one that will."""
+"""Seconds for the end of a process whose connection is closed, and for the stacks of one that will
+be ended."""
 _EXIT_S = 10.0
 _RUN = "from rewards.processes import worker; worker.run"
+_BROKEN = "its process wrote something else into the connection to its host"
 _OF_KEYS = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 """Names of environment variables that hold keys."""
 _SHORTEST_KEY = 8
 
 
-class ProcessEnded(Exception):  # noqa: N818  # the host handles it
+class ProcessEnded(ChildProcessError):  # noqa: N818  # the host handles it
     """The process has ended, or does not answer as it should; the message says how."""
 
 
-class _Answers(asyncio.Protocol):
-    """Collects the lines of a connection; None follows the last one."""
+@dataclass(eq=False)
+class Job:
+    """One input of one function.
 
-    def __init__(self) -> None:
-        self.lines: asyncio.Queue[bytes | None] = asyncio.Queue()
-        self._rest = b""
+    Attributes:
+        number: its number in messages.
+        given: the input.
+        outcome: set when it is scored.
+        is_repeated: whether it has had a death or a time-out.
+    """
 
-    def data_received(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        for line in lines:
-            self.lines.put_nowait(line)
-        if len(self._rest) > _LONGEST_ANSWER:
-            self.lines.put_nowait(self._rest)
+    number: int
+    given: RewardInput
+    outcome: asyncio.Future[Outcome]
+    is_repeated: bool = False
 
-    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
-        self.lines.put_nowait(None)
+    def finish(self, outcome: Outcome) -> None:
+        """Sets the outcome."""
+        if not self.outcome.done():  # cancelled: nobody waits for it
+            self.outcome.set_result(outcome)
 
 
 class RewardProcess:
@@ -70,28 +76,25 @@ class RewardProcess:
 
     Args:
         settings: function, arguments and limits.
-        output: receives what it prints.
+        name: of the part, for the log.
+        log: receives what it prints.
 
     Attributes:
         facts: what it reported about its function, after `start`.
-        fresh: whether it has scored nothing, or only inputs that were repeated alone.
+        jobs: those that it scores, by number.
+        fresh: whether it has scored nothing, or only jobs that were repeated alone.
         dumps: whether its output is the stacks that `dump` asked for.
     """
 
-    def __init__(self, settings: Settings, *, output: Output) -> None:
-        self._settings = settings
-        self._output = output
+    def __init__(self, settings: Settings, *, name: str, log: RewardLog) -> None:
+        self._settings, self._name, self._log = settings, name, log
         self._mark = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._cgroup: Path | None = None
         self._closing = contextlib.ExitStack()
-        self._text = b""
-        self._keys = {
-            value: name
-            for name, value in os.environ.items()
-            if _OF_KEYS.search(name) and len(value) >= _SHORTEST_KEY
-        }
+        self._printed = b""
         self.facts: dict[str, Any] = {}
+        self.jobs: dict[int, Job] = {}
         self.fresh = True
         self.dumps = False
 
@@ -100,33 +103,31 @@ class RewardProcess:
 
         Raises:
             ValueError: if the function is refused.
-            ProcessEnded: if the process ends before it is ready.
+            OSError: if the process cannot be started, or ends before it is ready.
         """
-        loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            self._pipe, write = os.pipe()
-            os.set_blocking(self._pipe, False)
+            self._pipe, output = os.pipe()
             self._closing.callback(os.close, self._pipe)
+            os.set_blocking(self._pipe, False)
             try:
-                self._process = self._spawn(theirs, write)
+                self._process = self._spawn(theirs, output)
             finally:
-                os.close(write)
+                os.close(output)
             self._cgroup = _limit_processes(self._process.pid)
-            self._pidfd = os.pidfd_open(self._process.pid)
-            self._closing.callback(os.close, self._pidfd)
-            self._transport, self._answers = await loop.connect_accepted_socket(
-                _Answers, ours.dup()
+            self._answers, self._messages = await asyncio.open_unix_connection(
+                sock=ours.dup(), limit=_LONGEST_ANSWER
             )
-        self._closing.callback(self._transport.abort)
-        loop.add_reader(self._pidfd, self._on_exit)
-        self._closing.callback(loop.remove_reader, self._pidfd)
-        loop.add_reader(self._pipe, self.read_output)
+        self._closing.callback(self._messages.transport.abort)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._pipe, self._read)
         self._closing.callback(loop.remove_reader, self._pipe)
-        self._transport.write(message(self._settings))
-        answer = await self.answer()
-        if not isinstance(answer, dict):
-            raise ProcessEnded(_BROKEN)
+        self._messages.write(message(self._settings))
+        try:
+            async with asyncio.timeout(START_TIMEOUT_S):
+                answer = await self._answer()
+        except TimeoutError:
+            raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
         if "refused" in answer:
             raise ValueError(answer["refused"])
         self.facts = answer["ready"] | {"columns": tuple(answer["ready"]["columns"])}
@@ -149,116 +150,108 @@ class RewardProcess:
             env={**os.environ, **variables},
         )
 
-    def send(self, numbered: Sequence[tuple[int, RewardInput]]) -> None:
-        """Sends inputs to score; if the process has ended, `answer` says how."""
-        if not self._transport.is_closing():
-            self._transport.write(message(list(numbered)))
+    def send(self, jobs: Sequence[Job]) -> None:
+        """Sends jobs to score; if the process has ended, `result` says how."""
+        self.jobs |= {job.number: job for job in jobs}
+        self._messages.write(message([(job.number, job.given) for job in jobs]))
 
-    async def answer(self) -> Any:
-        """The next answer.
+    async def result(self) -> tuple[Job, Outcome, str]:
+        """The next job that is scored, its outcome, and the traceback of its error.
 
         Raises:
             ProcessEnded: if there is none.
         """
-        line = await self._answers.lines.get()
-        if line is None:
-            raise ProcessEnded(await asyncio.to_thread(self._how_it_ended))
+        number, value, error, named, trace = await self._answer()
+        self.pass_output()
+        found = None if error is None else RewardError(*error)
+        return self.jobs.pop(number), Outcome(value, found, named), trace
+
+    async def _answer(self) -> Any:
         try:
-            return json.loads(self._without_keys(line.decode()))
+            line = await self._answers.readline()
+        except OSError:  # it ended while something was sent
+            line = b""
+        except ValueError:
+            raise ProcessEnded(_BROKEN) from None
+        if not line.endswith(b"\n"):
+            raise ProcessEnded(await self._how_it_ended())
+        try:
+            return json.loads(_without_keys(line.decode()))
         except ValueError:
             raise ProcessEnded(_BROKEN) from None
 
     async def dump(self) -> None:
         """Lets the process write the stacks of its threads to its output, before it is ended."""
-        self.read_output()
-        self.flush_output()
+        self.pass_output()
         self.dumps = True
         assert self._process is not None
         with contextlib.suppress(OSError):
             self._process.send_signal(signal.SIGUSR1)
         await asyncio.sleep(_SETTLE_S)
 
-    def read_output(self) -> None:
-        """Reads what the process has printed."""
-        with contextlib.suppress(OSError):  # nothing to read, or not opened
-            data = os.read(self._pipe, _CHUNK)
-            if not data:
-                asyncio.get_running_loop().remove_reader(self._pipe)
-            self._text += data
-            if len(self._text) > _CHUNK:
-                self.flush_output()
-
-    def flush_output(self) -> None:
-        """Passes on what was read."""
-        if self._text:
-            self._output(self._without_keys(self._text.decode(errors="replace")))
-        self._text = b""
+    def pass_output(self) -> None:
+        """Passes on what the process has printed."""
+        self._read()
+        if self._printed:
+            text = _without_keys(self._printed.decode(errors="replace"))
+            what = "it is interrupted here" if self.dumps else "output"
+            given = [job.given for job in self.jobs.values()]
+            self._log.output(self._name, given, text, what=what)
+        self._printed = b""
 
     async def kill(self) -> None:
         """Ends the process and all that it has started."""
         if self._process is not None:
-            await asyncio.to_thread(self._end_group)
-            self.read_output()
-            self.flush_output()
+            await asyncio.to_thread(self._end_all)
+            self.pass_output()
         self._closing.close()
 
-    def _without_keys(self, text: str) -> str:
-        """The text with names of environment variables in place of the keys that they hold.
+    def _read(self) -> None:
+        """Reads what the pipe holds; what is more than the log takes is dropped."""
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._pipe, _PIPE_BYTES)
+            if not data:  # closed
+                asyncio.get_running_loop().remove_reader(self._pipe)
+            if len(self._printed) <= MOST_OUTPUT:
+                self._printed += data
 
-        What a reward function prints or raises is shown, logged and copied to the mirror.
-        """
-        for key, name in self._keys.items():
-            text = text.replace(key, f"[{name}]")
-        return text
-
-    def _on_exit(self) -> None:
-        """Reports the end, also where a child process keeps the connection open."""
-        loop = asyncio.get_running_loop()
-        loop.remove_reader(self._pidfd)
-        loop.call_later(_SETTLE_S, self._answers.lines.put_nowait, None)
-
-    def _end_group(self) -> None:
+    async def _how_it_ended(self) -> str:
+        await asyncio.sleep(_SETTLE_S)
         assert self._process is not None
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        status = self._process.poll()
+        if status is None:
+            return "its process closed the connection to its host"
+        if status >= 0:
+            return f"its process ended with status {status}"
+        return f"its process was ended by {signal.Signals(-status).name}"
+
+    def _end_all(self) -> None:
+        assert self._process is not None
+        with contextlib.suppress(OSError):
             os.killpg(self._process.pid, signal.SIGKILL)
+        marked = list[psutil.Process]()
         for other in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 if other.environ().get(_VARIABLE) == self._mark:
                     other.kill()
+                    marked.append(other)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_S)
-        _remove(self._cgroup)
-
-    def _how_it_ended(self) -> str:
-        assert self._process is not None
-        try:
-            status = self._process.wait(_SETTLE_S)
-        except subprocess.TimeoutExpired:
-            return "its process closed the connection to its host"
-        if status >= 0:
-            return f"its process ended with status {status}"
-        try:
-            name = signal.Signals(-status).name
-        except ValueError:
-            name = f"signal {-status}"
-        return f"its process was ended by {name}"
+        if self._cgroup is not None:
+            psutil.wait_procs(marked, timeout=_EXIT_S)
+            with contextlib.suppress(OSError):
+                self._cgroup.rmdir()
 
 
-_BROKEN = "its process wrote something else into the connection to its host"
+def _without_keys(text: str) -> str:
+    """The text with names of environment variables in place of the keys that they hold.
 
-
-def _remove(cgroup: Path | None) -> None:
-    """Removes a cgroup once its last process is gone."""
-    for _ in range(20 if cgroup is not None else 0):
-        assert cgroup is not None
-        try:
-            cgroup.rmdir()
-        except FileNotFoundError:
-            return
-        except OSError:  # its processes have been ended, and are not gone yet
-            time.sleep(_SETTLE_S / 10)
-        else:
-            return
+    What a reward function prints or raises is shown, logged and copied to the mirror.
+    """
+    for name, value in os.environ.items():
+        if _OF_KEYS.search(name) and len(value) >= _SHORTEST_KEY:
+            text = text.replace(value, f"[{name}]")
+    return text
 
 
 def _limit_processes(pid: int) -> Path | None:
@@ -271,14 +264,11 @@ def _limit_processes(pid: int) -> Path | None:
         group = parent / f"gemma-grpo-reward-{pid}"
         try:
             group.mkdir()
-        except OSError:
-            continue
-        try:
             (group / "pids.max").write_text(str(_MOST_PROCESSES))
             (group / "cgroup.procs").write_text(str(pid))
-        except OSError:  # this hierarchy does not control pids
+        except OSError:  # not allowed, or this hierarchy does not control pids
             with contextlib.suppress(OSError):
                 group.rmdir()
-            continue
-        return group
+        else:
+            return group
     return None

@@ -1,12 +1,11 @@
 """A reward process: loads one reward function and scores completions until its host is gone.
 
-`process.py` starts it as `run(FD)` with a connected socket FD. The host sends pickled messages,
-each after its length (8 bytes, big-endian): first the settings, then lists of numbered inputs. The
-process answers with lines of JSON, because what a user's code can write must not be unpickled:
+`process.py` starts it as `run(FD)` with a connected socket FD. The host sends pickles: the
+settings, then lists of numbered inputs. The process answers with lines of JSON, because what a
+user's code can write must not be unpickled:
 
     {"ready": {"kind", "needs_answer", "columns", "sha256"}} or {"refused": MESSAGE}
     [NUMBER, VALUE, [CAUSE, MESSAGE] or null, {NAME: NUMBER}, TRACEBACK]      a score
-    [NUMBER, null, "timed_out", {}, ""]                                       an async time-out
 
 The process is the leader of a session. It has limits of memory and file size, dies with its host,
 and writes the stacks of its threads to its standard error when it crashes or is about to be ended
@@ -25,18 +24,16 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import BinaryIO
 
 from rewards.base import Outcome, RewardInput
 from rewards.forms import Form, recognise
 from rewards.processes.parent import end_with_parent
 from rewards.resolve import resolve, source_sha256
 
-HEADER = 8
-"""Bytes of a message's length."""
-TIMED_OUT = "timed_out"
 _LONGEST_TRACE = 20_000
 _FILE_BYTES = 2**30
 """Largest file that the process can write."""
@@ -51,41 +48,33 @@ class Settings:
         args: of the function or class.
         timeout_s: of a call.
         memory_bytes: limit of private memory.
-        concurrency: inputs that an async function scores at a time.
     """
 
     function: str
     args: Mapping[str, object]
     timeout_s: float
     memory_bytes: int
-    concurrency: int
-
-
-Numbered = Sequence[tuple[int, RewardInput]]
-"""Inputs with the numbers under which their outcomes are returned."""
 
 
 def message(content: object) -> bytes:
     """A message from the host."""
-    data = pickle.dumps(content)
-    return len(data).to_bytes(HEADER, "big") + data
+    return pickle.dumps(content)
 
 
 def run(descriptor: int) -> None:
     """Runs the process until its host is gone; does not return."""
-    with contextlib.suppress(BrokenPipeError):  # the host is gone
+    with contextlib.suppress(BrokenPipeError, EOFError):  # the host is gone
         _run(socket.socket(fileno=descriptor))
     os._exit(0)  # threads of the function may still run
 
 
 def _run(channel: socket.socket) -> None:
-    channel.set_inheritable(False)
-    settings = _receive(channel)
-    assert isinstance(settings, Settings)
+    _keep_from_children(channel)
+    messages = channel.makefile("rb")
+    settings: Settings = pickle.load(messages)
     _limit(settings)
     try:
-        found = resolve(settings.function)
-        form = recognise(found, settings.args)
+        form = recognise(resolve(settings.function), settings.args)
     except ValueError as error:
         _send(channel, {"refused": " ".join(str(error).split())})
         return
@@ -97,93 +86,52 @@ def _run(channel: socket.socket) -> None:
     }
     _send(channel, {"ready": ready})
     if form.kind == "async":
-        asyncio.run(_serve_async(channel, form, settings))
-    else:
-        _serve(channel, form)
+        asyncio.run(_serve_async(channel, messages, form, settings.timeout_s))
+    while True:
+        numbers, inputs = zip(*pickle.load(messages), strict=True)
+        for index, outcome, trace in form.score(inputs):
+            _send_score(channel, numbers[index], outcome, trace)
 
 
-def _serve(channel: socket.socket, form: Form) -> None:
-    for inputs in _messages(channel):
-        numbers = [number for number, _ in inputs]
-        for index, outcome, trace in form.score([one for _, one in inputs]):
-            _send(channel, _line(numbers[index], outcome, trace))
-
-
-async def _serve_async(channel: socket.socket, form: Form, settings: Settings) -> None:
+async def _serve_async(
+    channel: socket.socket, messages: BinaryIO, form: Form, timeout_s: float
+) -> None:
     async def score(number: int, one: RewardInput) -> None:
         try:
-            outcome, trace = await form.score_one(one, timeout_s=settings.timeout_s)
+            outcome, trace = await form.score_one(one, timeout_s=timeout_s)
         except TimeoutError:
-            line: list[object] = [number, None, TIMED_OUT, {}, ""]
-        else:
-            line = _line(number, outcome, trace)
-        await asyncio.get_running_loop().sock_sendall(channel, _encoded(line))
+            outcome, trace = Outcome.failed("timed_out", f"took longer than {timeout_s:g} s"), ""
+        _send_score(channel, number, outcome, trace)
 
-    channel.setblocking(False)
-    running: set[asyncio.Task[None]] = set()
-    async for inputs in _async_messages(channel):
-        for number, one in inputs:
+    loop, running = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+    reader = ThreadPoolExecutor(1)  # the function may fill the loop's own threads
+    while True:
+        for number, one in await loop.run_in_executor(reader, pickle.load, messages):
             task = asyncio.create_task(score(number, one))
             running.add(task)
             task.add_done_callback(running.discard)
 
 
-def _line(number: int, outcome: Outcome, trace: str) -> list[object]:
+def _send_score(channel: socket.socket, number: int, outcome: Outcome, trace: str) -> None:
     error = outcome.error
     shown = None if error is None else [error.cause, error.message]
-    return [number, outcome.value, shown, dict(outcome.named), trace[-_LONGEST_TRACE:]]
-
-
-def _messages(channel: socket.socket) -> Iterator[Numbered]:
-    """The host's messages, until it closes the connection."""
-    with contextlib.suppress(EOFError):
-        while True:
-            yield _receive(channel)
-
-
-async def _async_messages(channel: socket.socket) -> AsyncIterator[Numbered]:
-    loop = asyncio.get_running_loop()
-
-    async def read(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            part = await loop.sock_recv(channel, count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-    with contextlib.suppress(EOFError):
-        while True:
-            size = int.from_bytes(await read(HEADER), "big")
-            yield pickle.loads(await read(size))
-
-
-def _receive(channel: socket.socket) -> Any:
-    """The next message.
-
-    Raises:
-        EOFError: if the host has closed the connection.
-    """
-    return pickle.loads(_read(channel, int.from_bytes(_read(channel, HEADER), "big")))
-
-
-def _read(channel: socket.socket, count: int) -> bytes:
-    data = bytearray()
-    while len(data) < count:
-        part = channel.recv(count - len(data))
-        if not part:
-            raise EOFError
-        data += part
-    return bytes(data)
+    _send(channel, [number, outcome.value, shown, dict(outcome.named), trace[-_LONGEST_TRACE:]])
 
 
 def _send(channel: socket.socket, answer: object) -> None:
-    channel.sendall(_encoded(answer))
+    channel.sendall(json.dumps(answer).encode() + b"\n")
 
 
-def _encoded(answer: object) -> bytes:
-    return json.dumps(answer).encode() + b"\n"
+def _keep_from_children(channel: socket.socket) -> None:
+    """Lets the connection end with this process, also if what it has started lives on."""
+    channel.set_inheritable(False)
+    left = [channel.fileno()]
+
+    def close() -> None:
+        while left:  # once: in a child of a child the number can be another file's
+            os.close(left.pop())
+
+    os.register_at_fork(after_in_child=close)
 
 
 def _limit(settings: Settings) -> None:

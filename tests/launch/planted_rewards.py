@@ -6,10 +6,11 @@ import asyncio
 import os
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from rewards.answers import is_correct
-from rewards.base import Tags
+from rewards.base import RewardInput, Tags
 
 
 def any_number(completion: str, *, answer: str) -> float:
@@ -58,6 +59,10 @@ async def asks(completion: str) -> float:
 
 def fails_on_empty(completion: str) -> float:
     return float(ord(completion[0]))
+
+
+def batch_size(inputs: Sequence[RewardInput]) -> list[float]:
+    return [float(len(inputs))] * len(inputs)
 
 
 def never(completion: str) -> None:

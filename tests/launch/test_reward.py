@@ -101,7 +101,26 @@ def same(completion, *, answer):
     return 1.0
 def empty(completion, *, answer):
     return float(completion in {answer, ""})
+def bare(completion, *, answer):
+    return float(completion.split("\\n")[0] == answer)
 """
+
+
+PLAIN_TASK = ("--prompt.answer=first_line", "--prompt.turn=plain")
+
+
+@pytest.fixture
+def plain(config: Path) -> Path:
+    """A file with rewards of a task without tags."""
+    imports = "from rewards.answers import find_answer, same_answer\n"
+    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
+    return config.parent / "plain.py"
+
+
+def test_a_space_that_costs_the_reward_is_named(plain: Path, check: Check):
+    part = f'{{ name = "r", function = "{plain}:bare" }}'
+    figures = check(functions(part), *PLAIN_TASK, status=0)
+    assert finding(figures, "leading_space")["what"].endswith("12 of 12 rows: 1 without, 0 with it")
 
 
 @pytest.mark.parametrize(
@@ -115,12 +134,9 @@ def empty(completion, *, answer):
         ("empty", {"noise"}),
     ],
 )
-def test_rewards_of_a_task_without_tags(config: Path, check: Check, reward: str, wrong: set[str]):
-    imports = "from rewards.answers import find_answer, same_answer\n"
-    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
-    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
-    plain = ("--prompt.answer=first_line", "--prompt.turn=plain")
-    figures = check(functions(part), *plain, status=1 if wrong else 0)
+def test_rewards_of_a_task_without_tags(plain: Path, check: Check, reward: str, wrong: set[str]):
+    part = f'{{ name = "r", function = "{plain}:{reward}" }}'
+    figures = check(functions(part), *PLAIN_TASK, status=1 if wrong else 0)
     assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
     assert wrong or figures["findings"] == []
 
@@ -149,7 +165,7 @@ def test_a_slow_part_is_named_with_the_forecast_of_a_step(check: Check):
 
 
 def test_errors_and_parts_without_information(check: Check, capsys: pytest.CaptureFixture[str]):
-    parts = ("fails_on_empty", "never", "always_one", "style", "style.again", "named")
+    parts = ("fails_on_empty", "never", "always_one", "style", "named")
     figures = check(functions(*parts), "--log", "log.txt", status=1)
     lines = PLANTED.read_text(encoding="utf-8").splitlines()
     line = lines.index("    return float(ord(completion[0]))") + 1
@@ -160,7 +176,6 @@ def test_errors_and_parts_without_information(check: Check, capsys: pytest.Captu
     assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
     assert "'never' is None" in finding(figures, "always_none")["what"]
     assert "'always_one' has the same value" in finding(figures, "constant_part")["what"]
-    assert "'style' and 'style.again' always agree" in finding(figures, "agree")["what"]
     empty = next(probe for probe in figures["probes"] if probe["name"] == "empty")
     assert empty["columns"]["fails_on_empty"] == {
         "mean": None, "min": None, "max": None, "errors": 12,

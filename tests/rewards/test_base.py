@@ -7,6 +7,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given
@@ -24,6 +25,9 @@ from rewards.base import Cause, Outcome, RewardError, describe_error, to_outcome
         (np.float32(0.5), 0.5),
         (np.int64(3), 3.0),
         (np.bool_(True), 1.0),
+        (np.array(0.5), 0.5),
+        (jnp.array(0.5), 0.5),
+        (Decimal("0.25"), 0.25),
         (Fraction(1, 4), 0.25),
     ],
 )
@@ -56,7 +60,9 @@ class _NoFloat(float):
         (np.float32("nan"), "not_finite", "returned nan"),
         ("1.0", "invalid", "returned a str, not a number"),
         ([1.0], "invalid", "returned a list, not a number"),
-        (Decimal(1), "invalid", "returned a Decimal, not a number"),
+        (Decimal("nan"), "not_finite", "returned nan"),
+        (np.array("1"), "invalid", "returned a str, not a number"),
+        (np.array([1.0]), "invalid", "returned a ndarray, not a number"),
         (1j, "invalid", "returned a complex, not a number"),
         (10**400, "invalid", "returned a number that cannot be converted to float"),
         (_NoFloat(1.0), "invalid", "returned a number that cannot be converted to float: Syst"),

@@ -85,6 +85,69 @@ def test_a_trl_function_gets_messages_of_chat_rows():
     assert values(recognise(chat, {}), CHAT) == [1.0]
 
 
+def verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
+    """A function as in verl's documentation."""
+    assert (data_source, extra_info["level"]) == ("", 2)
+    return float(solution_str == "says" and ground_truth == "33")
+
+
+def verl_mapping(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any, **more: Any
+) -> dict[str, Any]:
+    assert (data_source, extra_info, more) == ("gsm8k", {"index": 3}, {"strict": True})
+    return {"score": 0.5, "acc": True, "pred": ground_truth}
+
+
+async def verl_async(
+    data_source: str, solution_str: str, ground_truth: str, extra_info: Any, scale: float = 1.0
+) -> float:
+    return scale * len(solution_str)
+
+
+def verl_batch(
+    data_sources: Any, solution_strs: Any, ground_truths: Any, extra_infos: Any
+) -> list[Any]:
+    assert [info["level"] for info in extra_infos] == [2]
+    pairs = zip(solution_strs, ground_truths, strict=True)
+    return [{"score": len(text) + float(answer)} for text, answer in pairs]
+
+
+def openrlhf(queries: list[str], prompts: list[str], labels: list[str], **kwargs: Any) -> Any:
+    assert (queries, prompts, labels, kwargs) == (["ask?says"], ["ask?"], ["33"], {})
+    rewards = np.array([0.5], np.float32)
+    return {"rewards": rewards, "scores": rewards, "extra_logs": {"length": np.array([4])}}
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "row", "kind", "value"),
+    [
+        (verl, {}, {}, "sample", 1.0),
+        (
+            verl_mapping,
+            {"strict": True},
+            {"data_source": "gsm8k", "extra_info": {"index": 3}},
+            "sample",
+            0.5,
+        ),
+        (verl_async, {"scale": 0.5}, {}, "async", 2.0),
+        (verl_batch, {}, {}, "batch", 37.0),
+        (openrlhf, {}, {}, "batch", 0.5),
+    ],
+)
+def test_functions_of_verl_and_openrlhf_are_called_as_there(
+    function: Any, args: Mapping[str, object], row: Mapping[str, object], kind: str, value: float
+):
+    form = recognise(function, args)
+    one = replace(ONE, row={**ONE.row, **row})
+    assert form.kind == kind
+    assert form.needs_answer == (kind != "batch")
+    assert form.columns == ()
+    if kind == "async":
+        assert asyncio.run(form.score_one(one, timeout_s=9)) == (Outcome(value), "")
+    else:
+        assert values(form, one) == [value]
+
+
 class Within:
     def __init__(self, limit: int, *, share: float = 1.0) -> None:
         if limit < 0:
@@ -150,6 +213,9 @@ def needs_ids(prompts: list[str], completions: list[str], completion_ids: list[i
 def two_texts(text: str, answer: str) -> None: ...
 
 
+def needs_router(solution_str: str, ground_truth: str, router: str) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("function", "args", "message"),
     [
@@ -157,6 +223,8 @@ def two_texts(text: str, answer: str) -> None: ...
         (lambda: 1.0, {}, "has the parameters none; write def f(completion, *, answer"),
         (two_texts, {}, "has the parameters text, answer; write def f(comple"),
         (needs_ids, {}, "needs 'completion_ids', which"),
+        (needs_router, {}, "has the parameter 'router' without a default; set args.router"),
+        (verl_async, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
         (of_columns, {"scala": 1}, "has no parameter 'scala' for args.scala; nearest: 'scale'"),
         (of_columns, {"x": 1}, "has no parameter 'x' for args.x; it has answer, level, scale"),
         (os.system, {"x": 1}, "has no parameter 'x' for args.x; it has none"),
@@ -184,8 +252,12 @@ def test_an_async_function_of_a_batch_is_refused():
     async def batch(inputs: Sequence[RewardInput]) -> list[float]:
         return []
 
-    with pytest.raises(ValueError, match=r"is async, .*; write async def f\(completion"):
-        recognise(batch, {})
+    async def openrlhf(queries: Any, prompts: Any, labels: Any) -> list[float]:
+        return []
+
+    for function in (batch, openrlhf):
+        with pytest.raises(ValueError, match=r"is async, .*; write async def f\(completion"):
+            recognise(function, {})
 
 
 def test_promise_5_only_the_failing_inputs_of_a_batch_fail():

@@ -32,6 +32,7 @@ MODULES = [
     "json_schema",
     "latex",
     "length",
+    "libraries",
     "numeric",
     "quantities",
     "repetition",

@@ -13,7 +13,8 @@ from rewards.answers import is_correct, same_answer
 from rewards.base import RewardInput, Tags
 from rewards.checks.findings import find
 from rewards.checks.probes import ProbeRow, make_probes
-from rewards.checks.trial import Trial, run_trial, started
+from rewards.checks.trial import Trial, run_trial
+from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
@@ -24,10 +25,10 @@ def row(answer: str | None, *, number: int = 1, reasoning: str | None = None) ->
     return ProbeRow(given, reasoning)
 
 
-def texts(*answers: str, prefix: str = "") -> dict[str, str]:
+def texts(*answers: str) -> dict[str, str]:
     """The completions of the first row by name."""
     rows = [row(answer, number=number) for number, answer in enumerate(answers)]
-    probes = make_probes(rows, prefix=prefix)
+    probes = make_probes(rows)
     return {probe.name: probe.given.completion for probe in probes if probe.row == 0}
 
 
@@ -74,7 +75,8 @@ def test_forms_of_the_reference():
 
 
 def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
-    probes = make_probes([row("4", reasoning="2+2=4")], prefix="<r>")
+    given = replace(row("4").given, tags=replace(TAGS, prefix="<r>"))
+    probes = make_probes([ProbeRow(given, "2+2=4")])
     found = {probe.name: probe.given for probe in probes}
     assert found["reference"].completion == "<r>2+2=4</r><a>4</a>"
     assert found["empty"].completion == "<r>"
@@ -91,8 +93,12 @@ def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
     rewards = Rewards.model_validate({"functions": [part], **settings})
 
     async def run() -> Trial:
-        async with started(rewards, log=RewardLog(None)) as (hosts, facts):
-            return await run_trial(make_probes(rows), hosts, rewards=rewards, facts=facts)
+        host = RewardHost(rewards, log=RewardLog(None))
+        try:
+            facts = await host.start()
+            return await run_trial(make_probes(rows), host, rewards=rewards, facts=facts)
+        finally:
+            await host.close()
 
     return asyncio.run(run())
 
@@ -101,6 +107,15 @@ def test_without_reference_answers_nothing_is_compared_with_them():
     trial = tried([row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:style")
     assert {one.probe.kind for one in trial.scored} == {"hack", "noise"}
     assert [finding.kind for finding in find(trial, rollouts_per_step=8)] == []
+
+
+def test_a_value_that_depends_on_the_batch_is_named():
+    trial = tried(
+        [row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:batch_size"
+    )
+    (found,) = [one for one in find(trial, rollouts_per_step=8) if one.kind == "unstable"]
+    assert "'part' has different values in two calls" in found.what
+    assert "'prompt': 3.0 with others, 1.0 alone" in found.what
 
 
 def test_a_function_that_hangs_is_given_up():
@@ -171,7 +186,7 @@ def test_a_plain_completion_may_begin_with_a_space(
 def test_the_reference_is_right_wherever_the_answer_is(place: AnswerPlace):
     tags = replace(TAGS, answer=place, prefix="so ")
     given = replace(row("7").given, tags=tags)
-    probes = make_probes([ProbeRow(given)], prefix="so ")
+    probes = make_probes([ProbeRow(given)])
     by_name = {probe.name: probe.given.completion for probe in probes}
     assert is_correct(by_name["reference"], answer="7", tags=tags)
     for probe in probes:

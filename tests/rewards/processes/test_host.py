@@ -35,6 +35,11 @@ BAD = {
         "took longer",
     ),
     "exits_at_once": ("os._exit(3)", "died", "ended with status 3"),
+    "exits_before_its_child": (
+        "if os.fork(): os._exit(3)\nos.setsid(); time.sleep(1000)",
+        "died",
+        "ended with status 3",
+    ),
     "segfault": ("ctypes.string_at(0)", "died", "SIGSEGV"),
     "kills_itself": ("os.kill(os.getpid(), signal.SIGKILL)", "died", "SIGKILL"),
     "kills_its_group": ("os.killpg(0, signal.SIGKILL)", "died", "SIGKILL"),
@@ -374,7 +379,7 @@ def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
             assert process._process is not None
             process._process.kill()
             process._process.wait()
-            while not process._transport.is_closing():  # noqa: ASYNC110 - its end is not noticed
+            while not process._answers.at_eof():  # noqa: ASYNC110 - its end is not noticed
                 await asyncio.sleep(0.01)
             return await host.score(inputs("a", "bb"))
         finally:
