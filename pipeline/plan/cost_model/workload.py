@@ -52,12 +52,10 @@ class DecodeSchedule:
 
     Attributes:
         segments: number of segments, by slots of a device.
-        fills: number of times that free slots are filled.
         left: tokens that each completion still needs that is truncated at the cut-off, by index.
     """
 
     segments: dict[int, int]
-    fills: int
     left: dict[int, int]
 
 
@@ -86,10 +84,9 @@ def decode_schedule(
     waiting = deque(enumerate(lengths))
     busy: list[list[tuple[int, int]]] = [[] for _ in range(shards)]
     unfinished = len(lengths) - (len(lengths) if least is None else least)
-    left, found, fills = list(sizes), dict.fromkeys(sizes, 0), 0
+    left, found = list(sizes), dict.fromkeys(sizes, 0)
     while len(waiting) + sum(map(len, busy)) > unfinished:
         free = left[0] * shards - sum(map(len, busy))
-        fills += bool(waiting) and free > 0
         for _ in range(min(free, len(waiting))):
             min(busy, key=len).append(waiting.popleft())
         while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
@@ -100,7 +97,7 @@ def decode_schedule(
         tokens = segments * segment_steps
         busy = [[(at, rest - tokens) for at, rest in own if rest > tokens] for own in busy]
     rest = {at: tokens for own in (*busy, waiting) for at, tokens in own}
-    return DecodeSchedule({size: count for size, count in found.items() if count}, fills, rest)
+    return DecodeSchedule({size: count for size, count in found.items() if count}, rest)
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,6 @@ class MeanWork:
 
     Attributes:
         segments: number of segments, by slots of a device.
-        fills: number of times that free slots are filled.
         tokens: generated tokens, as a share of those of the new completions.
         trained: completions that a step trains on, as a share of the new ones.
         trained_tokens: their tokens, as a share of those of the new ones.
@@ -118,7 +114,6 @@ class MeanWork:
     """
 
     segments: dict[int, float]
-    fills: float
     tokens: float
     trained: float
     trained_tokens: float
@@ -174,7 +169,6 @@ def mean_work(
             held = [length - rest for length, rest in partial if rest < length]
             totals["continued"] += len(held)
             totals["held_tokens"] += sum(held)
-            totals["fills"] += schedule.fills
             totals["tokens"] += sum(rest for _, rest in own) - sum(left.values())
             totals["trained"] += len(own) - len(left)
             totals["trained_tokens"] += sum(
@@ -186,7 +180,6 @@ def mean_work(
     requested = sum(lengths)
     return MeanWork(
         {size: number for size, number in segments.items() if number},
-        fills=totals["fills"] / steps,
         tokens=totals["tokens"] / requested,
         trained=totals["trained"] / (steps * count),
         trained_tokens=totals["trained_tokens"] / requested,
@@ -201,7 +194,6 @@ class SamplerWork:
 
     Attributes:
         segments: see `MeanWork`.
-        fills: see `MeanWork`.
         prefills: number of prefills, by prompt bucket.
         tokens: tokens that the sampler generates.
         trained: see `MeanWork`.
@@ -209,7 +201,6 @@ class SamplerWork:
     """
 
     segments: Mapping[int, float]
-    fills: float
     prefills: Mapping[int, int]
     tokens: float
     trained: float
@@ -255,7 +246,6 @@ def sampler_work(
         prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
     return SamplerWork(
         mean.segments,
-        mean.fills,
         {bucket: number for bucket, number in prefills.items() if number},
         tokens=mean.tokens * count * lengths.completion,
         trained=mean.trained,

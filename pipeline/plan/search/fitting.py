@@ -108,7 +108,7 @@ class PlanCase:
 
     def step(self, config: Config) -> StepEstimate:
         """Times of a step of a configuration with sizes."""
-        return estimate_step(config, self.shape, chip=self.topology.chip, lengths=self.lengths)
+        return estimate_step(self.roofline(config), self.lengths)
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def slot_options(
             }
             tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
             sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
-            seconds = (sampling.prefill + sampling.decode).expected
+            seconds = (sampling["prefill"] + sampling["decode"]).expected
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(SizeOption(update, seconds, changed, slots_per_shard))
     return sorted(found, key=lambda option: -option.size)

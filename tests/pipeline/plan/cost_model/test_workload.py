@@ -134,7 +134,6 @@ def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int
     assert cost(found.segments) == pytest.approx(
         np.mean([cost(one.segments) for one in steps]), rel=0.03
     )
-    assert found.fills == pytest.approx(np.mean([one.fills for one in steps]), rel=0.06)
     assert (found.tokens, found.trained, found.trained_tokens, found.continued) == (1, 1, 1, 0)
 
 

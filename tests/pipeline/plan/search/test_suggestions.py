@@ -9,9 +9,7 @@ from dataclasses import replace
 import pytest
 
 from configs.load import load_config
-from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.plan.cost_model.step import estimate_step
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, plan_again
 from pipeline.plan.search.suggestions import settings_text, suggestions, with_settings
 from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
@@ -34,19 +32,14 @@ def twice(given: PlanCase, names: Collection[str]) -> PlanCase:
     return replace(given, topology=replace(given.topology, chip=chip))
 
 
-def tokens_per_s(given: PlanCase, config: Config) -> float:
-    chip = given.topology.chip
-    return estimate_step(config, given.shape, chip=chip, lengths=given.lengths).tokens_per_s
-
-
 def test_fixed_sizes_stay_with_more_hardware() -> None:
     given = case(preset("gemma3_1b", ("plan.slots", "8")))
     plan = choose_placement(given).chosen
     assert plan.config == given.config
     found = gains(given, plan)
-    now = tokens_per_s(given, given.config)
+    now = given.step(given.config).tokens_per_s
     for change, names in TWICE.items():
-        expected = tokens_per_s(twice(given, names), given.config) / now - 1
+        expected = twice(given, names).step(given.config).tokens_per_s / now - 1
         if expected >= 0.01:
             assert found[change] == pytest.approx(expected)
         else:
