@@ -104,8 +104,8 @@ def plan_figures(found: PlanReport) -> Figures:
         "memory": {
             phase: {
                 "source": ESTIMATED,
-                "parts_gib": {name: memory.parts[name] / GIB for name in PARTS},
-                "gib": memory.total / GIB,
+                "parts_gib": {name: memory[name] / GIB for name in PARTS},
+                "gib": memory.total() / GIB,
             }
             for phase, memory in found.plan.memory.items()
         },
@@ -272,8 +272,8 @@ def _compared(one: SizedPlan, found: PlanReport) -> Figures:
         "fits": one.fits,
         "short": None if one.fits else shortage(found.case, one),
         **_sizes(one),
-        "fullest": one.fullest.phase,
-        "gib": one.fullest.total / GIB,
+        "fullest": one.fullest,
+        "gib": one.peak_bytes / GIB,
         "sampling_s": one.step.sampling.expected,
         "learning_s": one.step.learning.expected,
         "step_s": one.step.total.expected,
@@ -317,6 +317,6 @@ def _change(one: Change, found: PlanReport) -> Figures:
         "settings": dict(one.settings),
         "tokens_per_s": one.plan.step.tokens_per_s,
         "gain": one.gain(found.estimated) if found.plan.fits else None,
-        "gib": one.plan.fullest.total / GIB,
+        "gib": one.plan.peak_bytes / GIB,
         "limit_gib": one.case.limit_bytes / GIB,
     }

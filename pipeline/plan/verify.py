@@ -168,7 +168,7 @@ def _with_compiled_memory(case: PlanCase, plan: SizedPlan, programs: Checks) -> 
     for one in programs.values():
         # If a program does not fit by itself, the reported memory may be too low.
         least = 0.0 if one.report.fits else _LEAST_OVERSIZE * case.compiled_limit_bytes
-        ratio[one.phase] = max(one.report.hbm_bytes or 0, least) / plan.memory[one.phase].total
+        ratio[one.phase] = max(one.report.hbm_bytes or 0, least) / plan.memory[one.phase].total()
     return replace(case, memory_ratio=ratio)
 
 

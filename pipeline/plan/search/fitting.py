@@ -21,7 +21,8 @@ from pipeline.plan.cost_model.hardware import (
     has_own_topology,
     topology_of,
 )
-from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
+from pipeline.plan.cost_model.memory import RESIDENT, estimate_memory
+from pipeline.plan.cost_model.program_memory import MemoryParts
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
 from pipeline.plan.lengths import Lengths
@@ -90,16 +91,16 @@ class PlanCase:
         """Whether embeddings in host memory can save memory of the chips."""
         return self.shape.per_layer_input > 0 and self.config.plan.platform == "tpu"
 
-    def memory_share(self, memory: Mapping[str, PhaseMemory]) -> float:
+    def memory_share(self, memory: Mapping[str, MemoryParts]) -> float:
         """Memory of the fullest phase as a share of its limit: a plan fits up to 1.
 
         The limit is `limit_bytes`, or `compiled_limit_bytes` for phases in `memory_ratio`.
         """
         return max(
-            self.memory_ratio[phase] * one.total / self.compiled_limit_bytes
+            self.memory_ratio[phase] * parts.total() / self.compiled_limit_bytes
             if phase in self.memory_ratio
-            else one.total / self.limit_bytes
-            for phase, one in memory.items()
+            else parts.total() / self.limit_bytes
+            for phase, parts in memory.items()
         )
 
     def roofline(self, config: Config) -> RooflineModel:
@@ -120,7 +121,7 @@ class SizedPlan:
         configured: whether the placement and all given settings are the configuration's.
         config: the configuration with all sizes.
         step: times of a step.
-        memory: memory of a chip, by phase.
+        memory: bytes of a chip by phase and part.
         fits: whether every phase fits.
     """
 
@@ -128,13 +129,18 @@ class SizedPlan:
     configured: bool
     config: Config
     step: StepEstimate
-    memory: Mapping[str, PhaseMemory]
+    memory: Mapping[str, MemoryParts]
     fits: bool
 
     @property
-    def fullest(self) -> PhaseMemory:
+    def fullest(self) -> str:
         """The phase that uses the most memory."""
-        return max(self.memory.values(), key=lambda memory: memory.total)
+        return max(self.memory, key=lambda phase: self.memory[phase].total())
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of a chip in that phase."""
+        return self.memory[self.fullest].total()
 
 
 @dataclass(frozen=True)
@@ -293,7 +299,8 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
 def shortage(case: PlanCase, plan: SizedPlan) -> str:
     """Why a plan does not fit, by estimate; what no size can reduce is named first."""
     full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
-    base, resident = (sum(full.parts[part] for part in parts) for parts in (("base",), RESIDENT))
+    parts = plan.memory[full]
+    base, resident = parts["base"], sum(parts[name] for name in RESIDENT)
     if case.may_use_host and not plan.config.plan.embeddings_in_host:
         limit += ' (plan.per_layer_embeddings = "host" needs less)'
     if base > case.limit_bytes:
@@ -302,12 +309,9 @@ def shortage(case: PlanCase, plan: SizedPlan) -> str:
         return f"{what} ~{base / GIB:.2f} {limit}"
     if resident > case.limit_bytes:
         what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{what}, in {full.phase}"
-    largest = max(full.parts, key=lambda name: full.parts[name])
-    return (
-        f"{full.phase} takes ~{full.total / GIB:.2f} {limit}, "
-        f"{largest} ~{full.parts[largest] / GIB:.2f}"
-    )
+        return f"{what}, in {full}"
+    ((largest, size),) = parts.most_common(1)
+    return f"{full} takes ~{plan.peak_bytes / GIB:.2f} {limit}, {largest} ~{size / GIB:.2f}"
 
 
 def with_plan(config: Config, update: Mapping[str, Any]) -> Config:

@@ -246,7 +246,7 @@ def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> l
 
 def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
     """The memory per chip with which the unchanged plan fits."""
-    needed = math.ceil(100 * plan.fullest.total / GIB / (1 - RESERVE)) / 100
+    needed = math.ceil(100 * plan.peak_bytes / GIB / (1 - RESERVE)) / 100
     more = _with_chip(case, {"hbm_gib": needed})
     again = plan_again(more, plan)
     if not again.fits:

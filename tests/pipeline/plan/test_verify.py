@@ -71,7 +71,7 @@ class Compiler:
         shape, ratio = self.case.shape, self.ratio.get(phase, 1.0)
         if self.tp_ratio is not None and config.plan.tp > 1:
             ratio = self.tp_ratio
-        total = memory_during(config, shape, program, phase=phase).total
+        total = memory_during(config, shape, program).total()
         own = int(ratio * total) - sum(memory_beside(config, shape, program).values())
         model, packing = self.case.roofline(config), Packing.expected(config, self.case.lengths)
         estimated_s = model.program(program, packing).expected
@@ -105,7 +105,7 @@ def test_a_plan_that_fits_is_compiled_once_for_each_phase(monkeypatch: pytest.Mo
     assert compiler.asked == ["prefill 320", "segment 512", "reference_top_k 8", "gradient 8"]
     assert (found.compilations, found.compile_s) == (4, 80.0)
     assert found.searched == ()
-    assert found.programs["gradient 8"].report.hbm_bytes == plan.memory["update"].total
+    assert found.programs["gradient 8"].report.hbm_bytes == plan.memory["update"].total()
     assert found.plan.step.total == plan.step.total
 
 

@@ -64,7 +64,7 @@ def test_every_preset_has_a_plan(model: str) -> None:
     given_ = case(preset(model, *FREE))
     found = choose_placement(given_)
     assert found.chosen.fits
-    assert found.chosen.fullest.total <= (1 - RESERVE) * 15.75 * GIB
+    assert found.chosen.peak_bytes <= (1 - RESERVE) * 15.75 * GIB
     assert {one.name for one in found.compared} > {"split, 7 + 1", "split, 4 + 4"}
     fitting = [one for one in found.compared if one.fits]
     speeds = [one.step.tokens_per_s for one in fitting]

@@ -159,7 +159,7 @@ def test_every_change_makes_the_plan_fit(
             less = preset(FOUR, *overrides, ("plan.hbm_gib", f"{needed - 0.02:.2f}"))
             assert not plan_again(case(less, topology), plan).fits
         assert one.plan.fits
-        assert one.plan.fullest.total <= one.case.limit_bytes
+        assert one.plan.peak_bytes <= one.case.limit_bytes
         texts = {key: show_value(value) for key, value in one.settings.items()}
         taken = (*overrides, *texts.items())
         named = re.match(r"--topology (\S+)", one.text)
