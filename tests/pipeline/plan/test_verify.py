@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,9 +13,8 @@ from configs.schema import Config
 from pipeline.data.batching import Packing
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan import verify as verify_module
-from pipeline.plan.compiler import CompilerReport
+from pipeline.plan.compiler import CompilerReport, cache_key
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
-from pipeline.plan.cost_model.programs import depends_on
 from pipeline.plan.search.fitting import (
     PlanCase,
     SizedPlan,
@@ -45,7 +44,7 @@ class Compiler:
     most_slots: int = 10_000
     tp_ratio: float | None = None
     asked: list[str] = field(default_factory=list)
-    known: list[dict[str, Any]] = field(default_factory=list)
+    known: list[Mapping[str, Any]] = field(default_factory=list)
 
     def __call__(
         self,
@@ -58,7 +57,7 @@ class Compiler:
         phases = {name: phase for phase, name in largest_programs(config).items()}
         found = {}
         for program in programs:
-            about = depends_on(config, shape, program)
+            about = cache_key(config, shape, program)
             cached = about in self.known
             if not cached:
                 say(program)
