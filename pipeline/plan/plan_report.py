@@ -18,7 +18,7 @@ from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
 from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
-from pipeline.plan.search.placements import PLACEMENT_KEYS, placed_as
+from pipeline.plan.search.placements import PLACEMENT_KEYS, settings_to_set
 from pipeline.plan.search.suggestions import Change, settings_text
 from pipeline.plan.topology import GIB
 from pipeline.plan.verify import Verified
@@ -45,10 +45,11 @@ _COMPILED_TIMES = (
     "ms: by the compiler's estimate or its schedule, at least the memory traffic at the peak "
     "bandwidth; modelled: what it has no estimate of, by its schedule and its traffic"
 )
-_SIZES = (
+_SETTINGS = (
     *("slots", "segment_steps", "prefill_tokens", "micro_batch_tokens", "remat"),
     "per_layer_embeddings",
 )
+"""Settings of [plan] that the planner chooses besides the placement."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,7 @@ def _chosen(found: Planned, lines: list[str]) -> Figures:
     planned, config, sizes = case.config.plan.planned_sizes, plan.config, _sizes(plan)
     short = None if plan.fits else _short(found)
     host = case.shape.host_bytes(config.model.dtype) if config.plan.embeddings_in_host else 0
-    settings = _settings_to_set(case, plan) if plan.fits else {}
+    settings = settings_to_set(case.config, config, _SETTINGS) if plan.fits else {}
     is_auto = _is_of_the_run(found)
     figures = {
         "name": plan.name,
@@ -205,35 +206,14 @@ def _is_of_the_run(found: Planned) -> bool:
     )
 
 
-def _settings(plan: SizedPlan) -> Figures:
-    return {key: getattr(plan.config.plan, key) for key in (*PLACEMENT_KEYS, *_SIZES)}
-
-
 def _sizes(plan: SizedPlan) -> Figures:
     config = plan.config
     return {
-        **_settings(plan),
+        **{key: getattr(config.plan, key) for key in (*PLACEMENT_KEYS, *_SETTINGS)},
         "slots_per_shard": config.slots // config.plan.sampler_shards,
         "rows_per_shard": config.micro_batch_rows // config.plan.learner_shards,
         "row_tokens": config.row_tokens,
     }
-
-
-def _settings_to_set(case: PlanCase, plan: SizedPlan) -> Figures:
-    """Settings by dotted key that turn the configuration into this plan.
-
-    Sizes that a run plans itself are left out; given ones are adapted to the placement.
-    """
-    given, values = case.config, _settings(plan)
-    placed = placed_as(given, plan.config)
-    values |= {key: getattr(placed.plan, key) for key in ("slots", "micro_batch_tokens")}
-    changed = {
-        f"plan.{key}": value for key, value in values.items() if value != getattr(given.plan, key)
-    }
-    if placed.rollout.ahead != given.rollout.ahead:
-        changed["rollout.ahead"] = placed.rollout.ahead
-        changed["learner.importance_cap"] = placed.learner.importance_cap
-    return changed
 
 
 def _short(found: Planned) -> str:
@@ -404,7 +384,7 @@ def _placement(one: SizedPlan, found: Planned) -> Figures:
         "step_s": one.step.total.expected,
         "tokens_per_s": one.step.tokens_per_s,
         "gain": one.step.tokens_per_s / chosen.step.tokens_per_s - 1,
-        "set": _settings_to_set(found.case, one),
+        "set": settings_to_set(found.case.config, one.config, _SETTINGS),
     }
 
 

@@ -26,7 +26,12 @@ from pipeline.plan.cost_model.program_memory import MemoryParts
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.search.placements import placed_as, placement_candidates, step_ahead
+from pipeline.plan.search.placements import (
+    placed_as,
+    placement_name,
+    placements,
+    step_ahead,
+)
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
 from pipeline.plan.sizes import Sizes, with_plan_settings
 from pipeline.plan.topology import GIB
@@ -174,15 +179,16 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     plans: list[SizedPlan] = []
     configured: SizedPlan | None = None
     refused: list[ConfigError] = []
-    for candidate in placement_candidates(case.config, case.shape, case.topology):
-        if candidate.configured:
-            configured = _as_configured(case, f"as configured ({candidate.name})")
+    for placed in placements(case.config, case.shape, case.topology):
+        name = placement_name(placed, case.topology)
+        if placed is case.config:
+            configured = _as_configured(case, f"as configured ({name})")
             configured = replace(configured, config=validated(configured.config))
             plans.append(configured)
-        config = _with_free_settings(case, candidate.config)
+        config = _with_free_settings(case, placed)
         if configured is None or config.plan != configured.config.plan:
             try:
-                plans.append(estimate_plan(case, candidate.name, validated(config)))
+                plans.append(estimate_plan(case, name, validated(config)))
             except ConfigError as error:
                 refused.append(error)
     if not plans:
@@ -244,11 +250,9 @@ def planned_sizes(case: PlanCase) -> Sizes:
     Raises:
         ValueError: if even the smallest do not fit; names what takes too much memory.
     """
-    own = placement_candidates(case.config, case.shape, case.topology)[0]
-    assert own.configured, "a run's own placement is on its own topology"
-    found = _as_configured(case, own.name)
+    found = _as_configured(case, placement_name(case.config, case.topology))
     if not found.fits:
-        raise ValueError(f"plan: no sizes fit: {own.name}: {shortage(case, found)}")
+        raise ValueError(f"plan: no sizes fit: {found.name}: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
