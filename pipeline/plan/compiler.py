@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -104,7 +104,6 @@ def compile_programs(
     Raises:
         NoCompiler: if a program has to be compiled and there is no compiler.
         RuntimeError: if the compiler fails; with the last lines of its output.
-        ValueError: if a program does not exist.
     """
     found = {program: _load(cache_key(config, shape, program)) for program in programs}
     missing = [program for program, report in found.items() if report is None]
@@ -204,13 +203,8 @@ def _text(report: CompilerReport) -> str:
 
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
     """The cached report of a key, if there is one."""
-    try:
-        content = read_cached_json(_file(about))
-        return (
-            None if content is None else replace(CompilerReport(**content["figures"]), cached=True)
-        )
-    except (KeyError, TypeError):  # written by another version
-        return None
+    content = read_cached_json(_file(about))
+    return None if content is None else CompilerReport(**content["figures"] | {"cached": True})
 
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:

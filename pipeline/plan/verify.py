@@ -19,7 +19,8 @@ from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import StepEstimate
-from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again, validated
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
+from pipeline.plan.sizes import validated
 from pipeline.plan.topology import GIB
 
 _LEAST_OVERSIZE = 1.01

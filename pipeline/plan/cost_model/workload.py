@@ -18,8 +18,11 @@ from configs.rollout import min_finished
 from configs.schema import Config
 from pipeline.data.batching import Packing
 from pipeline.data.packed_batch import BatchShape
-from pipeline.plan.lengths import SIGMA, Lengths
+from pipeline.plan.lengths import Lengths
 
+_SIGMA = 0.8
+"""Standard deviation of the logarithm of completion lengths, which are lognormal, as in
+`launch.bench rollout`."""
 _AVERAGED = 256
 """Least number of completions over which a sampler's work is averaged."""
 _AVERAGED_CUT_OFF = 2048
@@ -32,7 +35,7 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
 
     Their mean is within a token of `mean`, where the cap allows it. Shuffled with a fixed seed.
     """
-    normal = [math.exp(SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
+    normal = [math.exp(_SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
 
     def lengths(median: float) -> list[int]:
         return [min(cap, max(1, round(median * factor))) for factor in normal]

@@ -33,7 +33,7 @@ from pipeline.plan.search.placements import (
     step_ahead,
 )
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
-from pipeline.plan.sizes import Sizes, with_plan_settings
+from pipeline.plan.sizes import Sizes, validated, with_plan
 from pipeline.plan.topology import GIB
 
 RESERVE = 0.05
@@ -316,20 +316,6 @@ def shortage(case: PlanCase, plan: SizedPlan) -> str:
         return f"{what}, in {full}"
     ((largest, size),) = parts.most_common(1)
     return f"{full} takes ~{plan.peak_bytes / GIB:.2f} {limit}, {largest} ~{size / GIB:.2f}"
-
-
-def with_plan(config: Config, update: Mapping[str, Any]) -> Config:
-    """The configuration with other settings in [plan], not validated."""
-    return config.model_copy(update={"plan": config.plan.model_copy(update=dict(update))})
-
-
-def validated(config: Config) -> Config:
-    """The same configuration after validation.
-
-    Raises:
-        ValueError: if a size does not suit the other settings.
-    """
-    return with_plan_settings(config, {})
 
 
 def estimate_plan(

@@ -10,6 +10,7 @@ from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Topology, device_count, largest_process
+from pipeline.plan.sizes import with_plan
 
 PLACEMENT_KEYS = (
     "placement",
@@ -55,7 +56,8 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     """
     own = config.plan
     settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
-    plan = own.model_copy(update={**settings, "slot_buckets": None})
+    placed = with_plan(config, {**settings, "slot_buckets": None})
+    plan = placed.plan
     samplers, learners = own.devices_per_sampler, own.learner_devices
     slots, tokens = own.slots, own.micro_batch_tokens
     if slots is not None:
@@ -64,8 +66,7 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     if tokens is not None:
         tokens = tokens * plan.learner_devices // learners
         tokens = _multiple(tokens, config.row_tokens * plan.learner_shards)
-    sizes = {"slots": slots, "micro_batch_tokens": tokens}
-    return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
+    return with_plan(placed, {"slots": slots, "micro_batch_tokens": tokens})
 
 
 def placed_as(config: Config, other: Config) -> Config:

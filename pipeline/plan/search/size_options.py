@@ -15,6 +15,7 @@ from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import estimate_learning, sampling_seconds
 from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.lengths import Lengths
+from pipeline.plan.sizes import with_plan
 
 GROWTH = 1.25
 """Ratio of a size that is tried to the next smaller one."""
@@ -72,7 +73,7 @@ def slot_options(
                 "prefill_tokens": prefill,
                 "slot_buckets": _below(slots, plan.slot_buckets),
             }
-            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            tried = with_plan(config, update)
             sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
             seconds = (sampling["prefill"] + sampling["decode"]).expected
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
@@ -94,8 +95,7 @@ def max_useful_slots(config: Config) -> int:
 def max_useful_rows(config: Config, lengths: Lengths) -> int:
     """Packed rows of a shard that hold all its sequences of a step at once."""
     unit = config.row_tokens * config.plan.learner_shards
-    update = {"micro_batch_tokens": unit}
-    smallest = config.model_copy(update={"plan": config.plan.model_copy(update=update)})
+    smallest = with_plan(config, {"micro_batch_tokens": unit})
     return len(packed_positions(smallest, lengths, sequences=config.rollout.size))
 
 
@@ -137,7 +137,7 @@ def row_options(
     for rows in sizes:
         for remat in sorted(remats):
             update = {"micro_batch_tokens": rows * unit, "remat": remat}
-            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            tried = with_plan(config, update)
             seconds = estimate_learning(
                 replace(model, config=tried), lengths, sequences=config.rollout.size
             )

@@ -25,9 +25,9 @@ from pipeline.plan.search.fitting import (
     SizedPlan,
     choose_placement,
     plan_again,
-    with_plan,
 )
 from pipeline.plan.search.placements import IMPORTANCE_CAP
+from pipeline.plan.sizes import with_plan
 from pipeline.plan.topology import GIB
 
 Settings = Mapping[str, Any]

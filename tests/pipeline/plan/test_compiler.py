@@ -124,12 +124,6 @@ def test_programs_of_a_run():
     )
 
 
-@pytest.mark.parametrize("name", ["segments 4", "segment", "apply 3", "gradient x"])
-def test_an_unknown_program_is_refused(name):
-    with pytest.raises(ValueError, match="the programs are empty, prefill N"):
-        compile_programs(preset(), SHAPE, [name])
-
-
 def test_a_missing_compiler_is_reported(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     with pytest.raises(NoCompiler, match="the TPU compiler is missing: install the package libtpu"):

@@ -20,7 +20,7 @@ from pipeline.plan.cost_model.workload import (
     training_work,
 )
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.search.fitting import with_plan
+from pipeline.plan.sizes import with_plan
 from tests.pipeline.plan.presets import preset
 
 
