@@ -50,6 +50,8 @@ _PUBLISHED_BYTES = 2
 _CACHED_SHARE = 0.18
 """Share of compiling that remains with cached programs; measured on the demo's model only."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
+_STEPS_MEASURED = 3
+"""Measuring sizes takes about as long as this many steps, if there is time."""
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
 """Bytes of a token's text, of a rollout's other fields, and of a token's id and log-prob as
 JSON."""
@@ -311,10 +313,6 @@ def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> di
         "export": _merged_bytes(config, case.shape) + adapter,
     }
     return {name: size / GIB for name, size in sizes.items()}
-
-
-_STEPS_MEASURED = 3
-"""Measuring takes about as long as this many steps, if there is time."""
 
 
 def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:
