@@ -79,7 +79,8 @@ def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
     """Estimates a GRPO step at the expected lengths; the model's configuration has sizes."""
     config, chip, rollout = model.config, model.chip, model.config.rollout
     work = training_work(config, lengths)
-    size, tokens = round(work.trained * rollout.size), work.trained_tokens * rollout.size
+    size = round(work.mean.trained * rollout.size)
+    tokens = work.mean.trained_tokens * rollout.size
     trained = replace(lengths, completion=tokens * lengths.completion / size)
     seconds = {
         **sampling_seconds(model, work),
@@ -118,7 +119,7 @@ def estimate_sampling(
 def sampling_seconds(model: RooflineModel, work: SamplerWork) -> dict[str, Seconds]:
     """Time of the phases `prefill` and `decode` for a sampler's work."""
     prefill = decode = fixed_time(0.0, chip=model.chip)
-    for slots, number in work.segments.items():
+    for slots, number in work.mean.segments.items():
         decode += model.segment(slots) * number
     for bucket, number in work.prefills.items():
         prefill += model.prefill(model.config.prefill_rows(bucket) * bucket, seq=bucket) * number

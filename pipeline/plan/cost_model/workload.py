@@ -49,19 +49,6 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class DecodeSchedule:
-    """The program runs of generating some completions on one sampler.
-
-    Attributes:
-        segments: number of segments, by slots of a device.
-        left: tokens that each completion still needs that is truncated at the cut-off, by index.
-    """
-
-    segments: dict[int, int]
-    left: dict[int, int]
-
-
 def decode_schedule(
     lengths: Sequence[int],
     *,
@@ -69,8 +56,8 @@ def decode_schedule(
     segment_steps: int,
     shards: int = 1,
     least: int | None = None,
-) -> DecodeSchedule:
-    """The schedule of generating completions of these lengths.
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The schedule of generating completions of these lengths on one sampler.
 
     As in the engine, a slot that finishes during a segment is filled after it; when no completion
     waits, the rest moves to a smaller bucket as soon as it fits. All devices run the same program,
@@ -83,6 +70,10 @@ def decode_schedule(
         segment_steps: decode steps of a segment.
         shards: number of devices.
         least: number of completions that must finish, checked between segments; None: all.
+
+    Returns:
+        The number of segments, by slots of a device; the tokens that completions still need which
+            are truncated at the cut-off, by index.
     """
     waiting = deque(enumerate(lengths))
     busy: list[list[tuple[int, int]]] = [[] for _ in range(shards)]
@@ -100,7 +91,7 @@ def decode_schedule(
         tokens = segments * segment_steps
         busy = [[(at, rest - tokens) for at, rest in own if rest > tokens] for own in busy]
     rest = {at: tokens for own in (*busy, waiting) for at, tokens in own}
-    return DecodeSchedule({size: count for size, count in found.items() if count}, rest)
+    return {size: count for size, count in found.items() if count}, rest
 
 
 @dataclass(frozen=True)
@@ -160,14 +151,13 @@ def mean_work(
         # Tokens of each completion, and those that are not generated yet.
         own = [*partial, *((length, length) for length in lengths[first : first + count])]
         least = None if cut_off is None else min_finished(len(own), cut_off=cut_off)
-        schedule = decode_schedule(
+        run, left = decode_schedule(
             [rest for _, rest in own],
             sizes=sizes,
             segment_steps=segment_steps,
             shards=shards,
             least=least,
         )
-        left = schedule.left
         if cut_off is None or step >= steps:
             held = [length - rest for length, rest in partial if rest < length]
             totals["continued"] += len(held)
@@ -177,7 +167,7 @@ def mean_work(
             totals["trained_tokens"] += sum(
                 length for at, (length, _) in enumerate(own) if at not in left
             )
-            for size, number in schedule.segments.items():
+            for size, number in run.items():
                 segments[size] += number / steps
         partial = [(own[at][0], rest) for at, rest in left.items()] if keeps else []
     requested = sum(lengths)
@@ -193,25 +183,21 @@ def mean_work(
 
 @dataclass(frozen=True)
 class SamplerWork:
-    """The program runs of a sampler for the rollouts of a step, and what they give; means.
+    """The work of a sampler for the rollouts of a step.
 
     Attributes:
-        segments: see `MeanWork`.
+        mean: its decode segments, and what they give.
         prefills: number of prefills, by prompt bucket.
         tokens: tokens that the sampler generates.
-        trained: see `MeanWork`.
-        trained_tokens: see `MeanWork`.
     """
 
-    segments: Mapping[int, float]
+    mean: MeanWork
     prefills: Mapping[int, int]
     tokens: float
-    trained: float
-    trained_tokens: float
 
     def slots_useful(self, config: Config) -> float:
         """Share of the slots' decode steps that generate a token."""
-        slot_segments = sum(slots * number for slots, number in self.segments.items())
+        slot_segments = sum(slots * number for slots, number in self.mean.segments.items())
         return self.tokens / (slot_segments * config.plan.sampler_shards * config.segment_steps)
 
 
@@ -247,13 +233,8 @@ def sampler_work(
         bucket = config.prompt_bucket(round(min(lengths.prompt + tokens, rollout.max_tokens)))
         rows = config.prefill_rows(bucket)
         prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
-    return SamplerWork(
-        mean.segments,
-        {bucket: number for bucket, number in prefills.items() if number},
-        tokens=mean.tokens * count * lengths.completion,
-        trained=mean.trained,
-        trained_tokens=mean.trained_tokens,
-    )
+    used = {bucket: number for bucket, number in prefills.items() if number}
+    return SamplerWork(mean, used, tokens=mean.tokens * count * lengths.completion)
 
 
 def training_work(config: Config, lengths: Lengths) -> SamplerWork:

@@ -385,9 +385,9 @@ def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Con
         config: the placement.
         free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
     """
-    model, lengths = case.roofline(config), case.lengths
-    for_slots = slot_options(config, model, lengths, free=free)
-    for_rows = row_options(config, model, lengths, free=free)
+    model = case.roofline(config)
+    for_slots = slot_options(model, case.lengths, free=free)
+    for_rows = row_options(model, case.lengths, free=free)
     smallest = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
     sampler = _best_update(case, smallest, for_slots, ("prefill", "decode"))
     learner = _best_update(case, smallest, for_rows, ("score", "update"))

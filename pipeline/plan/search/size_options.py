@@ -45,21 +45,16 @@ class SizeOption:
 
 
 def slot_options(
-    config: Config,
-    model: RooflineModel,
-    lengths: Lengths,
-    *,
-    free: Collection[str],
+    model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
     """Options for generating rollouts, the smallest last.
 
     Args:
-        config: the placement; where it has slots they are kept.
-        model: times of the programs.
+        model: times of the programs in a placement; slots of its configuration are kept.
         lengths: expected lengths.
         free: settings of which other values than the configuration's are tried.
     """
-    plan = config.plan
+    config, plan = model.config, model.config.plan
     sizes = sizes_up_to(max_useful_slots(config))
     if plan.slots is not None:
         sizes = [plan.slots // plan.sampler_shards]
@@ -111,21 +106,10 @@ def _segments_and_prefills(config: Config, *, free: Collection[str]) -> Iterator
 
 
 def row_options(
-    config: Config,
-    model: RooflineModel,
-    lengths: Lengths,
-    *,
-    free: Collection[str],
+    model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
-    """Options for learning, the smallest last.
-
-    Args:
-        config: the placement; where it has a size of micro-batches it is kept.
-        model: times of the programs.
-        lengths: expected lengths.
-        free: see `slot_options`.
-    """
-    plan = config.plan
+    """Options for learning, the smallest last; see `slot_options`."""
+    config, plan = model.config, model.config.plan
     unit = config.row_tokens * plan.learner_shards
     sizes = sizes_up_to(max_useful_rows(config, lengths), aligned=False)
     if plan.micro_batch_tokens is not None:
