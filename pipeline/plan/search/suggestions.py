@@ -117,7 +117,7 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
+def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
     """The case with these settings, and those that differ; None: a run would refuse them.
 
     Expected lengths keep their share of the longest.
@@ -142,7 +142,7 @@ def with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Setting
 def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
     """Changes by settings, without those that change nothing or that a run would refuse."""
     for settings in tried:
-        found = with_settings(case, settings)
+        found = _with_settings(case, settings)
         if found is not None and found[1]:
             other, new = found
             yield Change(settings_text(new), new, other, plan_again(other, plan))
