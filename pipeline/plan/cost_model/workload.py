@@ -86,7 +86,7 @@ def decode_schedule(
         while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
             left.pop(0)
         # Nothing changes until the first slot finishes.
-        segments = min(math.ceil(rest / segment_steps) for own in busy for _, rest in own)
+        segments = math.ceil(min(rest for own in busy for _, rest in own) / segment_steps)
         found[left[0]] += segments
         tokens = segments * segment_steps
         busy = [[(at, rest - tokens) for at, rest in own if rest > tokens] for own in busy]
