@@ -22,7 +22,7 @@ from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file
 
 if TYPE_CHECKING:
-    from pipeline.plan.plan_report import PlanReport
+    from pipeline.plan.plan_report import Planned
 
 DESCRIPTION = """\
 Plan a run: memory of each phase, slots, micro-batches and placement, seconds of a step, steps and
@@ -67,20 +67,19 @@ def _run(argv: Sequence[str] | None) -> int:
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
     config, flags = load_config(command.path, command.overrides), command.flags
     # Imported late: `--help` and configuration errors do not need these modules.
-    from pipeline.plan.plan_lines import lines
-    from pipeline.plan.plan_report import plan_figures
+    from pipeline.plan.plan_report import plan_report
 
     file = json_file(flags)
     planned = _plan(config, flags)
-    figures = plan_figures(planned)
-    print_lines(lines(figures))
+    figures, lines = plan_report(planned)
+    print_lines(lines)
     if file is not None:
         text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
         file.write_text(text, encoding="utf-8")
     return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 
-def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
+def _plan(config: Config, flags: argparse.Namespace) -> Planned:
     """Plans the run.
 
     Raises:
@@ -91,7 +90,7 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
     from pipeline.plan.cost_model.hardware import topology_of
     from pipeline.plan.forecast import forecast
     from pipeline.plan.lengths import Lengths
-    from pipeline.plan.plan_report import PlanReport
+    from pipeline.plan.plan_report import Planned
     from pipeline.plan.search.fitting import PlanCase, choose_placement
     from pipeline.plan.search.suggestions import suggestions
 
@@ -116,11 +115,11 @@ def _plan(config: Config, flags: argparse.Namespace) -> PlanReport:
         except NoCompiler as absent:
             why = f"{absent}; all figures are estimated"
     plan = choice.chosen if verified is None else verified.plan
-    report = PlanReport(case, choice, forecast(case, plan), verified=verified, why_estimated=why)
+    found = Planned(case, choice, forecast(case, plan), verified=verified, why_estimated=why)
     # Suggestions compare estimates with estimates.
-    if report.estimated.fits != plan.fits:
-        return report
-    return replace(report, changes=suggestions(case, report.estimated))
+    if found.estimated.fits != plan.fits:
+        return found
+    return replace(found, changes=suggestions(case, found.estimated))
 
 
 def _say(line: str) -> None:

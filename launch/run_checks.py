@@ -84,7 +84,7 @@ def room(host: Host, config: Config | None) -> Iterator[Finding]:
     processes = config.plan.num_samplers + int(config.plan.placement == "split")
     needed = processes * _PROCESS_GIB + _OTHERS_GIB
     if config.plan.platform == "cpu":  # its devices have the host's memory
-        needed += chosen.fullest.total * device_count(config) / GIB
+        needed += chosen.peak_bytes * device_count(config) / GIB
     if config.plan.embeddings_in_host:
         copies = device_count(config) + LOADING_COPIES * processes
         needed += copies * case.shape.host_bytes(config.model.dtype) / GIB

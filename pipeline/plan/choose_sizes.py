@@ -352,7 +352,7 @@ def sampling_s(case: PlanCase, sizes: Sizes, times: SamplerTimes) -> float:
     config = sized(case.config, sizes)
     work, shards = training_work(config, case.lengths), config.plan.sampler_shards
     decode = sum(
-        number * times.segment_s[slots * shards] for slots, number in work.segments.items()
+        number * times.segment_s[slots * shards] for slots, number in work.mean.segments.items()
     )
     return decode + sum(
         number * times.prefill_s[bucket] for bucket, number in work.prefills.items()

@@ -1,8 +1,8 @@
 """Runs the TPU compiler on programs of a run and caches its reports. No JAX, no TPU.
 
 The compiler runs in a child process (`python -m pipeline.compute.aot`). The cache key of a report
-contains everything that it depends on: the program's settings, the model's shape, the versions of
-compiler and libraries, and the sources of the programs.
+contains everything that it depends on: settings, the model's shape, the versions of compiler and
+libraries, and the sources of the programs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -24,31 +24,32 @@ from typing import Any
 import pipeline
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
-from pipeline.plan.cost_model.programs import depends_on
-from pipeline.plan.program_names import SAMPLER, split_name
+from pipeline.plan.program_names import SAMPLER, devices_of, split_name
 from pipeline.plan.topology import GIB, TPU_COMPILER
 from pipeline.run.cache_folder import cache_folder, read_cached_json, write_cached_json
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "qwix", "google-tunix", "optax")
-_SHARED_SOURCES = (
+_SOURCES = (
     "configs/*.py",
-    "pipeline/compute/aot/*.py",
-    "pipeline/compute/device_memory.py",
-    "pipeline/compute/model/*.py",
-    "pipeline/data/packed_batch.py",
-    "pipeline/data/models/model_shape.py",
-    "pipeline/plan/program_names.py",
+    "pipeline/compute/**/*.py",
+    "pipeline/data/**/*.py",
     "pipeline/plan/lengths.py",
-    "pipeline/data/batching.py",
-    "pipeline/data/packing.py",
-    "pipeline/data/models/hf_config.py",
-    "pipeline/data/models/find_shape.py",
+    "pipeline/plan/program_names.py",
 )
-_SOURCES = {
-    "sampler": ("pipeline/compute/decode/*.py", *_SHARED_SOURCES),
-    "learner": ("pipeline/compute/learner/*.py", *_SHARED_SOURCES),
-}
 """Sources of the programs and of the reports, relative to the project's root."""
+
+# Settings that a program of a sampler, or of a learner, does not depend on, or by its name and
+# devices only. All others count, so a new setting counts by default.
+_OF_NONE = {
+    *("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"),
+    *("prompt_buckets", "slot_buckets", "chip_hour_usd", "hbm_gib", "micro_batch_tokens"),
+    *("prompts_per_step", "min_prompts_per_step", "max_prompts_per_step", "dynamic_sampling"),
+    *("ahead", "overlong_tokens", "partial", "cut_off"),
+    *("stop_tokens", "stop_strings", "forbidden_tokens"),
+    *("lr", "schedule", "warmup_steps", "decay_steps"),
+}
+_OF_LEARNER = {"row_tokens", "remat", "layer_tokens", "attention"}
+_OF_SAMPLER = {"slots", "kv_cache", "rollout_weights", "segment_steps", "prefill_tokens"}
 
 Say = Callable[[str], None]
 """Receives a line of progress."""
@@ -103,7 +104,6 @@ def compile_programs(
     Raises:
         NoCompiler: if a program has to be compiled and there is no compiler.
         RuntimeError: if the compiler fails; with the last lines of its output.
-        ValueError: if a program does not exist.
     """
     found = {program: _load(cache_key(config, shape, program)) for program in programs}
     missing = [program for program, report in found.items() if report is None]
@@ -129,11 +129,26 @@ def require_compiler() -> None:
 
 def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, Any]:
     """Everything that the report on a program depends on, as JSON values."""
-    return {
-        **depends_on(config, shape, program),
+    kind, size = split_name(program)
+    found: dict[str, Any] = {
+        "program": program,
+        "devices": asdict(devices_of(config, program)),
+        "shape": asdict(shape),
+        "model": [config.model.dtype, config.model.quantization],
+        "lora": config.lora.model_dump(mode="json", exclude={"start"}),
         "versions": versions(),
-        "sources": sources("sampler" if split_name(program)[0] in SAMPLER else "learner"),
+        "sources": sources(),
     }
+    tables, ignored = [config.plan, config.rollout], _OF_NONE | _OF_LEARNER
+    if kind not in SAMPLER:
+        tables, ignored = [*tables, config.learner], _OF_NONE | _OF_SAMPLER
+    elif kind == "prefill":
+        found["prompts"] = config.prefill_rows(size)
+        ignored |= {"slots", "prefill_tokens"}
+    elif kind == "segment":
+        ignored |= {"slots", "prefill_tokens"}
+    found["settings"] = [table.model_dump(mode="json", exclude=ignored) for table in tables]
+    return found
 
 
 def _compile(
@@ -188,13 +203,8 @@ def _text(report: CompilerReport) -> str:
 
 def _load(about: Mapping[str, Any]) -> CompilerReport | None:
     """The cached report of a key, if there is one."""
-    try:
-        content = read_cached_json(_file(about))
-        return (
-            None if content is None else replace(CompilerReport(**content["figures"]), cached=True)
-        )
-    except (KeyError, TypeError):  # written by another version
-        return None
+    content = read_cached_json(_file(about))
+    return None if content is None else CompilerReport(**content["figures"] | {"cached": True})
 
 
 def _save(about: Mapping[str, Any], report: CompilerReport) -> None:
@@ -220,10 +230,10 @@ def versions() -> dict[str, str]:
 
 
 @cache
-def sources(which: str) -> str:
-    """Hash of the sources of a sampler's or a learner's programs."""
+def sources() -> str:
+    """Hash of the sources of the programs."""
     top, digest = Path(pipeline.__file__).parents[1], hashlib.sha256()
-    for pattern in _SOURCES[which]:
+    for pattern in _SOURCES:
         for path in sorted(top.glob(pattern)):
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """Forecast of a run under its budget: steps, tokens, seconds by activity, dollars, disk.
 
-Counts everything that a run does: the download of the weights, start-up, compilation, sizing
+Counts everything that a run does: the download of the weights, start-up, compilation, measuring
 of sizes, the SFT phase, steps, evaluations, checkpoints, the export. All figures are estimates;
 times have a range.
 """
@@ -33,6 +33,8 @@ Scenario = Literal["low", "expected", "high"]
 SCENARIOS: tuple[Scenario, ...] = ("low", "expected", "high")
 Caches = Literal["cold", "warm"]
 """Whether weights and compiled programs are in the caches of the host."""
+Times = Mapping[str, Seconds]
+"""Times of a run's activities by name, each once."""
 
 ROWS = 1000
 """Assumed number of rows of a dataset whose size is unknown."""
@@ -48,6 +50,8 @@ _PUBLISHED_BYTES = 2
 _CACHED_SHARE = 0.18
 """Share of compiling that remains with cached programs; measured on the demo's model only."""
 _EXPORT_FLOOR_S, _CHECKPOINT_FLOOR_S = 5.0, 0.5
+_STEPS_MEASURED = 3
+"""Measuring sizes takes about as long as this many steps, if there is time."""
 _TEXT_BYTES, _ROW_BYTES, _ID_BYTES = 4.5, 420.0, 24.0
 """Bytes of a token's text, of a rollout's other fields, and of a token's id and log-prob as
 JSON."""
@@ -117,12 +121,12 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     compiling = compile_s(names, case.shape, chip=chip)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
-    times = RunTimes.of(case, plan, counts, compiling=compiling)
+    times = _run_times(case, plan, counts, compiling=compiling)
+    # An earlier run of the same sizes has filled the caches of the host.
+    warm = {"download": times["download"] * 0.0, "compile": compiling * _CACHED_SHARE}
+    by_caches: dict[Caches, Times] = {"cold": times, "warm": {**times, **warm}}
     given_s = _given_s(config)
-    by_caches: dict[Caches, RunTimes] = {"cold": times, "warm": times.with_warm_caches()}
-    outcomes = {
-        scenario: _outcome(config, times, scenario, time_s=given_s) for scenario in SCENARIOS
-    }
+    outcomes = {end: _outcome(config, _at(times, end), time_s=given_s) for end in SCENARIOS}
     expected = outcomes["expected"]
     grpo = max(0, expected.steps - config.sft_steps)
     hours, price = expected.wall_s / 3600, chip.chip_hour_usd
@@ -131,8 +135,8 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
         outcomes=outcomes,
         first_step_s={
             caches: {
-                scenario: _first_step_s(config, found.at(scenario), timed=given_s is not None)
-                for scenario in SCENARIOS
+                end: _first_step_s(config, _at(found, end), timed=given_s is not None)
+                for end in SCENARIOS
             }
             for caches, found in by_caches.items()
         },
@@ -145,77 +149,55 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
         disk_gib=_disk_gib(case, plan, grpo, sum(counts.values())),
         programs=len(names),
         compile_s=compiling,
-        sizing_s=times.sizing,
+        sizing_s=times["sizing"],
         evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )
 
 
-@dataclass(frozen=True)
-class RunTimes:
-    """Times of a run's activities, each once."""
+def _run_times(
+    case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
+) -> Times:
+    """Times of a run of a plan.
 
-    download: Seconds
-    start: Seconds
-    compile: Seconds
-    sizing: Seconds
-    sft_step: Seconds
-    step: Seconds
-    checkpoint: Seconds
-    tests: Seconds
-    validation: Seconds
-    export: Seconds
+    Args:
+        case: the planner's input.
+        plan: the chosen plan.
+        rows: prompts of each evaluation set.
+        compiling: time of compiling all programs.
+    """
+    config, chip = plan.config, case.topology.chip
+    model = case.roofline(config)
+    base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
+    written = _merged_bytes(config, case.shape)
+    state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
 
-    @staticmethod
-    def of(
-        case: PlanCase, plan: SizedPlan, rows: Mapping[str, int], *, compiling: Seconds
-    ) -> RunTimes:
-        """Times of a run of a plan.
-
-        Args:
-            case: the planner's input.
-            plan: the chosen plan.
-            rows: prompts of each evaluation set.
-            compiling: time of compiling all programs.
-        """
-        config, chip = plan.config, case.topology.chip
-        model = case.roofline(config)
-        base = case.shape.base_bytes(config.model.dtype, quantization=config.model.quantization)
-        written = _merged_bytes(config, case.shape)
-        state = 3 * _FLOAT * case.shape.adapter_parameters(config.lora)
-
-        def answers(name: str) -> Seconds:
-            sampling = estimate_sampling(
-                model, case.lengths, prompts=rows[name], samples=config.eval.samples
-            )
-            return sampling.prefill + sampling.decode
-
-        nothing = fixed_time(0.0, chip=chip)
-        tests = sum((answers(name) for name in rows if name != "validation"), nothing)
-        sft = sft_step_s(model) if config.run.has_sft_phase else nothing
-        load_s = base / _READ_BYTES_PER_S
-        export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
-        return RunTimes(
-            download=fixed_time(_download_bytes(case) / DOWNLOAD_BYTES_PER_S, chip=chip),
-            start=fixed_time(_START_S[chip.platform] + load_s, chip=chip),
-            compile=compiling,
-            sizing=sizing_s(case, plan),
-            sft_step=sft,
-            step=plan.step.total,
-            checkpoint=fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
-            tests=tests,
-            validation=answers("validation") if "validation" in rows else nothing,
-            export=fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
+    def answers(name: str) -> Seconds:
+        sampling = estimate_sampling(
+            model, case.lengths, prompts=rows[name], samples=config.eval.samples
         )
+        return sampling["prefill"] + sampling["decode"]
 
-    def with_warm_caches(self) -> RunTimes:
-        """Times on a host whose caches an earlier run of the same sizes has filled."""
-        compiling = self.compile * _CACHED_SHARE
-        return replace(self, download=self.download * 0.0, compile=compiling)
+    nothing = fixed_time(0.0, chip=chip)
+    load_s = base / _READ_BYTES_PER_S
+    export_s = written / _WRITE_BYTES_PER_S + written / _READ_BYTES_PER_S
+    return {
+        "download": fixed_time(_download_bytes(case) / DOWNLOAD_BYTES_PER_S, chip=chip),
+        "start": fixed_time(_START_S[chip.platform] + load_s, chip=chip),
+        "compile": compiling,
+        "sizing": sizing_s(case, plan),
+        "sft_step": sft_step_s(model) if config.run.has_sft_phase else nothing,
+        "step": plan.step.total,
+        "checkpoint": fixed_time(_CHECKPOINT_FLOOR_S + state / _WRITE_BYTES_PER_S, chip=chip),
+        "tests": sum((answers(name) for name in rows if name != "validation"), nothing),
+        "validation": answers("validation") if "validation" in rows else nothing,
+        "export": fixed_time(_EXPORT_FLOOR_S + export_s, chip=chip),
+    }
 
-    def at(self, scenario: Scenario) -> dict[str, float]:
-        """Seconds by activity in a scenario."""
-        return {name: getattr(part, scenario) for name, part in vars(self).items()}
+
+def _at(times: Times, scenario: Scenario) -> dict[str, float]:
+    """Seconds by activity in a scenario."""
+    return {name: getattr(time, scenario) for name, time in times.items()}
 
 
 def _download_bytes(case: PlanCase) -> int:
@@ -249,10 +231,8 @@ def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dic
     }
 
 
-def _outcome(
-    config: Config, times: RunTimes, scenario: Scenario, *, time_s: float | None
-) -> Outcome:
-    s = times.at(scenario)
+def _outcome(config: Config, s: Mapping[str, float], *, time_s: float | None) -> Outcome:
+    """The run, by the seconds of its activities and its time budget."""
     sft = min(config.sft_steps, config.budget.steps or config.sft_steps)
     first = _first_step_s(config, s, timed=time_s is not None)
     before = sum(first.values()) - first["step"] + sft * s["sft_step"]
@@ -324,35 +304,15 @@ def _disk_gib(case: PlanCase, plan: SizedPlan, steps: int, evaluated: int) -> di
     config, mean = plan.config, case.lengths.completion
     row = _ROW_BYTES + _TEXT_BYTES * mean
     stored = row + (_ID_BYTES * case.lengths.sequence if config.records.tokens else 0.0)
-    saved = saved_bytes(config, case.shape, checkpoints=config.checkpoint.keep)
+    adapter = _FLOAT * case.shape.adapter_parameters(config.lora)
     sizes = {
-        "checkpoints": saved["checkpoints"],
+        # Each has the adapter and both of Adam's moments; `best` and the export hold an adapter.
+        "checkpoints": config.checkpoint.keep * 3 * adapter + adapter,
         "rollouts": steps * config.rollout.size * stored + 2 * evaluated * row,
         "records": steps * _METRICS_BYTES,
-        "export": saved["export"],
+        "export": _merged_bytes(config, case.shape) + adapter,
     }
     return {name: size / GIB for name, size in sizes.items()}
-
-
-def saved_bytes(config: Config, shape: ModelShape, *, checkpoints: int) -> dict[str, int]:
-    """Bytes of checkpoints and export in a run folder, which do not depend on the steps.
-
-    Args:
-        config: of the run.
-        shape: of the model.
-        checkpoints: that are kept at a time.
-    """
-    adapter = _FLOAT * shape.adapter_parameters(config.lora)
-    # Adapter and both of Adam's moments; `best` and the export hold an adapter each.
-    state = 3 * adapter
-    return {
-        "checkpoints": checkpoints * state + adapter,
-        "export": _merged_bytes(config, shape) + adapter,
-    }
-
-
-_STEPS_MEASURED = 3
-"""Measuring takes about as long as this many steps, if there is time."""
 
 
 def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from configs.schema import Config
 
-SIGMA = 0.8
-"""Standard deviation of the logarithm of completion lengths, which are lognormal, as in
-`launch.bench rollout`."""
-
 
 @dataclass(frozen=True)
 class Lengths:

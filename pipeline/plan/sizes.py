@@ -63,21 +63,24 @@ def sized(config: Config, sizes: Sizes) -> Config:
     plan, update = config.plan, dict[str, object](asdict(sizes))
     if plan.slot_buckets is not None:
         update["slot_buckets"] = tuple(size for size in plan.slot_buckets if size < sizes.slots)
-    return with_plan_settings(config, update)
+    return validated(with_plan(config, update))
 
 
-def with_plan_settings(config: Config, update: Mapping[str, object]) -> Config:
-    """The configuration with other settings in [plan], validated.
+def with_plan(config: Config, update: Mapping[str, object]) -> Config:
+    """The configuration with other settings in [plan], not validated."""
+    return config.model_copy(update={"plan": config.plan.model_copy(update=dict(update))})
+
+
+def validated(config: Config) -> Config:
+    """The same configuration after validation.
 
     Raises:
-        ConfigError: if a setting does not suit the others.
+        ConfigError: if a setting of [plan] does not suit the others.
     """
-    changed = {**dict(config.plan), **update}
     try:
-        return Config.model_validate({**dict(config), "plan": changed})
+        return Config.model_validate({**dict(config), "plan": dict(config.plan)})
     except ValidationError as error:
-        tree = {**config.model_dump(), "plan": changed}
-        raise ConfigError(*map(str, explain_validation(error, tree))) from None
+        raise ConfigError(*map(str, explain_validation(error, config.model_dump()))) from None
 
 
 def smaller(

@@ -19,7 +19,8 @@ from pipeline.plan.cost_model.memory import memory_beside
 from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.cost_model.roofline import Seconds
 from pipeline.plan.cost_model.step import StepEstimate
-from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again, validated
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, plan_again
+from pipeline.plan.sizes import validated
 from pipeline.plan.topology import GIB
 
 _LEAST_OVERSIZE = 1.01
@@ -168,7 +169,7 @@ def _with_compiled_memory(case: PlanCase, plan: SizedPlan, programs: Checks) -> 
     for one in programs.values():
         # If a program does not fit by itself, the reported memory may be too low.
         least = 0.0 if one.report.fits else _LEAST_OVERSIZE * case.compiled_limit_bytes
-        ratio[one.phase] = max(one.report.hbm_bytes or 0, least) / plan.memory[one.phase].total
+        ratio[one.phase] = max(one.report.hbm_bytes or 0, least) / plan.memory[one.phase].total()
     return replace(case, memory_ratio=ratio)
 
 

@@ -108,8 +108,8 @@ class Hardware:
 def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
     """The planner's bytes of a chip, by kind of process."""
     phases = estimate_memory(sized(case.config, sizes), case.shape)
-    sampling = max(phases[phase].total for phase in ("prefill", "decode"))
-    learning = max(phases[phase].total for phase in ("score", "update"))
+    sampling = max(phases[phase].total() for phase in ("prefill", "decode"))
+    learning = max(phases[phase].total() for phase in ("score", "update"))
     if case.config.plan.placement != "split":
         return {LEARNER: max(sampling, learning)}
     return {LEARNER: learning, SAMPLERS: sampling}

@@ -158,11 +158,7 @@ def hbm_bytes(report: str) -> int:
 
 
 def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
-    """Traces a program of the run, named as in `pipeline.plan.program_names`, for chips of a v5e-8.
-
-    Raises:
-        ValueError: if there is no such program.
-    """
+    """Traces a program of the run, named as in `pipeline.plan.program_names`, for a v5e-8."""
     kind, size = split_name(program)
     policy = _policy(config, shape, program)
     sized = (size,) if size else ()

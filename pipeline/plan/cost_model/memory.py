@@ -6,9 +6,6 @@ caches of rollouts, a copy of the weights for rollouts. This module adds both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.program_memory import (
@@ -36,44 +33,25 @@ RESIDENT = ("base", "adapter", "optimizer")
 """The parts that do not depend on sizes."""
 
 
-@dataclass(frozen=True)
-class PhaseMemory:
-    """Memory of a chip in the fullest moment of a phase.
-
-    Attributes:
-        phase: name of the phase.
-        parts: bytes by part; all of `PARTS`.
-    """
-
-    phase: str
-    parts: Mapping[str, int]
-
-    @property
-    def total(self) -> int:
-        """Bytes of all parts."""
-        return sum(self.parts.values())
-
-
-def estimate_memory(config: Config, shape: ModelShape) -> dict[str, PhaseMemory]:
-    """Memory of each phase, on a chip of the process that runs it.
+def estimate_memory(config: Config, shape: ModelShape) -> dict[str, MemoryParts]:
+    """Memory of each phase in its fullest moment, on a chip of the process that runs it.
 
     Returns:
-        Phases `prefill`, `decode`, `score` and `update`; in colocated placement one process runs
-        all of them in turn.
+        Bytes by part for the phases `prefill`, `decode`, `score` and `update`; in colocated
+        placement one process runs all of them in turn.
     """
     return {
         phase: max(
-            (memory_during(config, shape, program, phase=phase) for program in names),
-            key=lambda memory: memory.total,
+            (memory_during(config, shape, program) for program in names),
+            key=lambda parts: parts.total(),
         )
         for phase, names in phase_programs(config).items()
     }
 
 
-def memory_during(config: Config, shape: ModelShape, program: str, *, phase: str) -> PhaseMemory:
-    """Memory of a chip while a program runs on it."""
-    parts = program_memory(config, shape, program) + memory_beside(config, shape, program)
-    return PhaseMemory(phase, {name: parts[name] for name in PARTS})
+def memory_during(config: Config, shape: ModelShape, program: str) -> MemoryParts:
+    """Memory of a chip while a program runs on it, by part."""
+    return program_memory(config, shape, program) + memory_beside(config, shape, program)
 
 
 def memory_beside(config: Config, shape: ModelShape, program: str) -> MemoryParts:

@@ -209,9 +209,6 @@ def program_memory(config: Config, shape: ModelShape, program: str) -> MemoryPar
         config: the run, with all sizes.
         shape: the model.
         program: name of the program, see `pipeline.plan.program_names`.
-
-    Raises:
-        ValueError: if there is no such program.
     """
     kind, size = split_name(program)
     arrays = ProcessArrays.of(config, shape, program)

@@ -1,50 +1,17 @@
-"""The compiled programs of a run, what each depends on, and the time of compiling them.
+"""The compiled programs of a run, and the time of compiling them.
 
 For names see `pipeline.plan.program_names`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 from configs.schema import Config
-from pipeline.data.batching import Packing, batch_shape
+from pipeline.data.batching import batch_shape
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
-from pipeline.plan.lengths import Lengths
-from pipeline.plan.program_names import SAMPLER, devices_of, split_name
-
-# Settings that a kind of program does not depend on. All others count, so a new setting counts by
-# default.
-_PLACES = {"learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"}
-_DECIDES = {"placement", "chip_hour_usd", "hbm_gib"}
-_NOT_COMPILED = {"prompt_buckets", "slot_buckets"} | _DECIDES | _PLACES
-_OF_LEARNER = {"micro_batch_tokens", "row_tokens", "remat", "layer_tokens", "attention"}
-_OF_SAMPLER = {
-    "slots",
-    "kv_cache",
-    "rollout_weights",
-    "segment_steps",
-    "prefill_tokens",
-}
-_WORDS = {"stop_tokens", "stop_strings", "forbidden_tokens"}
-_OF_STEP = {
-    *("group_size", "prompts_per_step", "min_prompts_per_step", "max_prompts_per_step"),
-    *("dynamic_sampling", "ahead", "overlong_tokens", "partial", "cut_off"),
-    *_WORDS,
-}
-_ROLLOUT = {
-    "sampler": _OF_STEP | {"temperature"},
-    "learner": _OF_STEP | {"max_prompt_tokens", "max_new_tokens", "top_k", "top_p", "min_p"},
-}
-_RATE = {"lr", "schedule", "warmup_steps", "decay_steps"}
-"""Settings of the learning rate, which is an argument of `apply`."""
-_OF_UPDATE = _RATE | {"weight_decay", "adam_b1", "adam_b2", "max_grad_norm"}
-_OF_HEAD = {"head_tokens", "head_vocab"}
-
 
 _COMPILE_S_TPU = {
     "gradient": 2.0,
@@ -124,46 +91,6 @@ def built_programs(config: Config, shape: ModelShape) -> tuple[str, ...]:
             for positions, head_dim in sorted(rings)
         ]
     return tuple(named)
-
-
-def depends_on(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
-    """Values of configuration and model that can change a program or its times, as JSON."""
-    kind, size = split_name(program)
-    found: dict[str, Any] = {
-        "program": program,
-        "devices": asdict(devices_of(config, program)),
-        "shape": {**asdict(shape), "local": list(shape.local)},
-        "model": {"dtype": config.model.dtype, "quantization": config.model.quantization},
-        "lora": _without(config.lora, {"start"}),
-    }
-    if kind in SAMPLER:
-        ignored = _NOT_COMPILED | _OF_LEARNER
-        if kind in {"prefill", "fill"}:
-            found["prompts"] = config.prefill_rows(size)
-            ignored |= {"prefill_tokens", "segment_steps"}
-        if kind in {"prefill", "segment"}:
-            ignored |= {"slots"}
-        if kind == "segment":
-            found["segment_steps"] = config.segment_steps
-            ignored |= {"prefill_tokens", "segment_steps"}
-        elif kind != "empty":
-            ignored |= _OF_HEAD
-        found["plan"] = _without(config.plan, ignored)
-        found["rollout"] = _without(config.rollout, _ROLLOUT["sampler"])
-        return found
-    found["plan"] = _without(config.plan, _NOT_COMPILED | _OF_SAMPLER | {"micro_batch_tokens"})
-    found["row_tokens"], found["share_prefix"] = config.row_tokens, config.shares_prefix
-    found["learned"] = round(Packing.expected(config, Lengths.expected(config)).learned, 2)
-    found["rollout"] = _without(config.rollout, _ROLLOUT["learner"])
-    found["learner"] = _without(config.learner, _RATE if kind == "apply" else _OF_UPDATE)
-    found["learner"]["teacher"] = config.learner.teacher is not None
-    found["learner"]["kl_coef"] = config.learner.kl_coef > 0  # its value is an argument
-    return found
-
-
-def _without(table: Any, ignored: Collection[str]) -> dict[str, Any]:
-    values: dict[str, Any] = table.model_dump(mode="json")
-    return {key: value for key, value in values.items() if key not in ignored}
 
 
 def compile_s(names: Sequence[str], shape: ModelShape, *, chip: Chip) -> Seconds:

@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from configs.schema import Config
 from pipeline.data.batching import Packing
-from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Chip
 from pipeline.plan.cost_model.roofline import RooflineModel, Seconds, fixed_time
 from pipeline.plan.cost_model.workload import (
@@ -36,21 +34,6 @@ _HOST_BYTES_PER_S, _SYNC_FLOOR_S = 1e9, 0.02
 
 
 @dataclass(frozen=True)
-class SamplingEstimate:
-    """Time of generating some rollouts on all samplers.
-
-    Attributes:
-        prefill: time of the prefills.
-        decode: time of the decode segments.
-        slots_useful: share of the slots' decode steps that generate a token.
-    """
-
-    prefill: Seconds
-    decode: Seconds
-    slots_useful: float
-
-
-@dataclass(frozen=True)
 class StepEstimate:
     """Estimate of a GRPO step.
 
@@ -59,7 +42,7 @@ class StepEstimate:
         rollouts: rollouts that the step trains on.
         tokens: completion tokens that the step trains on.
         padding: share of the learner's positions that are padding.
-        slots_useful: see `SamplingEstimate`.
+        slots_useful: share of the slots' decode steps that generate a token.
         ahead: whether other chips generate and score the next step's rollouts during the update.
     """
 
@@ -92,25 +75,15 @@ class StepEstimate:
         return self.tokens / self.total.expected
 
 
-def estimate_step(
-    config: Config, shape: ModelShape, *, chip: Chip, lengths: Lengths
-) -> StepEstimate:
-    """Estimates a GRPO step.
-
-    Args:
-        config: the run, with sizes.
-        shape: the model.
-        chip: the kind of chip that it runs on.
-        lengths: expected lengths.
-    """
-    model, rollout = RooflineModel(config, shape, chip), config.rollout
+def estimate_step(model: RooflineModel, lengths: Lengths) -> StepEstimate:
+    """Estimates a GRPO step at the expected lengths; the model's configuration has sizes."""
+    config, chip, rollout = model.config, model.chip, model.config.rollout
     work = training_work(config, lengths)
-    sampling = sampling_seconds(model, work)
-    size, tokens = round(work.trained * rollout.size), work.trained_tokens * rollout.size
+    size = round(work.mean.trained * rollout.size)
+    tokens = work.mean.trained_tokens * rollout.size
     trained = replace(lengths, completion=tokens * lengths.completion / size)
     seconds = {
-        "prefill": sampling.prefill,
-        "decode": sampling.decode,
+        **sampling_seconds(model, work),
         **estimate_learning(model, trained, sequences=size),
         "sync": sync_s(model),
         "rewards": rewards_s(size, chip=chip),
@@ -119,45 +92,38 @@ def estimate_step(
         # All further prompts count as one round.
         more = rollout.max_prompts_per_step - rollout.prompts_per_step
         further = estimate_sampling(model, lengths, prompts=more, samples=rollout.group_size)
-        rewards = rewards_s(more * rollout.group_size, chip=chip)
-        seconds |= {
-            "prefill": _possibly(seconds["prefill"], further.prefill),
-            "decode": _possibly(seconds["decode"], further.decode),
-            "rewards": _possibly(seconds["rewards"], rewards),
-        }
+        further["rewards"] = rewards_s(more * rollout.group_size, chip=chip)
+        for phase, time in further.items():
+            # It may follow but is not expected: only the high end grows.
+            seconds[phase] = replace(seconds[phase], high=seconds[phase].high + time.high)
     positions = sum(packed_positions(config, trained, sequences=size))
     return StepEstimate(
         seconds=seconds,
         rollouts=size,
         tokens=size * trained.completion,
         padding=1 - size * Packing.expected(config, trained).tokens / positions,
-        slots_useful=sampling.slots_useful,
+        slots_useful=work.slots_useful(config),
         # Virtual CPU devices share the same cores.
         ahead=rollout.ahead != "off" and chip.platform != "cpu",
     )
 
 
-def _possibly(seconds: Seconds, further: Seconds) -> Seconds:
-    """`seconds` with work that may follow but is not expected: only the high end grows."""
-    return replace(seconds, high=seconds.high + further.high)
-
-
 def estimate_sampling(
     model: RooflineModel, lengths: Lengths, *, prompts: int, samples: int
-) -> SamplingEstimate:
+) -> dict[str, Seconds]:
     """Generating `samples` completions for each of `prompts` prompts on all samplers."""
     work = sampler_work(model.config, lengths, prompts=prompts, samples=samples)
     return sampling_seconds(model, work)
 
 
-def sampling_seconds(model: RooflineModel, work: SamplerWork) -> SamplingEstimate:
-    """Time of a sampler's work."""
+def sampling_seconds(model: RooflineModel, work: SamplerWork) -> dict[str, Seconds]:
+    """Time of the phases `prefill` and `decode` for a sampler's work."""
     prefill = decode = fixed_time(0.0, chip=model.chip)
-    for slots, number in work.segments.items():
+    for slots, number in work.mean.segments.items():
         decode += model.segment(slots) * number
     for bucket, number in work.prefills.items():
         prefill += model.prefill(model.config.prefill_rows(bucket) * bucket, seq=bucket) * number
-    return SamplingEstimate(prefill, decode, work.slots_useful(model.config))
+    return {"prefill": prefill, "decode": decode}
 
 
 def estimate_learning(

@@ -18,8 +18,11 @@ from configs.rollout import min_finished
 from configs.schema import Config
 from pipeline.data.batching import Packing
 from pipeline.data.packed_batch import BatchShape
-from pipeline.plan.lengths import SIGMA, Lengths
+from pipeline.plan.lengths import Lengths
 
+_SIGMA = 0.8
+"""Standard deviation of the logarithm of completion lengths, which are lognormal, as in
+`launch.bench rollout`."""
 _AVERAGED = 256
 """Least number of completions over which a sampler's work is averaged."""
 _AVERAGED_CUT_OFF = 2048
@@ -32,7 +35,7 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
 
     Their mean is within a token of `mean`, where the cap allows it. Shuffled with a fixed seed.
     """
-    normal = [math.exp(SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
+    normal = [math.exp(_SIGMA * NormalDist().inv_cdf((n + 0.5) / count)) for n in range(count)]
 
     def lengths(median: float) -> list[int]:
         return [min(cap, max(1, round(median * factor))) for factor in normal]
@@ -46,21 +49,6 @@ def completion_lengths(count: int, *, mean: float, cap: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class DecodeSchedule:
-    """The program runs of generating some completions on one sampler.
-
-    Attributes:
-        segments: number of segments, by slots of a device.
-        fills: number of times that free slots are filled.
-        left: tokens that each completion still needs that is truncated at the cut-off, by index.
-    """
-
-    segments: dict[int, int]
-    fills: int
-    left: dict[int, int]
-
-
 def decode_schedule(
     lengths: Sequence[int],
     *,
@@ -68,8 +56,8 @@ def decode_schedule(
     segment_steps: int,
     shards: int = 1,
     least: int | None = None,
-) -> DecodeSchedule:
-    """The schedule of generating completions of these lengths.
+) -> tuple[dict[int, int], dict[int, int]]:
+    """The schedule of generating completions of these lengths on one sampler.
 
     As in the engine, a slot that finishes during a segment is filled after it; when no completion
     waits, the rest moves to a smaller bucket as soon as it fits. All devices run the same program,
@@ -82,25 +70,28 @@ def decode_schedule(
         segment_steps: decode steps of a segment.
         shards: number of devices.
         least: number of completions that must finish, checked between segments; None: all.
+
+    Returns:
+        The number of segments, by slots of a device; the tokens that completions still need which
+            are truncated at the cut-off, by index.
     """
     waiting = deque(enumerate(lengths))
     busy: list[list[tuple[int, int]]] = [[] for _ in range(shards)]
     unfinished = len(lengths) - (len(lengths) if least is None else least)
-    left, found, fills = list(sizes), dict.fromkeys(sizes, 0), 0
+    left, found = list(sizes), dict.fromkeys(sizes, 0)
     while len(waiting) + sum(map(len, busy)) > unfinished:
         free = left[0] * shards - sum(map(len, busy))
-        fills += bool(waiting) and free > 0
         for _ in range(min(free, len(waiting))):
             min(busy, key=len).append(waiting.popleft())
         while not waiting and len(left) > 1 and max(map(len, busy)) <= left[1]:
             left.pop(0)
         # Nothing changes until the first slot finishes.
-        segments = min(math.ceil(rest / segment_steps) for own in busy for _, rest in own)
+        segments = math.ceil(min(rest for own in busy for _, rest in own) / segment_steps)
         found[left[0]] += segments
         tokens = segments * segment_steps
         busy = [[(at, rest - tokens) for at, rest in own if rest > tokens] for own in busy]
     rest = {at: tokens for own in (*busy, waiting) for at, tokens in own}
-    return DecodeSchedule({size: count for size, count in found.items() if count}, fills, rest)
+    return {size: count for size, count in found.items() if count}, rest
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,6 @@ class MeanWork:
 
     Attributes:
         segments: number of segments, by slots of a device.
-        fills: number of times that free slots are filled.
         tokens: generated tokens, as a share of those of the new completions.
         trained: completions that a step trains on, as a share of the new ones.
         trained_tokens: their tokens, as a share of those of the new ones.
@@ -118,7 +108,6 @@ class MeanWork:
     """
 
     segments: dict[int, float]
-    fills: float
     tokens: float
     trained: float
     trained_tokens: float
@@ -162,31 +151,28 @@ def mean_work(
         # Tokens of each completion, and those that are not generated yet.
         own = [*partial, *((length, length) for length in lengths[first : first + count])]
         least = None if cut_off is None else min_finished(len(own), cut_off=cut_off)
-        schedule = decode_schedule(
+        run, left = decode_schedule(
             [rest for _, rest in own],
             sizes=sizes,
             segment_steps=segment_steps,
             shards=shards,
             least=least,
         )
-        left = schedule.left
         if cut_off is None or step >= steps:
             held = [length - rest for length, rest in partial if rest < length]
             totals["continued"] += len(held)
             totals["held_tokens"] += sum(held)
-            totals["fills"] += schedule.fills
             totals["tokens"] += sum(rest for _, rest in own) - sum(left.values())
             totals["trained"] += len(own) - len(left)
             totals["trained_tokens"] += sum(
                 length for at, (length, _) in enumerate(own) if at not in left
             )
-            for size, number in schedule.segments.items():
+            for size, number in run.items():
                 segments[size] += number / steps
         partial = [(own[at][0], rest) for at, rest in left.items()] if keeps else []
     requested = sum(lengths)
     return MeanWork(
         {size: number for size, number in segments.items() if number},
-        fills=totals["fills"] / steps,
         tokens=totals["tokens"] / requested,
         trained=totals["trained"] / (steps * count),
         trained_tokens=totals["trained_tokens"] / requested,
@@ -197,27 +183,21 @@ def mean_work(
 
 @dataclass(frozen=True)
 class SamplerWork:
-    """The program runs of a sampler for the rollouts of a step, and what they give; means.
+    """The work of a sampler for the rollouts of a step.
 
     Attributes:
-        segments: see `MeanWork`.
-        fills: see `MeanWork`.
+        mean: its decode segments, and what they give.
         prefills: number of prefills, by prompt bucket.
         tokens: tokens that the sampler generates.
-        trained: see `MeanWork`.
-        trained_tokens: see `MeanWork`.
     """
 
-    segments: Mapping[int, float]
-    fills: float
+    mean: MeanWork
     prefills: Mapping[int, int]
     tokens: float
-    trained: float
-    trained_tokens: float
 
     def slots_useful(self, config: Config) -> float:
         """Share of the slots' decode steps that generate a token."""
-        slot_segments = sum(slots * number for slots, number in self.segments.items())
+        slot_segments = sum(slots * number for slots, number in self.mean.segments.items())
         return self.tokens / (slot_segments * config.plan.sampler_shards * config.segment_steps)
 
 
@@ -253,14 +233,8 @@ def sampler_work(
         bucket = config.prompt_bucket(round(min(lengths.prompt + tokens, rollout.max_tokens)))
         rows = config.prefill_rows(bucket)
         prefills[bucket] += math.ceil(math.ceil(number / shards) / rows)
-    return SamplerWork(
-        mean.segments,
-        mean.fills,
-        {bucket: number for bucket, number in prefills.items() if number},
-        tokens=mean.tokens * count * lengths.completion,
-        trained=mean.trained,
-        trained_tokens=mean.trained_tokens,
-    )
+    used = {bucket: number for bucket, number in prefills.items() if number}
+    return SamplerWork(mean, used, tokens=mean.tokens * count * lengths.completion)
 
 
 def training_work(config: Config, lengths: Lengths) -> SamplerWork:

@@ -21,13 +21,19 @@ from pipeline.plan.cost_model.hardware import (
     has_own_topology,
     topology_of,
 )
-from pipeline.plan.cost_model.memory import RESIDENT, PhaseMemory, estimate_memory
+from pipeline.plan.cost_model.memory import RESIDENT, estimate_memory
+from pipeline.plan.cost_model.program_memory import MemoryParts
 from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import StepEstimate, estimate_step
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.search.placements import placed_as, placement_candidates, step_ahead
+from pipeline.plan.search.placements import (
+    placed_as,
+    placement_name,
+    placements,
+    step_ahead,
+)
 from pipeline.plan.search.size_options import SizeOption, row_options, slot_options
-from pipeline.plan.sizes import Sizes, with_plan_settings
+from pipeline.plan.sizes import Sizes, validated, with_plan
 from pipeline.plan.topology import GIB
 
 RESERVE = 0.05
@@ -90,16 +96,16 @@ class PlanCase:
         """Whether embeddings in host memory can save memory of the chips."""
         return self.shape.per_layer_input > 0 and self.config.plan.platform == "tpu"
 
-    def memory_share(self, memory: Mapping[str, PhaseMemory]) -> float:
+    def memory_share(self, memory: Mapping[str, MemoryParts]) -> float:
         """Memory of the fullest phase as a share of its limit: a plan fits up to 1.
 
         The limit is `limit_bytes`, or `compiled_limit_bytes` for phases in `memory_ratio`.
         """
         return max(
-            self.memory_ratio[phase] * one.total / self.compiled_limit_bytes
+            self.memory_ratio[phase] * parts.total() / self.compiled_limit_bytes
             if phase in self.memory_ratio
-            else one.total / self.limit_bytes
-            for phase, one in memory.items()
+            else parts.total() / self.limit_bytes
+            for phase, parts in memory.items()
         )
 
     def roofline(self, config: Config) -> RooflineModel:
@@ -108,7 +114,7 @@ class PlanCase:
 
     def step(self, config: Config) -> StepEstimate:
         """Times of a step of a configuration with sizes."""
-        return estimate_step(config, self.shape, chip=self.topology.chip, lengths=self.lengths)
+        return estimate_step(self.roofline(config), self.lengths)
 
 
 @dataclass(frozen=True)
@@ -120,7 +126,7 @@ class SizedPlan:
         configured: whether the placement and all given settings are the configuration's.
         config: the configuration with all sizes.
         step: times of a step.
-        memory: memory of a chip, by phase.
+        memory: bytes of a chip by phase and part.
         fits: whether every phase fits.
     """
 
@@ -128,13 +134,18 @@ class SizedPlan:
     configured: bool
     config: Config
     step: StepEstimate
-    memory: Mapping[str, PhaseMemory]
+    memory: Mapping[str, MemoryParts]
     fits: bool
 
     @property
-    def fullest(self) -> PhaseMemory:
+    def fullest(self) -> str:
         """The phase that uses the most memory."""
-        return max(self.memory.values(), key=lambda memory: memory.total)
+        return max(self.memory, key=lambda phase: self.memory[phase].total())
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of a chip in that phase."""
+        return self.memory[self.fullest].total()
 
 
 @dataclass(frozen=True)
@@ -168,15 +179,16 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     plans: list[SizedPlan] = []
     configured: SizedPlan | None = None
     refused: list[ConfigError] = []
-    for candidate in placement_candidates(case.config, case.shape, case.topology):
-        if candidate.configured:
-            configured = _as_configured(case, f"as configured ({candidate.name})")
+    for placed in placements(case.config, case.shape, case.topology):
+        name = placement_name(placed, case.topology)
+        if placed is case.config:
+            configured = _as_configured(case, f"as configured ({name})")
             configured = replace(configured, config=validated(configured.config))
             plans.append(configured)
-        config = _with_free_settings(case, candidate.config)
+        config = _with_free_settings(case, placed)
         if configured is None or config.plan != configured.config.plan:
             try:
-                plans.append(estimate_plan(case, candidate.name, validated(config)))
+                plans.append(estimate_plan(case, name, validated(config)))
             except ConfigError as error:
                 refused.append(error)
     if not plans:
@@ -238,11 +250,9 @@ def planned_sizes(case: PlanCase) -> Sizes:
     Raises:
         ValueError: if even the smallest do not fit; names what takes too much memory.
     """
-    own = placement_candidates(case.config, case.shape, case.topology)[0]
-    assert own.configured, "a run's own placement is on its own topology"
-    found = _as_configured(case, own.name)
+    found = _as_configured(case, placement_name(case.config, case.topology))
     if not found.fits:
-        raise ValueError(f"plan: no sizes fit: {own.name}: {shortage(case, found)}")
+        raise ValueError(f"plan: no sizes fit: {found.name}: {shortage(case, found)}")
     return Sizes.of(found.config)
 
 
@@ -293,7 +303,8 @@ def plan_again(case: PlanCase, plan: SizedPlan) -> SizedPlan:
 def shortage(case: PlanCase, plan: SizedPlan) -> str:
     """Why a plan does not fit, by estimate; what no size can reduce is named first."""
     full, limit = plan.fullest, f"GiB of the {case.limit_bytes / GIB:.2f} that may be used"
-    base, resident = (sum(full.parts[part] for part in parts) for parts in (("base",), RESIDENT))
+    parts = plan.memory[full]
+    base, resident = parts["base"], sum(parts[name] for name in RESIDENT)
     if case.may_use_host and not plan.config.plan.embeddings_in_host:
         limit += ' (plan.per_layer_embeddings = "host" needs less)'
     if base > case.limit_bytes:
@@ -302,26 +313,9 @@ def shortage(case: PlanCase, plan: SizedPlan) -> str:
         return f"{what} ~{base / GIB:.2f} {limit}"
     if resident > case.limit_bytes:
         what = f"base, adapter and optimizer alone take ~{resident / GIB:.2f} {limit}"
-        return f"{what}, in {full.phase}"
-    largest = max(full.parts, key=lambda name: full.parts[name])
-    return (
-        f"{full.phase} takes ~{full.total / GIB:.2f} {limit}, "
-        f"{largest} ~{full.parts[largest] / GIB:.2f}"
-    )
-
-
-def with_plan(config: Config, update: Mapping[str, Any]) -> Config:
-    """The configuration with other settings in [plan], not validated."""
-    return config.model_copy(update={"plan": config.plan.model_copy(update=dict(update))})
-
-
-def validated(config: Config) -> Config:
-    """The same configuration after validation.
-
-    Raises:
-        ValueError: if a size does not suit the other settings.
-    """
-    return with_plan_settings(config, {})
+        return f"{what}, in {full}"
+    ((largest, size),) = parts.most_common(1)
+    return f"{full} takes ~{plan.peak_bytes / GIB:.2f} {limit}, {largest} ~{size / GIB:.2f}"
 
 
 def estimate_plan(
@@ -391,9 +385,9 @@ def _with_sizes(case: PlanCase, config: Config, *, free: Collection[str]) -> Con
         config: the placement.
         free: settings to choose, too, of `segment_steps`, `prefill_tokens` and `remat`.
     """
-    model, lengths = case.roofline(config), case.lengths
-    for_slots = slot_options(config, model, lengths, free=free)
-    for_rows = row_options(config, model, lengths, free=free)
+    model = case.roofline(config)
+    for_slots = slot_options(model, case.lengths, free=free)
+    for_rows = row_options(model, case.lengths, free=free)
     smallest = with_plan(with_plan(config, for_slots[-1].update), for_rows[-1].update)
     sampler = _best_update(case, smallest, for_slots, ("prefill", "decode"))
     learner = _best_update(case, smallest, for_rows, ("score", "update"))

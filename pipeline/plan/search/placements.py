@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -11,6 +10,7 @@ from configs.plan import TPU_LEASES
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.hardware import Topology, device_count, largest_process
+from pipeline.plan.sizes import with_plan
 
 PLACEMENT_KEYS = (
     "placement",
@@ -28,38 +28,20 @@ _SAMPLER_CHIPS = 4
 """Chips of each sampler on hosts beside that of the learner."""
 
 
-@dataclass(frozen=True)
-class PlacementCandidate:
-    """A placement to compare.
+def placements(config: Config, shape: ModelShape, topology: Topology) -> list[Config]:
+    """The configuration in each placement to compare; see `with_placement` for its sizes.
 
-    Attributes:
-        name: the placement in words.
-        config: the configuration in this placement; for its sizes see `with_placement`.
-        configured: whether it is the configuration's own.
-    """
-
-    name: str
-    config: Config
-    configured: bool = False
-
-
-def placement_candidates(
-    config: Config, shape: ModelShape, topology: Topology
-) -> list[PlacementCandidate]:
-    """The configuration's own placement first, if it fits the topology, then all others.
-
-    With `rollout.ahead` all others are split; on several hosts each split one is tried with it.
+    Its own is the first, if it has one and the topology has the devices. With `rollout.ahead` all
+    others are split; on several hosts each split one is tried with it.
     """
     others = [with_placement(config, placement) for placement in _placements(shape, topology)]
     if config.rollout.ahead != "off":
         others = [one for one in others if one.plan.placement == "split"]
     elif topology.hosts > 1:
         others += [step_ahead(one) for one in others if one.plan.placement == "split"]
-    first = []
-    if not config.plan.searches_placement and _holds(topology, config):
-        first = [PlacementCandidate(_name(config, topology), config, configured=True)]
-        others = [one for one in others if _identity(one) != _identity(config)]
-    return [*first, *(PlacementCandidate(_name(one, topology), one) for one in others)]
+    if config.plan.searches_placement or not _holds(topology, config):
+        return others
+    return [config, *(one for one in others if _identity(one) != _identity(config))]
 
 
 def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
@@ -74,7 +56,8 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     """
     own = config.plan
     settings = dict.fromkeys(("samplers", "sampler_devices", "sampler_tp")) | dict(placement)
-    plan = own.model_copy(update={**settings, "slot_buckets": None})
+    placed = with_plan(config, {**settings, "slot_buckets": None})
+    plan = placed.plan
     samplers, learners = own.devices_per_sampler, own.learner_devices
     slots, tokens = own.slots, own.micro_batch_tokens
     if slots is not None:
@@ -83,8 +66,7 @@ def with_placement(config: Config, placement: Mapping[str, Any]) -> Config:
     if tokens is not None:
         tokens = tokens * plan.learner_devices // learners
         tokens = _multiple(tokens, config.row_tokens * plan.learner_shards)
-    sizes = {"slots": slots, "micro_batch_tokens": tokens}
-    return config.model_copy(update={"plan": plan.model_copy(update=sizes)})
+    return with_plan(placed, {"slots": slots, "micro_batch_tokens": tokens})
 
 
 def placed_as(config: Config, other: Config) -> Config:
@@ -99,6 +81,28 @@ def step_ahead(config: Config) -> Config:
     cap = config.learner.importance_cap or IMPORTANCE_CAP
     learner = config.learner.model_copy(update={"importance_cap": cap})
     return config.model_copy(update={"rollout": rollout, "learner": learner})
+
+
+def settings_to_set(config: Config, placed: Config, names: Iterable[str]) -> dict[str, Any]:
+    """Settings by dotted key that turn a configuration into another one, a plan of it.
+
+    Sizes that a run plans itself are left out; given ones are adapted to the placement.
+
+    Args:
+        config: as given.
+        placed: the other one.
+        names: settings of [plan] to compare, besides the placement and the sizes.
+    """
+    own = placed_as(config, placed)
+    values = {key: getattr(placed.plan, key) for key in (*PLACEMENT_KEYS, *names)}
+    values |= {key: getattr(own.plan, key) for key in ("slots", "micro_batch_tokens")}
+    changed = {
+        f"plan.{key}": value for key, value in values.items() if value != getattr(config.plan, key)
+    }
+    if own.rollout.ahead != config.rollout.ahead:
+        changed["rollout.ahead"] = own.rollout.ahead
+        changed["learner.importance_cap"] = own.learner.importance_cap
+    return changed
 
 
 def _multiple(size: int, unit: int) -> int:
@@ -162,8 +166,8 @@ def _meshes(shape: ModelShape, topology: Topology) -> Iterator[tuple[int, int]]:
             yield fsdp, tp
 
 
-def _name(config: Config, topology: Topology) -> str:
-    """The placement in words; names idle devices and hosts that a process spans."""
+def placement_name(config: Config, topology: Topology) -> str:
+    """A configuration's placement in words; names idle devices and hosts that a process spans."""
     plan = config.plan
     hosts = -(-largest_process(plan) // topology.chips_per_host)
     over = f" over {hosts} hosts (plan only)" if hosts > 1 else ""

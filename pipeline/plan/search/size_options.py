@@ -15,6 +15,7 @@ from pipeline.plan.cost_model.roofline import RooflineModel
 from pipeline.plan.cost_model.step import estimate_learning, sampling_seconds
 from pipeline.plan.cost_model.workload import packed_positions, training_work
 from pipeline.plan.lengths import Lengths
+from pipeline.plan.sizes import with_plan
 
 GROWTH = 1.25
 """Ratio of a size that is tried to the next smaller one."""
@@ -44,21 +45,16 @@ class SizeOption:
 
 
 def slot_options(
-    config: Config,
-    model: RooflineModel,
-    lengths: Lengths,
-    *,
-    free: Collection[str],
+    model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
     """Options for generating rollouts, the smallest last.
 
     Args:
-        config: the placement; where it has slots they are kept.
-        model: times of the programs.
+        model: times of the programs in a placement; slots of its configuration are kept.
         lengths: expected lengths.
         free: settings of which other values than the configuration's are tried.
     """
-    plan = config.plan
+    config, plan = model.config, model.config.plan
     sizes = sizes_up_to(max_useful_slots(config))
     if plan.slots is not None:
         sizes = [plan.slots // plan.sampler_shards]
@@ -72,9 +68,9 @@ def slot_options(
                 "prefill_tokens": prefill,
                 "slot_buckets": _below(slots, plan.slot_buckets),
             }
-            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            tried = with_plan(config, update)
             sampling = sampling_seconds(replace(model, config=tried), training_work(tried, lengths))
-            seconds = (sampling.prefill + sampling.decode).expected
+            seconds = (sampling["prefill"] + sampling["decode"]).expected
             changed = (segment != plan.segment_steps) + (prefill != plan.prefill_tokens)
             found.append(SizeOption(update, seconds, changed, slots_per_shard))
     return sorted(found, key=lambda option: -option.size)
@@ -94,8 +90,7 @@ def max_useful_slots(config: Config) -> int:
 def max_useful_rows(config: Config, lengths: Lengths) -> int:
     """Packed rows of a shard that hold all its sequences of a step at once."""
     unit = config.row_tokens * config.plan.learner_shards
-    update = {"micro_batch_tokens": unit}
-    smallest = config.model_copy(update={"plan": config.plan.model_copy(update=update)})
+    smallest = with_plan(config, {"micro_batch_tokens": unit})
     return len(packed_positions(smallest, lengths, sequences=config.rollout.size))
 
 
@@ -111,21 +106,10 @@ def _segments_and_prefills(config: Config, *, free: Collection[str]) -> Iterator
 
 
 def row_options(
-    config: Config,
-    model: RooflineModel,
-    lengths: Lengths,
-    *,
-    free: Collection[str],
+    model: RooflineModel, lengths: Lengths, *, free: Collection[str]
 ) -> list[SizeOption]:
-    """Options for learning, the smallest last.
-
-    Args:
-        config: the placement; where it has a size of micro-batches it is kept.
-        model: times of the programs.
-        lengths: expected lengths.
-        free: see `slot_options`.
-    """
-    plan = config.plan
+    """Options for learning, the smallest last; see `slot_options`."""
+    config, plan = model.config, model.config.plan
     unit = config.row_tokens * plan.learner_shards
     sizes = sizes_up_to(max_useful_rows(config, lengths), aligned=False)
     if plan.micro_batch_tokens is not None:
@@ -137,7 +121,7 @@ def row_options(
     for rows in sizes:
         for remat in sorted(remats):
             update = {"micro_batch_tokens": rows * unit, "remat": remat}
-            tried = config.model_copy(update={"plan": plan.model_copy(update=update)})
+            tried = with_plan(config, update)
             seconds = estimate_learning(
                 replace(model, config=tried), lengths, sequences=config.rollout.size
             )

@@ -25,9 +25,9 @@ from pipeline.plan.search.fitting import (
     SizedPlan,
     choose_placement,
     plan_again,
-    with_plan,
 )
 from pipeline.plan.search.placements import IMPORTANCE_CAP
+from pipeline.plan.sizes import with_plan
 from pipeline.plan.topology import GIB
 
 Settings = Mapping[str, Any]
@@ -117,7 +117,7 @@ def settings_text(settings: Settings) -> str:
     )
 
 
-def with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
+def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settings] | None:
     """The case with these settings, and those that differ; None: a run would refuse them.
 
     Expected lengths keep their share of the longest.
@@ -142,7 +142,7 @@ def with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Setting
 def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterator[Change]:
     """Changes by settings, without those that change nothing or that a run would refuse."""
     for settings in tried:
-        found = with_settings(case, settings)
+        found = _with_settings(case, settings)
         if found is not None and found[1]:
             other, new = found
             yield Change(settings_text(new), new, other, plan_again(other, plan))
@@ -246,7 +246,7 @@ def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> l
 
 def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
     """The memory per chip with which the unchanged plan fits."""
-    needed = math.ceil(100 * plan.fullest.total / GIB / (1 - RESERVE)) / 100
+    needed = math.ceil(100 * plan.peak_bytes / GIB / (1 - RESERVE)) / 100
     more = _with_chip(case, {"hbm_gib": needed})
     again = plan_again(more, plan)
     if not again.fits:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.plan.plan_lines import table
+from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM
 from rewards.base import NAME_SEPARATOR
 from rewards.checks.findings import Finding, speeds

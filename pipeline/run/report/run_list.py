@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.deadline import show_duration
 from pipeline.evaluate.summary import mean_of, show_mean
-from pipeline.plan.plan_lines import table
+from pipeline.plan.plan_report import table
 from pipeline.run.checkpoint_files import (
     CheckpointFiles,
     best_version,

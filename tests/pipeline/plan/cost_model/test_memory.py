@@ -118,8 +118,8 @@ def test_further_adapters_count_beside_a_program():
 def test_the_weight_copy_counts_in_both_phases(kind):
     config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
     layers = 26 * 2 * SHAPE.layer_parameters(0)
-    drawing = memory_during(config, SHAPE, "segment 512", phase="decode").parts
-    learning = memory_during(config, SHAPE, "gradient 8", phase="update").parts
+    drawing = memory_during(config, SHAPE, "segment 512")
+    learning = memory_during(config, SHAPE, "gradient 8")
     copy = SHAPE.base_bytes("bfloat16", quantization="none" if kind == "merged" else kind)
     assert drawing["base"] == copy + layers
     if kind == "merged":
@@ -140,9 +140,9 @@ def test_a_separate_sampler_has_no_learner_memory():
     config = preset(**split)
     found = estimate_memory(config, SHAPE)
     assert list(found) == ["prefill", "decode", "score", "update"]
-    assert found["decode"].parts["optimizer"] == 0
-    assert found["decode"].parts["adapter"] == ADAPTER
-    assert found["update"].parts["kv_local"] == 0
+    assert found["decode"]["optimizer"] == 0
+    assert found["decode"]["adapter"] == ADAPTER
+    assert found["update"]["kv_local"] == 0
 
 
 @settings(max_examples=10, deadline=None)

@@ -20,17 +20,14 @@ from pipeline.plan.search.fitting import (
     choose_placement,
     first_sizes,
     planned_sizes,
-    validated,
     with_chosen_placement,
-    with_plan,
 )
 from pipeline.plan.search.size_options import (
     max_useful_rows,
     max_useful_slots,
-    next_larger,
     sizes_up_to,
 )
-from pipeline.plan.sizes import Sizes, sized
+from pipeline.plan.sizes import Sizes, sized, validated, with_plan
 from pipeline.plan.topology import GIB
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
@@ -42,10 +39,8 @@ FOUR_B = PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"
 def test_sizes_grow_by_about_a_quarter(most: int, aligned: bool) -> None:
     found = sizes_up_to(most, aligned=aligned)
     assert found[-1] == most
-    assert found == sorted(set(found))
-    for small, large in pairwise(found[:-1]):
-        assert large == next_larger(small, aligned=aligned)
-        assert large <= max(small + 1, 1.34 * small)
+    for small, large in pairwise(found):
+        assert small < large <= max(small + 1, 1.34 * small)
 
 
 def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
@@ -64,7 +59,7 @@ def test_every_preset_has_a_plan(model: str) -> None:
     given_ = case(preset(model, *FREE))
     found = choose_placement(given_)
     assert found.chosen.fits
-    assert found.chosen.fullest.total <= (1 - RESERVE) * 15.75 * GIB
+    assert found.chosen.peak_bytes <= (1 - RESERVE) * 15.75 * GIB
     assert {one.name for one in found.compared} > {"split, 7 + 1", "split, 4 + 4"}
     fitting = [one for one in found.compared if one.fits]
     speeds = [one.step.tokens_per_s for one in fitting]
@@ -90,37 +85,45 @@ def test_given_sizes_stay_the_same_on_each_device() -> None:
         assert plan.micro_batch_tokens == 2048 * plan.learner_devices
 
 
-def test_placements_that_a_run_refuses_are_left_out() -> None:
-    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "4")]
-    # Of a sampler's 8 rollouts none can be truncated; of the 32 of a single sampler some can.
-    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2")]
-    config = preset("gemma3_1b", *FREE, *few)
-    split = {one.config.plan.placement for one in choose_placement(case(config)).compared}
-    assert split == {"colocated", "split"}
-    cut_config = preset("gemma3_1b", *FREE, *few, *cut)
-    assert {one.config.plan.placement for one in choose_placement(case(cut_config)).compared} == {
-        "colocated"
-    }
+FEW = (("rollout.group_size", "8"), ("rollout.prompts_per_step", "4"))
+CUT = (("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("learner.importance_cap", "2"))
+"""Of a sampler's 8 rollouts none can be truncated; of the 32 of a single sampler some can."""
 
 
-def test_the_reason_is_reported_if_a_run_refuses_all_placements() -> None:
-    split = [("plan.placement", "split"), ("plan.samplers", "1"), ("plan.sampler_devices", "4")]
-    few = [("rollout.group_size", "8"), ("rollout.prompts_per_step", "2")]
-    cut = [("rollout.cut_off", "0.9"), ("rollout.partial", "keep"), ("rollout.ahead", "one")]
-    more = [("plan.learner_devices", "4"), ("learner.importance_cap", "2")]
-    config = preset("gemma3_1b", *FREE, *split, *few, *cut, *more)
-    message = r"^v5e-4: no placement .*: rollout.cut_off = 0.9: would truncate none .* 8 rollouts"
+@pytest.mark.parametrize(
+    ("overrides", "kinds"), [(FEW, {"colocated", "split"}), ((*FEW, *CUT), {"colocated"})]
+)
+def test_placements_that_a_run_refuses_are_left_out(
+    overrides: tuple[tuple[str, str], ...], kinds: set[str]
+) -> None:
+    compared = choice("gemma3_1b", *FREE, *overrides).compared
+    assert {one.config.plan.placement for one in compared} == kinds
+
+
+@pytest.mark.parametrize(
+    ("topology", "overrides", "message"),
+    [
+        (
+            "v5e-4",
+            (
+                *(*FREE, *FEW, *CUT, ("rollout.prompts_per_step", "2"), ("plan.samplers", "1")),
+                ("plan.sampler_devices", "4"),
+            ),
+            r"^v5e-4: no placement .*: rollout.cut_off = 0.9: would truncate none .* 8 rollouts",
+        ),
+        (
+            "v5e-1",
+            (("learner.importance_cap", "3"), ("plan.samplers", "4")),
+            r"rollout.ahead = \"one\" needs .* which takes 8;",
+        ),
+    ],
+)
+def test_the_reason_is_reported_if_there_is_no_placement(
+    topology: str, overrides: tuple[tuple[str, str], ...], message: str
+) -> None:
+    split = (("plan.placement", "split"), ("plan.learner_devices", "4"), ("rollout.ahead", "one"))
     with pytest.raises(ValueError, match=message):
-        choose_placement(case(config, "v5e-4"))
-
-
-def test_rollout_ahead_without_a_split_placement_is_refused() -> None:
-    split = [("plan.placement", "split"), ("plan.samplers", "4"), ("plan.learner_devices", "4")]
-    ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "3")]
-    config = preset("gemma3_1b", *split, *ahead)
-    assert choose_placement(case(config, "v5e-4")).chosen.fits
-    with pytest.raises(ValueError, match=r"rollout.ahead = \"one\" needs .* which takes 8;"):
-        choose_placement(case(config, "v5e-1"))
+        choose_placement(case(preset("gemma3_1b", *split, *overrides), topology))
 
 
 def test_on_several_hosts_a_plan_that_a_run_can_use_is_chosen() -> None:
@@ -153,11 +156,8 @@ def demo(folder: Path, *overrides: tuple[str, str]) -> Config:
     return load_config(PROJECT / "configs/demo.toml", [("run.dir", str(folder)), *overrides])
 
 
-def test_first_sizes_are_the_configured_ones_where_both_are_set(tmp_path: Path) -> None:
-    assert first_sizes(demo(tmp_path), None) == Sizes(192, 6144)
-
-
 def test_first_sizes_that_are_not_given_are_planned(tmp_path: Path) -> None:
+    assert first_sizes(demo(tmp_path), None) == Sizes(192, 6144)
     config = demo(tmp_path, *FREE)
     found = first_sizes(config, None)
     assert found == planned_sizes(PlanCase.of(config))
@@ -218,18 +218,19 @@ def test_a_run_takes_what_the_planner_prints_as_chosen(
     assert with_chosen_placement(config, run) == run
 
 
+def four_b(**plan: str) -> Config:
+    return load_config(FOUR_B, [(f"plan.{key}", value) for key, value in plan.items()])
+
+
 def test_a_resume_keeps_the_placement_on_as_many_devices() -> None:
-    config = load_config(FOUR_B)
-    other = load_config(FOUR_B, [("plan.placement", "colocated"), ("plan.tp", "2")])
-    assert with_chosen_placement(config, other) == other
-    four = load_config(FOUR_B, [("plan.learner_devices", "4")])
-    assert with_chosen_placement(four, other).plan.learner_devices == 4
-    full = load_config(FOUR_B, [("plan.remat", "dots")])
-    assert with_chosen_placement(full, other).plan.remat == "dots"
+    other = four_b(placement="colocated", tp="2")
+    assert with_chosen_placement(four_b(), other) == other
+    assert with_chosen_placement(four_b(learner_devices="4"), other).plan.learner_devices == 4
+    assert with_chosen_placement(four_b(remat="dots"), other).plan.remat == "dots"
 
 
 def test_a_resume_on_other_chips_still_samples_ahead_or_does_not() -> None:
-    one, two = (load_config(FOUR_B, [("plan.learner_devices", n)]) for n in ("8", "16"))
+    one, two = (four_b(learner_devices=n) for n in ("8", "16"))
     on_one, on_two = (with_chosen_placement(config, None) for config in (one, two))
     for config, saved in ((one, on_two), (two, on_one)):
         found = with_chosen_placement(config, saved)
@@ -238,19 +239,23 @@ def test_a_resume_on_other_chips_still_samples_ahead_or_does_not() -> None:
         assert with_chosen_placement(config, found).rollout == saved.rollout
 
 
-def test_auto_on_tpu_has_no_settings_of_a_placement() -> None:
-    for key, value in (("tp", "2"), ("samplers", "1")):
-        with pytest.raises(ConfigError, match=f"{key} = {value}: needs a plan.placement that is"):
-            load_config(FOUR_B, [(f"plan.{key}", value)])
-    with pytest.raises(ConfigError, match="must be a power of two; nearest valid: 16"):
-        load_config(FOUR_B, [("plan.learner_devices", "24")])
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("tp", "2", "tp = 2: needs a plan.placement that is"),
+        ("samplers", "1", "samplers = 1: needs a plan.placement that is"),
+        ("learner_devices", "24", "must be a power of two; nearest valid: 16"),
+    ],
+)
+def test_auto_on_tpu_has_no_settings_of_a_placement(key: str, value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        four_b(**{key: value})
 
 
 def test_with_auto_settings_that_are_given_are_kept() -> None:
-    given_ = [("plan.remat", "dots"), ("plan.prefill_tokens", "2048")]
-    run = with_chosen_placement(load_config(FOUR_B, given_), None)
+    run = with_chosen_placement(four_b(remat="dots", prefill_tokens="2048"), None)
     assert (run.plan.remat, run.plan.prefill_tokens) == ("dots", 2048)
-    assert with_chosen_placement(load_config(FOUR_B), None).plan.remat == "none"
+    assert with_chosen_placement(four_b(), None).plan.remat == "none"
 
 
 def test_auto_is_colocated_where_nothing_is_planned(tmp_path: Path) -> None:
