@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from pydantic import ValidationError
-
-from configs.errors import ConfigError, explain_validation
+from configs.load import validated
 from configs.schema import Config
 
 WorkerPhase = Literal["generate", "score", "update", "publish", "sync", "export", "load"]
@@ -72,12 +70,7 @@ def with_plan_settings(config: Config, update: Mapping[str, object]) -> Config:
     Raises:
         ConfigError: if a setting does not suit the others.
     """
-    changed = {**dict(config.plan), **update}
-    try:
-        return Config.model_validate({**dict(config), "plan": changed})
-    except ValidationError as error:
-        tree = {**config.model_dump(), "plan": changed}
-        raise ConfigError(*map(str, explain_validation(error, tree))) from None
+    return validated({**dict(config), "plan": {**dict(config.plan), **update}})
 
 
 def smaller(

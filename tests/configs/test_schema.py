@@ -167,10 +167,10 @@ def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
     settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
     lines = mistakes(small, *overrides(f"{settings}; .slots=12; .attention=splash"))
     assert [line.split()[2] for line in lines] == [
-        "--plan.samplers",
-        "--plan.sampler_devices",
         "--plan.slots",
         "--plan.attention",
+        "--plan.samplers",
+        "--plan.sampler_devices",
     ]
 
 
