@@ -41,6 +41,7 @@ _LONGEST_S = _LONGEST_DAYS * 86_400
 _NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
 """Protocols of fsspec that end with the process, or that cannot be written."""
 
+OnResume = Literal["alters", "free", "hardware", "accepted"]
 ALTERS: JsonDict = {"on_resume": "alters"}
 FREE: JsonDict = {"on_resume": "free"}
 HARDWARE: JsonDict = {"on_resume": "hardware"}
@@ -273,8 +274,6 @@ def parse_duration_s(text: str) -> int:
     """
     match = _DURATION.fullmatch(text)
     amounts = match.groups(default="0") if match else ("0",) * 4
-    # Python refuses to parse integers of more than 4,300 digits.
-    amounts = tuple(n.lstrip("0")[: len(str(_LONGEST_S)) + 1] or "0" for n in amounts)
     seconds = sum(int(n) * unit for n, unit in zip(amounts, _DURATION_UNITS_S, strict=True))
     if seconds == 0:
         raise ValueError(f"{text!r} is not a duration; write for example '9h', '1h30m' or '90s'")
