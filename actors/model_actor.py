@@ -155,6 +155,15 @@ class ModelActor(ABC):
 
         jax.profiler.stop_trace()
 
+    def compile(self, phase: WorkerPhase, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which compiles the programs of a phase.
+
+        Raises:
+            OutOfMemory: of that phase, if the compiler or the programs run out of memory.
+        """
+        with self.phases.during("compile"):
+            return catch_out_of_memory(phase, work)
+
     @abstractmethod
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
         """Names of the programs that `open` will compile."""

@@ -23,13 +23,10 @@ class RewardActor:
 
     def __init__(self, rewards: Rewards, log: str) -> None:
         begin_process()
-        self._rewards = rewards
-        self._log = RewardLog(Path(log))
-        self._host: RewardHost | None = None
+        self._host = RewardHost(rewards, log=RewardLog(Path(log)))
 
     async def start(self) -> list[RewardFacts]:
         """See `RewardHost.start`."""
-        self._host = RewardHost(self._rewards, log=self._log)
         with logged_work("start") as describe:
             found = await self._host.start()
             describe(f"started {', '.join(facts.name for facts in found)}")
@@ -37,26 +34,24 @@ class RewardActor:
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """See `RewardHost.score`."""
-        assert self._host is not None
         with logged_work("score") as describe:
             scored = await self._host.score(inputs)
             describe(f"scored {len(inputs)} completions")
             return scored
 
-    async def notices(self) -> list[str]:
+    def notices(self) -> list[str]:
         """See `RewardLog.notices`."""
-        return self._log.notices()
+        return self._host.log.notices()
 
-    async def busy_s(self) -> dict[str, float]:
+    def busy_s(self) -> dict[str, float]:
         """See `RewardHost.busy_s`."""
-        return {} if self._host is None else self._host.busy_s()
+        return self._host.busy_s()
 
-    async def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """Returns since when no call of a reward function has ended, while some are waited for."""
-        quiet_s = None if self._host is None else self._host.quiet_s
+        quiet_s = self._host.quiet_s
         return Heartbeat() if quiet_s is None else Heartbeat("scoring", quiet_s)
 
     async def close(self) -> None:
         """Ends the reward processes."""
-        if self._host is not None:
-            await self._host.close()
+        await self._host.close()

@@ -91,6 +91,6 @@ def test_sizes_are_chosen_and_the_adapter_does_not_change(
     for name, value in jax.device_get(actor.learner.initial_adapter()).items():
         np.testing.assert_array_equal(value, state.adapter[name])
     (version, sha256), payload = actor.publish(which="current")
-    assert actor.load(version, sha256, payload) == sha256
+    assert actor.load(version, payload) == sha256
     completions = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in completions] == [3, 14, 6]

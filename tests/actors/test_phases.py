@@ -69,7 +69,7 @@ def test_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
     actor.opening, actor.phases = opened(), PhaseClock(now)  # type: ignore[assignment]
     delay(cls, method)
     actor.prepare(SIZES)
-    actor.load(1, "", actor.policy.fresh_adapter(0))
+    actor.load(1, actor.policy.fresh_adapter(0))
     sample(actor)
     use = actor.use()
     found = {name: seconds for name, seconds in use.seconds.items() if seconds}

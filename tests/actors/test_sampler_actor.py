@@ -98,12 +98,12 @@ def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
     actor.open(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
-    first = actor.load(0, "", sent[0])
+    first = actor.load(0, sent[0])
     before = sample(actor)
     with compilations() as seen:
-        second = actor.load(1, "", sent[1])
+        second = actor.load(1, sent[1])
         other = sample(actor)
-        again = actor.load(2, "", sent[0])
+        again = actor.load(2, sent[0])
         after = sample(actor)
     assert seen == []
     # The hash is the adapter's, before merging or quantization.
@@ -128,7 +128,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
             actor.learner.update(learned)
         (version, sha256), payload = actor.publish(which=which)
         assert payload == which  # the adapter itself does not move
-        assert actor.load(version, sha256, payload) == sha256
+        assert actor.load(version, payload) == sha256
         drawn.append(sample(actor))
         assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
         scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))
