@@ -11,7 +11,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.log import begin_process, logs
+from actors.log import logs
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
@@ -26,6 +26,7 @@ from pipeline.evaluate.recorded import comparable_since
 from pipeline.plan.sizes import Sizes, WorkerPhase, sized
 from pipeline.protocols import ProcessUse
 from pipeline.run.run_folder import RunFolder
+from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter
@@ -69,7 +70,7 @@ class ModelActor(ABC):
     role: Role
 
     def __init__(self, config: Config) -> None:
-        begin_process()
+        end_with_parent()
         self.requested = self.config = config
         self.log = BuildLog()
         self.opening: LoadingModel | None = None

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.log import begin_process, logged_work
+from actors.log import logged_work
 from configs.schema import Rewards
 from pipeline.clock import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
+from rewards.processes.parent import end_with_parent
 
 
 class RewardActor:
@@ -22,7 +23,7 @@ class RewardActor:
     """
 
     def __init__(self, rewards: Rewards, log: str) -> None:
-        begin_process()
+        end_with_parent()
         self._host = RewardHost(rewards, log=RewardLog(Path(log)))
 
     async def start(self) -> list[RewardFacts]:
