@@ -41,18 +41,19 @@ _LONGEST_S = _LONGEST_DAYS * 86_400
 _NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
 """Protocols of fsspec that end with the process, or that cannot be written."""
 
-OnResume = Literal["alters", "free", "hardware", "accepted"]
+OnResume = Literal["alters", "free", "hardware", "accepted", "rewards"]
 ALTERS: JsonDict = {"on_resume": "alters"}
 FREE: JsonDict = {"on_resume": "free"}
 HARDWARE: JsonDict = {"on_resume": "hardware"}
 ACCEPTED: JsonDict = {"on_resume": "accepted"}
+REWARDS: JsonDict = {"on_resume": "rewards"}
 """`json_schema_extra` of settings, or of all those of a table: whether a resume may change them.
 
 Free ones set when and how the run ends, what is recorded, how fast rewards are computed, which
 alarms are raised, what checks allow, the price and limits of memory. Hardware: devices, and how
 work is divided among and on them; they change the order of sums, and with it the last bits of
-results. Accepted ones need `--accept KEY`. All others, without an attribute or with `ALTERS`, alter
-what is sampled, trained or measured.
+results. Accepted ones need `--accept KEY`, those of rewards `--accept rewards`. All others, without
+an attribute or with `ALTERS`, alter what is sampled, trained or measured.
 """
 
 Problem = tuple[str, str]

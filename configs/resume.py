@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.base import FREE, OnResume
-from configs.errors import ConfigError, overlap
+from configs.errors import ConfigError
 from configs.settings import find_setting, settings
 from configs.task import RewardFunction
 from configs.toml_text import show_value
@@ -30,7 +30,6 @@ REWARDS = "rewards"
 """Names in `--accept` all settings of the rewards, and their code."""
 ACCEPTED_KEYS = tuple(setting.path for setting in settings() if setting.on_resume == "accepted")
 """Other settings that `--accept KEY` lets a resume change; so may the weight of a reward."""
-_REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
 _UNSET_METRIC = ("eval.metric", None)
 """Key and new value of a metric that is kept."""
 
@@ -126,7 +125,7 @@ def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> li
 
 def is_reward_change(change: Change) -> bool:
     """Whether `--accept rewards` covers the change."""
-    return any(overlap(change[0], key) for key in _REWARD_KEYS)
+    return _on_resume(change[0]) == "rewards"
 
 
 def check_accept(keys: Iterable[str]) -> None:
@@ -198,8 +197,9 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
 
 
 def _on_resume(key: str) -> OnResume:
+    if key.startswith(f"{_FUNCTIONS}."):
+        return "rewards"  # parts are compared by name, which is no key of the schema
     found = find_setting(key.split("."))
-    # Parts of the reward are compared by name, which is no key of the schema.
     return "alters" if found is None else found.on_resume
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import FREE, Problem, Strings, Table
+from configs.base import FREE, REWARDS, Problem, Strings, Table
 
 
 def min_finished(rollouts: int, *, cut_off: float) -> int:
@@ -54,6 +54,7 @@ class Rollout(Table):
         ge=0,
         description="soft overlong punishment (DAPO): over this many last tokens of max_new_tokens "
         'the reward falls linearly by 1; a separate part of the reward, "overlong"; 0: off',
+        json_schema_extra=REWARDS,
     )
     partial: Literal["off", "keep", "drop"] = Field(
         "off",

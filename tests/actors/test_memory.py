@@ -220,22 +220,19 @@ def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
 # --- turns on the same devices
 
 
-def test_slots_that_exceed_the_limit_are_refused_before_anything_runs(
+def test_programs_that_exceed_the_limit_are_refused_before_anything_runs(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
-    there = resident_bytes()
-    needs = {WHOLE.slots: max(actor.engine.needs.values())}
-    actor.prepare(FEWER_SLOTS)
-    needs[3] = max(actor.engine.needs.values())
-    assert needs[3] < needs[4]
-    actor.prepare(WHOLE)
-    plan = actor.requested.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    there, needs = resident_bytes(), actor.needs()
+    largest = max(needs["update"].values())
+    assert largest > max(needs["generate"].values())
+    plan = actor.requested.plan.model_copy(update={"hbm_gib": (there + largest - 1) / GIB})
     monkeypatch.setattr(actor, "requested", actor.requested.model_copy(update={"plan": plan}))
     with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib") as told:
         actor.prepare(WHOLE)
-    assert told.value.phase == "generate"
+    assert told.value.phase == "update"
     assert 0 < (told.value.share or 0) < 1
-    actor.prepare(FEWER_SLOTS)
+    actor.prepare(FEWER_ROWS)
 
 
 def test_sampler_and_learner_never_hold_their_peaks_at_once(
