@@ -104,8 +104,8 @@ class Mistake:
 
     def __str__(self) -> str:
         """`path = value: what`."""
-        key = ".".join(map(str, self.path)) or "the configuration"
-        return f"{key}{'' if self.value is ABSENT else f' = {_short(self.value)}'}: {self.what}"
+        given = "" if self.value is ABSENT else f" = {_short(self.value)}"
+        return f"{'.'.join(map(str, self.path))}{given}: {self.what}"
 
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
@@ -123,13 +123,15 @@ def explain_validation(error: ValidationError) -> Iterator[Mistake]:
     """All mistakes that pydantic found in single settings, in the order of the schema."""
     for detail in error.errors(include_url=False):
         path, kind, value = detail["loc"], detail["type"], detail["input"]
-        setting = find_setting(path)
         if kind == "too_short" and value:
             # Pydantic counts only valid elements; the invalid ones have their own messages.
             continue
-        if setting is None:
+        if kind == "extra_forbidden":
             yield unknown_key(path)
-        elif kind == "missing":
+            continue
+        setting = find_setting(path)
+        assert setting is not None, f"pydantic reports a key that its schema lacks: {path}"
+        if kind == "missing":
             yield Mistake(path, _missing(setting))
         elif kind == "value_error":
             yield Mistake(path, str(detail["ctx"]["error"]), value)
