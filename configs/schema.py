@@ -288,18 +288,24 @@ def without(table: T, *keys: str) -> T:
     return rest
 
 
-def _table_problems(table: Table) -> Iterator[Problem]:
-    """The problems within each table in `table`."""
+def _table_problems(config: Config) -> Iterator[Problem]:
+    for key, table in _tables(config):
+        with suppress(AttributeError):
+            for inner, what in table.conflicts():
+                yield f"{key}.{inner}".strip("."), what
+
+
+def _tables(table: Table, key: str = "") -> Iterator[tuple[str, Table]]:
+    """The tables in `table`, then itself, with their dotted keys."""
     for name in type(table).model_fields:
-        value = getattr(table, name, None)
-        several = value if isinstance(value, tuple) else ()
-        inner = {name: value} | {f"{name}.{number}": one for number, one in enumerate(several)}
-        for key, one in inner.items():
-            if isinstance(one, Table):
-                for rest, what in _table_problems(one):
-                    yield f"{key}.{rest}".rstrip("."), what
-    with suppress(AttributeError):
-        yield from table.conflicts()
+        value, inner = getattr(table, name, None), f"{key}.{name}".strip(".")
+        if isinstance(value, Table):
+            yield from _tables(value, inner)
+        elif isinstance(value, tuple):
+            for number, element in enumerate(value):
+                if isinstance(element, Table):
+                    yield from _tables(element, f"{inner}.{number}")
+    yield key, table
 
 
 def _schedule_problems(config: Config) -> Iterator[Problem]:
