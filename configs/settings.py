@@ -88,10 +88,10 @@ def find_setting(path: Sequence[str | int]) -> Setting | None:
         return None
     parts = setting_parts(path)
     key = ".".join(parts)
-    if key in _by_path():
-        return _by_path()[key]
+    if key in settings_by_path():
+        return settings_by_path()[key]
     for end in range(1, len(parts)):
-        table = _by_path().get(".".join(parts[:end]))
+        table = settings_by_path().get(".".join(parts[:end]))
         if table is not None and table.has_free_keys:
             return replace(table, path=key, node={"type": "any"}, optional=True, required=False)
     return None
@@ -106,7 +106,7 @@ def settings() -> tuple[Setting, ...]:
     """All keys that can be set, in the schema's order, without tables and list elements."""
     return tuple(
         setting
-        for setting in _by_path().values()
+        for setting in settings_by_path().values()
         if (setting.type != "object" or setting.has_free_keys)
         and not setting.path.endswith(f".{INDEX}")
     )
@@ -118,7 +118,9 @@ def tables() -> tuple[Setting, ...]:
 
 
 @cache
-def _by_path() -> dict[str, Setting]:
+def settings_by_path() -> dict[str, Setting]:
+    """All keys, tables and list elements of the schema, by path."""
+
     def below(setting: Setting) -> Iterator[Setting]:
         for child in setting.children():
             yield child
@@ -127,15 +129,13 @@ def _by_path() -> dict[str, Setting]:
     return {setting.path: setting for setting in below(_root())}
 
 
-@cache
 def _root() -> Setting:
-    return _setting("", Config.model_json_schema(), required=True)
+    return _setting("", _schema(), required=True)
 
 
 @cache
-def _definitions() -> Mapping[str, Any]:
-    definitions: Mapping[str, Any] = Config.model_json_schema()["$defs"]
-    return definitions
+def _schema() -> dict[str, Any]:
+    return Config.model_json_schema()
 
 
 def _setting(
@@ -145,7 +145,7 @@ def _setting(
     while "$ref" in node or "anyOf" in node:
         rest = {key: value for key, value in node.items() if key not in {"$ref", "anyOf"}}
         if "$ref" in node:
-            node = {**_definitions()[node["$ref"].rpartition("/")[2]], **rest}
+            node = {**_schema()["$defs"][node["$ref"].rpartition("/")[2]], **rest}
         else:
             # All unions of the schema are unions with null.
             optional = True
