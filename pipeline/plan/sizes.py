@@ -70,7 +70,7 @@ def with_plan_settings(config: Config, update: Mapping[str, object]) -> Config:
     Raises:
         ConfigError: if a setting does not suit the others.
     """
-    return validated({**dict(config), "plan": {**dict(config.plan), **update}})
+    return validated({**config.model_dump(), "plan": {**dict(config.plan), **update}})
 
 
 def smaller(
