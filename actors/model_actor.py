@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
 from actors.log import logs
 from configs.schema import Config
@@ -29,7 +29,7 @@ from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from pipeline.compute.learner.export import Exporter
+    from pipeline.compute.learner.export import Exporter, Score
 
 Role = Literal["learner", "sampler"]
 
@@ -182,11 +182,18 @@ class ModelActor(ABC):
         """Returns the bytes per device of each program besides the live arrays, by phase."""
 
 
-def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Exporter:
-    """Returns the exporter of a model; `options` are those of the class."""
+def make_exporter(
+    opened: OpenedModel,
+    config: Config,
+    *,
+    score: Score | None = None,
+    described: Config | None = None,
+    verify: bool = True,
+) -> Exporter:
+    """Returns the exporter of a model; the arguments are those of the class."""
     from pipeline.compute.learner.export import Exporter
 
-    described = options.get("described", config)
+    described = described or config
     return Exporter(
         opened.policy,
         opened.base,
@@ -197,5 +204,7 @@ def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Export
         evaluations=partial(
             RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
         ),
-        **options,
+        score=score,
+        described=described,
+        verify=verify,
     )

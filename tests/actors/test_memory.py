@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -17,16 +16,14 @@ from actors.colocated_actor import ColocatedActor
 from pipeline.compute.device_memory import GIB, resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.model.building import Builder
-from pipeline.compute.opening import OpenedModel
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion
 from tests import tiny
+from tests.actors.two_layers import give_model
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 ROW = 42
 WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(4, 2 * ROW), Sizes(3, 2 * ROW), Sizes(4, ROW)
 REQUESTS = tiny.make_requests([3, 14, 6, 9, 4, 11])
@@ -44,8 +41,6 @@ def full(*_: Any, **__: Any) -> Any:
 
 def make_actor(monkeypatch: pytest.MonkeyPatch) -> ColocatedActor:
     """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
-    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     config = tiny.make_config(
         learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8},
         plan={
@@ -56,9 +51,7 @@ def make_actor(monkeypatch: pytest.MonkeyPatch) -> ColocatedActor:
         },
     )
     actor = ColocatedActor(config)
-    tokenizer = read_tokenizer(DEMO)
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    actor.opening = OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)  # type: ignore[assignment]
+    give_model(actor, monkeypatch)
     actor.prepare(WHOLE)
     publish(actor)
     return actor

@@ -19,14 +19,13 @@ from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import OpenedModel, open_model
-from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.compute.opening import open_model
 from pipeline.types import Completion
 from tests import tiny
+from tests.actors.two_layers import opened
 from tests.demo_texts import write_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 
 
 @pytest.fixture
@@ -77,12 +76,6 @@ def config(kind: str, **tables: dict[str, Any]) -> Config:
         plan={"rollout_weights": kind} | tables.pop("plan", {}),
         **tables,
     )
-
-
-def opened() -> OpenedModel:
-    tokenizer = read_tokenizer(DEMO)
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    return OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)
 
 
 def sample(actor: SamplerActor) -> Sequence[Completion]:
