@@ -34,16 +34,12 @@ class ColocatedActor(LearnerActor, SamplerActor):
         return label, which
 
     @during("sync")
-    def load(self, version: int, sha256: str, payload: Any) -> str:
+    def load(self, version: int, payload: Any) -> str:
         """Sets the learner's adapter as the sampler's; returns its hash.
 
         Args:
             version: of the adapter.
-            sha256: the sender's hash; the returned one is computed here.
             payload: `which`, as `publish` returned it.
         """
-        from pipeline.compute.model import lora
-
         adapter, _ = self.adapter_of(payload)
-        del sha256
-        return self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
+        return self.set_adapter(adapter, version=version)

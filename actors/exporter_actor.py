@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.log import begin_process, logs
+from actors.log import logs
 from actors.model_actor import make_exporter
 from configs.model import Format
 from configs.schema import Config
 from pipeline.compute.opening import open_model
 from pipeline.types import Completion
+from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
     from pipeline.compute.learner.export import Exporter, Tuned
@@ -27,7 +28,7 @@ class ExporterActor:
     """
 
     def __init__(self, config: Config, described: Config, examples: Sequence[Completion]) -> None:
-        begin_process()
+        end_with_parent()
         self.config, self.described = config, described
         self.examples = examples
         self.exporter: Exporter

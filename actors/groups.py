@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -80,14 +80,6 @@ class Process:
     args: tuple[Any, ...]
 
 
-class Started(NamedTuple):
-    """Arguments of the `Handle` of a process."""
-
-    actor: Any
-    name: str
-    bundle: Bundle
-
-
 @dataclass(frozen=True)
 class DeviceActors:
     """Ray actors that get their devices together or not at all.
@@ -133,8 +125,10 @@ class ModelActors(DeviceActors):
 
 def _spawn_together(
     config: Config, processes: Sequence[Process], *, learner: bool = True
-) -> tuple[Reservation, list[Started]]:
+) -> tuple[Reservation, list[tuple[Any, str, Bundle]]]:
     """Requests processes from Ray; they get devices in their order, and may have to wait.
+
+    Returns the devices, and the arguments of a `Handle` for each process.
 
     Args:
         config: of the run.
@@ -154,7 +148,7 @@ def _spawn_together(
             strategy=bundle.strategy,
             threads=_THREADS,
         )
-        started.append(Started(actor, process.name, bundle))
+        started.append((actor, process.name, bundle))
     return devices, started
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
@@ -143,7 +143,7 @@ class SamplerHandle(ModelHandle):
     async def load(self, published: Published) -> str:
         """Ray resolves the payload in the actor."""
         sha256: str = await self._result(
-            self.actor.load.remote(published.version, published.sha256, published.payload)
+            self.actor.load.remote(published.version, published.payload)
         )
         return sha256
 
@@ -273,7 +273,8 @@ class ScorerHandle(Handle):
         Raises:
             ValueError: with a line for each function that cannot be used.
         """
-        return await self._await(RewardActor.start)
+        facts: list[RewardFacts] = await self._result(self.actor.start.remote())
+        return facts
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """A call that is cancelled ends in the actor."""
@@ -287,27 +288,17 @@ class ScorerHandle(Handle):
 
     async def notices(self) -> list[str]:
         """See `pipeline.protocols.Scorer`."""
-        return await self._await(RewardActor.notices)
+        return await self._call(RewardActor.notices)
 
     async def busy_s(self) -> dict[str, float]:
         """See `pipeline.protocols.Scorer`."""
-        return await self._await(RewardActor.busy_s)
+        return await self._call(RewardActor.busy_s)
 
     async def heartbeat(self) -> Heartbeat:
         """See `pipeline.protocols.Scorer`."""
-        return await self._await(RewardActor.heartbeat)
+        return await self._call(RewardActor.heartbeat)
 
     def kill(self) -> None:
         """Ends the reward processes and what they have started, then their host."""
         ray.wait([self.actor.close.remote()], timeout=_CLOSING_S)
         super().kill()
-
-    async def _await(
-        self,
-        method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
-        *args: P.args,
-        **kwargs: P.kwargs,
-    ) -> T:
-        """As `_call`, of an async method."""
-        found: T = await self._result(getattr(self.actor, method.__name__).remote(*args, **kwargs))
-        return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,14 @@ PROBE_VERSION = -1
 """Version of the random adapter that the mismatch check uses."""
 
 
+_logs_update = logs(
+    lambda actor, metrics: (
+        f"updated to version {actor.learner.state.version}: "
+        f"{metrics['tokens_trained']:,.0f} tokens, loss {metrics.get('loss', math.nan):.4g},"
+    )
+)
+
+
 class LearnerActor(ModelActor):
     """Hosts the learner."""
 
@@ -50,18 +58,17 @@ class LearnerActor(ModelActor):
 
         config, tokens = self.config, self.config.plan.micro_batch_tokens
         if not hasattr(self, "learner"):
-            with self.phases.during("compile"):
-                self.learner = catch_out_of_memory(
-                    "update",
-                    lambda: Learner(
-                        model.policy,
-                        {},
-                        config,
-                        model.vocabulary,
-                        log=self.log,
-                        progressed=self.phases.progress,
-                    ),
-                )
+            self.learner = self.compile(
+                "update",
+                lambda: Learner(
+                    model.policy,
+                    {},
+                    config,
+                    model.vocabulary,
+                    log=self.log,
+                    progressed=self.phases.progress,
+                ),
+            )
             self._set_base(catch_out_of_memory("load", model.wait))
             self.checkpoints = Checkpoints(
                 RunFolder.of(config).checkpoints,
@@ -70,9 +77,8 @@ class LearnerActor(ModelActor):
             )
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
-            with self.phases.during("compile"):
-                catch_out_of_memory("update", lambda: self.learner.resize(config, log=self.log))
-            catch_out_of_memory("update", lambda: self._set_base(model.wait()))
+            self.compile("update", lambda: self.learner.resize(config, log=self.log))
+            self._set_base(model.wait())
         self._tokens = tokens
 
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
@@ -142,31 +148,25 @@ class LearnerActor(ModelActor):
         adapter, _ = self.adapter_of(which)
         return self.learner.score(completions, adapter=adapter)
 
+    @_logs_update
+    @during("update")
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
         """
-        return self._update(lambda: self.learner.sft_update(sequences))
+        return self.learner.sft_update(sequences)
 
+    @_logs_update
+    @during("update")
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.update`.
 
         Raises:
             OutOfMemory: if a micro-batch does not fit into memory; the state may be lost.
         """
-        return self._update(lambda: self.learner.update(rollouts, rate=rate))
-
-    @logs(
-        lambda actor, metrics: (
-            f"updated to version {actor.learner.state.version}: "
-            f"{metrics['tokens_trained']:,.0f} tokens, loss {metrics.get('loss', math.nan):.4g},"
-        )
-    )
-    @during("update")
-    def _update(self, work: Callable[[], dict[str, float]]) -> dict[str, float]:
-        return work()
+        return self.learner.update(rollouts, rate=rate)
 
     @logs(
         lambda actor, _: f"measured micro-batches of {actor.config.plan.micro_batch_tokens} tokens"

@@ -5,44 +5,17 @@ Ray keeps the log of each process; docs/operations.md says where to read it.
 
 from __future__ import annotations
 
-import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
-
-from rewards.processes.parent import end_with_parent
 
 A = TypeVar("A")
 P = ParamSpec("P")
 T = TypeVar("T")
-
-LOG = logging.getLogger("actors")
-
-
-class _StandardOutput(logging.Handler):
-    """Writes to what `sys.stdout` is at the time."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Writes a line."""
-        sys.stdout.write(self.format(record) + "\n")
-        sys.stdout.flush()
-
-
-def begin_process() -> None:
-    """Makes this process die with Ray's, and write its log to standard output, in UTC."""
-    end_with_parent()
-    if LOG.handlers:
-        return
-    handler, form = _StandardOutput(), logging.Formatter("%(asctime)s %(message)s")
-    form.converter = time.gmtime
-    form.default_time_format, form.default_msec_format = "%Y-%m-%dT%H:%M:%S", "%s.%03dZ"
-    handler.setFormatter(form)
-    LOG.addHandler(handler)
-    LOG.setLevel(logging.INFO)
-    LOG.propagate = False  # Ray's own handler would write the line again
 
 
 @contextmanager
@@ -65,10 +38,16 @@ def logged_work(name: str) -> Iterator[Callable[[str], None]]:
         yield describe
     except BaseException as error:
         # Without the traceback, which the caller gets.
-        why = f"{type(error).__name__}: {error}"
-        LOG.log(logging.ERROR, "%s failed after %.2f s: %s", name, time.monotonic() - began, why)
+        spent_s = time.monotonic() - began
+        _write(f"{name} failed after {spent_s:.2f} s: {type(error).__name__}: {error}")
         raise
-    LOG.info("%s in %.2f s", done, time.monotonic() - began)
+    _write(f"{done} in {time.monotonic() - began:.2f} s")
+
+
+def _write(line: str) -> None:
+    stamp = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    sys.stdout.write(f"{stamp} {line}\n")
+    sys.stdout.flush()
 
 
 def logs(

@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.log import begin_process, logs
+from actors.log import logs
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
@@ -26,9 +26,10 @@ from pipeline.evaluate.recorded import comparable_since
 from pipeline.plan.sizes import Sizes, WorkerPhase, sized
 from pipeline.protocols import ProcessUse
 from pipeline.run.run_folder import RunFolder
+from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from pipeline.compute.learner.export import Exporter
+    from pipeline.compute.learner.export import Exporter, Score
 
 Role = Literal["learner", "sampler"]
 
@@ -69,7 +70,7 @@ class ModelActor(ABC):
     role: Role
 
     def __init__(self, config: Config) -> None:
-        begin_process()
+        end_with_parent()
         self.requested = self.config = config
         self.log = BuildLog()
         self.opening: LoadingModel | None = None
@@ -155,6 +156,15 @@ class ModelActor(ABC):
 
         jax.profiler.stop_trace()
 
+    def compile(self, phase: WorkerPhase, work: Callable[[], T]) -> T:
+        """Returns the result of `work`, which compiles the programs of a phase.
+
+        Raises:
+            OutOfMemory: of that phase, if the compiler or the programs run out of memory.
+        """
+        with self.phases.during("compile"):
+            return catch_out_of_memory(phase, work)
+
     @abstractmethod
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
         """Names of the programs that `open` will compile."""
@@ -172,11 +182,18 @@ class ModelActor(ABC):
         """Returns the bytes per device of each program besides the live arrays, by phase."""
 
 
-def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Exporter:
-    """Returns the exporter of a model; `options` are those of the class."""
+def make_exporter(
+    opened: OpenedModel,
+    config: Config,
+    *,
+    score: Score | None = None,
+    described: Config | None = None,
+    verify: bool = True,
+) -> Exporter:
+    """Returns the exporter of a model; the arguments are those of the class."""
     from pipeline.compute.learner.export import Exporter
 
-    described = options.get("described", config)
+    described = described or config
     return Exporter(
         opened.policy,
         opened.base,
@@ -187,5 +204,7 @@ def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Export
         evaluations=partial(
             RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
         ),
-        **options,
+        score=score,
+        described=described,
+        verify=verify,
     )

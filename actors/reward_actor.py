@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.log import begin_process, logged_work
+from actors.log import logged_work
 from configs.schema import Rewards
 from pipeline.clock import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
+from rewards.processes.parent import end_with_parent
 
 
 class RewardActor:
@@ -22,14 +23,11 @@ class RewardActor:
     """
 
     def __init__(self, rewards: Rewards, log: str) -> None:
-        begin_process()
-        self._rewards = rewards
-        self._log = RewardLog(Path(log))
-        self._host: RewardHost | None = None
+        end_with_parent()
+        self._host = RewardHost(rewards, log=RewardLog(Path(log)))
 
     async def start(self) -> list[RewardFacts]:
         """See `RewardHost.start`."""
-        self._host = RewardHost(self._rewards, log=self._log)
         with logged_work("start") as describe:
             found = await self._host.start()
             describe(f"started {', '.join(facts.name for facts in found)}")
@@ -37,26 +35,24 @@ class RewardActor:
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """See `RewardHost.score`."""
-        assert self._host is not None
         with logged_work("score") as describe:
             scored = await self._host.score(inputs)
             describe(f"scored {len(inputs)} completions")
             return scored
 
-    async def notices(self) -> list[str]:
+    def notices(self) -> list[str]:
         """See `RewardLog.notices`."""
-        return self._log.notices()
+        return self._host.log.notices()
 
-    async def busy_s(self) -> dict[str, float]:
+    def busy_s(self) -> dict[str, float]:
         """See `RewardHost.busy_s`."""
-        return {} if self._host is None else self._host.busy_s()
+        return self._host.busy_s()
 
-    async def heartbeat(self) -> Heartbeat:
+    def heartbeat(self) -> Heartbeat:
         """Returns since when no call of a reward function has ended, while some are waited for."""
-        quiet_s = None if self._host is None else self._host.quiet_s
+        quiet_s = self._host.quiet_s
         return Heartbeat() if quiet_s is None else Heartbeat("scoring", quiet_s)
 
     async def close(self) -> None:
         """Ends the reward processes."""
-        if self._host is not None:
-            await self._host.close()
+        await self._host.close()

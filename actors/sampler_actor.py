@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,8 +42,8 @@ class SamplerActor(ModelActor):
         self.version = -1
         self.sha256 = ""
         self._slots: int | None = None
-        self._opened: dict[str | None, tuple[Params, OpenedAdapter]] = {}
-        self._finished: SimpleQueue[Completion] = SimpleQueue()
+        self._opened: dict[str | None, tuple[Params, int, str]] = {}
+        self._finished = deque[Completion]()
 
     def open(self, model: LoadingModel | OpenedModel) -> None:
         """See `ModelActor`."""
@@ -54,19 +53,18 @@ class SamplerActor(ModelActor):
         config, slots = self.config, self.config.plan.slots
         if not hasattr(self, "engine"):
             self.policy = model.policy
-            with self.phases.during("compile"):
-                self.engine = catch_out_of_memory(
-                    "generate",
-                    lambda: Engine(
-                        rollout_policy(model.policy, config),
-                        None,
-                        config,
-                        model.vocabulary,
-                        text_of=model.tokenizer.decode,
-                        log=self.log,
-                        phases=self.phases,
-                    ),
-                )
+            self.engine = self.compile(
+                "generate",
+                lambda: Engine(
+                    rollout_policy(model.policy, config),
+                    None,
+                    config,
+                    model.vocabulary,
+                    text_of=model.tokenizer.decode,
+                    log=self.log,
+                    phases=self.phases,
+                ),
+            )
             opened = catch_out_of_memory("load", model.wait)
             self.weights = catch_out_of_memory(
                 "load", lambda: RolloutWeights(opened.policy, opened.base, config)
@@ -75,8 +73,7 @@ class SamplerActor(ModelActor):
             catch_out_of_memory("sync", lambda: self.weights.load(self.policy.no_adapter()))
         elif slots != self._slots:
             self._slots = None  # no programs exist unless resizing succeeds
-            with self.phases.during("compile"):
-                catch_out_of_memory("generate", lambda: self.engine.resize(config, log=self.log))
+            self.compile("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
 
     def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
@@ -91,23 +88,21 @@ class SamplerActor(ModelActor):
 
     @logs(lambda actor, _: f"loaded version {actor.version} of the adapter")
     @during("sync")
-    def load(self, version: int, sha256: str, payload: Mapping[str, np.ndarray]) -> str:
+    def load(self, version: int, payload: Mapping[str, np.ndarray]) -> str:
         """Loads an adapter; returns the hash of the adapter on the devices.
 
         Raises:
             OutOfMemory: if the adapter does not fit into memory.
         """
+        return self.set_adapter(self.policy.place_adapter(payload), version=version)
+
+    def set_adapter(self, adapter: Params, *, version: int) -> str:
+        """Sets the adapter, already on the devices, for later rollouts; returns its hash."""
         from pipeline.compute.model import lora
 
-        adapter = self.policy.place_adapter(payload)
-        del sha256  # computed again from the arrays that arrived
-        return self.set_adapter(adapter, version=version, sha256=lora.sha256(adapter))
-
-    def set_adapter(self, adapter: Params, *, version: int, sha256: str) -> str:
-        """Sets the adapter, already on the devices, for later rollouts; returns `sha256`."""
         self.weights.load(adapter)
-        self.adapter, self.version, self.sha256 = adapter, version, sha256
-        return sha256
+        self.adapter, self.version, self.sha256 = adapter, version, lora.sha256(adapter)
+        return self.sha256
 
     def open_adapter(self, path: str | None) -> OpenedAdapter:
         """Loads the adapter at `path`, or none (the base alone); reads each path only once.
@@ -118,20 +113,16 @@ class SamplerActor(ModelActor):
         """
         if path not in self._opened:
             self._opened[path] = self._read_adapter(path)
-        adapter, opened = self._opened[path]
-        self.set_adapter(adapter, version=opened.version, sha256=opened.sha256)
-        return opened
+        adapter, version, what = self._opened[path]
+        return OpenedAdapter(version, self.set_adapter(adapter, version=version), what)
 
-    def _read_adapter(self, path: str | None) -> tuple[Params, OpenedAdapter]:
-        from pipeline.compute.model import lora
+    def _read_adapter(self, path: str | None) -> tuple[Params, int, str]:
         from pipeline.compute.model.adapter_source import load_adapter
 
-        adapter, version, what = self.policy.no_adapter(), 0, "the base"
-        if path is not None:
-            loaded = load_adapter(path, self.policy)
-            adapter = self.policy.place_adapter(loaded.adapter)
-            version, what = loaded.version, loaded.what
-        return adapter, OpenedAdapter(version, lora.sha256(adapter), what)
+        if path is None:
+            return self.policy.no_adapter(), 0, "the base"
+        loaded = load_adapter(path, self.policy)
+        return self.policy.place_adapter(loaded.adapter), loaded.version, loaded.what
 
     @logs(_generated)
     @during("generate")
@@ -147,12 +138,7 @@ class SamplerActor(ModelActor):
         Raises:
             OutOfMemory: if the slots do not fit into memory.
         """
-        self.finished()  # those of a call that failed
-
-        def report(completions: Sequence[Completion]) -> None:
-            for completion in completions:
-                self._finished.put(completion)
-
+        self._finished.clear()  # those of a call that failed
         return self.engine.generate(
             requests,
             base=self.weights.base,
@@ -161,16 +147,12 @@ class SamplerActor(ModelActor):
             adapter_sha256=self.sha256,
             temperature=temperature,
             min_finished=min_finished,
-            report=report,
+            report=self._finished.extend,
         )
 
     def finished(self) -> list[Completion]:
         """Returns what `generate` has finished since the last call; can be called while it runs."""
-        found = []
-        with suppress(Empty):
-            while True:
-                found.append(self._finished.get_nowait())
-        return found
+        return [self._finished.popleft() for _ in range(len(self._finished))]
 
     @logs(lambda actor, _: f"timed programs of {actor.config.plan.slots} slots")
     @during("generate")

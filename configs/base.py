@@ -10,11 +10,11 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
 
 from configs.toml_text import PASSWORD
@@ -41,39 +41,30 @@ _LONGEST_S = _LONGEST_DAYS * 86_400
 _NO_STORES = {"memory", "http", "https", "data", "zip", "tar"}
 """Protocols of fsspec that end with the process, or that cannot be written."""
 
+OnResume = Literal["alters", "free", "hardware", "accepted", "rewards"]
 ALTERS: JsonDict = {"on_resume": "alters"}
 FREE: JsonDict = {"on_resume": "free"}
 HARDWARE: JsonDict = {"on_resume": "hardware"}
 ACCEPTED: JsonDict = {"on_resume": "accepted"}
+REWARDS: JsonDict = {"on_resume": "rewards"}
 """`json_schema_extra` of settings, or of all those of a table: whether a resume may change them.
 
 Free ones set when and how the run ends, what is recorded, how fast rewards are computed, which
 alarms are raised, what checks allow, the price and limits of memory. Hardware: devices, and how
 work is divided among and on them; they change the order of sums, and with it the last bits of
-results. Accepted ones need `--accept KEY`. All others, without an attribute or with `ALTERS`, alter
-what is sampled, trained or measured.
+results. Accepted ones need `--accept KEY`, those of rewards `--accept rewards`. All others, without
+an attribute or with `ALTERS`, alter what is sampled, trained or measured.
 """
 
 Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
 
 
-class TableError(ValueError):
-    """All problems that one validator found in a table.
-
-    Attributes:
-        problems: in the order of the checks.
-    """
-
-    def __init__(self, problems: Iterable[Problem]) -> None:
-        """Stores `problems`; the message joins them into one line."""
-        self.problems = tuple(problems)
-        lines = (f"{key}: {what}" if key else what for key, what in self.problems)
-        super().__init__("; ".join(lines))
-
-
 class Table(BaseModel):
-    """A TOML table: immutable, strictly typed, unknown keys refused."""
+    """A TOML table: immutable, strictly typed, unknown keys refused.
+
+    Pydantic validates each setting by itself; `configs.schema.Config` then asks `conflicts`.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -86,17 +77,24 @@ class Table(BaseModel):
         fields = type(self).model_fields
         return [key for key in keys if getattr(self, key) != fields[key].get_default()]
 
-    def unused(self, *keys: str, why: str) -> Iterator[Problem]:
-        """Yields a problem for each of the keys that is set; `why` begins with a preposition."""
-        for key in self.changed(*keys):
-            yield key, f"has no effect {why}; remove it"
+    def unused(self, *keys: str, why: str, table: str = "") -> Iterator[Problem]:
+        """Yields a problem for each of the keys that is set.
 
-    @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Self:
-        problems = tuple(self.conflicts())
-        if problems:
-            raise TableError(problems)
-        return self
+        Args:
+            keys: without an effect.
+            why: begins with a preposition.
+            table: the dotted key of this table, in a check between tables.
+        """
+        for key in self.changed(*keys):
+            yield f"{table}.{key}" if table else key, f"has no effect {why}; remove it"
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_huge(cls, value: object) -> object:
+        # TOML has integers of 64 bits; Python's parser takes any.
+        if isinstance(value, int) and value.bit_length() > 63:
+            raise ValueError("an integer of more than 64 bits")
+        return value
 
 
 # Descriptions of the patterns in words; `configs.settings` reads them.
@@ -138,7 +136,7 @@ def checked(problem: Callable[[str], str | None]) -> AfterValidator:
     def check(value: str) -> str:
         what = problem(value)
         if what is not None:
-            raise TableError([("", what)])
+            raise ValueError(what)
         return value
 
     return AfterValidator(check)
@@ -153,12 +151,12 @@ def absolute_path(path: str, base: Path) -> str:
     """An absolute path; `~` is the user's home, and relative paths are relative to `base`.
 
     Raises:
-        TableError: if `~` names an unknown user.
+        ValueError: if `~` names an unknown user.
     """
     try:
         expanded = Path(path).expanduser()
     except RuntimeError:
-        raise TableError([("", "there is no such user; write the whole path")]) from None
+        raise ValueError("there is no such user; write the whole path") from None
     # normpath, not resolve: the run folder may be a link whose target changes between resumes.
     return os.path.normpath(base / expanded)
 
@@ -167,7 +165,7 @@ def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     """As `absolute_path`, for a value of a path type; handles, datasets and modules are unchanged.
 
     Raises:
-        TableError: as `absolute_path`.
+        ValueError: as `absolute_path`.
     """
     file, colon, name = value.rpartition(":")
     if kind == "function":
@@ -280,8 +278,6 @@ def parse_duration_s(text: str) -> int:
     """
     match = _DURATION.fullmatch(text)
     amounts = match.groups(default="0") if match else ("0",) * 4
-    # Python refuses to parse integers of more than 4,300 digits.
-    amounts = tuple(n.lstrip("0")[: len(str(_LONGEST_S)) + 1] or "0" for n in amounts)
     seconds = sum(int(n) * unit for n, unit in zip(amounts, _DURATION_UNITS_S, strict=True))
     if seconds == 0:
         raise ValueError(f"{text!r} is not a duration; write for example '9h', '1h30m' or '90s'")

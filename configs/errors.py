@@ -9,7 +9,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from configs.base import Problem, TableError
 from configs.nearest import nearest_keys, nearest_value, sibling_names
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
@@ -105,8 +104,8 @@ class Mistake:
 
     def __str__(self) -> str:
         """`path = value: what`."""
-        key = ".".join(map(str, self.path)) or "the configuration"
-        return f"{key}{'' if self.value is ABSENT else f' = {_short(self.value)}'}: {self.what}"
+        given = "" if self.value is ABSENT else f" = {_short(self.value)}"
+        return f"{'.'.join(map(str, self.path))}{given}: {self.what}"
 
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
@@ -120,36 +119,24 @@ def unknown_key(path: Path, prefix: str = "") -> Mistake:
     return Mistake(path, f"unknown{has}")
 
 
-def explain_validation(error: ValidationError, tree: Mapping[str, Any]) -> Iterator[Mistake]:
-    """All mistakes that pydantic found in `tree`, in the order of the schema."""
+def explain_validation(error: ValidationError) -> Iterator[Mistake]:
+    """All mistakes that pydantic found in single settings, in the order of the schema."""
     for detail in error.errors(include_url=False):
-        path: Path = detail["loc"]
-        cause = detail.get("ctx", {}).get("error")
-        if detail["type"] == "too_short" and detail["input"]:
+        path, kind, value = detail["loc"], detail["type"], detail["input"]
+        if kind == "too_short" and value:
             # Pydantic counts only valid elements; the invalid ones have their own messages.
             continue
-        if isinstance(cause, TableError):
-            yield from explain_problems(cause.problems, tree, path)
-        elif detail["type"] == "extra_forbidden":
+        if kind == "extra_forbidden":
             yield unknown_key(path)
+            continue
+        setting = find_setting(path)
+        assert setting is not None, f"pydantic reports a key that its schema lacks: {path}"
+        if kind == "missing":
+            yield Mistake(path, _missing(setting))
+        elif kind == "value_error":
+            yield Mistake(path, str(detail["ctx"]["error"]), value)
         else:
-            setting = find_setting(path)
-            assert setting is not None, f"pydantic reports a key that its schema lacks: {path}"
-            if detail["type"] == "missing":
-                yield Mistake(path, _missing(setting))
-            else:
-                yield Mistake(path, _invalid(setting, detail["input"]), detail["input"])
-
-
-def explain_problems(
-    problems: Sequence[Problem], tree: Mapping[str, Any], table: Path = ()
-) -> Iterator[Mistake]:
-    """The problems that one of our validators found in `table`, with the values from `tree`."""
-    for key, what in problems:
-        path = (*table, *(key.split(".") if key else ()))
-        value = value_at(tree, path)
-        # Tables are too long to be shown.
-        yield Mistake(path, what, ABSENT if isinstance(value, Mapping) else value)
+            yield Mistake(path, _invalid(setting, value), value)
 
 
 def _missing(setting: Setting) -> str:

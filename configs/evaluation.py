@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from typing import Annotated
 
 from pydantic import Field
 
 from configs.base import ACCEPTED, Problem, Table, Text
-from configs.rollout import Rollout
-from configs.task import (
-    ACCURACY_REWARDS,
-    CORRECTNESS_REWARDS,
-    OVERLONG,
-    AnswerPlace,
-    NamedSource,
-    Rewards,
-    repeated_names,
-)
+from configs.task import AnswerPlace, NamedSource, repeated_names
 
 EXACT_ANSWER, WEIGHTED_SUM = "exact_answer", "reward"
 """Values of `eval.metric` besides the names of reward parts."""
@@ -85,47 +75,6 @@ class Eval(Table):
     def validates(self) -> bool:
         """Whether the validation split is evaluated during training."""
         return bool(self.every_steps) or self.every_minutes is not None
-
-
-def default_metric(evaluation: Eval, rewards: Rewards) -> str:
-    """The metric if `eval.metric` is unset: the first correctness reward of the library.
-
-    `EXACT_ANSWER` without one, with `eval.extraction`, or where both measure the same.
-    """
-    found = (part for part in rewards.functions if part.function in CORRECTNESS_REWARDS)
-    part = next(found, None)
-    if part is None or evaluation.extraction is not None:
-        return EXACT_ANSWER
-    is_exact = part.function == ACCURACY_REWARDS[0] and not part.args
-    return EXACT_ANSWER if is_exact else part.name
-
-
-def metric_names(rewards: Rewards, rollout: Rollout) -> list[str]:
-    """The values that `eval.metric` can have."""
-    overlong = [OVERLONG] if rollout.overlong_tokens else []
-    return [EXACT_ANSWER, WEIGHTED_SUM, *(part.name for part in rewards.functions), *overlong]
-
-
-def metric_problems(evaluation: Eval, rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
-    """Yields a problem if `eval.metric` is none of `metric_names`, or ambiguous.
-
-    Another one if the metric is a reward, which finds answers without `eval.extraction`.
-    """
-    for part in rewards.functions:
-        if part.name in {EXACT_ANSWER, WEIGHTED_SUM}:
-            what = f'"{part.name}" is a value of eval.metric of its own; name the part otherwise'
-            yield "rewards.functions", what
-    metric = evaluation.metric
-    if metric is None:
-        return
-    names = metric_names(rewards, rollout)
-    if metric not in names:
-        (nearest,) = get_close_matches(metric, names, n=1, cutoff=0.0)
-        what = f"is not the name of a reward part, {EXACT_ANSWER} or {WEIGHTED_SUM}"
-        choices = ", ".join(names)
-        yield "eval.metric", f'{what}; nearest valid: "{nearest}", of {choices}'
-    elif evaluation.extraction is not None and metric != EXACT_ANSWER:
-        yield "eval.extraction", unused_extraction(metric)
 
 
 def unused_extraction(metric: str) -> str:

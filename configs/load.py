@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import re
 import tomllib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base import Problem, Table, TableError, absolute_input, nearest_hint
+from configs.base import Problem, absolute_input, nearest_hint
 from configs.errors import (
     ABSENT,
     ConfigError,
     Mistake,
-    explain_problems,
     explain_validation,
-    overlap,
     value_at,
 )
 from configs.errors import Path as KeyPath
 from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
 from configs.resume import refuse_unknown_keys
-from configs.schema import Config, cross_problems
+from configs.schema import Config, without
 from configs.settings import find_setting
 
 AS_TRAINED: tuple[Override, ...] = (
@@ -37,18 +36,14 @@ AS_TRAINED: tuple[Override, ...] = (
 """First overrides of commands without training: they sample with the weights that were trained."""
 _PRESETS = Path(__file__).parent
 _DEMO = _PRESETS / "demo.toml"
-_ROUNDS = 8
-"""Maximum rounds of replacing invalid values: one replacement may require another one."""
-
-
-class _Tables(Config):
-    """A configuration without the checks between tables."""
-
-    def conflicts(self) -> Iterator[Problem]:
-        yield from ()
-
-
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
+
+
+class _Unchecked(Config):
+    """A configuration whose settings need not suit each other."""
+
+    def problems(self) -> Iterator[Problem]:
+        yield from ()
 
 
 @dataclass(frozen=True)
@@ -56,13 +51,13 @@ class ReadConfig:
     """A configuration and its mistakes.
 
     Attributes:
-        config: the configuration, with substitutes for invalid values; None if there is no valid
-            substitute.
+        config: the configuration, with substitutes for invalid values.
         mistakes: one line each.
-        invalid: dotted keys whose values are substitutes.
+        invalid: dotted keys that have a mistake, or that are missing by one: values of the
+            configuration that the user did not mean.
     """
 
-    config: Config | None
+    config: Config
     mistakes: tuple[str, ...]
     invalid: frozenset[str]
 
@@ -74,7 +69,7 @@ def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
         ConfigError: with all mistakes, one line each.
     """
     read = read_config(path, overrides)
-    if read.config is None or read.mistakes:
+    if read.mistakes:
         raise ConfigError(*read.mistakes)
     return read.config
 
@@ -92,14 +87,21 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
     Raises:
         ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
     """
-    tree, unknown = apply_overrides(_read(Path(path)), overrides)
-    if huge := next(_huge_integers(tree), None):
-        raise ConfigError(f"{path}: {huge}: an integer of more than 64 bits")
-    meant = {key for mistake in unknown for key in _meant_keys(mistake.path, tree)}
-    config, found, invalid = _validate(tree, meant)
+    config, found, invalid = _validate(*apply_overrides(_read(Path(path)), overrides))
     given = [tuple(key.split(".")) for key, _ in overrides]
-    lines = tuple(_lines((*unknown, *found), str(path), given))
-    return ReadConfig(config, lines, frozenset(invalid))
+    return ReadConfig(config, tuple(_lines(found, str(path), given)), frozenset(invalid))
+
+
+def validated(tree: Mapping[str, Any]) -> Config:
+    """The configuration of these settings, by table.
+
+    Raises:
+        ConfigError: with all mistakes, one line each.
+    """
+    config, found, _ = _validate(tree)
+    if found:
+        raise ConfigError(*map(str, found))
+    return config
 
 
 def config_to_json(config: Config) -> str:
@@ -159,18 +161,6 @@ def _read(path: Path) -> dict[str, Any]:
     raise ConfigError(what)
 
 
-def _huge_integers(value: object, key: str = "") -> Iterator[str]:
-    """Keys with an integer that TOML does not allow."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _huge_integers(item, f"{key}.{name}" if key else str(name))
-    elif isinstance(value, list):
-        for item in value:
-            yield from _huge_integers(item, key)
-    elif isinstance(value, int) and value.bit_length() > 63:
-        yield key
-
-
 def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:
     """The settings at `path` with the paths of what a run reads relative to `folder`."""
     if isinstance(value, dict):
@@ -182,7 +172,7 @@ def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:
         return value
     try:
         return absolute_input(value, setting.node["input"], folder)
-    except TableError:
+    except ValueError:
         return value  # the validation reports it
 
 
@@ -207,99 +197,60 @@ def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:
 
 
 def _validate(
-    tree: dict[str, Any], meant: set[str]
-) -> tuple[Config | None, list[Mistake], set[str]]:
-    """Validates `tree` in rounds, each without the mistakes of those before.
+    tree: Mapping[str, Any], known: Iterable[Mistake] = ()
+) -> tuple[Config, list[Mistake], set[str]]:
+    """Validates the settings one by one, and then whether they suit each other.
 
-    Pydantic skips the checks of a table that has a mistake. So unknown keys are removed from the
-    tree, and invalid values are replaced by the demo's. Checks that read a substitute do not count.
+    Mistakes of the first kind are replaced by other values, which no check of the second reads.
 
     Args:
-        tree: the settings, which are changed.
-        meant: missing keys that the user may have meant by unknown keys.
+        tree: the settings.
+        known: mistakes of overrides that are not in `tree`.
 
     Returns:
-        The configuration, None if the substitutes are not valid; all mistakes; and the keys with
-        substitutes, missing by mistake, or refused.
+        The configuration; all mistakes; the keys that have one, or that are missing by mistake.
     """
-    found: list[Mistake] = []
-    replaced: set[str] = set()
-    for number in range(_ROUNDS):
-        try:
-            tables = dict(_Tables.model_validate(tree))
-        except ValidationError as error:
-            mistakes = list(explain_validation(error, tree))
-        else:
-            between = cross_problems(_without(tables, meant | replaced))
-            mistakes = list(explain_problems(tuple(between), tree))
-            refused = {_key(mistake.path) for mistake in mistakes}
-            return Config.model_construct(**tables), found + mistakes, meant | replaced | refused
-        found += (
-            mistake
-            for mistake in mistakes
-            if number == 0 or not _follows(mistake, meant=meant, replaced=replaced)
-        )
-        unknown = [mistake.path for mistake in mistakes if find_setting(mistake.path) is None]
-        for path in unknown:
-            meant |= _meant_keys(path, tree)
-            del _holder(tree, path)[path[-1]]
-        for path in (mistake.path for mistake in mistakes if mistake.path not in unknown):
-            replaced.add(_substitute(tree, path, replaced))
-    return None, found, meant | replaced
-
-
-def _follows(mistake: Mistake, *, meant: set[str], replaced: set[str]) -> bool:
-    """Whether a mistake may result from a missing key, or from a substitute in its table."""
-    key, table = _key(mistake.path), _key(mistake.path[:-1])
-    return any(overlap(key, other) for other in meant) or any(
-        overlap(table or key, other) for other in replaced
-    )
-
-
-def _without(tables: Mapping[str, Table], keys: Iterable[str]) -> dict[str, Table]:
-    """The tables without these settings; reading one of them raises AttributeError."""
-    rest = {name: table.model_copy() for name, table in tables.items()}
-    for key in keys:
-        name, _, inner = key.partition(".")
-        if inner and name in rest:
-            vars(rest[name]).pop(inner.partition(".")[0], None)
-        else:
-            rest.pop(name, None)
-    return rest
+    found = list(known)
+    try:
+        config: Config = _Unchecked.model_validate(tree)
+    except ValidationError as error:
+        wrong = list(explain_validation(error))
+        config = _Unchecked.model_validate(_with_substitutes(tree, [one.path for one in wrong]))
+        found += wrong
+    config = Config.model_construct(**dict(config))
+    invalid = {key for mistake in found for key in _meant_keys(mistake.path, tree)}
+    for key, what in without(config, *invalid).problems():
+        path = tuple(key.split("."))
+        value = value_at(tree, path)
+        # Tables are too long to be shown.
+        found.append(Mistake(path, what, ABSENT if isinstance(value, Mapping) else value))
+        invalid.add(key)
+    return config, found, invalid
 
 
 def _meant_keys(path: KeyPath, tree: Mapping[str, Any]) -> set[str]:
-    """The missing keys that the user may have meant by the unknown key `path`."""
-    nearest = nearest_keys(path)
-    return {key for key in nearest if value_at(tree, tuple(key.split("."))) is ABSENT}
+    """The key `path`, or its list; of an unknown key the missing ones that may have been meant."""
+    if find_setting(path) is not None:
+        return {".".join(map(str, _without_index(path)))}
+    return {key for key in nearest_keys(path) if value_at(tree, tuple(key.split("."))) is ABSENT}
 
 
-def _substitute(tree: Mapping[str, Any], path: KeyPath, replaced: Container[str]) -> str:
-    """Sets the demo's value in place of an invalid one.
-
-    Lists are replaced as a whole; tables, if the demo lacks the value or it did not help before.
-
-    Returns:
-        The key whose value was replaced.
-    """
-    demo = Config.model_validate(_read(_DEMO)).model_dump(mode="json")
-    place = tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
-    while place and (_key(place) in replaced or value_at(demo, place) is ABSENT):
-        place = place[:-1]
-    if place:
-        _holder(tree, place)[place[-1]] = value_at(demo, place)
-    return _key(place or path)
+def _with_substitutes(tree: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]:
+    """The settings without unknown keys, and with the demo's or the defaults for other keys."""
+    rest, demo = copy.deepcopy(dict(tree)), _read(_DEMO)
+    unknown = [path for path in wrong if find_setting(path) is None]
+    for path in (*unknown, *(_without_index(path) for path in wrong if path not in unknown)):
+        holder: Any = value_at(rest, path[:-1])
+        holder.pop(path[-1], None)
+        value = value_at(demo, path)
+        if value is not ABSENT:
+            holder[path[-1]] = value
+    return rest
 
 
-def _holder(tree: Mapping[str, Any], path: KeyPath) -> dict[str | int, Any]:
-    """The table of the key `path`."""
-    holder = value_at(tree, path[:-1])
-    assert isinstance(holder, dict)
-    return holder
-
-
-def _key(path: KeyPath) -> str:
-    return ".".join(map(str, path))
+def _without_index(path: KeyPath) -> KeyPath:
+    """The key, or the list that it is in."""
+    return tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
 
 
 def _lines(

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from configs.settings import INDEX, Setting, find_setting, setting_parts, settings, tables
+from configs.settings import INDEX, Setting, setting_parts, settings, settings_by_path, tables
 from configs.toml_text import read_value, show_value
 
 _TYPO_RATIO = 0.9
@@ -74,7 +74,7 @@ def sibling_names(path: Sequence[str | int]) -> list[str]:
 def _siblings(parts: Sequence[str]) -> list[Setting]:
     if len(parts) == 1:
         return list(tables())
-    parent = find_setting(["0" if part == INDEX else part for part in parts[:-1]])
+    parent = settings_by_path().get(".".join(parts[:-1]))
     return list(parent.children()) if parent and parent.type == "object" else []
 
 

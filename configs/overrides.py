@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.errors import Mistake, Path, unknown_key
+from configs.errors import Mistake, unknown_key
 from configs.settings import Setting, find_setting
 from configs.toml_text import read_value
 
@@ -44,36 +44,28 @@ def apply_overrides(
     return result, mistakes
 
 
-def _set(tree: dict[str, Any], path: Path, setting: Setting, text: str) -> list[Mistake]:
+def _set(tree: dict[str, Any], path: tuple[str, ...], setting: Setting, text: str) -> list[Mistake]:
     at: Any = tree
     key: Any = ""
-    for i, part in enumerate(path):
-        if isinstance(at, list) and not str(part).isdecimal():
-            return []  # the file has a list in place of a table, which is reported as its mistake
-        key = int(part) if isinstance(at, list) else part
-        if isinstance(at, list):
+    for n, part in enumerate(path):
+        if n:
+            empty: Any = [] if part.isdecimal() else {}
+            at = at[key] if isinstance(at, list) else at.setdefault(key, empty)
+        if isinstance(at, list) and part.isdecimal():
+            key = int(part)
             if key > len(at):
-                name = ".".join(map(str, path[:i]))
+                name = ".".join(path[:n])
                 return [Mistake(path, f"{name} has {len(at)} elements; the next is {len(at)}")]
             if key == len(at):
                 at.append({})
-        elif not isinstance(at, dict):
-            # The file has a plain value in place of a table, which is reported as its mistake.
-            return []
-        if i < len(path) - 1:
-            at = at[key] if isinstance(at, list) else at.setdefault(key, _empty(path[: i + 1]))
+        elif isinstance(at, dict):
+            key = part
+        else:
+            return []  # the file has another value in place of a table, which is its mistake
     if text == UNSET and setting.optional:
         at.pop(key, None)
     else:
-        at[key] = _read(text, setting)
+        value = read_value(text)
+        is_text = setting.type == "string" and not isinstance(value, str)
+        at[key] = text if is_text else value
     return []
-
-
-def _empty(path: Path) -> object:
-    setting = find_setting(path)
-    return [] if setting and setting.type == "array" else {}
-
-
-def _read(text: str, setting: Setting) -> object:
-    value = read_value(text)
-    return text if setting.type == "string" and not isinstance(value, str) else value

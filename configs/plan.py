@@ -9,8 +9,6 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from configs.base import ALTERS, FREE, HARDWARE, PositiveInts, Problem, Table, nearest_multiples
-from configs.learner import Learner
-from configs.model import Model
 
 TPU_LEASES = (1, 4, 8)
 """Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
@@ -176,7 +174,6 @@ class Plan(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
-        yield from self._placement_problems()
         if self.platform == "gpu":
             for key in self.planned_sizes:
                 yield key, "is required on gpu, whose memory is unknown until it is opened"
@@ -190,6 +187,7 @@ class Plan(Table):
         if self.embeddings_in_host and self.platform == "gpu":
             what = '"host" is not supported on gpu; nearest valid: "chips"'
             yield "per_layer_embeddings", what
+        yield from self._placement_problems()
 
     def _placement_problems(self) -> Iterator[Problem]:
         of_samplers = ("samplers", "sampler_devices", "sampler_tp")
@@ -319,29 +317,3 @@ class Plan(Table):
 def _is_leasable(chips: int) -> bool:
     """Whether a process can lease this many TPU chips; several hosts can be planned, not run."""
     return chips in TPU_LEASES or (chips > _HOST and chips % _HOST == 0)
-
-
-def chip_problems(plan: Plan, run: Table) -> Iterator[Problem]:
-    """`run.tpu_chips` has an effect."""
-    if plan.platform != "tpu":
-        why = f'with plan.platform = "{plan.platform}"'
-        for key, what in run.unused("tpu_chips", why=why):
-            yield f"run.{key}", what
-
-
-def rollout_weights_problems(plan: Plan, model: Model, learner: Learner) -> Iterator[Problem]:
-    """Requirements of `plan.rollout_weights` on other tables."""
-    kind = plan.rollout_weights
-    if kind == "shared":
-        return
-    if model.quantization != "none":
-        what = f'needs model.quantization = "none", not "{model.quantization}"'
-        yield "plan.rollout_weights", f'{what}; nearest valid: "shared"'
-    rounds = kind != "merged" or model.dtype != "float32"
-    if rounds and learner.importance_cap == 0:
-        base = f" with a {model.dtype} base" if kind == "merged" else ""
-        what = (
-            f'plan.rollout_weights = "{kind}"{base} rounds differently from the learner, which '
-            'needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "shared"'
-        )
-        yield "learner.importance_cap", what

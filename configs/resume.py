@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from configs.base import ACCEPTED, FREE, HARDWARE
-from configs.errors import ConfigError, overlap
+from configs.base import FREE, OnResume
+from configs.errors import ConfigError
 from configs.settings import find_setting, settings
 from configs.task import RewardFunction
 from configs.toml_text import show_value
@@ -29,12 +28,8 @@ _DIGITS = 12
 """Digits of a hash that are shown."""
 REWARDS = "rewards"
 """Names in `--accept` all settings of the rewards, and their code."""
-ACCEPTED_KEYS = tuple(
-    one.path for one in settings() if one.node.get("on_resume") == ACCEPTED["on_resume"]
-)
+ACCEPTED_KEYS = tuple(setting.path for setting in settings() if setting.on_resume == "accepted")
 """Other settings that `--accept KEY` lets a resume change; so may the weight of a reward."""
-_REWARD_KEYS = (_FUNCTIONS, "rewards.shuffle", "rollout.overlong_tokens")
-_ALLOWED = (FREE["on_resume"], HARDWARE["on_resume"])
 _UNSET_METRIC = ("eval.metric", None)
 """Key and new value of a metric that is kept."""
 
@@ -62,41 +57,35 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     A file or folder may be elsewhere, such as in another user's home, if it keeps its name: hashes
     of prompts, code of rewards and adapters are compared.
 
-    `eval.metric` may be unset: a resumed run keeps its metric. `eval.extraction` is compared with
-    `prompt.answer` where it is unset.
+    `eval.metric` may be unset: a resumed run keeps its metric.
 
     A decay that ends at `budget.steps` changes with the budget: this is reported as a change of
     `learner.decay_steps`, and setting `learner.decay_steps` to the old budget is not a change.
     """
-    before, after = (
-        _with_decay_end(_with_extraction(_by_part_name(config))) for config in (old, new)
-    )
-    missing = {key for key, _ in _flatten(after)} - {key for key, _ in _flatten(before)}
+    before, after = (_with_decay_end(_by_part_name(config)) for config in (old, new))
     return [
         change
-        for change in diff_configs(before, after)
-        if _on_resume(change[0]) not in _ALLOWED
+        for change in _changes(before, after)
+        if _on_resume(change[0]) not in {"free", "hardware"}
         and (change[0], change[2]) != _UNSET_METRIC
         and not _is_moved(change)
-        and not (change[0] in missing and _is_default(change))
     ]
 
 
 def hardware_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
     """The differences of two resolved configurations in devices and sizes."""
-    missing = {key for key, _ in _flatten(new)} - {key for key, _ in _flatten(old)}
-    return [
-        change
-        for change in diff_configs(old, new)
-        if _on_resume(change[0]) == HARDWARE["on_resume"]
-        and not (change[0] in missing and _is_default(change))
-    ]
+    return [change for change in _changes(old, new) if _on_resume(change[0]) == "hardware"]
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Change]:
+    """The differences without defaults of settings that `old` lacks."""
+    there = {key for key, _ in _flatten(old)}
+    return [one for one in diff_configs(old, new) if one[0] in there or not _is_default(one)]
 
 
 def hardware_id(config: Mapping[str, Any]) -> str:
     """A short hash of the settings of devices and sizes."""
-    hardware = HARDWARE["on_resume"]
-    values = [(key, value) for key, value in _flatten(config) if _on_resume(key) == hardware]
+    values = [(key, value) for key, value in _flatten(config) if _on_resume(key) == "hardware"]
     return hashlib.sha256(json.dumps(values).encode()).hexdigest()[:_DIGITS]
 
 
@@ -136,7 +125,7 @@ def code_changes(old_code: Mapping[str, str], new_code: Mapping[str, str]) -> li
 
 def is_reward_change(change: Change) -> bool:
     """Whether `--accept rewards` covers the change."""
-    return any(overlap(change[0], key) for key in _REWARD_KEYS)
+    return _on_resume(change[0]) == "rewards"
 
 
 def check_accept(keys: Iterable[str]) -> None:
@@ -207,15 +196,11 @@ def refuse_unknown_keys(saved: Mapping[str, Any], folder: Path) -> None:
         )
 
 
-@cache
-def _on_resume(key: str) -> str | None:
-    """The attribute `on_resume` of a setting, or else of its table; None: it has none."""
-    parts = key.split(".")
-    for end in range(len(parts), 0, -1):
-        found = find_setting(parts[:end])
-        if found is not None and "on_resume" in found.node:
-            return str(found.node["on_resume"])
-    return None
+def _on_resume(key: str) -> OnResume:
+    if key.startswith(f"{_FUNCTIONS}."):
+        return "rewards"  # parts are compared by name, which is no key of the schema
+    found = find_setting(key.split("."))
+    return "alters" if found is None else found.on_resume
 
 
 def _is_moved(change: Change) -> bool:
@@ -225,7 +210,6 @@ def _is_moved(change: Change) -> bool:
     if len(paths) < 2 or not all(path.is_absolute() for path in paths):
         return False
     found = find_setting(key.split("."))
-    # Parts of the reward are compared by name, which is no key of the schema.
     is_function = key.startswith(f"{_FUNCTIONS}.") and key.endswith(".function")
     is_path = is_function or (found is not None and "input" in found.node)
     return is_path and paths[0].name == paths[1].name
@@ -253,12 +237,6 @@ def _by_part_name(config: Mapping[str, Any]) -> dict[str, Any]:
         for part in rewards["functions"]
     }
     return {**config, "rewards": {**rewards, "functions": parts}}
-
-
-def _with_extraction(config: Mapping[str, Any]) -> dict[str, Any]:
-    evaluation, prompt = dict(config["eval"]), config["prompt"]
-    evaluation["extraction"] = evaluation.get("extraction") or prompt.get("answer", "tags")
-    return {**config, "eval": evaluation}
 
 
 def _with_decay_end(config: Mapping[str, Any]) -> dict[str, Any]:

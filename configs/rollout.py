@@ -1,4 +1,4 @@
-"""Settings of rollout generation, and what they require of other tables."""
+"""Settings of rollout generation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import FREE, Problem, Strings, Table
-from configs.budget import Budget
-from configs.learner import Learner
-from configs.plan import Plan
+from configs.base import FREE, REWARDS, Problem, Strings, Table
 
 
 def min_finished(rollouts: int, *, cut_off: float) -> int:
@@ -57,6 +54,7 @@ class Rollout(Table):
         ge=0,
         description="soft overlong punishment (DAPO): over this many last tokens of max_new_tokens "
         'the reward falls linearly by 1; a separate part of the reward, "overlong"; 0: off',
+        json_schema_extra=REWARDS,
     )
     partial: Literal["off", "keep", "drop"] = Field(
         "off",
@@ -190,53 +188,3 @@ class Rollout(Table):
     def max_tokens(self) -> int:
         """Maximum length of a sequence: prompt and completion."""
         return self.max_prompt_tokens + self.max_new_tokens
-
-
-def partial_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[Problem]:
-    """Requirements of `rollout.partial` and `rollout.cut_off` on other tables."""
-    if rollout.cut_off is not None:
-        share = -(-rollout.prompts_per_step // plan.num_samplers) * rollout.group_size
-        if min_finished(share, cut_off=rollout.cut_off) == share:
-            nearest = math.floor(100 * (share - 1) / share) / 100
-            what = f"would truncate none of a sampler's {share} rollouts in a step"
-            yield "rollout.cut_off", f"{what}; nearest valid: {nearest}"
-            return
-    if rollout.partial == "keep" and not learner.importance_cap:
-        what = (
-            '"keep" trains on tokens of older policy versions, which needs importance weights; set '
-            "learner.importance_cap above 0, e.g. 2"
-        )
-        yield "rollout.partial", what
-
-
-def ahead_problems(rollout: Rollout, learner: Learner, plan: Plan) -> Iterator[Problem]:
-    """Requirements of `rollout.ahead` on other tables."""
-    if rollout.ahead == "off":
-        return
-    if plan.placement != "split" and not plan.searches_placement:
-        what = (
-            'needs plan.placement = "split": a process that owns all devices cannot sample and '
-            'learn at the same time; nearest valid: "off"'
-        )
-        yield "rollout.ahead", what
-    if not learner.importance_cap:
-        what = (
-            '"one" trains on rollouts of the previous policy version, which needs importance '
-            "weights; set learner.importance_cap above 0, e.g. 2"
-        )
-        yield "rollout.ahead", what
-
-
-def shrink_problems(rollout: Rollout, budget: Budget) -> Iterator[Problem]:
-    """Requirements of `rollout.min_prompts_per_step` on other settings."""
-    if rollout.min_prompts_per_step is None:
-        return
-    key = "rollout.min_prompts_per_step"
-    if budget.steps is not None:
-        yield key, "has no effect with budget.steps, where all steps have one size; remove it"
-    elif rollout.dynamic_sampling != "off":
-        what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
-        yield key, what
-    elif rollout.ahead != "off":
-        what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
-        yield key, what

@@ -7,40 +7,24 @@ numbers are properties, never fields.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from typing import Annotated, Literal
+from difflib import get_close_matches
+from typing import Literal, Self, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import model_validator
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
-from configs.base import (
-    FREE,
-    VERSION,
-    FolderPath,
-    MirrorURL,
-    OutputPath,
-    Problem,
-    Slug,
-    Table,
-    Text,
-    nearest_multiples,
-    parse_duration_s,
-)
+from configs.base import Problem, Table, nearest_multiples, parse_duration_s
 from configs.budget import Budget
-from configs.evaluation import EXACT_ANSWER, Eval, default_metric, metric_problems
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, Eval, unused_extraction
 from configs.learner import Learner, Sft
 from configs.mismatch import Mismatch, MismatchBounds, measured_bounds
 from configs.model import Export, Lora, Model
-from configs.plan import Plan, chip_problems, rollout_weights_problems
-from configs.rollout import (
-    Rollout,
-    ahead_problems,
-    partial_problems,
-    shrink_problems,
-)
+from configs.plan import Plan
+from configs.rollout import Rollout, min_finished
+from configs.run import Checkpoint, Faults, Profile, Records, Run
 from configs.task import (
     ACCURACY_REWARDS,
     CORRECTNESS_REWARDS,
@@ -61,6 +45,7 @@ __all__ = [
     "Budget",
     "Config",
     "Data",
+    "Faults",
     "Learner",
     "Lora",
     "Model",
@@ -79,152 +64,6 @@ __all__ = [
 
 _LONG_ROW = 2048
 """Tokens of a packed row that holds all or most of a group; longer ones save little."""
-
-
-class Run(Table):
-    """Name, folder, seed and phases of the run."""
-
-    name: Slug = Field(
-        # File systems limit folder names to 255 bytes.
-        max_length=200,
-        description="name of the run; its folder is DIR/NAME",
-    )
-    dir: OutputPath = Field(
-        "runs",
-        validate_default=True,
-        description="parent folder of the run folders",
-        json_schema_extra=FREE,
-    )
-    mirror: MirrorURL | None = Field(
-        None,
-        description="where the run folder is copied in the background, as MIRROR/NAME: a URL such "
-        "as s3://bucket/runs, gs://bucket/runs or hf://buckets/user/name, or an existing folder on "
-        "another disk; a host without the run folder resumes from there; keys and passwords are "
-        "read from the environment",
-        json_schema_extra=FREE,
-    )
-    tpu_chips: int | None = Field(
-        None,
-        ge=1,
-        description="number of TPU chips of this host, where Ray's count of its device files is "
-        "wrong; for a private cluster",
-        json_schema_extra=FREE,
-    )
-    fork: FolderPath | None = Field(
-        None,
-        description="RUN_DIR@STEP, RUN_DIR@best or RUN_DIR@last: begin from this checkpoint of "
-        "another run, with its optimizer state; other settings may differ but for the base and the "
-        "shape of the adapter",
-    )
-    seed: int = Field(
-        0,
-        ge=0,
-        lt=2**32,
-        description="random seed of data order, adapter initialization and sampling",
-    )
-    phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(
-        ("grpo",),
-        description='training phases in order: ["grpo"], or with an SFT phase ["sft", "grpo"]',
-    )
-
-    def conflicts(self) -> Iterator[Problem]:
-        """GRPO is the last phase; a fork names a step, and has the optimizer's state of GRPO."""
-        if self.phases not in {("grpo",), ("sft", "grpo")}:
-            yield "phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]'
-        if self.fork is not None and not VERSION.fullmatch(self.fork):
-            yield "fork", 'must be RUN_DIR@STEP, such as "runs/a@40", RUN_DIR@best or RUN_DIR@last'
-        elif self.fork is not None and self.has_sft_phase:
-            yield "fork", 'goes with phases = ["grpo"] only'
-
-    @property
-    def has_sft_phase(self) -> bool:
-        """Whether an SFT phase precedes GRPO."""
-        return "sft" in self.phases
-
-
-class Checkpoint(Table):
-    """Checkpoints of the learner's state."""
-
-    model_config = ConfigDict(json_schema_extra=FREE)
-
-    every_steps: int = Field(10, ge=1, description="most steps between two checkpoints")
-    every_s: float = Field(
-        120.0,
-        gt=0,
-        description="seconds after which a checkpoint is written though fewer steps are done: a "
-        "death costs at most so much work, and a step",
-    )
-    keep: int = Field(
-        2,
-        ge=1,
-        description="number of newest checkpoints to keep, besides that of the best version; older "
-        "ones are deleted",
-    )
-    keep_every: int | None = Field(
-        None, ge=1, description="also keep checkpoints of steps that are multiples of this number"
-    )
-
-
-class Records(Table):
-    """Additional records in the run folder."""
-
-    model_config = ConfigDict(json_schema_extra=FREE)
-
-    tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
-
-
-_STEP_RANGE = re.compile(r"(?P<first>[1-9]\d*)(-(?P<last>[1-9]\d*))?", re.ASCII)
-
-
-class Profile(Table):
-    """Profiles of training steps in the folder `profile/` of the run."""
-
-    model_config = ConfigDict(json_schema_extra=FREE)
-
-    steps: Text | None = Field(
-        None,
-        description="training steps to profile, counted from 1, e.g. 3-5: learner and samplers "
-        "write JAX profiler traces",
-    )
-
-    def conflicts(self) -> Iterator[Problem]:
-        """The steps are a step or two, ascending."""
-        if self.steps is None:
-            return
-        found = _STEP_RANGE.fullmatch(self.steps)
-        if found is None:
-            yield "steps", 'must be a step or two, counted from 1; nearest valid: "3-5"'
-        elif int(found["last"] or found["first"]) < int(found["first"]):
-            yield "steps", f'must ascend; nearest valid: "{found["last"]}-{found["first"]}"'
-
-    @property
-    def range(self) -> tuple[int, int] | None:
-        """The first and the last step; None: no profile."""
-        found = None if self.steps is None else _STEP_RANGE.fullmatch(self.steps)
-        return (
-            None if found is None else (int(found["first"]), int(found["last"] or found["first"]))
-        )
-
-
-class Faults(Table):
-    """Restarts of a run whose process, or one of its processes, dies or hangs."""
-
-    model_config = ConfigDict(json_schema_extra=FREE)
-
-    restarts: int = Field(
-        3,
-        ge=0,
-        description="restarts of the run without a new training step in between; one more death or "
-        "hang ends it",
-    )
-    stuck_s: float | None = Field(
-        None,
-        ge=5.0,
-        description="seconds without progress (a step, a segment, a micro-batch, a call of a "
-        "reward) after which the run is ended and started again; at least 1800 while it loads, "
-        "compiles or writes files. Default: the largest of 300, ten times the longest step and "
-        "twice the time limit of a reward",
-    )
 
 
 class Config(Table):
@@ -251,9 +90,26 @@ class Config(Table):
     alarms: Alarms = Alarms()
     faults: Faults = Faults()
 
-    def conflicts(self) -> Iterator[Problem]:
-        """The tables suit each other; see `cross_problems`."""
-        yield from cross_problems(dict(self))
+    @model_validator(mode="after")
+    def _refuse_problems(self) -> Self:
+        problems = [f"{key}: {what}" for key, what in self.problems()]
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def problems(self) -> Iterator[Problem]:
+        """Yields a problem for each setting that does not suit the others.
+
+        A check is skipped if it reads a setting that this configuration lacks (see `without`), and
+        a check between tables also if it reads a setting that has a problem within its table: one
+        mistake does not hide others, and does not count twice.
+        """
+        within = list(_table_problems(self))
+        yield from within
+        rest = without(self, *(key for key, _ in within))
+        for check in _CROSS_CHECKS:
+            with suppress(AttributeError):
+                yield from check(rest)
 
     @property
     def has_initial_adapter(self) -> bool:
@@ -270,7 +126,18 @@ class Config(Table):
         """`eval.metric`, or the default that the rewards give."""
         if self.eval.metric is not None:
             return self.eval.metric
-        return default_metric(self.eval, self.rewards)
+        found = (one for one in self.rewards.functions if one.function in CORRECTNESS_REWARDS)
+        part = next(found, None)
+        if part is None or self.eval.extraction is not None:
+            return EXACT_ANSWER
+        # Both measure the same, and `exact_answer` needs no reward process.
+        is_exact = part.function == ACCURACY_REWARDS[0] and not part.args
+        return EXACT_ANSWER if is_exact else part.name
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The values that `eval.metric` can have."""
+        return [EXACT_ANSWER, WEIGHTED_SUM, *self.reward_weights]
 
     @property
     def uses_rewards(self) -> bool:
@@ -304,7 +171,8 @@ class Config(Table):
     @property
     def reward_weights(self) -> dict[str, float]:
         """The weight of each part of the reward, that of `rollout.overlong_tokens` included."""
-        return reward_weights(self.rewards, self.rollout)
+        overlong = {OVERLONG: 1.0} if self.rollout.overlong_tokens else {}
+        return {part.name: part.weight for part in self.rewards.functions} | overlong
 
     @property
     def mismatch_bounds(self) -> MismatchBounds:
@@ -368,12 +236,26 @@ class Config(Table):
     @property
     def shares_prefix(self) -> bool:
         """Whether a row has a prompt once for all its rollouts of the group."""
-        return _shares_prefix(self.rollout, self.learner)
+        if self.learner.share_prefix is not None:
+            return self.learner.share_prefix
+        prompt, completion = self.rollout.expected_prompt, self.rollout.expected_completion
+        saved = prompt * (1 - 1 / self.rollout.group_size)
+        return saved >= 0.1 * (prompt + completion)
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of a packed row."""
-        return self.plan.row_tokens or _default_row(self.rollout, self.learner)
+        """Tokens of a packed row.
+
+        By default the longest sequence, or a group of expected lengths that shares its prompt, if
+        that is longer.
+        """
+        if self.plan.row_tokens is not None:
+            return self.plan.row_tokens
+        rollout = self.rollout
+        if not self.shares_prefix:
+            return rollout.max_tokens
+        group = rollout.expected_prompt + rollout.group_size * rollout.expected_completion
+        return max(rollout.max_tokens, min(_LONG_ROW, math.ceil(group)))
 
     @property
     def slots(self) -> int:
@@ -387,62 +269,69 @@ class Config(Table):
         return self.plan.micro_batch_tokens // self.row_tokens
 
 
-def cross_problems(tables: Mapping[str, Table]) -> Iterator[Problem]:
-    """Yields problems between tables that are valid individually.
+T = TypeVar("T", bound=Table)
+
+
+def without(table: T, *keys: str) -> T:
+    """A copy of the table without these settings; reading one of them raises AttributeError.
 
     Args:
-        tables: valid tables by name. Checks of an absent table or setting are skipped, so that one
-            mistake does not hide others.
+        table: a table, or the whole configuration.
+        keys: dotted keys; of a list all elements are left out.
     """
-    for names, check in _CROSS_CHECKS:
-        with suppress(KeyError, AttributeError):
-            yield from check(*(tables[name] for name in names))
+    rest = table.model_copy()
+    for key in keys:
+        name, _, inner = key.partition(".")
+        value = vars(rest).pop(name, None)
+        if inner and isinstance(value, Table):
+            vars(rest)[name] = without(value, inner)
+    return rest
 
 
-def _schedule_problems(learner: Learner, budget: Budget, run: Run, sft: Sft) -> Iterator[Problem]:
-    end = learner.decay_steps
-    if end is None and budget.steps is not None:
-        end = budget.steps - (sft.steps if run.has_sft_phase else 0)
+def _table_problems(config: Config) -> Iterator[Problem]:
+    for key, table in _tables(config):
+        with suppress(AttributeError):
+            for inner, what in table.conflicts():
+                yield f"{key}.{inner}".strip("."), what
+
+
+def _tables(table: Table, key: str = "") -> Iterator[tuple[str, Table]]:
+    """The tables in `table`, then itself, with their dotted keys."""
+    for name in type(table).model_fields:
+        value, inner = getattr(table, name, None), f"{key}.{name}".strip(".")
+        if isinstance(value, Table):
+            yield from _tables(value, inner)
+        elif isinstance(value, tuple):
+            for number, element in enumerate(value):
+                if isinstance(element, Table):
+                    yield from _tables(element, f"{inner}.{number}")
+    yield key, table
+
+
+def _schedule_problems(config: Config) -> Iterator[Problem]:
+    learner, end = config.learner, config.decay_steps
     if learner.schedule == "constant":
-        for key, what in learner.unused("decay_steps", why="with a constant schedule"):
-            yield f"learner.{key}", what
+        yield from learner.unused("decay_steps", why="with a constant schedule", table="learner")
     elif end is not None and learner.warmup_steps >= end:
         what = f"must be below the end of the decay, step {end}; nearest valid: {end - 1}"
         yield "learner.warmup_steps", what
 
 
-def _bucket_problems(plan: Plan, rollout: Rollout) -> Iterator[Problem]:
-    longest = rollout.max_prompt_tokens
-    valid = sorted({size for size in plan.prompt_buckets if size < longest})
-    if valid != list(plan.prompt_buckets):
+def _bucket_problems(config: Config) -> Iterator[Problem]:
+    longest, buckets = config.rollout.max_prompt_tokens, config.plan.prompt_buckets
+    valid = sorted({size for size in buckets if size < longest})
+    if valid != list(buckets):
         what = f"must be ascending and below {longest}, which is always a bucket"
         yield "plan.prompt_buckets", f"{what}; nearest valid: {valid}"
 
 
-def _shares_prefix(rollout: Rollout, learner: Learner) -> bool:
-    """See `Config.shares_prefix`."""
-    if learner.share_prefix is not None:
-        return learner.share_prefix
-    saved = rollout.expected_prompt * (1 - 1 / rollout.group_size)
-    return saved >= 0.1 * (rollout.expected_prompt + rollout.expected_completion)
-
-
-def _default_row(rollout: Rollout, learner: Learner) -> int:
-    """The longest sequence, or a group of expected lengths that shares its prompt, if longer."""
-    longest = rollout.max_tokens
-    if not _shares_prefix(rollout, learner):
-        return longest
-    group = rollout.expected_prompt + rollout.group_size * rollout.expected_completion
-    return max(longest, min(_LONG_ROW, math.ceil(group)))
-
-
-def _row_problems(plan: Plan, rollout: Rollout, learner: Learner) -> Iterator[Problem]:
-    longest = rollout.max_tokens
+def _row_problems(config: Config) -> Iterator[Problem]:
+    plan, longest = config.plan, config.rollout.max_tokens
     if plan.row_tokens is not None and plan.row_tokens < longest:
         what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
         yield "plan.row_tokens", what
         return
-    row, tokens = plan.row_tokens or _default_row(rollout, learner), plan.micro_batch_tokens
+    row, tokens = config.row_tokens, plan.micro_batch_tokens
     if tokens is not None and tokens % (row * plan.learner_shards):
         nearest = nearest_multiples(tokens, row * plan.learner_shards)
         what = (
@@ -452,81 +341,160 @@ def _row_problems(plan: Plan, rollout: Rollout, learner: Learner) -> Iterator[Pr
         yield "plan.micro_batch_tokens", what
 
 
-def _overlong_problems(rewards: Rewards, rollout: Rollout) -> Iterator[Problem]:
-    if rollout.overlong_tokens and OVERLONG in [part.name for part in rewards.functions]:
+def _rollout_weights_problems(config: Config) -> Iterator[Problem]:
+    kind, model = config.plan.rollout_weights, config.model
+    if kind == "shared":
+        return
+    if model.quantization != "none":
+        what = f'needs model.quantization = "none", not "{model.quantization}"'
+        yield "plan.rollout_weights", f'{what}; nearest valid: "shared"'
+    rounds = kind != "merged" or model.dtype != "float32"
+    if rounds and config.learner.importance_cap == 0:
+        base = f" with a {model.dtype} base" if kind == "merged" else ""
+        what = (
+            f'plan.rollout_weights = "{kind}"{base} rounds differently from the learner, which '
+            'needs importance weights; nearest valid: 2.0, or plan.rollout_weights = "shared"'
+        )
+        yield "learner.importance_cap", what
+
+
+def _overlong_problems(config: Config) -> Iterator[Problem]:
+    names = [part.name for part in config.rewards.functions]
+    if config.rollout.overlong_tokens and OVERLONG in names:
         what = f"{OVERLONG!r} is the name of the part of rollout.overlong_tokens; choose another"
         yield "rewards.functions", what
 
 
-def reward_weights(rewards: Rewards, rollout: Rollout) -> dict[str, float]:
-    """See `Config.reward_weights`."""
-    overlong = {OVERLONG: 1.0} if rollout.overlong_tokens else {}
-    return {part.name: part.weight for part in rewards.functions} | overlong
+def _partial_problems(config: Config) -> Iterator[Problem]:
+    rollout = config.rollout
+    if rollout.cut_off is not None:
+        prompts = -(-rollout.prompts_per_step // config.plan.num_samplers)
+        share = prompts * rollout.group_size
+        if min_finished(share, cut_off=rollout.cut_off) == share:
+            nearest = math.floor(100 * (share - 1) / share) / 100
+            what = f"would truncate none of a sampler's {share} rollouts in a step"
+            yield "rollout.cut_off", f"{what}; nearest valid: {nearest}"
+            return
+    if rollout.partial == "keep" and not config.learner.importance_cap:
+        what = (
+            '"keep" trains on tokens of older policy versions, which needs importance weights; set '
+            "learner.importance_cap above 0, e.g. 2"
+        )
+        yield "rollout.partial", what
 
 
-def _alarm_problems(
-    alarms: Alarms, evaluation: Eval, learner: Learner, rewards: Rewards, rollout: Rollout
-) -> Iterator[Problem]:
-    weighted = [weight for weight in reward_weights(rewards, rollout).values() if weight]
-    if not evaluation.validates:
-        why = "without eval.every_steps or eval.every_minutes"
-        for name in ("validation_falls", "rising_while_validation_falls"):
-            yield from _unused_rule(name, alarms.rule(name), why=why)
-    if len(weighted) < 2:
-        why = "with less than two weighted rewards"
-        yield from _unused_rule("dominating", alarms.dominating, why=why)
-    if learner.kl_coef == 0:
-        why = "with learner.kl_coef = 0, where there is no reference to compare with"
-        yield from _unused_rule("kl", alarms.kl, why=why)
+def _ahead_problems(config: Config) -> Iterator[Problem]:
+    if config.rollout.ahead == "off":
+        return
+    if config.plan.placement != "split" and not config.plan.searches_placement:
+        what = (
+            'needs plan.placement = "split": a process that owns all devices cannot sample and '
+            'learn at the same time; nearest valid: "off"'
+        )
+        yield "rollout.ahead", what
+    if not config.learner.importance_cap:
+        what = (
+            '"one" trains on rollouts of the previous policy version, which needs importance '
+            "weights; set learner.importance_cap above 0, e.g. 2"
+        )
+        yield "rollout.ahead", what
 
 
-def _unused_rule(name: str, rule: AlarmRule, *, why: str) -> Iterator[Problem]:
-    for key, what in rule.unused(*type(rule).model_fields, why=why):
-        yield f"alarms.{name}.{key}", what
+def _shrink_problems(config: Config) -> Iterator[Problem]:
+    rollout, key = config.rollout, "rollout.min_prompts_per_step"
+    if rollout.min_prompts_per_step is None:
+        return
+    if config.budget.steps is not None:
+        yield key, "has no effect with budget.steps, where all steps have one size; remove it"
+    elif rollout.dynamic_sampling != "off":
+        what = 'needs rollout.dynamic_sampling = "off", which refills steps; remove one of them'
+        yield key, what
+    elif rollout.ahead != "off":
+        what = 'needs rollout.ahead = "off", which samples before a step is sized; remove one'
+        yield key, what
 
 
-def _validation_problems(evaluation: Eval, data: Data) -> Iterator[Problem]:
-    if evaluation.validates and data.validation is None:
+def _validation_problems(config: Config) -> Iterator[Problem]:
+    evaluation, validation = config.eval, config.data.validation
+    if evaluation.validates and validation is None:
         key = "every_steps" if evaluation.every_steps else "every_minutes"
         yield f"eval.{key}", "needs data.validation; set it, or remove this"
-    if data.validation is not None and not evaluation.validates:
+    if validation is not None and not evaluation.validates:
         what = "has no effect without eval.every_steps or eval.every_minutes; set one of them"
         yield "data.validation", what
 
 
-def _profile_problems(profile: Profile, budget: Budget) -> Iterator[Problem]:
-    if profile.range is not None and budget.steps is not None:
-        first, _ = profile.range
-        if first > budget.steps:
-            what = f"there are only budget.steps = {budget.steps} steps; nearest valid: "
-            yield "profile.steps", f'{what}"{budget.steps}"'
+def _alarm_problems(config: Config) -> Iterator[Problem]:
+    useless = dict[str, str]()
+    if not config.eval.validates:
+        why = "without eval.every_steps or eval.every_minutes"
+        useless |= {"validation_falls": why, "rising_while_validation_falls": why}
+    if sum(weight != 0 for weight in config.reward_weights.values()) < 2:
+        useless["dominating"] = "with less than two weighted rewards"
+    if config.learner.kl_coef == 0:
+        why = "with learner.kl_coef = 0, where there is no reference to compare with"
+        useless["kl"] = why
+    for name, why in useless.items():
+        rule = config.alarms.rule(name)
+        yield from rule.unused(*type(rule).model_fields, why=why, table=f"alarms.{name}")
 
 
-def _sft_problems(run: Run, sft: Sft, budget: Budget) -> Iterator[Problem]:
-    if not run.has_sft_phase:
-        for key, what in sft.unused(*Sft.model_fields, why='without "sft" in run.phases'):
-            yield f"sft.{key}", what
+def _metric_problems(config: Config) -> Iterator[Problem]:
+    for part in config.rewards.functions:
+        if part.name in {EXACT_ANSWER, WEIGHTED_SUM}:
+            what = f'"{part.name}" is a value of eval.metric of its own; name the part otherwise'
+            yield "rewards.functions", what
+    metric, names = config.eval.metric, config.metric_names
+    if metric is None:
+        return
+    if metric not in names:
+        (nearest,) = get_close_matches(metric, names, n=1, cutoff=0.0)
+        what = f"is not the name of a reward part, {EXACT_ANSWER} or {WEIGHTED_SUM}"
+        yield "eval.metric", f'{what}; nearest valid: "{nearest}", of {", ".join(names)}'
+    elif config.eval.extraction is not None and metric != EXACT_ANSWER:
+        yield "eval.extraction", unused_extraction(metric)
+
+
+def _chip_problems(config: Config) -> Iterator[Problem]:
+    if config.plan.platform != "tpu":
+        why = f'with plan.platform = "{config.plan.platform}"'
+        yield from config.run.unused("tpu_chips", why=why, table="run")
+
+
+def _sft_problems(config: Config) -> Iterator[Problem]:
+    sft, steps = config.sft, config.budget.steps
+    if not config.run.has_sft_phase:
+        why = 'without "sft" in run.phases'
+        yield from sft.unused(*Sft.model_fields, why=why, table="sft")
         return
     if sft.train is None:
         yield "sft.train", 'is required for run.phases = ["sft", "grpo"]'
-    if budget.steps is not None and sft.steps >= budget.steps:
-        what = f"must be below budget.steps = {budget.steps}, to leave steps for GRPO"
-        yield "sft.steps", f"{what}; nearest valid: {budget.steps - 1}"
+    if steps is not None and sft.steps >= steps:
+        what = f"must be below budget.steps = {steps}, to leave steps for GRPO"
+        yield "sft.steps", f"{what}; nearest valid: {steps - 1}"
 
 
-_CROSS_CHECKS: tuple[tuple[tuple[str, ...], Callable[..., Iterator[Problem]]], ...] = (
-    (("learner", "budget", "run", "sft"), _schedule_problems),
-    (("plan", "rollout"), _bucket_problems),
-    (("plan", "rollout", "learner"), _row_problems),
-    (("plan", "model", "learner"), rollout_weights_problems),
-    (("rewards", "rollout"), _overlong_problems),
-    (("rollout", "learner", "plan"), partial_problems),
-    (("rollout", "learner", "plan"), ahead_problems),
-    (("rollout", "budget"), shrink_problems),
-    (("eval", "data"), _validation_problems),
-    (("alarms", "eval", "learner", "rewards", "rollout"), _alarm_problems),
-    (("eval", "rewards", "rollout"), metric_problems),
-    (("plan", "run"), chip_problems),
-    (("run", "sft", "budget"), _sft_problems),
-    (("profile", "budget"), _profile_problems),
+def _profile_problems(config: Config) -> Iterator[Problem]:
+    steps, profiled = config.budget.steps, config.profile.range
+    if profiled is not None and steps is not None and profiled[0] > steps:
+        what = f'there are only budget.steps = {steps} steps; nearest valid: "{steps}"'
+        yield "profile.steps", what
+
+
+_CROSS_CHECKS: tuple[Callable[[Config], Iterator[Problem]], ...] = (
+    _schedule_problems,
+    _bucket_problems,
+    _row_problems,
+    _rollout_weights_problems,
+    _overlong_problems,
+    _partial_problems,
+    _ahead_problems,
+    _shrink_problems,
+    _validation_problems,
+    _alarm_problems,
+    _metric_problems,
+    _chip_problems,
+    _sft_problems,
+    _profile_problems,
 )
+"""Checks between tables that are valid by themselves."""

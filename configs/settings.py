@@ -6,10 +6,11 @@ Derived from the JSON schema that pydantic generates for `configs.schema`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from configs.base import OnResume
 from configs.schema import Config
 from configs.toml_text import show_value
 
@@ -26,12 +27,14 @@ class Setting:
         node: its JSON schema, references resolved.
         optional: whether it may be unset without a default (`none` unsets it).
         required: whether it must be set.
+        on_resume: what a change means for a resume, by itself or by its table; see `configs.base`.
     """
 
     path: str
     node: Mapping[str, Any]
     optional: bool
     required: bool
+    on_resume: OnResume
 
     @property
     def type(self) -> str:
@@ -65,13 +68,15 @@ class Setting:
 
     def children(self) -> Iterator[Setting]:
         """The keys of a table, or the element of a list; empty for a plain value."""
-        required = self.node.get("required", ())
-        for key, node in self.node.get("properties", {}).items():
-            yield _setting(
-                f"{self.path}.{key}" if self.path else key, node, required=key in required
-            )
+        needed = self.node.get("required", ())
+        inner = {
+            key: (node, key in needed) for key, node in self.node.get("properties", {}).items()
+        }
         if "items" in self.node:
-            yield _setting(f"{self.path}.{INDEX}", self.node["items"], required=True)
+            inner[INDEX] = (self.node["items"], True)
+        for key, (node, required) in inner.items():
+            path = f"{self.path}.{key}" if self.path else key
+            yield _setting(path, node, required=required, on_resume=self.on_resume)
 
 
 def find_setting(path: Sequence[str | int]) -> Setting | None:
@@ -81,14 +86,14 @@ def find_setting(path: Sequence[str | int]) -> Setting | None:
     """
     if INDEX in path:
         return None
-    by_path = {setting.path: setting for setting in _all_settings()}
     parts = setting_parts(path)
-    found = by_path.get(".".join(parts))
-    if found is not None:
-        return found
-    above = (by_path.get(".".join(parts[:end])) for end in range(1, len(parts)))
-    if any(setting is not None and setting.has_free_keys for setting in above):
-        return Setting(".".join(parts), {"type": "any"}, optional=True, required=False)
+    key = ".".join(parts)
+    if key in settings_by_path():
+        return settings_by_path()[key]
+    for end in range(1, len(parts)):
+        table = settings_by_path().get(".".join(parts[:end]))
+        if table is not None and table.has_free_keys:
+            return replace(table, path=key, node={"type": "any"}, optional=True, required=False)
     return None
 
 
@@ -101,7 +106,7 @@ def settings() -> tuple[Setting, ...]:
     """All keys that can be set, in the schema's order, without tables and list elements."""
     return tuple(
         setting
-        for setting in _all_settings()
+        for setting in settings_by_path().values()
         if (setting.type != "object" or setting.has_free_keys)
         and not setting.path.endswith(f".{INDEX}")
     )
@@ -113,38 +118,40 @@ def tables() -> tuple[Setting, ...]:
 
 
 @cache
-def _all_settings() -> tuple[Setting, ...]:
+def settings_by_path() -> dict[str, Setting]:
+    """All keys, tables and list elements of the schema, by path."""
+
     def below(setting: Setting) -> Iterator[Setting]:
         for child in setting.children():
             yield child
             yield from below(child)
 
-    return tuple(below(_root()))
+    return {setting.path: setting for setting in below(_root())}
 
 
-@cache
 def _root() -> Setting:
-    return _setting("", Config.model_json_schema(), required=True)
+    return _setting("", _schema(), required=True)
 
 
 @cache
-def _definitions() -> Mapping[str, Any]:
-    definitions: Mapping[str, Any] = Config.model_json_schema()["$defs"]
-    return definitions
+def _schema() -> dict[str, Any]:
+    return Config.model_json_schema()
 
 
-def _setting(path: str, node: Mapping[str, Any], *, required: bool) -> Setting:
+def _setting(
+    path: str, node: Mapping[str, Any], *, required: bool, on_resume: OnResume = "alters"
+) -> Setting:
     optional = False
     while "$ref" in node or "anyOf" in node:
         rest = {key: value for key, value in node.items() if key not in {"$ref", "anyOf"}}
         if "$ref" in node:
-            node = {**_definitions()[node["$ref"].rpartition("/")[2]], **rest}
+            node = {**_schema()["$defs"][node["$ref"].rpartition("/")[2]], **rest}
         else:
             # All unions of the schema are unions with null.
             optional = True
             (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
             node = {**kind, **rest}
-    return Setting(path, node, optional, required)
+    return Setting(path, node, optional, required, node.get("on_resume", on_resume))
 
 
 _NOUNS = {

@@ -12,6 +12,7 @@ from pydantic import Field
 from configs.base import (
     DATA_FILES,
     FREE,
+    REWARDS,
     DataPath,
     FunctionName,
     Problem,
@@ -324,7 +325,7 @@ class Rewards(Table):
     """Reward functions and the processes that call them."""
 
     functions: Annotated[tuple[RewardFunction, ...], Field(strict=False, min_length=1)] = Field(
-        description="the parts of the reward"
+        description="the parts of the reward", json_schema_extra=REWARDS
     )
     workers: int = Field(
         1, ge=1, description="number of CPU processes of each function", json_schema_extra=FREE
@@ -343,7 +344,9 @@ class Rewards(Table):
         json_schema_extra=FREE,
     )
     shuffle: bool = Field(
-        False, description="control experiment: permute the rewards over a step's rollouts"
+        False,
+        description="control experiment: permute the rewards over a step's rollouts",
+        json_schema_extra=REWARDS,
     )
 
     def conflicts(self) -> Iterator[Problem]:

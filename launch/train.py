@@ -88,9 +88,6 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     found = MistakeCollector(read.mistakes, read.invalid)
     found.attempt(check_accept, accept)
     config = read.config
-    if config is None:
-        found.raise_if_any()
-    assert config is not None
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare

@@ -146,7 +146,7 @@ class InProcess:
 
     async def load(self, published: Published) -> str:
         await self.script.call(f"load {published.version}")
-        return self.actor.load(published.version, published.sha256, published.payload)
+        return self.actor.load(published.version, published.payload)
 
     async def generate(
         self,

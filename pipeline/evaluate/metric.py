@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, metric_names, unused_extraction
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, unused_extraction
 from configs.schema import Config
 from pipeline.data.splits import LoadedSplit
 
@@ -35,7 +35,7 @@ def with_metric(
         return config
     before = None if saved is None else saved["eval"].get("metric")
     if before is not None:
-        names = metric_names(config.rewards, config.rollout)
+        names = config.metric_names
         if before not in names:
             raise ValueError(
                 f"eval.metric: the run selects its best version by the reward {before!r}, which is "

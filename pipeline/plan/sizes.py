@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
-from pydantic import ValidationError
-
-from configs.errors import ConfigError, explain_validation
+from configs import load
 from configs.schema import Config
 
 WorkerPhase = Literal["generate", "score", "update", "publish", "sync", "export", "load"]
@@ -77,10 +75,7 @@ def validated(config: Config) -> Config:
     Raises:
         ConfigError: if a setting of [plan] does not suit the others.
     """
-    try:
-        return Config.model_validate({**dict(config), "plan": dict(config.plan)})
-    except ValidationError as error:
-        raise ConfigError(*map(str, explain_validation(error, config.model_dump()))) from None
+    return load.validated({**config.model_dump(), "plan": dict(config.plan)})
 
 
 def smaller(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import jax
@@ -14,19 +13,15 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from configs.schema import Config
 from pipeline.compute.builds import Building, Ready
-from pipeline.compute.opening import OpenedModel
 from pipeline.data.models.hf_config import read_model_shape
 from pipeline.data.models.model_shape import ModelShape
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.choose_sizes import choose_sizes
 from pipeline.plan.sizes import Sizes
 from pipeline.protocols import Learner, Sampler, SamplerTimes
 from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.console import Console
 from tests import tiny
-
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
-ROW = 42
+from tests.actors.two_layers import give_model
 
 
 class InProcess:
@@ -52,13 +47,9 @@ class InProcess:
 def actor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ColocatedActor:
     """An actor with an open model of two layers; nothing is compiled."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     plan: dict[str, Any] = {"slots": None, "slot_buckets": None, "micro_batch_tokens": None}
     actor = ColocatedActor(tiny.make_config(plan=plan))
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    opened = OpenedModel(policy, base, tiny.VOCABULARY, read_tokenizer(DEMO), 0.0)
-    actor.opening = opened  # type: ignore[assignment]
+    give_model(actor, monkeypatch)
     return actor
 
 
@@ -91,6 +82,6 @@ def test_sizes_are_chosen_and_the_adapter_does_not_change(
     for name, value in jax.device_get(actor.learner.initial_adapter()).items():
         np.testing.assert_array_equal(value, state.adapter[name])
     (version, sha256), payload = actor.publish(which="current")
-    assert actor.load(version, sha256, payload) == sha256
+    assert actor.load(version, payload) == sha256
     completions = actor.generate(tiny.make_requests([3, 14, 6]), temperature=1.0)
     assert [len(one.prompt_tokens) for one in completions] == [3, 14, 6]

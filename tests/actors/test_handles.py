@@ -83,16 +83,16 @@ def test_a_dead_process_is_named():
 def test_an_adapter_is_published_and_loaded_as_a_reference():
     loaded: list[tuple[Any, ...]] = []
 
-    def load(version: int, sha256: str, payload: Any) -> str:
-        loaded.append((version, sha256, payload))
-        return sha256
+    def load(version: int, payload: Any) -> str:
+        loaded.append((version, payload))
+        return "hash of best"
 
     learner = worker_of(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
     sampler = SamplerHandle(FakeActor(load=load), "sampler 0")
     published = asyncio.run(learner.publish("best"))
     assert published == Published(3, "hash of best", "reference 1")
     assert asyncio.run(sampler.load(published)) == "hash of best"
-    assert loaded == [(3, "hash of best", "reference 1")]
+    assert loaded == [(3, "reference 1")]
 
 
 def test_a_cancelled_score_is_cancelled_in_the_actor(monkeypatch: pytest.MonkeyPatch):

@@ -86,12 +86,14 @@ def test_one_process_samples_under_the_adapter_that_it_published(
     actor = ColocatedActor(tiny.make_config())
     actor.learner = tiny.learner()
     loaded: list[str] = []
-    monkeypatch.setattr(actor, "set_adapter", lambda _, **label: loaded.append(label["sha256"]))
+    monkeypatch.setattr(
+        actor, "set_adapter", lambda adapter, **_: loaded.append(lora.sha256(adapter))
+    )
     update(actor)
     sent = []
     for which in ("initial", "current", "probe"):
         (version, sha256), payload = actor.publish(which=which)
-        actor.load(version, sha256, payload)
+        actor.load(version, payload)
         sent.append(sha256)
     assert loaded == sent
     assert len(set(sent)) == 3

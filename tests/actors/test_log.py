@@ -3,30 +3,15 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterator
 from itertools import count
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from actors import log
-from actors.log import LOG, begin_process, logged_work, logs
+from actors.log import logged_work, logs
 
-STAMP = r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
-
-
-@pytest.fixture(autouse=True)
-def fresh_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(LOG, "handlers", list[Any]())
-    readings = count(100.0, 1.5)  # of the clock at the start and the end of the work
-    clock = SimpleNamespace(monotonic=lambda: next(readings), gmtime=time.gmtime)
-    monkeypatch.setattr(log, "time", clock)
-    begin_process()
-    begin_process()  # once is enough
-    yield
-    LOG.propagate = True
+STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z "
 
 
 class Sampler:
@@ -40,21 +25,21 @@ class Sampler:
         return list(range(count))
 
 
-def test_a_method_writes_what_it_did_and_how_long_it_took(capsys: pytest.CaptureFixture[str]):
+def test_work_is_a_line_with_what_it_did_and_how_long_it_took(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    readings = count(100.0, 1.5)  # of the clock at the start and the end of the work
+    monkeypatch.setattr(log, "time", SimpleNamespace(monotonic=lambda: next(readings)))
     assert Sampler().generate(2) == [0, 1]
-    (line,) = capsys.readouterr().out.splitlines()
-    assert re.match(STAMP + r"generated 2 rollouts of version 3 in 1\.50 s$", line)
-    assert Sampler.generate.__doc__ == "Generates."
-
-
-def test_a_failure_is_a_line_and_is_raised(capsys: pytest.CaptureFixture[str]):
     with pytest.raises(ValueError, match="no slots"):
         Sampler().generate(2, fails=True)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert re.match(STAMP + r"generate failed after 1\.50 s: ValueError: no slots$", line)
-
-
-def test_work_that_says_nothing_has_its_name(capsys: pytest.CaptureFixture[str]):
     with logged_work("score"):
-        pass
-    assert capsys.readouterr().out.endswith(" score in 1.50 s\n")
+        pass  # says nothing, and has its name
+    lines = (
+        r"generated 2 rollouts of version 3 in 1\.50 s",
+        r"generate failed after 1\.50 s: ValueError: no slots",
+        r"score in 1\.50 s",
+    )
+    shown = capsys.readouterr().out
+    assert re.fullmatch("".join(f"{STAMP}{line}\n" for line in lines), shown)
+    assert Sampler.generate.__doc__ == "Generates."

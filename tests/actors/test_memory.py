@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -16,18 +15,15 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from pipeline.compute.device_memory import GIB, resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model.building import Builder
-from pipeline.compute.opening import OpenedModel
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion
 from tests import tiny
+from tests.actors.two_layers import give_model
 
 pytestmark = pytest.mark.slow
 
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 ROW = 42
 WHOLE, FEWER_SLOTS, FEWER_ROWS = Sizes(4, 2 * ROW), Sizes(3, 2 * ROW), Sizes(4, ROW)
 REQUESTS = tiny.make_requests([3, 14, 6, 9, 4, 11])
@@ -45,8 +41,6 @@ def full(*_: Any, **__: Any) -> Any:
 
 def make_actor(monkeypatch: pytest.MonkeyPatch) -> ColocatedActor:
     """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
-    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     config = tiny.make_config(
         learner={"kl_coef": 0.1, "kl": "topk", "kl_top_k": 8},
         plan={
@@ -57,30 +51,19 @@ def make_actor(monkeypatch: pytest.MonkeyPatch) -> ColocatedActor:
         },
     )
     actor = ColocatedActor(config)
-    tokenizer = read_tokenizer(DEMO)
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    actor.opening = OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)  # type: ignore[assignment]
+    give_model(actor, monkeypatch)
     actor.prepare(WHOLE)
     publish(actor)
     return actor
 
 
 def publish(actor: ColocatedActor) -> None:
-    (version, sha256), payload = actor.publish(which="current")
-    actor.load(version, sha256, payload)
+    (version, _), payload = actor.publish(which="current")
+    actor.load(version, payload)
 
 
 def draw(actor: ColocatedActor) -> list[Completion]:
     return actor.generate(REQUESTS, temperature=0.8)
-
-
-def host(state: LearnerState) -> list[np.ndarray]:
-    return [np.array(leaf) for leaf in jax.tree.leaves((state.adapter, state.optimizer))]
-
-
-def equal(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> None:
-    for a, b in zip(one, other, strict=True):
-        np.testing.assert_array_equal(a, b)
 
 
 class FullOnce:
@@ -171,67 +154,36 @@ def test_an_update_that_runs_out_of_memory_frees_it(actor: ColocatedActor, name:
     assert not any(built.name.startswith("segment") for built in ready.built)
 
 
-def test_scoring_continues_with_smaller_micro_batches(actor: ColocatedActor):
-    drawn = draw(actor)
-    whole = actor.score(drawn, which="current")
-    actor.learner._compiled, _ = fill_up(actor.learner._compiled, "score")
-    with pytest.raises(OutOfMemory) as told:
-        actor.score(drawn, which="current")
-    assert told.value.phase == "score"
-    actor.prepare(FEWER_ROWS)
-    for one, other in zip(whole, actor.score(drawn, which="current"), strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=1e-5)
-
-
-def test_an_adapter_is_merged_again_after_a_failed_merge(actor: ColocatedActor):
-    actor.update(ROLLOUTS)
-    publish(actor)
-    expected = {name: np.array(value) for name, value in actor.weights.base.items()}
-    actor.learner.state = actor.learner._fresh()
-    publish(actor)
-    actor.update(ROLLOUTS)
-    merges = dict(actor.weights._merge)
-    third = sorted(merges)[2]
-    failing = FullOnce(merges[third])
-    actor.weights._merge = {**merges, third: failing}  # type: ignore[dict-item]
-    with pytest.raises(OutOfMemory) as told:
-        publish(actor)
-    assert (told.value.phase, failing.calls) == ("sync", 1)
-    actor.prepare(FEWER_SLOTS)
-    publish(actor)
-    actor.weights._merge = merges
-    for name, value in actor.weights.base.items():
-        np.testing.assert_array_equal(value, expected[name])
-    assert len(draw(actor)) == len(REQUESTS)
-
-
-def test_a_failed_restore_keeps_the_checkpoint(
-    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("phase", ["score", "sync", "publish", "load"])
+def test_the_phase_that_ran_out_of_memory_is_told(
+    actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ):
     monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
-    actor.update(ROLLOUTS)
     actor.save({"step": 1})
     actor.saved(wait=True)
-    learned = host(actor.learner.state)
-    actor.learner.state = actor.learner._fresh()
+    drawn, merges = draw(actor), dict(actor.weights._merge)
+    work: dict[str, Callable[[], Any]] = {
+        "score": lambda: actor.score(drawn, which="current"),
+        "sync": lambda: publish(actor),
+        "publish": lambda: actor.publish(which="current"),
+        "load": actor.restore,
+    }
     with monkeypatch.context() as patch:
+        compiled, _ = fill_up(actor.learner._compiled, "score")
+        patch.setattr(actor.learner, "_compiled", compiled)
+        third = sorted(merges)[2]
+        patch.setattr(actor.weights, "_merge", {**merges, third: full})
         patch.setattr(ocp.CheckpointManager, "restore", full)
+        if phase == "publish":
+            patch.setattr(jax, "device_get", full)
         with pytest.raises(OutOfMemory) as told:
-            actor.restore()
-    assert told.value.phase == "load"
-    assert actor.restore().meta == {"step": 1}
-    equal(host(actor.learner.state), learned)
-
-
-def test_a_failed_publish_reduces_no_slots(actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(jax, "device_get", full)
-        with pytest.raises(OutOfMemory) as told:
-            actor.publish(which="current")
-    assert told.value.phase == "publish"
-    assert smaller(actor.config, Sizes.of(actor.config), told.value.phase) == FEWER_ROWS
-    actor.prepare(FEWER_ROWS)
+            work[phase]()
+    assert told.value.phase == phase
+    # The process is as before.
     publish(actor)
+    assert actor.restore().meta == {"step": 1}
+    for one, other in zip(drawn, draw(actor), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
 # --- compiling
@@ -261,22 +213,19 @@ def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
 # --- turns on the same devices
 
 
-def test_slots_that_exceed_the_limit_are_refused_before_anything_runs(
+def test_programs_that_exceed_the_limit_are_refused_before_anything_runs(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
-    there = resident_bytes()
-    needs = {WHOLE.slots: max(actor.engine.needs.values())}
-    actor.prepare(FEWER_SLOTS)
-    needs[3] = max(actor.engine.needs.values())
-    assert needs[3] < needs[4]
-    actor.prepare(WHOLE)
-    plan = actor.requested.plan.model_copy(update={"hbm_gib": (there + needs[4] - 1) / GIB})
+    there, needs = resident_bytes(), actor.needs()
+    largest = max(needs["update"].values())
+    assert largest > max(needs["generate"].values())
+    plan = actor.requested.plan.model_copy(update={"hbm_gib": (there + largest - 1) / GIB})
     monkeypatch.setattr(actor, "requested", actor.requested.model_copy(update={"plan": plan}))
     with pytest.raises(OutOfMemory, match=r"needs .* GiB of each device beside .*hbm_gib") as told:
         actor.prepare(WHOLE)
-    assert told.value.phase == "generate"
+    assert told.value.phase == "update"
     assert 0 < (told.value.share or 0) < 1
-    actor.prepare(FEWER_SLOTS)
+    actor.prepare(FEWER_ROWS)
 
 
 def test_sampler_and_learner_never_hold_their_peaks_at_once(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,15 +19,14 @@ from pipeline.compute.learner.batches import place_inputs
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.opening import OpenedModel
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes
 from tests import tiny
 from tests.actors.test_learner_actor import trained, update
-from tests.actors.test_sampler_actor import opened, sample
+from tests.actors.test_sampler_actor import sample
+from tests.actors.two_layers import give_model, opened
 from tests.pipeline.compute.learner.test_sft import PACKED
 from tests.run_process import FakeClock
 
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 DELAY_S = 5.0
 SIZES = Sizes(4, 84)
 
@@ -69,7 +67,7 @@ def test_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
     actor.opening, actor.phases = opened(), PhaseClock(now)  # type: ignore[assignment]
     delay(cls, method)
     actor.prepare(SIZES)
-    actor.load(1, "", actor.policy.fresh_adapter(0))
+    actor.load(1, actor.policy.fresh_adapter(0))
     sample(actor)
     use = actor.use()
     found = {name: seconds for name, seconds in use.seconds.items() if seconds}
@@ -104,15 +102,11 @@ def test_an_update_hangs_where_a_micro_batch_does_not_where_it_has_many(
     now: FakeClock, monkeypatch: pytest.MonkeyPatch
 ):
     """`faults.stuck_s` is 300 s; the heartbeats are those of the moment before a batch ends."""
-    monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-    monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
     sft = {"train": {"path": "sft.jsonl"}, "steps": 2}
     plan = {"placement": "split", "micro_batch_tokens": SIZES.micro_batch_tokens}
     run = {"phases": ["sft", "grpo"]}
     actor = LearnerActor(tiny.make_config(plan=plan, run=run, sft=sft))
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    tokenizer = read_tokenizer(DEMO)
-    actor.opening = OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)  # type: ignore[assignment]
+    give_model(actor, monkeypatch)
     actor.prepare(SIZES)
     actor.phases.now = now
 

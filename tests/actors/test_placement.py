@@ -48,72 +48,45 @@ V5E_SPLIT = plan("tpu", "split", learner_devices=4, samplers=4)
 V5E_COLOCATED = plan("tpu", "colocated", learner_devices=8)
 
 
-def test_chips_are_leased_one_by_one():
-    assert lease(V5E_SPLIT, 4) == Lease({"TPU": 4}, {"JAX_PLATFORMS": "tpu"})
-    assert lease(plan("gpu", "split"), 1) == Lease({"GPU": 1}, {"JAX_PLATFORMS": "cuda"})
+TWO_HOSTS = plan("tpu", "split", learner_devices=8, samplers=2, sampler_devices=4)
+CPU_SPLIT = plan("cpu", "split", learner_devices=8, samplers=2)
+CPU_COLOCATED = plan("cpu", "colocated", learner_devices=8)
 
 
-def test_virtual_devices_share_one_cpu(monkeypatch: pytest.MonkeyPatch):
+def test_a_lease_has_the_devices_and_the_environment_of_a_process(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-    assert lease(plan("cpu", "colocated", learner_devices=8), 8) == Lease(
-        {"CPU": 1},
-        {
-            "JAX_PLATFORMS": "cpu",
-            **malloc_environment(),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        },
-    )
-
-
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_the_cache_folder_is_passed_on(monkeypatch: pytest.MonkeyPatch, platform: str):
-    monkeypatch.setenv(CACHE_VARIABLE, "/a/folder")
-    assert lease(plan(platform, "split"), 1).variables[CACHE_VARIABLE] == "/a/folder"
-
-
-def test_reward_processes_reserve_nothing_and_see_no_accelerator():
+    assert lease(V5E_SPLIT, 4) == Lease({"TPU": 4}, {"JAX_PLATFORMS": "tpu"})
+    assert lease(plan("gpu", "split"), 1) == Lease({"GPU": 1}, {"JAX_PLATFORMS": "cuda"})
+    # Virtual devices share one CPU.
+    virtual = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", **malloc_environment()}
+    assert lease(CPU_COLOCATED, 8) == Lease({"CPU": 1}, {"JAX_PLATFORMS": "cpu", **virtual})
+    # Reward processes reserve nothing and see no accelerator.
     assert device_free_lease() == Lease({}, {"JAX_PLATFORMS": "cpu"})
+    monkeypatch.setenv(CACHE_VARIABLE, "/a/folder")
+    for asked in (V5E_SPLIT, CPU_SPLIT):
+        assert lease(asked, 1).variables[CACHE_VARIABLE] == "/a/folder"
 
 
 @pytest.mark.parametrize(
-    ("asked", "amounts"),
+    ("asked", "whole", "samplers"),
     [
-        (V5E_SPLIT, {"TPU": 8}),
-        (V5E_COLOCATED, {"TPU": 8}),
-        (plan("tpu", "split", learner_devices=4, samplers=1, sampler_devices=4), {"TPU": 8}),
-        (plan("cpu", "split", learner_devices=8, samplers=2), {"CPU": 3}),
-        (plan("cpu", "colocated", learner_devices=8), {"CPU": 1}),
-        (plan("gpu", "split"), {"GPU": 2}),
+        (V5E_SPLIT, {"TPU": 8}, {"TPU": 4}),
+        (V5E_COLOCATED, {"TPU": 8}, {"TPU": 8}),
+        (TWO_HOSTS, {"TPU": 16}, {"TPU": 8}),
+        (CPU_SPLIT, {"CPU": 3}, {"CPU": 2}),
+        (CPU_COLOCATED, {"CPU": 1}, {"CPU": 1}),
+        (plan("gpu", "split"), {"GPU": 2}, {"GPU": 1}),
     ],
 )
-def test_a_plan_needs_the_sum_of_its_leases(asked: Plan, amounts: dict[str, float]):
-    assert total_resources(asked) == amounts
-
-
-@pytest.mark.parametrize(
-    ("asked", "amounts"),
-    [
-        (V5E_SPLIT, {"TPU": 4}),
-        (V5E_COLOCATED, {"TPU": 8}),
-        (plan("cpu", "split", learner_devices=8, samplers=2), {"CPU": 2}),
-    ],
-)
-def test_samplers_alone_need_no_devices_of_a_learner(asked: Plan, amounts: dict[str, float]):
-    assert total_resources(asked, learner=False) == amounts
-    assert shortage(asked, nodes(amounts), learner=False) is None
-
-
-def test_a_cluster_with_the_devices_has_no_shortage():
-    assert shortage(V5E_SPLIT, nodes({"CPU": 1.0, "TPU": 8.0})) is None
-
-
-@pytest.mark.parametrize(("total", "has"), [({"CPU": 96.0}, "0"), ({"TPU": 4.0}, "4")])
-def test_a_machine_without_the_chips_is_refused_with_the_numbers(total: dict[str, float], has: str):
-    assert shortage(V5E_COLOCATED, nodes(total)) == (
-        f"plan.platform = 'tpu' needs 8 TPU in the cluster, which has {has}; "
-        "no other kind of device is used instead"
-    )
+def test_a_plan_needs_the_sum_of_its_leases(
+    asked: Plan, whole: dict[str, float], samplers: dict[str, float]
+):
+    assert total_resources(asked) == whole
+    assert total_resources(asked, learner=False) == samplers
+    assert shortage(asked, nodes(samplers), learner=False) is None
 
 
 @pytest.mark.parametrize(
@@ -138,26 +111,46 @@ def test_without_a_learner_samplers_are_where_the_adapters_are():
     assert assign([4, 4, 4], {"a": 8, "b": 8}, learner=False) == ["a", "a", "b"]
 
 
-TWO_HOSTS = plan("tpu", "split", learner_devices=8, samplers=2, sampler_devices=4)
-
-
-def test_two_hosts_have_a_learner_of_one_and_samplers_of_the_other():
-    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 8.0})) is None
-    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 4.0}, {"TPU": 4.0})) is None
-
-
-def test_a_process_needs_its_devices_on_one_node():
-    halves = nodes({"TPU": 4.0}, {"TPU": 8.0}, {"TPU": 4.0})
-    assert shortage(TWO_HOSTS, halves) == (
-        "plan.platform = 'tpu' needs 8 TPU for the learner on node 10.0.0.1 (host host-a, id a), "
-        "which runs this command and has 4; start the command on a node that has them"
-    )
-    assert shortage(TWO_HOSTS, nodes({"TPU": 8.0}, {"TPU": 2.0}, {"TPU": 6.0})) == (
-        "plan.platform = 'tpu' needs 4 TPU on one node for each of 2 samplers beside the learner; "
-        "node 10.0.0.1 (host host-a, id a) has 0, node 10.0.0.2 (host host-b, id b) has 2, "
-        "node 10.0.0.3 (host host-c, id c) has 6; add a node, or reduce plan.samplers or "
-        "plan.sampler_devices"
-    )
+@pytest.mark.parametrize(
+    ("asked", "resources", "told"),
+    [
+        (V5E_SPLIT, [{"CPU": 1.0, "TPU": 8.0}], None),
+        (TWO_HOSTS, [{"TPU": 8.0}, {"TPU": 8.0}], None),
+        (TWO_HOSTS, [{"TPU": 8.0}, {"TPU": 4.0}, {"TPU": 4.0}], None),
+        (
+            V5E_COLOCATED,
+            [{"CPU": 96.0}],
+            "8 TPU in the cluster, which has 0; no other kind of device is used instead",
+        ),
+        (
+            V5E_COLOCATED,
+            [{"TPU": 4.0}],
+            "8 TPU in the cluster, which has 4; no other kind of device is used instead",
+        ),
+        (
+            TWO_HOSTS,
+            [{"TPU": 4.0}, {"TPU": 8.0}, {"TPU": 4.0}],
+            (
+                "8 TPU for the learner on node 10.0.0.1 (host host-a, id a), which runs this "
+                "command and has 4; start the command on a node that has them"
+            ),
+        ),
+        (
+            TWO_HOSTS,
+            [{"TPU": 8.0}, {"TPU": 2.0}, {"TPU": 6.0}],
+            (
+                "4 TPU on one node for each of 2 samplers beside the learner; node 10.0.0.1 (host "
+                "host-a, id a) has 0, node 10.0.0.2 (host host-b, id b) has 2, node 10.0.0.3 (host "
+                "host-c, id c) has 6; add a node, or reduce plan.samplers or plan.sampler_devices"
+            ),
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_hold_the_plan_is_refused_with_the_numbers(
+    asked: Plan, resources: list[dict[str, float]], told: str | None
+):
+    expected = None if told is None else f"plan.platform = 'tpu' needs {told}"
+    assert shortage(asked, nodes(*resources)) == expected
 
 
 class Ray:

@@ -19,14 +19,13 @@ from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import OpenedModel, open_model
-from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.compute.opening import open_model
 from pipeline.types import Completion
 from tests import tiny
+from tests.actors.two_layers import opened
 from tests.demo_texts import write_tokenizer
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
-DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 
 
 @pytest.fixture
@@ -79,12 +78,6 @@ def config(kind: str, **tables: dict[str, Any]) -> Config:
     )
 
 
-def opened() -> OpenedModel:
-    tokenizer = read_tokenizer(DEMO)
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    return OpenedModel(policy, base, tiny.VOCABULARY, tokenizer, 0.0)
-
-
 def sample(actor: SamplerActor) -> Sequence[Completion]:
     return actor.generate(tiny.make_requests([3, 14, 6]), temperature=0.8)
 
@@ -98,12 +91,12 @@ def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
     actor.open(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
-    first = actor.load(0, "", sent[0])
+    first = actor.load(0, sent[0])
     before = sample(actor)
     with compilations() as seen:
-        second = actor.load(1, "", sent[1])
+        second = actor.load(1, sent[1])
         other = sample(actor)
-        again = actor.load(2, "", sent[0])
+        again = actor.load(2, sent[0])
         after = sample(actor)
     assert seen == []
     # The hash is the adapter's, before merging or quantization.
@@ -128,7 +121,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
             actor.learner.update(learned)
         (version, sha256), payload = actor.publish(which=which)
         assert payload == which  # the adapter itself does not move
-        assert actor.load(version, sha256, payload) == sha256
+        assert actor.load(version, payload) == sha256
         drawn.append(sample(actor))
         assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
         scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))

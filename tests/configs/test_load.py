@@ -132,20 +132,24 @@ def test_a_missing_file_is_reported_with_the_presets(
 
 
 @pytest.mark.parametrize(
-    ("text", "place"),
-    [("[run]\nname == 3\n", ":2:7: "), ("[run", ":1:5: "), ("a = 1\n\nb = '''x", ":3:9: ")],
+    ("content", "place"),
+    [
+        (b"[run]\nname == 3\n", ":2:7: "),
+        (b"[run", ":1:5: "),
+        (b"a = 1\n\nb = '''x", ":3:9: "),
+        (b"a = 1\na = 2", ":2:6: "),
+        ("a = 'ü'".encode("latin-1"), ": not UTF-8 text (byte 5)"),
+        (b"a = " + b"[" * 5000, ": nested too deeply"),
+    ],
 )
-def test_a_toml_mistake_has_a_line_and_a_column(write: Write, text: str, place: str) -> None:
-    path = write(text)
+def test_a_file_that_is_not_toml_is_refused_with_the_place(
+    tmp_path: Path, content: bytes, place: str
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(content)
     (line,) = mistakes(path)
     assert line.startswith(f"{path}{place}")
     assert "\n" not in line
-
-
-def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "latin.toml"
-    path.write_bytes("a = 'ü'".encode("latin-1"))
-    assert mistakes(path) == (f"{path}: not UTF-8 text (byte 5)",)
 
 
 def test_promise_8_six_mistakes_at_once(write: Write) -> None:
@@ -282,10 +286,14 @@ def test_the_key_suggested_for_an_unknown_key_is_not_reported_as_missing(write: 
     assert mistakes(path) == (f"{path}: budget.stps: unknown; did you mean budget.steps?",)
 
 
-def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
+def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
     given = [("rollout.group_size", "1"), ("plan.micro_batch_tokens", "385")]
     assert len(mistakes(small, *given)) == 2
     assert len(mistakes(small, *given, ("rollout.max_new_tokens", "0"))) == 2
+    within = [("learner.lr", "fast"), ("learner.kl", "topk"), ("prompt.answer_open", "<reasoning>")]
+    assert [line.split()[2] for line in mistakes(small, *within, ("prompt.template", "x"))] == [
+        *("--prompt.template", "--learner.lr", "--prompt.answer_open", "--learner.kl"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -298,7 +306,7 @@ def test_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
         ([("data.train.path", "gs://x"), ("run.nam", "x")], {"data.train.path"}),
         ([("modle.path", "x")], set()),
         ([("eval.every_steps", "5")], {"eval.every_steps"}),
-        ([("sft.train", "{path = 3, limit = 0, foo = 1}")], {"sft.train"}),
+        ([("sft.train", "{path = 3, limit = 0, foo = 1}")], {"sft.train.path", "sft.train.limit"}),
         ([("data.test", "{path = 3, foo = 1}")], {"data.test.path"}),
         ([("rewards.functions", "[3, {foo = 1}]")], {"rewards.functions"}),
     ],
@@ -307,7 +315,6 @@ def test_invalid_values_get_substitutes(
     small: Path, given: list[tuple[str, str]], invalid: set[str]
 ) -> None:
     read = read_config(small, given)
-    assert read.config is not None
     assert read.mistakes
     assert read.invalid >= invalid
     assert read.config.run.name == "small"
@@ -316,6 +323,5 @@ def test_invalid_values_get_substitutes(
 
 def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
     read = read_config(write(""))
-    assert read.config is not None
     assert {"run", "model", "data", "rewards", "rollout", "plan", "budget"} <= read.invalid
     assert len(read.mistakes) == 7

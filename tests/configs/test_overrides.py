@@ -92,29 +92,6 @@ def test_none_unsets_so_that_a_time_can_replace_steps(small: Path) -> None:
     assert config.budget.time_s == 90
 
 
-def test_none_does_not_unset_a_setting_with_a_default(small: Path) -> None:
-    (line,) = mistakes(small, ("lora.rank", "none"))
-    assert (
-        line == 'command line: --lora.rank = "none": must be an integer, at least 1 and at most '
-        "16384; default: 32"
-    )
-
-
-def test_an_index_past_the_end_is_refused(small: Path) -> None:
-    (line,) = mistakes(small, ("rewards.functions.5.weight", "1"))
-    assert line == (
-        "command line: --rewards.functions.5.weight: rewards.functions has 2 elements; "
-        "the next is 2"
-    )
-
-
-def test_a_plain_list_is_set_as_a_whole(small: Path) -> None:
-    (line,) = mistakes(small, ("rollout.stop_tokens.0", "x"))
-    assert line == (
-        "command line: --rollout.stop_tokens.0: set the whole list: --rollout.stop_tokens '[...]'"
-    )
-
-
 @pytest.mark.parametrize("value", ["3", "[]"])
 def test_an_override_inside_another_value_reports_the_files_mistake(
     tmp_path: Path, value: str
@@ -122,9 +99,3 @@ def test_an_override_inside_another_value_reports_the_files_mistake(
     path = tmp_path / "run.toml"
     path.write_text(f"learner = {value}\n{SMALL}", encoding="utf-8")
     assert mistakes(path, ("learner.lr", "1")) == (f"{path}: learner = {value}: must be a table",)
-
-
-def test_an_unknown_home_folder_is_refused(small: Path) -> None:
-    (mistake,) = mistakes(small, ("run.dir", "~nosuchuser/runs"))
-    assert mistake.startswith('command line: --run.dir = "~nosuchuser/runs": ')
-    assert mistake.endswith("there is no such user; write the whole path")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 
+from configs.alarms import Alarms
 from configs.learner import Variant
+from configs.mismatch import MismatchBounds
 
 from .conftest import load, overrides
 from .test_load import mistakes
@@ -146,6 +150,20 @@ data.train.path=none; .reasoning_gym=chain_sum; .size=5
     data.train.seed: missing; reasoning_gym needs it, with another seed for each split
 wandb.mode=disabled; .entity=me
     wandb.entity: has no effect with wandb.mode = "disabled"
+alarms.excluded.action=off; .above=0.3
+    alarms.excluded.above: has no effect with action = "off"; remove it
+alarms.excluded.action=off; .steps=4
+    alarms.excluded.steps: has no effect with action = "off"; remove it
+alarms.dominating.action=stop; rewards.functions.1.weight=0
+    alarms.dominating.action: has no effect with less than two weighted rewards
+alarms.validation_falls.above=2
+    alarms.validation_falls.above: has no effect without eval
+alarms.rising_while_validation_falls.steps=3
+    alarms.rising_while_validation_falls.steps: has no effect without eval
+alarms.kl.above=0.6
+    alarms.kl.above: has no effect with learner.kl_coef = 0
+alarms.throughput_down.action=stop
+    alarms.throughput_down.action: times differ from run to run and are no reason to stop
 """
 """Settings in the notation of `overrides`; below each the refusal, or a part of it."""
 
@@ -154,7 +172,7 @@ wandb.mode=disabled; .entity=me
     ("settings", "refusal"),
     list(zip(CONFLICTS.splitlines()[1::2], CONFLICTS.splitlines()[2::2], strict=True)),
 )
-def test_conflicting_settings_are_refused(small: Path, settings: str, refusal: str) -> None:
+def test_promise_8_conflicts_are_refused(small: Path, settings: str, refusal: str) -> None:
     (line,) = mistakes(small, *overrides(settings))
     where, _, told = line.partition(": ")
     key, _, what = refusal.strip().partition(": ")
@@ -167,130 +185,150 @@ def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
     settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
     lines = mistakes(small, *overrides(f"{settings}; .slots=12; .attention=splash"))
     assert [line.split()[2] for line in lines] == [
-        "--plan.samplers",
-        "--plan.sampler_devices",
         "--plan.slots",
         "--plan.attention",
+        "--plan.samplers",
+        "--plan.sampler_devices",
     ]
-
-
-def test_derived_numbers(small: Path) -> None:
-    config = load(small, "plan.prompt_buckets=[8]; learner.schedule=cosine")
-    assert config.prompt_buckets == (8, 16)
-    assert (config.row_tokens, config.micro_batch_rows) == (48, 8)
-    assert config.decay_steps == 10
-    assert (config.plan.num_samplers, config.plan.devices_per_sampler) == (1, 1)
-    assert config.budget.time_s is None
-    config = load(small, "plan.row_tokens=96")
-    assert (config.row_tokens, config.micro_batch_rows) == (96, 4)
-    config = load(small, "plan.placement=colocated; .learner_devices=8")
-    assert config.plan.devices_per_sampler == 8
-    assert config.plan.planned_sizes == ()
-    plan = load(small, "plan.slots=none; .micro_batch_tokens=none").plan
-    assert plan.planned_sizes == ("slots", "micro_batch_tokens")
-
-
-@pytest.mark.parametrize(
-    ("settings", "planned"),
-    [
-        ("budget.steps=none; .time=1h; learner.schedule=linear", True),
-        ("budget.steps=none; .time=1h; learner.schedule=linear; .decay_steps=5", False),
-        ("budget.steps=none; .time=1h", False),
-        ("learner.schedule=linear", False),
-    ],
-)
-def test_a_decay_without_a_known_end_follows_the_clock(
-    small: Path, settings: str, planned: bool
-) -> None:
-    assert load(small, settings).plans_decay is planned
-
-
-@pytest.mark.parametrize(
-    ("settings", "shared", "row"),
-    [
-        # Prompts of 8 tokens and completions of 11.2 on average: groups of 8 save 7 of 19.2 tokens,
-        # and one of them takes 97.6.
-        ("", True, 98),
-        ("learner.share_prefix=false", False, 48),
-        # 7 of 69.6, but not of 71: completions of 0.35 x 176 or 180.
-        ("rollout.max_new_tokens=176", True, 501),
-        ("rollout.max_new_tokens=180", False, 196),
-        ("rollout.max_new_tokens=180; learner.share_prefix=true", True, 512),
-        # A row holds the longest sequence, and is not much longer if that is long.
-        ("rollout.group_size=2", True, 48),
-        ("rollout.max_prompt_tokens=700; .max_new_tokens=1000", True, 2048),
-        ("rollout.max_prompt_tokens=2000; .max_new_tokens=1000", True, 3000),
-    ],
-)
-def test_prompts_are_shared_where_that_saves_a_tenth(
-    small: Path, settings: str, shared: bool, row: int
-) -> None:
-    free = "plan.row_tokens=none; .micro_batch_tokens=none"
-    config = load(small, f"{free}; {settings}" if settings else free)
-    assert (config.shares_prefix, config.row_tokens) == (shared, row)
-
-
-def test_kept_partial_rollouts_have_prompt_buckets_of_every_length(small: Path) -> None:
-    keep = "rollout.cut_off=0.7; .partial=keep; learner.importance_cap=2"
-    config = load(small, f"{keep}; plan.prompt_buckets=[8]")
-    assert config.prompt_buckets == (8, 16, 32, 48)
-    assert [config.prompt_bucket(size) for size in (3, 16, 17, 47)] == [8, 16, 32, 48]
-    one_token = "rollout.max_new_tokens=1; plan.row_tokens=17; .micro_batch_tokens=374"
-    assert load(small, f"{keep}; {one_token}").prompt_buckets == (16, 17)
-    assert load(small, "rollout.cut_off=0.7; .partial=drop").prompt_buckets == (16,)
-
-
-@pytest.mark.parametrize(
-    ("loss", "variant"),
-    [
-        ("grpo", Variant(0.2, 0.2, "grpo", "sequence")),
-        ("dr_grpo", Variant(0.2, 0.2, "dr_grpo", "constant")),
-        ("dapo", Variant(0.2, 0.28, "grpo", "token")),
-        ("gspo", Variant(3e-4, 4e-4, "grpo", "sequence")),
-        ("cispo", Variant(1.0, 4.0, "grpo", "token")),
-    ],
-)
-def test_a_loss_has_the_settings_of_its_paper(small: Path, loss: str, variant: Variant) -> None:
-    assert load(small, f"learner.loss={loss}").learner.variant == variant
-
-
-def test_configured_values_replace_those_of_the_loss(small: Path) -> None:
-    given = "learner.updates_per_batch=2; .clip_epsilon=0.1; .advantage=rloo; .token_weights=token"
-    assert load(small, given).learner.variant == Variant(0.1, 0.1, "rloo", "token")
-    assert load(small, f"{given}; .loss=dapo").learner.variant.clip_high == 0.28
-    assert load(small, f"{given}; .clip_epsilon_high=0.3").learner.variant.clip_high == 0.3
 
 
 @pytest.mark.parametrize(
     "settings",
-    ["eval.metric=reward", "eval.metric=format", "eval.metric=overlong; rollout.overlong_tokens=8"],
-)
-def test_the_metric_is_the_weighted_sum_or_a_part(small: Path, settings: str) -> None:
-    assert load(small, settings).uses_rewards
-    assert not load(small).uses_rewards
-
-
-@pytest.mark.parametrize(
-    ("settings", "metric", "is_accuracy"),
     [
-        ("", "exact_answer", False),
-        ("rewards.functions.0.args.extraction=boxed", "correct", True),
-        ("rewards.functions.0.function=rewards.numeric:numeric_answer", "correct", True),
-        ("rewards.functions.0.function=rewards.gym:score_answer", "correct", False),
-        ("rewards.functions.0.function=mine.py:correct", "exact_answer", False),
-        ("rewards.functions.0.args.extraction=boxed; eval.extraction=tags", "exact_answer", False),
-        ("eval.metric=format", "format", False),
+        "alarms.excluded.action=off",
+        "alarms.dominating.action=stop",
+        # The penalty for long completions is a second part.
+        "alarms.dominating.action=stop; rewards.functions.1.weight=0; rollout.overlong_tokens=10",
+        "alarms.kl.above=0.6; learner.kl_coef=0.01",
+        "alarms.validation_falls.above=2; data.validation.path=v.jsonl; eval.every_steps=2",
     ],
 )
-def test_the_metric_defaults_to_the_correctness_reward(
-    small: Path, settings: str, metric: str, is_accuracy: bool
-) -> None:
+def test_settings_with_an_effect_are_accepted(small: Path, settings: str) -> None:
+    load(small, settings)
+
+
+KEEP = "rollout.cut_off=0.7; .partial=keep; learner.importance_cap=2"
+FREE_ROWS = "plan.row_tokens=none; .micro_batch_tokens=none"
+GIVEN_LOSS = "learner.updates_per_batch=2; .clip_epsilon=0.1; .advantage=rloo; .token_weights=token"
+TIME = "budget.steps=none; .time=1h"
+BF16 = "model.dtype=bfloat16"
+INT8 = "learner.importance_cap=2; plan.rollout_weights=int8"
+INT8_MATMUL = "model.quantization=int8_matmul; plan.kv_cache=int8"
+BOUNDS = {
+    "": MismatchBounds(probe=1e-3, mean_stop=1e-4, p999=1e-3),
+    BF16: MismatchBounds(probe=0.1, mean_stop=0.05, p999=1.5),
+    INT8: MismatchBounds(probe=0.14, mean_stop=0.05, p999=1.5),
+    "plan.kv_cache=int8": MismatchBounds(probe=0.2, mean_stop=0.1, p999=2.0),
+    INT8_MATMUL: MismatchBounds(probe=0.75, mean_stop=0.2, p999=3.0),
+    "mismatch.probe=0.1; .mean_stop=0.2": MismatchBounds(probe=0.1, mean_stop=0.2, p999=1e-3),
+}
+VARIANTS = {
+    "grpo": Variant(0.2, 0.2, "grpo", "sequence"),
+    "dr_grpo": Variant(0.2, 0.2, "dr_grpo", "constant"),
+    "dapo": Variant(0.2, 0.28, "grpo", "token"),
+    "gspo": Variant(3e-4, 4e-4, "grpo", "sequence"),
+    "cispo": Variant(1.0, 4.0, "grpo", "token"),
+}
+BOXED = "rewards.functions.0.args.extraction=boxed"
+FUNCTION = "rewards.functions.0.function"
+DERIVED: list[tuple[str, Mapping[str, object]]] = [
+    # settings in the notation of `overrides`; values
+    (
+        "plan.prompt_buckets=[8]; learner.schedule=cosine",
+        {"prompt_buckets": (8, 16), "row_tokens": 48, "micro_batch_rows": 8, "decay_steps": 10},
+    ),
+    ("", {"plan.num_samplers": 1, "plan.devices_per_sampler": 1, "budget.time_s": None}),
+    ("plan.row_tokens=96", {"row_tokens": 96, "micro_batch_rows": 4}),
+    (
+        "plan.placement=colocated; .learner_devices=8",
+        {"plan.devices_per_sampler": 8, "plan.planned_sizes": ()},
+    ),
+    (
+        "plan.slots=none; .micro_batch_tokens=none",
+        {"plan.planned_sizes": ("slots", "micro_batch_tokens")},
+    ),
+    # A decay without a known end follows the clock.
+    (f"{TIME}; learner.schedule=linear", {"plans_decay": True}),
+    (f"{TIME}; learner.schedule=linear; .decay_steps=5", {"plans_decay": False}),
+    (TIME, {"plans_decay": False, "budget.time_s": 3600}),
+    ("learner.schedule=linear", {"plans_decay": False}),
+    # Prompts are shared where that saves a tenth. Prompts of 8 tokens and completions of 11.2 on
+    # average: groups of 8 save 7 of 19.2 tokens, and one of them takes 97.6.
+    (FREE_ROWS, {"shares_prefix": True, "row_tokens": 98}),
+    (f"{FREE_ROWS}; learner.share_prefix=false", {"shares_prefix": False, "row_tokens": 48}),
+    # 7 of 69.6, but not of 71: completions of 0.35 x 176 or 180.
+    (f"{FREE_ROWS}; rollout.max_new_tokens=176", {"shares_prefix": True, "row_tokens": 501}),
+    (f"{FREE_ROWS}; rollout.max_new_tokens=180", {"shares_prefix": False, "row_tokens": 196}),
+    (
+        f"{FREE_ROWS}; rollout.max_new_tokens=180; learner.share_prefix=true",
+        {"shares_prefix": True, "row_tokens": 512},
+    ),
+    # A row holds the longest sequence, and is not much longer if that is long.
+    (f"{FREE_ROWS}; rollout.group_size=2", {"shares_prefix": True, "row_tokens": 48}),
+    (
+        f"{FREE_ROWS}; rollout.max_prompt_tokens=700; .max_new_tokens=1000",
+        {"shares_prefix": True, "row_tokens": 2048},
+    ),
+    (
+        f"{FREE_ROWS}; rollout.max_prompt_tokens=2000; .max_new_tokens=1000",
+        {"shares_prefix": True, "row_tokens": 3000},
+    ),
+    # Kept partial rollouts have prompt buckets of every length.
+    (f"{KEEP}; plan.prompt_buckets=[8]", {"prompt_buckets": (8, 16, 32, 48)}),
+    (
+        f"{KEEP}; rollout.max_new_tokens=1; plan.row_tokens=17; .micro_batch_tokens=374",
+        {"prompt_buckets": (16, 17)},
+    ),
+    ("rollout.cut_off=0.7; .partial=drop", {"prompt_buckets": (16,)}),
+    # A loss has the settings of its paper; configured ones replace them.
+    *((f"learner.loss={loss}", {"learner.variant": found}) for loss, found in VARIANTS.items()),
+    (GIVEN_LOSS, {"learner.variant": Variant(0.1, 0.1, "rloo", "token")}),
+    (f"{GIVEN_LOSS}; .loss=dapo", {"learner.variant.clip_high": 0.28}),
+    (f"{GIVEN_LOSS}; .clip_epsilon_high=0.3", {"learner.variant.clip_high": 0.3}),
+    # The metric: as set, else the correctness reward, else exact_answer.
+    ("", {"metric": "exact_answer", "uses_rewards": False, "has_accuracy_reward": False}),
+    ("eval.metric=reward", {"uses_rewards": True}),
+    ("eval.metric=format", {"uses_rewards": True, "has_accuracy_reward": False}),
+    ("eval.metric=overlong; rollout.overlong_tokens=8", {"uses_rewards": True}),
+    (BOXED, {"metric": "correct", "has_accuracy_reward": True, "extraction": "boxed"}),
+    (
+        f"{FUNCTION}=rewards.numeric:numeric_answer",
+        {"metric": "correct", "has_accuracy_reward": True},
+    ),
+    (f"{FUNCTION}=rewards.gym:score_answer", {"metric": "correct", "has_accuracy_reward": False}),
+    (f"{FUNCTION}=mine.py:correct", {"metric": "exact_answer", "has_accuracy_reward": False}),
+    (f"{BOXED}; eval.extraction=tags", {"metric": "exact_answer", "extraction": "tags"}),
+    # Evaluations find answers as rewards do.
+    ("", {"extraction": "tags"}),
+    ("prompt.answer=last_line", {"extraction": "last_line"}),
+    ("prompt.answer=last_line; eval.extraction=boxed", {"extraction": "boxed"}),
+    # Bounds of the mismatch depend on the number format.
+    *((settings, {"mismatch_bounds": bounds}) for settings, bounds in BOUNDS.items()),
+]
+
+
+@pytest.mark.parametrize(("settings", "values"), DERIVED)
+def test_derived_values(small: Path, settings: str, values: Mapping[str, object]) -> None:
     config = load(small, settings)
-    assert (config.metric, config.has_accuracy_reward) == (metric, is_accuracy)
+    assert {name: attrgetter(name)(config) for name in values} == values
 
 
-def test_evaluations_find_answers_as_rewards_do(small: Path) -> None:
-    assert load(small).extraction == "tags"
-    assert load(small, "prompt.answer=last_line").extraction == "last_line"
-    assert load(small, "prompt.answer=last_line; eval.extraction=boxed").extraction == "boxed"
-    assert load(small, "rewards.functions.0.args.extraction=boxed").extraction == "boxed"
+def test_a_prompt_has_the_smallest_bucket_that_holds_it(small: Path) -> None:
+    config = load(small, f"{KEEP}; plan.prompt_buckets=[8]")
+    assert [config.prompt_bucket(size) for size in (3, 16, 17, 47)] == [8, 16, 32, 48]
+
+
+def test_an_alarm_has_one_threshold_with_a_direction(small: Path) -> None:
+    rules = [Alarms().rule(name) for name in Alarms.model_fields]
+    below = {type(rule).__name__ for rule in rules if rule.bound == "below"}
+    falls = {"WellFormedFalls", "CorrectFalls", "EntropyFalls"}
+    assert below == {"VarianceGone", "EntropyCollapse", "ThroughputDown", *falls}
+    excluded, gone = Alarms().excluded, Alarms().variance_gone
+    assert (excluded.threshold, excluded.steps, excluded.action) == (0.5, 1, "stop")
+    assert [excluded.exceeds(value) for value in (0.4, 0.5, 0.6)] == [False, False, True]
+    assert [gone.exceeds(value) for value in (0.05, 0.1, 0.2)] == [True, False, False]
+    # The default of this one is the bound of the number format.
+    assert load(small).alarm_rule("disagreement").threshold == BOUNDS[""].p999
+    assert load(small, BF16).alarm_rule("disagreement").threshold == BOUNDS[BF16].p999
+    given = load(small, f"{BF16}; alarms.disagreement.above=0.3")
+    assert given.alarm_rule("disagreement").threshold == 0.3
