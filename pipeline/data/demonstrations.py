@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, report_lines
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows, report_lines
 from pipeline.data.sources import Columns, read_rows
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.types import Demonstration
@@ -105,6 +105,7 @@ def load_demonstrations(
             f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
             f"{most}, and {overlaps} are in an evaluation split"
+            + "".join(f"\n{line}" for line in list_rows(malformed))
         )
     distinct = {
         (one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()) for one in demonstrations
