@@ -176,14 +176,15 @@ def make_exporter(opened: OpenedModel, config: Config, **options: Any) -> Export
     """Returns the exporter of a model; `options` are those of the class."""
     from pipeline.compute.learner.export import Exporter
 
-    described = options.get("described", config)
+    described, tokenizer = options.get("described", config), open_tokenizer(config.model)
     return Exporter(
         opened.policy,
         opened.base,
         config,
         opened.vocabulary,
         like=find_model(config.model),
-        tokenizer=open_tokenizer(config.model).path,
+        tokenizer=tokenizer.path,
+        reader=tokenizer,
         evaluations=partial(
             RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
         ),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.load import load_config
@@ -23,6 +25,7 @@ from pipeline.budget import Budget, check_more, extension
 from pipeline.data.load import check_rows, load_data, setting_name
 from pipeline.data.models import hf_folder
 from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.hf_config import read_model_shape
 from pipeline.data.models.model_source import find_model
 from pipeline.data.order import check_window
 from pipeline.data.splits import EVAL_SET_PREFIX, LoadedData
@@ -282,6 +285,8 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
     if folder is not None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
+    if folder is not None and (folder / "config.json").is_file():
+        found.check(("lora.targets",), _check_targets, config, folder)
     if folder is None and config.model.tokenizer is None:
         return None
     tokenizer = found.attempt(open_tokenizer, config.model)
@@ -295,6 +300,10 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
                 check_tokenizer, tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens
             )
     return tokenizer
+
+
+def _check_targets(config: Config, folder: Path) -> None:
+    read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
 
 
 def _can_find_model(config: Config, found: MistakeCollector) -> bool:
@@ -375,9 +384,11 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
     for key in ("stop_tokens", "forbidden_tokens"):
         for piece in getattr(rollout, key):
             try:
-                tokenizer.piece_id(piece)
+                problem = tokenizer.problem_of(np.array([tokenizer.piece_id(piece)]))
             except ValueError as error:
-                mistakes.append(f"rollout.{key}: {error}")
+                problem = str(error)
+            if problem is not None:
+                mistakes.append(f"rollout.{key}: {problem}")
     for text in rollout.stop_strings:
         decoded = tokenizer.decode(tokenizer.encode(text))
         if decoded != text:

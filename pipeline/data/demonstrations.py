@@ -151,6 +151,8 @@ class _Encoder:
             what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
             return Malformed(row.number, f"{where} {what}")
         tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
+        if problem := self._tokenizer.problem_of(tokens):
+            return Malformed(row.number, f"{where} {problem}")
         for token in tokens.tolist():
             if token in self._reserved:
                 return Malformed(row.number, f"{where} contains the {self._reserved[token]}")

@@ -118,6 +118,8 @@ class PromptMaker:
         # Tokenized separately, so that the prompt's tokens do not depend on the prefix.
         own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
         tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
+        if problem := self.tokenizer.problem_of(tokens):
+            return Malformed(row.number, f"the prompt {problem}")
         return Rendered(text, tokens.astype(np.int32))
 
     def text_of(self, completion: Completion) -> str:
