@@ -60,8 +60,9 @@ _DEVICE_SETTINGS = (
 )
 """Settings that decide which devices a run needs."""
 _PEFT_CONFIG = "adapter_config.json"
+_PEFT_MARKS = (_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}")
 _ADAPTER_MARKS = (
-    *(_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}"),
+    *_PEFT_MARKS,
     *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
 )
 """Files and folders of which one is in each folder with an adapter."""
@@ -217,6 +218,11 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     for key, path in adapters.items():
         if path is not None:
             found.check((key,), _check_adapter, key, path)
+    start = config.lora.start
+    if start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+        from pipeline.compute.model.adapter_source import check_start  # late: it imports JAX
+
+        found.check(("lora",), check_start, config.lora)
 
 
 def _check_adapter(key: str, path: str) -> None:

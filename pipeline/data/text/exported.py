@@ -71,7 +71,7 @@ def check_exported(folder: Path, tokenizer: Tokenizer) -> None:
     from transformers import AutoTokenizer
 
     turns, template = tokenizer.turns, tokenizer.chat_template
-    texts = (*_TEXTS, f"{turns.start}user\nHi{turns.end}\n{turns.start}model\n")
+    texts = [*_TEXTS, f"{turns.start}user\nHi{turns.end}\n{turns.start}model\n"]
     try:
         theirs = AutoTokenizer.from_pretrained(folder)
         found = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
@@ -79,7 +79,7 @@ def check_exported(folder: Path, tokenizer: Tokenizer) -> None:
         if template is not None:
             message = {"role": "user", "content": _TEXTS[0]}
             text = theirs.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
-            texts = (*texts, text)
+            texts.append(text)
             found.append(theirs(text, add_special_tokens=False)["input_ids"])
             rendered = template.render([("user", _TEXTS[0])])
             expected.append([tokenizer.bos_id, *tokenizer.encode(rendered).tolist()])
