@@ -218,11 +218,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     for key, path in adapters.items():
         if path is not None:
             found.check((key,), _check_adapter, key, path)
-    start = config.lora.start
-    if start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
-        from pipeline.compute.model.adapter_source import check_start  # late: it imports JAX
-
-        found.check(("lora",), check_start, config.lora)
+    found.check(("lora",), check_start, config)
 
 
 def _check_adapter(key: str, path: str) -> None:
@@ -234,6 +230,20 @@ def _check_adapter(key: str, path: str) -> None:
             f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
             "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
         )
+
+
+def check_start(config: Config) -> None:
+    """Reads the adapter of `lora.start` if it is in PEFT's format.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if it cannot be read, or was trained with another scale.
+    """
+    start = config.lora.start
+    if start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+        from pipeline.compute.model import adapter_source  # late: it imports JAX
+
+        adapter_source.check_start(config.lora)
 
 
 def check_devices(config: Config) -> None:
@@ -291,8 +301,8 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
     if folder is not None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
-    if folder is not None and (folder / "config.json").is_file():
-        found.check(("lora.targets",), _check_targets, config, folder)
+    if folder is not None:
+        found.check(("lora.targets",), check_targets, config, folder)
     if folder is None and config.model.tokenizer is None:
         return None
     tokenizer = found.attempt(open_tokenizer, config.model)
@@ -308,8 +318,14 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
     return tokenizer
 
 
-def _check_targets(config: Config, folder: Path) -> None:
-    read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
+def check_targets(config: Config, folder: Path) -> None:
+    """Checks `lora.targets` with the `config.json` of the model, if there is one.
+
+    Raises:
+        ValueError: if it matches no matrix, or the model is not supported.
+    """
+    if (folder / "config.json").is_file():
+        read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
 
 
 def _can_find_model(config: Config, found: MistakeCollector) -> bool:
