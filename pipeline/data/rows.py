@@ -156,7 +156,7 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
         where, last = f"has in message {number}", messages[-1]["role"] if messages else None
         if not isinstance(message, Mapping):
             raise ValueError(f"{where} {kind_of(message)}, not a role and a content")
-        named = message.get("role", message.get("from"))
+        named = message.get("role") or message.get("from")
         role = _ROLES.get(named, named) if isinstance(named, str) else named
         if role in _TOOL_ROLES or message.get("tool_calls"):
             what = f"the role {named!r}" if role in _TOOL_ROLES else "tool calls"
@@ -164,7 +164,8 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
         expected = {None: ["system", "user"], "user": ["assistant"]}.get(last, ["user"])
         if role not in expected:
             raise ValueError(f"{where} the role {named!r} instead of {' or '.join(expected)}")
-        content = _joined(message.get("content", message.get("value")), where)
+        given = message.get("content")
+        content = _joined(message.get("value") if given is None else given, where)
         if role == "system" and not content.strip():
             continue
         problem = _text_problem(content)

@@ -151,7 +151,8 @@ class Exporter:
             formats: formats to write.
 
         Raises:
-            RuntimeError: if the loaded export scores tokens differently; `folder` does not change.
+            RuntimeError: if the export cannot be loaded, or scores tokens differently; `folder`
+                does not change.
             ValueError: if a number is too large for `export.dtype`; `folder` does not change.
             OSError: if the disk is full; `folder` does not change.
         """
@@ -257,6 +258,8 @@ class Exporter:
             reloaded = self._score_plain(
                 examples, adapter=self.policy.no_adapter(), base=self._plain.load_base(fresh)
             )
+        except ValueError as error:
+            raise RuntimeError(f"the export in {fresh} cannot be loaded: {error}") from error
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
