@@ -193,14 +193,15 @@ def make_exporter(
     """Returns the exporter of a model; the arguments are those of the class."""
     from pipeline.compute.learner.export import Exporter
 
-    described = described or config
+    described, tokenizer = described or config, open_tokenizer(config.model)
     return Exporter(
         opened.policy,
         opened.base,
         config,
         opened.vocabulary,
         like=find_model(config.model),
-        tokenizer=open_tokenizer(config.model).path,
+        tokenizer=tokenizer.path,
+        reader=tokenizer,
         evaluations=partial(
             RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
         ),

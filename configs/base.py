@@ -23,8 +23,8 @@ HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable of the base folder of relative paths."""
 HUB_PREFIXES = ("hf://", "kaggle://")
 """Prefixes of model paths on a hub."""
-DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
-"""Endings of local data files; other paths of data are datasets on the hub."""
+DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+"""Endings of local data files, in any case; other paths of data are datasets on the hub."""
 REWARD_FILE = ".py"
 """Ending of files with reward functions; other functions are in installed modules."""
 InputKind = Literal["folder", "data", "model", "function"]
@@ -109,6 +109,11 @@ Strings = Annotated[tuple[str, ...], Field(strict=False)]
 PositiveInts = Annotated[tuple[Annotated[int, Field(ge=1, strict=True)], ...], Field(strict=False)]
 
 
+def is_data_file(path: str) -> bool:
+    """Whether a path of data names a local file, which may be compressed with gzip."""
+    return path.lower().removesuffix(".gz").endswith(DATA_FILES)
+
+
 def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
     """Describes what is wrong with a path that is a URL; None if it is valid.
 
@@ -171,7 +176,7 @@ def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     if kind == "function":
         is_file = file.endswith(REWARD_FILE)
         return f"{absolute_path(file, base)}{colon}{name}" if is_file else value
-    is_local = not _SCHEME.match(value) and (kind != "data" or value.endswith(DATA_FILES))
+    is_local = not _SCHEME.match(value) and (kind != "data" or is_data_file(value))
     return absolute_path(value, base) if is_local else value
 
 

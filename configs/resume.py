@@ -54,8 +54,8 @@ def altering_changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Cha
     A setting that `old` lacks, because an earlier version wrote it, has its default. Reward parts
     are compared by name: `rewards.functions.NAME.weight`.
 
-    A file or folder may be elsewhere, such as in another user's home, if it keeps its name: hashes
-    of prompts, code of rewards and adapters are compared.
+    A file or folder may be elsewhere, such as in another user's home: hashes of weights, prompts
+    and code of rewards are compared. Adapters and code must keep their names.
 
     `eval.metric` may be unset: a resumed run keeps its metric.
 
@@ -204,15 +204,15 @@ def _on_resume(key: str) -> OnResume:
 
 
 def _is_moved(change: Change) -> bool:
-    """Whether a path names a file or folder of the same name in another place."""
+    """Whether a path may name the same file or folder in another place."""
     key, *values = change
     paths = [Path(value) for value in values if isinstance(value, str)]
     if len(paths) < 2 or not all(path.is_absolute() for path in paths):
         return False
     found = find_setting(key.split("."))
     is_function = key.startswith(f"{_FUNCTIONS}.") and key.endswith(".function")
-    is_path = is_function or (found is not None and "input" in found.node)
-    return is_path and paths[0].name == paths[1].name
+    kind = "function" if is_function else found.node.get("input") if found is not None else None
+    return kind in {"model", "data"} or (kind is not None and paths[0].name == paths[1].name)
 
 
 def _is_default(change: Change) -> bool:

@@ -20,7 +20,11 @@ from configs.base import (
     Table,
     Text,
     checked,
+    is_data_file,
 )
+
+_NO_COLUMN = re.compile(r"[\"'\\]|^\W+$")
+"""Names in braces that are JSON or LaTeX: with quotes or backslashes, or without a letter."""
 
 
 def _pattern_problem(pattern: str) -> str | None:
@@ -42,6 +46,15 @@ def _template_problem(template: str) -> str | None:
         return "contains no column, so all prompts would be equal; write for example {question}"
     if "" in names:
         return "has empty braces; name a column, e.g. {question}, or write {{}} for braces"
+    literal = [
+        f"{{{name}{f':{spec}' if spec else ''}}}"
+        for _, name, spec, _ in fields
+        if name is not None and _NO_COLUMN.search(name)
+    ]
+    if literal:
+        doubled = (text.replace("{", "{{").replace("}", "}}") for text in literal)
+        escaped = [re.sub(r"\{\{(\w+)\}\}", r"{\1}", text) for text in doubled]
+        return f"{' and '.join(literal)} is no column; for braces write {' and '.join(escaped)}"
     odd = [f"{{{name}}}" for _, name, spec, conversion in fields if spec or conversion]
     if odd:
         return f"converts or formats {' and '.join(odd)}; write {' and '.join(odd)}"
@@ -57,7 +70,8 @@ class Source(Table):
 
     path: DataPath | None = Field(
         None,
-        description="file (.jsonl, .json, .csv, .parquet) or hub dataset, e.g. openai/gsm8k",
+        description="file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet; text files also with .gz) "
+        "or hub dataset, e.g. openai/gsm8k",
     )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
     split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
@@ -84,7 +98,7 @@ class Source(Table):
     @property
     def is_file(self) -> bool:
         """Whether `path` names a local file rather than a hub dataset."""
-        return self.path is not None and self.path.endswith(DATA_FILES)
+        return self.path is not None and is_data_file(self.path)
 
     def conflicts(self) -> Iterator[Problem]:
         """A source is a file without a split, a hub dataset with one, or generated."""
@@ -150,8 +164,9 @@ class Data(Table):
     )
     answer_column: Text = Field(
         ANSWER_COLUMN,
-        description="column with the reference answer. A dataset without the column of the "
-        "default has none; rows in chat format then have the last turn, if it is the assistant's",
+        description="column with the reference answer; a.b is the key b in column a. A dataset "
+        "without the column of the default has none; rows in chat format then have the last turn, "
+        "if it is the assistant's",
     )
     answer_pattern: AnswerPattern | None = Field(
         None, description="regular expression whose first group is the answer in that column"

@@ -92,7 +92,7 @@ def examine(host: Host, config: Config | None) -> Iterator[Finding]:
         *(host_checks.python, host_checks.packages, host_checks.chips, host_checks.lock_file),
         *(host_checks.variables, host_checks.ray_count),
         *(run_checks.devices, run_checks.room, run_checks.folders, run_checks.clock),
-        *(run_checks.model, run_checks.data, run_checks.logins),
+        *(run_checks.model, run_checks.adapter, run_checks.data, run_checks.logins),
     )
     for check in checks:
         yield from check(host, config)

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+
 from configs.base import is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.load import load_config
@@ -23,6 +25,7 @@ from pipeline.budget import Budget, check_more, extension
 from pipeline.data.load import check_rows, load_data, setting_name
 from pipeline.data.models import hf_folder
 from pipeline.data.models.fingerprint import weights_fingerprint
+from pipeline.data.models.hf_config import read_model_shape
 from pipeline.data.models.model_source import find_model
 from pipeline.data.order import check_window
 from pipeline.data.splits import EVAL_SET_PREFIX, LoadedData
@@ -57,8 +60,9 @@ _DEVICE_SETTINGS = (
 )
 """Settings that decide which devices a run needs."""
 _PEFT_CONFIG = "adapter_config.json"
+_PEFT_MARKS = (_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}")
 _ADAPTER_MARKS = (
-    *(_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}"),
+    *_PEFT_MARKS,
     *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
 )
 """Files and folders of which one is in each folder with an adapter."""
@@ -214,6 +218,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     for key, path in adapters.items():
         if path is not None:
             found.check((key,), _check_adapter, key, path)
+    found.check(("lora",), check_start, config)
 
 
 def _check_adapter(key: str, path: str) -> None:
@@ -225,6 +230,20 @@ def _check_adapter(key: str, path: str) -> None:
             f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
             "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
         )
+
+
+def check_start(config: Config) -> None:
+    """Reads the adapter of `lora.start` if it is in PEFT's format.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: if it cannot be read, or was trained with another scale.
+    """
+    start = config.lora.start
+    if start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+        from pipeline.compute.model import adapter_source  # late: it imports JAX
+
+        adapter_source.check_start(config.lora)
 
 
 def check_devices(config: Config) -> None:
@@ -282,6 +301,8 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
     if folder is not None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
+    if folder is not None:
+        found.check(("lora.targets",), check_targets, config, folder)
     if folder is None and config.model.tokenizer is None:
         return None
     tokenizer = found.attempt(open_tokenizer, config.model)
@@ -295,6 +316,16 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
                 check_tokenizer, tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens
             )
     return tokenizer
+
+
+def check_targets(config: Config, folder: Path) -> None:
+    """Checks `lora.targets` with the `config.json` of the model, if there is one.
+
+    Raises:
+        ValueError: if it matches no matrix, or the model is not supported.
+    """
+    if (folder / "config.json").is_file():
+        read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
 
 
 def _can_find_model(config: Config, found: MistakeCollector) -> bool:
@@ -375,9 +406,11 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
     for key in ("stop_tokens", "forbidden_tokens"):
         for piece in getattr(rollout, key):
             try:
-                tokenizer.piece_id(piece)
+                problem = tokenizer.problem_of(np.array([tokenizer.piece_id(piece)]))
             except ValueError as error:
-                mistakes.append(f"rollout.{key}: {error}")
+                problem = str(error)
+            if problem is not None:
+                mistakes.append(f"rollout.{key}: {problem}")
     for text in rollout.stop_strings:
         decoded = tokenizer.decode(tokenizer.encode(text))
         if decoded != text:

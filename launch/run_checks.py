@@ -11,7 +11,7 @@ from configs.base import is_handle
 from configs.schema import Config
 from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
-from launch.preparation import check_devices
+from launch.preparation import check_devices, check_start, check_targets
 from pipeline.compute.program_cache import MOST_BYTES as PROGRAMS_BYTES
 from pipeline.data.load import locate_data
 from pipeline.data.models import hf_folder
@@ -178,6 +178,20 @@ def model(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG0
         if found is None:
             where = "not here: a run downloads it first"
         yield Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
+
+
+def adapter(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG001
+    """The settings of the adapter suit the model and the adapter to start from."""
+    if config is None:
+        return
+    try:
+        check_start(config)
+        found = locate_model(config.model)
+        if found is not None:
+            check_targets(config, found)
+    except (FileNotFoundError, ValueError) as error:
+        if str(error).startswith("lora."):  # other mistakes are reported by `model`
+            yield Finding("adapter", "fault", str(error), "correct the settings of [lora]")
 
 
 def data(host: Host, config: Config | None) -> Iterator[Finding]:  # noqa: ARG001

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, report_lines
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows, report_lines
 from pipeline.data.sources import Columns, read_rows
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.types import Demonstration
@@ -105,6 +105,7 @@ def load_demonstrations(
             f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
             f"{most}, and {overlaps} are in an evaluation split"
+            + "".join(f"\n{line}" for line in list_rows(malformed))
         )
     distinct = {
         (one.prompt_tokens.tobytes(), one.completion_tokens.tobytes()) for one in demonstrations
@@ -150,6 +151,8 @@ class _Encoder:
             what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
             return Malformed(row.number, f"{where} {what}")
         tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
+        if problem := self._tokenizer.problem_of(tokens):
+            return Malformed(row.number, f"{where} {problem}")
         for token in tokens.tolist():
             if token in self._reserved:
                 return Malformed(row.number, f"{where} contains the {self._reserved[token]}")

@@ -16,7 +16,7 @@ from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN
 from pipeline.data.demonstrations import load_demonstrations
 from pipeline.data.order import max_per_step, normalized_weights
-from pipeline.data.rows import DataError, Malformed, Row, TooLong
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
 from pipeline.data.sources import Columns, locate_rows, read_rows
 from pipeline.data.splits import (
     EVAL_SET_PREFIX,
@@ -266,6 +266,7 @@ def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
         raise DataError(
             f"{spec.where}: no prompt is left: {len(malformed)} rows are malformed and "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
+            + "".join(f"\n{line}" for line in list_rows(malformed))
         )
     distinct = {(prompt.text, prompt.answer) for prompt in prompts}
     return LoadedSplit(tuple(prompts), malformed, too_long, len(prompts) - len(distinct))

@@ -5,6 +5,7 @@ Independent of files, hubs and templates.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +14,14 @@ from typing import Literal
 
 SHOWN_ROWS = 10
 _MOST_DIGITS = 100
+_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "developer": "system",
+}
+"""Other names of roles in chat format: those of ShareGPT, Gemma and OpenAI."""
+_TOOL_ROLES = ("tool", "function", "function_call", "observation")
 _KINDS = {
     "NoneType": "null",
     "bool": "a boolean",
@@ -104,12 +113,38 @@ def clean_row(row: Row, *, columns: Sequence[str], chat: str | None = None) -> R
 def is_chat(value: object) -> bool:
     """Whether a value is in chat format: a list that begins with a turn's role."""
     return isinstance(value, list) and any(
-        isinstance(v, Mapping) and "role" in v for v in value[:1]
+        isinstance(one, Mapping) and ("role" in one or "from" in one) for one in value[:1]
     )
+
+
+def chat_of_text(value: object) -> object:
+    """The list of turns that a text writes as JSON; other values as they are."""
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            found = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return found if is_chat(found) else value
+    return value
+
+
+def value_at(values: Mapping[str, object], column: str) -> object:
+    """The value of a column; of a column `a.b` that does not exist, the key `b` in column `a`.
+
+    None if there is neither.
+    """
+    if column in values or "." not in column:
+        return values.get(column)
+    first, _, rest = column.partition(".")
+    inner = values.get(first)
+    return value_at(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def parse_messages(value: object) -> tuple[dict[str, str], ...]:
     """The turns of a value in chat format, with their roles and texts alone.
+
+    A turn has `role` and `content`, or `from` and `value`. The parts of a content that is a list
+    of texts are joined; an empty text of the system is left out.
 
     Raises:
         ValueError: saying which turn is invalid; the message follows the name of the column.
@@ -121,13 +156,18 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
         where, last = f"has in message {number}", messages[-1]["role"] if messages else None
         if not isinstance(message, Mapping):
             raise ValueError(f"{where} {kind_of(message)}, not a role and a content")
-        role, content = message.get("role"), message.get("content")
+        named = message.get("role") or message.get("from")
+        role = _ROLES.get(named, named) if isinstance(named, str) else named
+        if role in _TOOL_ROLES or message.get("tool_calls"):
+            what = f"the role {named!r}" if role in _TOOL_ROLES else "tool calls"
+            raise ValueError(f"{where} {what}; tools are not supported yet")
         expected = {None: ["system", "user"], "user": ["assistant"]}.get(last, ["user"])
         if role not in expected:
-            raise ValueError(f"{where} the role {role!r} instead of {' or '.join(expected)}")
-        if not isinstance(content, str):
-            kind = "no content" if content is None else kind_of(content)
-            raise ValueError(f"{where} {kind}, not text")
+            raise ValueError(f"{where} the role {named!r} instead of {' or '.join(expected)}")
+        given = message.get("content")
+        content = _joined(message.get("value") if given is None else given, where)
+        if role == "system" and not content.strip():
+            continue
         problem = _text_problem(content)
         if problem:
             raise ValueError(f"{where} a text that {problem}")
@@ -135,6 +175,24 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
     if not any(message["role"] == "user" for message in messages):
         raise ValueError("has no message of the user")
     return tuple(messages)
+
+
+def _joined(content: object, where: str) -> str:
+    """The text of a turn's content: a text, or a list of parts that are texts."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        kind = "no content" if content is None else kind_of(content)
+        raise ValueError(f"{where} {kind}, not text")
+    texts = []
+    for part in content:
+        given = part if isinstance(part, Mapping) else {"type": kind_of(part)}
+        if given.get("type") != "text" or not isinstance(given.get("text"), str):
+            raise ValueError(
+                f"{where} a part of type {given.get('type')!r}; only text is supported"
+            )
+        texts.append(given["text"])
+    return "".join(texts)
 
 
 def _text_of(value: str | float | Decimal) -> str:
@@ -168,7 +226,7 @@ def refuse_malformed(
         rows = "row is" if len(malformed) == 1 else "rows are"
         lines = [
             f"{where}: {len(malformed)} {rows} malformed in {path}:",
-            *_list_rows(malformed),
+            *list_rows(malformed),
             'fix them, or exclude them with data.malformed = "skip"',
         ]
         raise DataError("\n".join(lines))
@@ -189,10 +247,11 @@ def report_lines(
         + (f", excluded: {excluded}" if excluded else "")
         + (f", duplicates kept: {duplicates}" if duplicates else "")
     )
-    yield from _list_rows(malformed)
+    yield from list_rows(malformed)
 
 
-def _list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
+def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:
+    """A line for each of the first 10 malformed rows, and one with the number of the others."""
     for bad in malformed[:SHOWN_ROWS]:
         yield f"  row {bad.row}: {bad.reason}"
     if len(malformed) > SHOWN_ROWS:

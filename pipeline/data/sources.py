@@ -25,12 +25,14 @@ from pipeline.data.rows import (
     Malformed,
     Row,
     TooLong,
+    chat_of_text,
     clean_row,
     is_chat,
     refuse_malformed,
+    value_at,
 )
 from pipeline.data.text.chat import check_columns, sole_column, template_columns
-from pipeline.data.text_files import PARSERS, Parsed
+from pipeline.data.text_files import Parser, parser_of
 
 T = TypeVar("T")
 _SHORT_FLOATS: Mapping[str, type[np.floating[Any]]] = {
@@ -105,17 +107,26 @@ def read_rows(
         DataError: if the source cannot be read, has no rows, or lacks a required column; or if
             there are malformed rows and `policy` refuses them.
     """
-    is_text = source.is_file and Path(source.title).suffix in PARSERS
-    if is_text:
-        raw, malformed = _parse(source, where=where)
+    parser = parser_of(source.title) if source.is_file else None
+    malformed = list[Malformed]()
+    if parser is not None:
+        raw, malformed = _parse(source, parser, where=where)
     else:
-        raw, malformed = (_generate if source.reasoning_gym else _load)(source, where=where), []
+        raw = (_generate if source.reasoning_gym else _load)(source, where=where)
     if not raw and not malformed:
         raise DataError(f"{where}: {source.title} has no rows")
-    present = dict.fromkeys(name for row in raw for name in row.values)
+    raw = [_with_nested(row, columns) for row in raw]
     chat = columns.chat
-    if chat is not None and not any(is_chat(row.values.get(chat)) for row in raw):
-        chat = None
+    if chat is not None:
+        read = [chat_of_text(row.values.get(chat)) for row in raw]
+        if read and all(map(is_chat, read)):
+            raw = [
+                replace(row, values={**row.values, chat: messages})
+                for row, messages in zip(raw, read, strict=True)
+            ]
+        elif not any(is_chat(row.values.get(chat)) for row in raw):
+            chat = None
+    present = dict.fromkeys(name for row in raw for name in row.values)
     required = columns.required if chat is None else columns.required_in_chat
     if raw:
         try:
@@ -126,7 +137,7 @@ def read_rows(
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
     rows = [row for row in cleaned if isinstance(row, Row)]
-    if is_text:  # a missing column is None, as in other sources
+    if parser is not None:  # a missing column is None, as in other sources
         rows = [replace(row, values={n: row.values.get(n) for n in present}) for row in rows]
     made = [make(row) for row in rows]
     malformed += [row for row in (*cleaned, *made) if isinstance(row, Malformed)]
@@ -165,10 +176,18 @@ def locate_rows(source: Source, *, where: str) -> str:
     return f"{source.path} is on the hub, which can be reached"
 
 
-def _parse(source: Source, *, where: str) -> Parsed:
+def _with_nested(row: Row, columns: Columns) -> Row:
+    """The row, with the values in objects that `columns` names, such as `reward_model.answer`."""
+    names = (*columns.required, *columns.required_in_chat, *columns.optional)
+    nested = {name: value_at(row.values, name) for name in names if name not in row.values}
+    found = {name: value for name, value in nested.items() if value is not None}
+    return replace(row, values={**row.values, **found}) if found else row
+
+
+def _parse(source: Source, parser: Parser, *, where: str) -> tuple[list[Row], list[Malformed]]:
     path = _existing(source, where=where)
     try:
-        return PARSERS[path.suffix](path, source.limit)
+        return parser(path, source.limit)
     except ValueError as error:
         raise DataError(f"{where}.path: {path}: {error}") from None
 

@@ -1,23 +1,30 @@
-"""Parses data files that are text, row by row: JSONL, JSON and CSV.
+"""Parses data files that are text, row by row: JSONL, JSON, CSV and TSV, also with gzip.
 
 Malformed rows are reported with their numbers. Independent of columns and their types.
 """
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from pipeline.data.rows import Malformed, Row, is_unicode, kind_of
 
 _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV value; the default of the module `csv` is 131,072."""
+_GZIP = ".gz"
 
 Parsed = tuple[list[Row], list[Malformed]]
 """The rows and the malformed ones."""
+Parser = Callable[[Path, int | None], Parsed]
+"""Parses at most a number of rows of a file; None: all. Raises ValueError for unusable files."""
 
 
 def parse_jsonl(path: Path, limit: int | None) -> Parsed:
@@ -26,9 +33,12 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
     Args:
         path: the file.
         limit: maximum number of rows to read, including malformed ones; None: all.
+
+    Raises:
+        ValueError: if the file is UTF-16, or is damaged gzip.
     """
     rows, malformed = list[Row](), list[Malformed]()
-    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):
+    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
         if not line.strip():
             continue
         if len(rows) + len(malformed) == limit:
@@ -48,10 +58,11 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     """Parses a JSON list of objects; as `parse_jsonl`, with positions from 1 as numbers.
 
     Raises:
-        ValueError: if the file is not a JSON list.
+        ValueError: also if the file is not a JSON list.
     """
+    content = _read_bytes(path)
     try:
-        values = json.loads(path.read_bytes().decode("utf-8-sig"))
+        values = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start})") from None
     except json.JSONDecodeError as error:
@@ -68,20 +79,20 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
     return rows, malformed
 
 
-def parse_csv(path: Path, limit: int | None) -> Parsed:
-    """Parses comma-separated values below a line of column names (RFC 4180); all are text.
+def parse_csv(path: Path, limit: int | None, *, separator: str = ",") -> Parsed:
+    """Parses separated values below a line of column names (RFC 4180); all are text.
 
     As `parse_jsonl`; the number of a row is that of its first line. Rows without any text are
-    skipped.
+    skipped, as is a first column without a name, in which pandas writes its index.
 
     Raises:
-        ValueError: if two columns share a name, or one has none, or a quote is never closed: what
-            follows it would be one value.
+        ValueError: also if the file has another separator, two columns share a name, another column
+            has none, or a quote is never closed: what follows it would be one value.
     """
     csv.field_size_limit(_LONGEST_FIELD)
     # Bytes that are not UTF-8 become surrogates, so that their rows are found.
-    text = path.read_bytes().decode("utf-8-sig", errors="surrogateescape")
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    text = _read_bytes(path).decode("utf-8-sig", errors="surrogateescape")
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=separator)
     names: list[str] | None = None
     rows, malformed = list[Row](), list[Malformed]()
     while limit is None or len(rows) + len(malformed) < limit:
@@ -99,7 +110,7 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         if not any(map(str.strip, values)):
             continue
         if names is None:
-            names = _column_names(values)
+            names = _column_names(values, separator)
         elif len(values) != len(names):
             count = "1 value" if len(values) == 1 else f"{len(values)} values"
             what = f"has {count} for {len(names)} columns"
@@ -107,16 +118,41 @@ def parse_csv(path: Path, limit: int | None) -> Parsed:
         elif not all(map(is_unicode, values)):
             malformed.append(Malformed(number, "not UTF-8"))
         else:
-            rows.append(Row(number, dict(zip(names, values, strict=True))))
+            named = dict(zip(names, values, strict=True))
+            rows.append(Row(number, {name: value for name, value in named.items() if name}))
     return rows, malformed
 
 
-PARSERS: Mapping[str, Callable[[Path, int | None], Parsed]] = {
+PARSERS: Mapping[str, Parser] = {
     ".jsonl": parse_jsonl,
+    ".ndjson": parse_jsonl,
     ".json": parse_json,
     ".csv": parse_csv,
+    ".tsv": partial(parse_csv, separator="\t"),
 }
-"""Parser by the ending of the file."""
+"""Parser by the ending of the file in lower case, without `.gz`."""
+
+
+def parser_of(path: str) -> Parser | None:
+    """The parser of a file by its name; None if it is not a text file."""
+    return PARSERS.get(Path(path.lower().removesuffix(_GZIP)).suffix)
+
+
+def _read_bytes(path: Path) -> bytes:
+    """The file's bytes, decompressed.
+
+    Raises:
+        ValueError: if it is UTF-16, or is damaged gzip.
+    """
+    content = path.read_bytes()
+    if path.suffix.lower() == _GZIP:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"not gzip: {error}") from None
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ValueError("UTF-16, not UTF-8; convert it, e.g. with iconv -f UTF-16 -t UTF-8")
+    return content
 
 
 def _add(value: object, number: int, rows: list[Row], malformed: list[Malformed]) -> None:
@@ -133,10 +169,15 @@ def _json_problem(error: ValueError | RecursionError) -> str:
     return "nested too deeply" if is_deep else "has an integer with too many digits"
 
 
-def _column_names(values: list[str]) -> list[str]:
+def _column_names(values: list[str], separator: str) -> list[str]:
     names = [value.strip() for value in values]
+    other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), None)
+    if other is not None:
+        endings = {"\t": "call the file .tsv", ",": "call the file .csv"}
+        advice = endings.get(other, "write commas or tabs")
+        raise ValueError(f"the separator is {other!r} instead of {separator!r}; {advice}")
     repeated = sorted({name for name in names if names.count(name) > 1})
-    if "" in names:
+    if "" in names[1:]:
         raise ValueError(f"the first line has an empty column name: {names}")
     if repeated:
         raise ValueError(f"the first line repeats the column names {', '.join(repeated)}")

@@ -279,7 +279,7 @@ def _tests(config: Config) -> dict[str, Source]:
 def _rows(source: Source) -> int | None:
     """Number of rows by a local file or by the settings; None: unknown without a download."""
     count, path = source.size, Path(source.title)
-    if source.is_file and path.suffix == ".jsonl" and path.is_file():
+    if source.is_file and path.suffix.lower() in {".jsonl", ".ndjson"} and path.is_file():
         with path.open("rb") as lines:
             count = sum(1 for line in lines if line.strip())
     slices = re.search(r"\[(-?)(\d*):(\d*)\]$", source.split or "")

@@ -83,7 +83,7 @@ def test_settings_that_may_change_on_resume(small: Path, change: str) -> None:
     [
         "run.seed=1",
         "run.name=other",
-        "model.path=/other",
+        "model.path=hf://a/b",
         "lora.rank=8",
         "data.train.limit=5",
         "prompt.system=Think.",
@@ -103,9 +103,11 @@ def test_settings_that_alter_the_run(small: Path, change: str) -> None:
     ("here", "there", "is_same"),
     [
         ("model.path=/home/ann/gemma", "model.path=/home/bob/models/gemma", True),
-        ("model.path=/home/ann/gemma", "model.path=/home/ann/gemma2", False),
+        ("model.path=/home/ann/gemma", "model.path=/home/ann/gemma2", True),
         ("model.path=hf://ann/gemma", "model.path=hf://bob/gemma", False),
-        ("data.train.path=/a/x.jsonl", "data.train.path=/b/x.jsonl", True),
+        ("data.train.path=/a/x.jsonl", "data.train.path=/b/y.jsonl", True),
+        ("lora.start=/a/x", "lora.start=/b/x", True),
+        ("lora.start=/a/x", "lora.start=/b/y", False),
         ("rewards.functions.0.function=/a/r.py:f", "rewards.functions.0.function=/b/r.py:f", True),
         ("rewards.functions.0.function=/a/r.py:f", "rewards.functions.0.function=/b/r.py:g", False),
         ("prompt.system=/a/x", "prompt.system=/b/x", False),

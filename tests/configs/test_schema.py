@@ -25,7 +25,7 @@ budget.steps=none; .time=9x
 data.train.split=train
     data.train.split: applies to hub datasets only
 data.test.split=none
-    data.test.path: is not a file (.jsonl, .json, .csv, .parquet)
+    data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet)
 data.answer_pattern=#### .+
     data.answer_pattern: needs a group
 data.answer_pattern=(
@@ -34,6 +34,12 @@ prompt.template=hello
     prompt.template: contains no column
 prompt.template={}
     prompt.template: has empty braces
+prompt.template={question} {"v": {"a": 1}}
+    prompt.template: {"v": {"a": 1}} is no column; for braces write {{"v": {{"a": 1}}}}
+prompt.template={question} \boxed{...}
+    prompt.template: {...} is no column; for braces write {{...}}
+prompt.template={question:>5}
+    prompt.template: converts or formats {question}; write {question}
 prompt.template={a
     prompt.template: write {{ and }} for braces
 prompt.answer_open=<reasoning>

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from pipeline.data.models.hf_config import read_model_shape, tensor_shapes
 from pipeline.run.checkpoint_files import BEST, BEST_FILE
 
 CONFIG = """
@@ -47,6 +48,17 @@ steps = 3
 [wandb]
 mode = "disabled"
 """
+MODEL = {
+    "model_type": "gemma3_text",
+    "vocab_size": 480,
+    "num_hidden_layers": 2,
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 4,
+    "sliding_window_pattern": 2,
+}
 
 
 def rows(first: int, count: int) -> list[dict[str, Any]]:
@@ -67,9 +79,10 @@ def write_request(folder: Path, *, tokenizer: Path) -> Path:
     model = folder / "model"
     model.mkdir()
     shutil.copy(tokenizer / "tokenizer.model", model)
-    config = {"model_type": "gemma3_text", "vocab_size": 480}
-    (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    save_file({"model.norm.weight": np.zeros(2304, np.float32)}, model / "model.safetensors")
+    (model / "config.json").write_text(json.dumps(MODEL), encoding="utf-8")
+    shapes = dict(tensor_shapes(read_model_shape(MODEL)))
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+    save_file(zeros, model / "model.safetensors")
     write_rows(folder / "train.jsonl", rows(0, 6))
     write_rows(folder / "test.jsonl", rows(100, 4))
     path = folder / "small.toml"

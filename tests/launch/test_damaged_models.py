@@ -232,6 +232,48 @@ def also(name: str, value: Any) -> Damage:
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
+        (set_tensor(NORM, None), f"missing: {NORM} (40,)"),
+        (set_tensor(NORM, np.zeros(40, np.int32)), f"dtype of {NORM}: I32; supported"),
+        (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), "lm_head.weight differs"),
+        (set_config(quantization_config={"quant_method": "fp8"}), "the weights are quantized"),
+    ],
+)
+def test_the_dry_run_refuses_what_the_run_refuses(
+    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
+):
+    damage(request_path.parent / "model")
+    capsys.readouterr()
+    assert train.main([str(request_path), "--dry-run"]) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("start", "flags", "what"),
+    [
+        (None, ["--lora.targets", "x"], "lora.targets = 'x' matches no whole module path"),
+        ({"peft_type": "LORA"}, [], "lora.start: "),
+        ({"peft_type": "VERA"}, [], "VERA"),
+    ],
+)
+def test_the_dry_run_checks_the_adapter(
+    request_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    start: dict[str, Any] | None,
+    flags: list[str],
+    what: str,
+):
+    if start is not None:
+        folder = request_path.parent / "start"
+        folder.mkdir()
+        (folder / "adapter_config.json").write_text(json.dumps(start))
+        flags = ["--lora.start", str(folder)]
+    assert train.main([str(request_path), "--dry-run", *flags]) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
         (set_config(num_hidden_layers=2.5), "num_hidden_layers is 2.5"),
         (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple"),
         (

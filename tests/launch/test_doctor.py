@@ -305,6 +305,10 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         settings(model__path="modell"),
         *("model", "fault", "model.path: no folder ", "set model.path to a folder"),
     ),
+    "no such matrices": (
+        settings(lora__targets="x"),
+        *("adapter", "fault", "lora.targets = 'x' matches no whole module path", "of [lora]"),
+    ),
     "no login to Kaggle": (
         both(
             settings(model__path="kaggle://google/gemma-3/flax/gemma3-1b-it"),

@@ -178,7 +178,7 @@ def _model_commands(folder: Path) -> Iterator[tuple[str, Command]]:
 def _evaluation(path: str) -> int:
     def prepare() -> object:
         config = load_config(path)
-        return evaluate.prepare(config, checkpoint=None, base_only=True, result=None)
+        return evaluate.prepare(config, run=None, adapter=None, result=None)
 
     return exit_status(prepare, lambda _: 0)
 

@@ -23,6 +23,8 @@ from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.models.hf_config import is_multimodal
 from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
+from pipeline.data.text.exported import check_exported, write_unigram_json
+from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.run.record_files import replace_folder, unwritten
 from pipeline.types import Completion, ExportReport
 
@@ -90,6 +92,8 @@ class Exporter:
         verify: whether to verify exports.
         described: the configuration in the model card, if it is a different one.
         evaluations: reads the `evaluated` entries of the run's journal, for the model card.
+        reader: the run's tokenizer, whose token ids transformers must read from an export; None: of
+            no matter.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Exporter:
         verify: bool = True,
         described: Config | None = None,
         evaluations: Callable[[], Iterable[Mapping[str, Any]]] = tuple,
+        reader: Tokenizer | None = None,
     ) -> None:
         self.policy, self.base, self.config = policy, base, config
         self.like, self.tokenizer = like, tokenizer
@@ -112,6 +117,8 @@ class Exporter:
         self._verify = verify
         self._described = described or config
         self._evaluations = evaluations
+        self._reader = reader
+        self._is_read = not verify or reader is None
         self._stops = vocabulary.stops
         if verify:
             # Users of an export do not quantize activations either.
@@ -144,7 +151,8 @@ class Exporter:
             formats: formats to write.
 
         Raises:
-            RuntimeError: if the loaded export scores tokens differently; `folder` does not change.
+            RuntimeError: if the export cannot be loaded, or scores tokens differently; `folder`
+                does not change.
             ValueError: if a number is too large for `export.dtype`; `folder` does not change.
             OSError: if the disk is full; `folder` does not change.
         """
@@ -171,7 +179,8 @@ class Exporter:
             The largest log-prob difference; None if there was not enough memory to score.
 
         Raises:
-            RuntimeError: if the difference is too large, or the loaded adapter differs.
+            RuntimeError: if the difference is too large, the loaded adapter differs, or
+                transformers reads other token ids from the files.
             ValueError: if a number is too large for `export.dtype`.
         """
         if kind == "peft":
@@ -185,6 +194,11 @@ class Exporter:
         )
         save.save_config(fresh, config, dtype=self.dtype)
         save.add_stop_tokens(fresh, stops=self._stops)
+        if self._reader is not None and self.tokenizer.suffix == ".model":
+            write_unigram_json(fresh, model=self.tokenizer)
+        if self._reader is not None and not self._is_read:
+            check_exported(fresh, self._reader)
+            self._is_read = True  # later exports have the same files
         if kind == "hf":
             save.save_weights(
                 fresh,
@@ -244,6 +258,8 @@ class Exporter:
             reloaded = self._score_plain(
                 examples, adapter=self.policy.no_adapter(), base=self._plain.load_base(fresh)
             )
+        except ValueError as error:
+            raise RuntimeError(f"the export in {fresh} cannot be loaded: {error}") from error
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 from configs.load import read_saved_config
 from configs.schema import Lora
 from pipeline.compute.model import adapter_file, peft_folder
-from pipeline.compute.model.peft_folder import fit_to_policy, read_peft
+from pipeline.compute.model.peft_folder import fit_to_policy, read_peft, scale_problems
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
 from pipeline.run.checkpoint_files import BEST
@@ -76,6 +76,20 @@ def needs_separate(settings: Lora) -> bool:
         adapter, _ = read(folder)
     # Only an adapter with separate lora_a has two ranks.
     return len({len(value) for name, value in adapter.items() if name.endswith("_lora_b")}) > 1
+
+
+def check_start(settings: Lora) -> None:
+    """Checks `lora.start` as far as possible without the base; reads it only in PEFT's format.
+
+    Raises:
+        FileNotFoundError: if there is no adapter.
+        ValueError: if it cannot be read, or was trained with another scale.
+    """
+    assert settings.start is not None
+    folder, read = _find(Path(settings.start))
+    problems = scale_problems(read_peft(folder), settings) if read is None else []
+    if problems:
+        raise ValueError(f"lora.start: {folder} does not fit:\n  {problems[0]}")
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def fit_to_policy(peft: PeftAdapter, policy: Policy) -> dict[str, np.ndarray]:
         ValueError: listing everything that does not fit the base or the `lora` settings.
     """
     shapes = {name: shape.shape for name, shape in policy.adapter_shapes.items()}
-    problems = _scale_problems(peft, policy.lora)
+    problems = scale_problems(peft, policy.lora)
     adapter: dict[str, np.ndarray] = {}
     known: set[Place] = set()
     for matrix in (name.removesuffix("_lora_a") for name in shapes if name.endswith("_lora_a")):
@@ -178,7 +178,8 @@ def _matrix_problems(
     return problems
 
 
-def _scale_problems(peft: PeftAdapter, settings: Lora) -> list[str]:
+def scale_problems(peft: PeftAdapter, settings: Lora) -> list[str]:
+    """A sentence if the adapter was trained with another scale than that of the settings."""
     scales = sorted({peft.scale(place) for place in peft.pairs})
     if all(math.isclose(scale, settings.scale, rel_tol=1e-6) for scale in scales):
         return []

@@ -19,8 +19,8 @@ from pipeline.compute.model.tensors import entry
 from pipeline.data.models import hf_folder
 from pipeline.data.models.hf_config import text_config
 
-READABLE = tuple(str(dtype) for dtype in hf_folder.STORED_TYPES.values())
-"""Dtypes that weights may be stored in."""
+_EXPONENTS = {"float32": 0x7F80_0000, "float16": 0x7C00, "bfloat16": 0x7F80}
+"""Bits of the exponent, all of which are set in NaN and infinity."""
 
 
 class SafetensorsFolder:
@@ -105,19 +105,26 @@ def stream(
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: listing every tensor that is missing, surplus, or of another shape or dtype.
+        ValueError: listing every tensor that is missing, surplus, or of another shape or dtype; or
+            naming one that has a number that is not finite.
     """
     checkpoint = _flax(folder)
     source = SafetensorsFolder(folder) if checkpoint is None else checkpoint
     _check(folder, source, shapes)
-    return _stream(source, shapes)
+    return _stream(folder, source, shapes)
 
 
 def _stream(
-    source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct]
+    folder: Path, source: Source, shapes: Mapping[str, jax.ShapeDtypeStruct]
 ) -> Iterator[tuple[str, jax.Array]]:
     for name, spec in shapes.items():
-        value = source.read(name, spec.shape).astype(spec.dtype, copy=False)
+        value = source.read(name, spec.shape)
+        exponent = _EXPONENTS[str(value.dtype)]
+        bits = value.view(f"uint{8 * value.itemsize}")
+        if (bits & exponent).max() == exponent:
+            tensors = " or ".join(source.wanted(name, spec.shape))
+            raise ValueError(f"model.path: {folder}: {tensors} has NaN or infinite numbers")
+        value = value.astype(spec.dtype, copy=False)
         # A copy: an alias of the mapped file would change with the file.
         array = jax.device_put(value, spec.sharding, may_alias=False)
         yield name, jax.block_until_ready(array)
@@ -132,17 +139,6 @@ def _check(folder: Path, source: Source, shapes: Mapping[str, jax.ShapeDtypeStru
     wanted: dict[str, tuple[int, ...]] = {}
     for name, spec in shapes.items():
         wanted |= source.wanted(name, spec.shape)
-    problems = [f"missing: {t} {wanted[t]}" for t in wanted if t not in source.shapes]
-    problems += [f"surplus: {t}" for t in sorted(source.shapes.keys() - wanted - source.ignored)]
-    for tensor, shape in wanted.items():
-        if tensor not in source.shapes:
-            continue
-        found, dtype = source.shapes[tensor], source.dtypes[tensor]
-        if found != shape:
-            problems.append(f"shape of {tensor}: {found}, the configuration requires {shape}")
-        if dtype not in READABLE:
-            problems.append(f"dtype of {tensor}: {dtype}; supported: {', '.join(READABLE)}")
-    if problems:
-        raise ValueError(
-            f"model.path: {folder} does not fit its configuration:\n  " + "\n  ".join(problems)
-        )
+    hf_folder.check_tensors(
+        folder, wanted, shapes=source.shapes, dtypes=source.dtypes, optional=source.ignored
+    )

@@ -80,6 +80,24 @@ _NOT_YET = {
     "enable_moe_block": "a mixture of experts (26B-A4B) is not supported yet",
     "attention_k_eq_v": "one projection for keys and values (31B) is not supported yet",
 }
+_OTHERS = frozenset(
+    {
+        *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "rope_parameters"),
+        *("rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"),
+        # Checked if they have an effect.
+        *("quantization_config", "attn_logit_softcapping", "num_global_key_value_heads"),
+        *("num_experts", "top_k_experts", "moe_intermediate_size"),
+        # Of training by transformers, of its caches and outputs, and of other tasks.
+        *("attention_dropout", "initializer_range", "max_position_embeddings", "use_cache"),
+        *("cache_implementation", "hidden_act", "chunk_size_feed_forward", "id2label", "label2id"),
+        *("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type"),
+        *("return_dict", "tokenizer_class", "is_decoder", "add_cross_attention"),
+    }
+)
+"""Keys of a text model that are read, or change nothing, besides those with defaults."""
+_HARMLESS = ("_", "unsloth")
+"""Beginnings of further keys that change nothing."""
 _INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
 _ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
@@ -111,9 +129,10 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
             f"{' and '.join(map(repr, MULTIMODAL))}"
         )
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
+    wrong = _read_per_layer_config(given) if kind == GEMMA4 else []
     whole = {**_DEFAULTS[kind], **given, "architectures": [_ARCHITECTURES[kind]]}
-    full, sliding, wrong = _ropes(whole)
-    wrong = _wrong_sizes(whole) + wrong
+    full, sliding, wrong_ropes = _ropes(whole)
+    wrong += _wrong_keys(hf, whole) + _wrong_sizes(whole) + wrong_ropes
     if not wrong:
         whole["layer_types"] = _layer_types(whole)
         wrong = _wrong_layers(whole)
@@ -136,6 +155,43 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("rope_parameters", "sliding_window_pattern", "_sliding_window_pattern"):
         whole.pop(key, None)
     return whole
+
+
+def _wrong_keys(hf: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
+    """Quantized weights, and keys that nothing here knows: they may change the model."""
+    for settings in (hf, text):
+        quantized = settings.get("quantization_config")
+        if quantized:
+            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+            what = f"the weights are quantized ({show(method)}), which is not supported"
+            remedy = "set model.path to the model before that, which model.quantization quantizes"
+            return [f"quantization_config: {what}; {remedy}"]
+    kind = text["model_type"]
+    known = _OTHERS | _DEFAULTS[kind].keys() | (_ONLY_GEMMA4 if kind == GEMMA4 else _ONLY).keys()
+    unknown = sorted(key for key in text.keys() - known if not key.startswith(_HARMLESS))
+    return [
+        f"{key} = {show(text[key])} is unknown; remove it if the weights do not depend on it"
+        for key in unknown
+    ]
+
+
+def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
+    """Replaces `per_layer_config`, as transformers 5.15 writes it, with `global_head_dim`."""
+    layers = given.pop("per_layer_config", None)
+    if layers is None:
+        return []
+    width, kinds = given.get("head_dim", _SIZES["head_dim"]), given.get("layer_types")
+    kinds = kinds if isinstance(kinds, list) else []
+    full = [str(layer) for layer, kind in enumerate(kinds) if kind == FULL]
+    if layers and full and isinstance(layers, dict) and isinstance(layers.get(full[0]), dict):
+        width = layers[full[0]].get("head_dim")
+    if layers and layers != {layer: {"head_dim": width} for layer in full}:
+        what = f"another head_dim, the same in all layers of {FULL}"
+        return [f"per_layer_config is {show(layers)}; supported is only {what}"]
+    if given.setdefault("global_head_dim", width) != width:
+        both = f"{show(given['global_head_dim'])}, and {show(width)} in per_layer_config"
+        return [f"global_head_dim is {both}, which contradict each other; remove one"]
+    return []
 
 
 def is_multimodal(hf: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,6 +43,10 @@ _OTHER_PARTS = {
     "model.embed_audio.": "the projector",
 }
 _UNUSED = "unused keys and values"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_BUFFER = re.compile(r"(?:.*\.)?rotary_emb(?:_local)?\.(?:\w+_)?inv_freq")
+"""Frequencies of RoPE, which older versions of transformers stored; `config.json` has them."""
+_ADAPTER = "adapter_config.json"
 _FLAX_PARTS = {
     "the vision tower": re.compile(
         r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder"
@@ -50,6 +54,9 @@ _FLAX_PARTS = {
     ),
     "the audio tower": re.compile(r"(^|/)AudioEncoder/|/audio_"),
 }
+_BLOCK = 2**26
+"""Bytes of tensors that are compared at once."""
+_MOST_SHOWN = 20
 _MOST_TEXT_BYTES = 16 * 2**20
 _WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 STORED_TYPES = {
@@ -58,6 +65,8 @@ STORED_TYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
 """Data types of weights by safetensors' names."""
+READABLE = tuple(str(dtype) for dtype in STORED_TYPES.values())
+"""NumPy's names of these types."""
 _BYTES = np.dtype(np.uint8)
 
 
@@ -106,6 +115,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
     path = folder / "config.json"
     if not path.exists():
+        if (folder / _ADAPTER).is_file():
+            base = read_object(folder / _ADAPTER).get("base_model_name_or_path")
+            raise FileNotFoundError(
+                f"model.path: {folder} is a PEFT adapter; set model.path to its base "
+                f"({show(base)}), and lora.start to this folder"
+            )
         raise FileNotFoundError(
             f"model.path: {folder} has no config.json; it is not a Hugging Face model folder"
         )
@@ -127,7 +142,7 @@ def read_text_config(folder: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files.
+    """The folder's safetensors files: `model.safetensors`, or without it those of the index.
 
     Raises:
         FileNotFoundError: with the missing weight files.
@@ -163,7 +178,8 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         found |= tensors
     if not problems:
         for name, file in sorted((_read_index(folder) or {}).items()):
-            if name not in found or found[name].path.name != file:
+            there = name in found and found[name].path.name == file
+            if not there and not name.endswith(_HEAD):  # a tied head may be in the index alone
                 problems.append(f"{name} is not in {file}, which {folder / INDEX} names")
     if problems:
         raise ValueError("\n".join(problems))
@@ -185,6 +201,8 @@ def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, list[
     whole, shape = is_multimodal(read_config(folder)), read_model_shape(read_text_config(folder))
     unused = unused_tensors(shape)
     for name, tensor in stored_tensors(folder).items():
+        if _BUFFER.fullmatch(name):
+            continue
         part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
         plain = _text_name(name) if whole else name
         if plain in unused:
@@ -237,7 +255,16 @@ def check_folder(folder: Path) -> list[str]:
     if checkpoint is None:
         tensors, skipped = text_tensors(folder)
         counts = {part: len(found) for part, found in skipped.items()}
-        _check_shapes(folder, tensors)
+        wanted = dict(tensor_shapes(read_model_shape(read_text_config(folder))))
+        check_tensors(
+            folder,
+            wanted,
+            shapes={name: tensor.shape for name, tensor in tensors.items()},
+            dtypes={name: tensor.dtype for name, tensor in tensors.items()},
+            optional={_HEAD},
+        )
+        if _HEAD in tensors:
+            _check_head(folder, tensors[_HEAD], tensors[_EMBEDDING])
     else:
         if (folder / "config.json").exists():
             read_text_config(folder)
@@ -248,16 +275,56 @@ def check_folder(folder: Path) -> list[str]:
     return [f"{folder}: only the text model is used; {parts} are skipped"]
 
 
-def _check_shapes(folder: Path, tensors: Mapping[str, StoredTensor]) -> None:
-    """Compares the shapes of the tensors with those that the configuration requires."""
-    odd = [
-        f"shape of {name}: {tensors[name].shape}, the configuration requires {shape}"
-        for name, shape in tensor_shapes(read_model_shape(read_text_config(folder)))
-        if name in tensors and tensors[name].shape != shape
-    ]
-    if odd:
-        more = f", and {len(odd) - 1} more differ" if odd[1:] else ""
-        raise ValueError(f"model.path: {folder}: {odd[0]}{more}")
+def check_tensors(
+    folder: Path,
+    wanted: Mapping[str, tuple[int, ...]],
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, str],
+    optional: Collection[str] = (),
+) -> None:
+    """Compares the tensors of a model with those that its configuration requires.
+
+    Args:
+        folder: of the model.
+        wanted: the shapes of the required tensors, by name.
+        shapes: the shapes of the tensors in the files.
+        dtypes: their types; see `StoredTensor`.
+        optional: names of further tensors that the files may have.
+
+    Raises:
+        ValueError: listing the tensors that are missing, surplus, or of another shape or type.
+    """
+    problems = [f"missing: {name} {wanted[name]}" for name in wanted if name not in shapes]
+    problems += [f"surplus: {name}" for name in sorted(shapes.keys() - wanted - set(optional))]
+    for name, shape in wanted.items():
+        if name not in shapes:
+            continue
+        if shapes[name] != shape:
+            found = shapes[name]
+            problems.append(f"shape of {name}: {found}, the configuration requires {shape}")
+        if dtypes[name] not in READABLE:
+            problems.append(f"dtype of {name}: {dtypes[name]}; supported: {', '.join(READABLE)}")
+    if problems:
+        more = len(problems) - _MOST_SHOWN
+        problems[_MOST_SHOWN:] = [f"and {more} more"] if more > 0 else []
+        raise ValueError(
+            f"model.path: {folder} does not fit its configuration:\n  " + "\n  ".join(problems)
+        )
+
+
+def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> None:
+    """Refuses a head that differs from the embedding: only tied ones are supported."""
+    ours, theirs = head.raw(), embedding.raw()
+    same = (head.dtype, head.shape) == (embedding.dtype, embedding.shape) and all(
+        np.array_equal(ours[start : start + _BLOCK], theirs[start : start + _BLOCK])
+        for start in range(0, len(ours), _BLOCK)
+    )
+    if not same:
+        raise ValueError(
+            f"model.path: {folder}: {head.name} differs from {embedding.name}; a head that is not "
+            "tied to the embedding is not supported"
+        )
 
 
 def flax_part(name: str) -> str | None:
@@ -290,8 +357,9 @@ def _text_name(name: str) -> str:
 
 
 def _read_index(folder: Path) -> Mapping[str, str] | None:
+    """The file of each tensor; None if there is one file, which precedes an index."""
     path = folder / INDEX
-    if not path.is_file():
+    if (folder / SINGLE).is_file() or not path.is_file():
         return None
     weight_map = read_object(path).get("weight_map")
     if not isinstance(weight_map, dict):

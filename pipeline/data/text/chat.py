@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as show
 from string import Formatter
+from typing import Any
 
 from configs.schema import Prompt
 from pipeline.data.models.hf_folder import read_object, read_text
-from pipeline.data.text.jinja_sandbox import compile_template, describe, try_template
+from pipeline.data.text.jinja_sandbox import describe, render_template, try_template
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,9 @@ GEMMA4 = Turns(
     "<|turn>", "<turn|>", has_system=True, think="<|think|>", other_ends=("<|tool_response>",)
 )
 """The turns of Gemma 4 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4)."""
-_SPECIAL = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
+BOS = "<bos>"
+"""Piece at the beginning of every prompt."""
+_SPECIAL = {"bos_token": BOS, "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
 """Role, `system`, `user` or `assistant`, and text."""
@@ -72,23 +75,29 @@ class ChatTemplate:
         that need too much time or memory.
 
         Raises:
-            ValueError: naming the file, if the template cannot be rendered.
+            ValueError: naming the file, if the template cannot be rendered, omits the text of the
+                user, or writes <bos> elsewhere than at the beginning.
         """
         messages = [{"role": who, "content": text} for who, text in turns]
-        variables = {"messages": messages, "add_generation_prompt": True, **_SPECIAL}
+        variables: dict[str, Any] = {"messages": messages, **_SPECIAL}
         if thinking:
             variables["enable_thinking"] = True
         try:
             if self.text not in _TRIED:
                 try_template(self.text, variables)
                 _TRIED.add(self.text)
-            text = compile_template(self.text)(**variables)
+            text = render_template(self.text, variables).removeprefix(BOS)
+            if BOS in text:
+                raise ValueError(f"it writes {BOS} elsewhere than once at the beginning")
+            omitted = [said for who, said in turns if who == "user" and said.strip() not in text]
+            if omitted:
+                raise ValueError(f"it omits the text of the user, {show(omitted[0])}")
         except Exception as error:  # noqa: BLE001  # templates may raise anything
             raise ValueError(
                 f"{self.path}: the chat template fails: {describe(error)}; "
                 'prompt.turn = "gemma" uses Gemma\'s turns instead'
             ) from None
-        return text.removeprefix(_SPECIAL["bos_token"])
+        return text
 
 
 _TRIED: set[str] = set()
@@ -129,6 +138,8 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
         hint = f"its columns: {known}" if known else "it has no columns"
         if column in nearest:
             hint = f"nearest: {nearest[column]!r} (of {known})"
+        if column[:1].isdecimal():
+            hint += f"; for braces in the text write {{{{{column}}}}}"
         lines.append(f"{where} has no column {column!r}; {hint}")
     raise ValueError("\n".join(lines))
 

@@ -1,18 +1,18 @@
-"""Renders untrusted Jinja templates in a sandbox.
+"""Renders untrusted chat templates in transformers' sandbox.
 
-Jinja's sandbox blocks access to files, processes and attributes, but limits neither time nor
-memory. `try_template` adds these limits by rendering once in a child process, which runs this file
-as a script; therefore the file imports nothing of the project.
+The sandbox blocks access to files, processes and attributes, but limits neither time nor memory.
+`try_template` adds these limits by rendering once in a child process, which runs this file as a
+script; therefore the file imports nothing of the project.
 """
 
 from __future__ import annotations
 
-import functools
 import json
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 _CPU_S = 2
@@ -21,26 +21,32 @@ _MOST_CHARACTERS = 2**20
 _MOST_REASON = 200
 
 
-@functools.lru_cache(maxsize=4)
-def compile_template(template: str) -> Callable[..., str]:
-    """Compiles a template as transformers does, but without the current time.
+def render_template(template: str, variables: Mapping[str, Any]) -> str:
+    """Renders a template up to the beginning of the model's turn, without the current time.
 
     A row therefore gives the same prompt on every day.
 
+    Args:
+        template: the Jinja template.
+        variables: `messages`, the turns, and other variables of the template.
+
     Raises:
-        jinja2.TemplateError: if the template is invalid.
+        jinja2.TemplateError: if the template is invalid or refuses the messages.
     """
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    # Late: the import takes seconds. Without torch it would print a warning.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from jinja2 import Undefined
+    from transformers.utils.chat_template_utils import render_jinja_template
 
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    named = {name: value for name, value in variables.items() if name != "messages"}
+    (text,), _ = render_jinja_template(
+        [variables["messages"]],
+        chat_template=template,
+        add_generation_prompt=True,
+        strftime_now=Undefined(name="strftime_now"),
+        **named,
     )
-    environment.globals["raise_exception"] = refuse
-    return environment.from_string(template).render
+    return str(text)
 
 
 def try_template(template: str, variables: Mapping[str, Any]) -> None:
@@ -67,7 +73,7 @@ def try_template(template: str, variables: Mapping[str, Any]) -> None:
 def _reason(template: str, variables: Mapping[str, Any]) -> str | None:
     """The reason why the template cannot be rendered; None if it can."""
     try:
-        text = compile_template(template)(**variables)
+        text = render_template(template, variables)
         text.encode()
     except MemoryError:
         return "it takes more than 1 GiB of memory"
@@ -88,7 +94,7 @@ def _main() -> int:
     import resource
 
     template, variables = json.load(sys.stdin)
-    compile_template("")  # imports Jinja before the limits apply
+    render_template("", {"messages": []})  # imports what it needs before the limits apply
     cpu_s = int(time.process_time()) + 1 + _CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))

@@ -12,7 +12,7 @@ import numpy as np
 
 from configs.schema import Prompt
 from pipeline.data.rows import Malformed, Row
-from pipeline.data.text.chat import Turns, render, template_columns
+from pipeline.data.text.chat import BOS, Turns, render, template_columns
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Completion
 
@@ -95,11 +95,14 @@ class PromptMaker:
             if self.prompt.turn == "plain":
                 what = 'has messages, which need turns; prompt.turn = "plain" has none'
                 return Malformed(row.number, f"column {self.columns[0]!r} {what}")
-        if self.prompt.turn != "plain":
-            for column, text in texts.items():
+        for column, text in texts.items():
+            problem = None
+            if self.prompt.turn != "plain":
                 problem = turn_token_in(text, self.tokenizer.turns)
-                if problem:
-                    return Malformed(row.number, f"column {column!r} {problem}")
+            if BOS in text:
+                problem = f"contains {BOS}, with which every prompt begins already"
+            if problem:
+                return Malformed(row.number, f"column {column!r} {problem}")
         text = render(
             self.prompt,
             row.values,
@@ -107,9 +110,16 @@ class PromptMaker:
             turns=self.tokenizer.turns,
             messages=row.messages,
         )
+        if BOS in text:
+            raise ValueError(
+                f"prompt: the system text, the template or a shot contains {BOS}, with which every "
+                "prompt begins already; remove it"
+            )
         # Tokenized separately, so that the prompt's tokens do not depend on the prefix.
         own, prefix = map(self.tokenizer.encode, (text, self.prompt.answer_prefix))
         tokens = np.concatenate([[self.tokenizer.bos_id], own, prefix])
+        if problem := self.tokenizer.problem_of(tokens):
+            return Malformed(row.number, f"the prompt {problem}")
         return Rendered(text, tokens.astype(np.int32))
 
     def text_of(self, completion: Completion) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from reprlib import repr as show
@@ -14,6 +15,9 @@ _MOST_PADDING = 1024
 """Maximum number of padding rows of an embedding beyond the tokenizer's vocabulary."""
 
 _MOST_SHOWN = 8
+_MARKER = re.compile(r"<\|\w+\|?>|<\w+\|>|<(?!bos|pad|unk|mask|unused|0x)\w+>")
+"""Special pieces that may end a turn, such as the `<|im_end|>` of other templates."""
+_STOP = "if the model ends its turns with it, add it to rollout.stop_tokens"
 
 
 def check_tokenizer(
@@ -29,7 +33,8 @@ def check_tokenizer(
         stop_tokens: pieces that end a completion.
 
     Raises:
-        ValueError: with a line for each contradiction.
+        ValueError: with a line for each contradiction. Pieces that were added to the vocabulary may
+            lack a row.
     """
     config: dict[str, Any] = {}
     if (folder / "config.json").is_file():
@@ -42,13 +47,16 @@ def check_tokenizer(
         settings = read_object(generation)
         problems += _id_problems(tokenizer, settings, generation.name, stop_tokens)
     if problems:
-        hint = f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer"
-        raise ValueError("\n".join([*dict.fromkeys(problems), hint]))
+        lines = list(dict.fromkeys(problems))
+        if not all(_STOP in line for line in lines):
+            lines.append(f"is {tokenizer.path} the tokenizer of another model? set model.tokenizer")
+        raise ValueError("\n".join(lines))
 
 
 def _size_problems(tokenizer: Tokenizer, rows: int) -> list[str]:
     sizes = f"{tokenizer.path} has {tokenizer.vocab_size} pieces, the model's embedding {rows} rows"
-    if tokenizer.vocab_size > rows:
+    beyond = set(range(rows, tokenizer.vocab_size)) - tokenizer.added_ids
+    if any(map(tokenizer.piece, beyond)):
         return [f"{sizes}; each piece needs a row"]
     if rows - tokenizer.vocab_size > _MOST_PADDING:
         return [f"{sizes}; at most {_MOST_PADDING} rows of padding are accepted"]
@@ -70,7 +78,9 @@ def _id_problems(
             what = repr(tokenizer.piece(id_)) if known else "no piece"
             allowed = " or ".join(dict.fromkeys(pieces))
             where = f"in {tokenizer.path}"
-            yield f"{file}: {key} is {show(id_)}, which is {what} {where}, not {allowed}"
+            ends_turn = key == "eos_token_id" and known and _MARKER.fullmatch(tokenizer.piece(id_))
+            remedy = f"; {_STOP}" if ends_turn else ""
+            yield f"{file}: {key} is {show(id_)}, which is {what} {where}, not {allowed}{remedy}"
 
 
 def _is_id(value: Any) -> bool:

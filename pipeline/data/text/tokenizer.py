@@ -32,6 +32,9 @@ class Tokenizer(ABC):
         pad_id, eos_id, bos_id: ids of `<pad>`, `<eos>` and `<bos>`.
         turns: the turns of the model.
         chat_template: the model's chat template; None if it has none.
+        added_ids: ids of pieces that were added to a vocabulary; the model may have no row for
+            them, as for the images of a text model.
+        rows: rows of the model's embedding; None: unknown.
     """
 
     path: Path
@@ -41,6 +44,8 @@ class Tokenizer(ABC):
     bos_id: int
     turns: Turns = GEMMA3
     chat_template: ChatTemplate | None = None
+    added_ids: frozenset[int] = frozenset()
+    rows: int | None = None
 
     @abstractmethod
     def encode(self, text: str) -> np.ndarray:
@@ -60,6 +65,13 @@ class Tokenizer(ABC):
     @abstractmethod
     def piece(self, id_: int) -> str:
         """The piece with an id below `vocab_size`."""
+
+    def problem_of(self, tokens: np.ndarray) -> str | None:
+        """The piece of `tokens` for which the model has no row, in words; None without one."""
+        beyond = tokens[tokens >= (self.rows or self.vocab_size)].tolist()
+        if not beyond:
+            return None
+        return f"contains {self.piece(beyond[0])}, for which the model's embedding has no row"
 
     def _finish(self) -> None:
         """Looks up the special pieces; called at the end of construction.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import tokenizers
 from sentencepiece import SentencePieceProcessor
 
 from configs.schema import Model
+from pipeline.data.models.hf_folder import read_text_config
 from pipeline.data.models.model_source import find_model, find_tokenizer
 from pipeline.data.text.chat import read_chat_template
 from pipeline.data.text.tokenizer import CHANNEL, MARKERS, MOST_PIECES, Tokenizer
@@ -25,6 +27,7 @@ def open_tokenizer(model: Model) -> Tokenizer:
     """Opens the tokenizer of a model, with the chat template of the model's folder.
 
     If the model's folder has no template, the template of the tokenizer's folder is used, if any.
+    The rows of the embedding are those of `config.json`, if it can be read.
 
     Raises:
         FileNotFoundError: if there is no model or no tokenizer.
@@ -37,6 +40,8 @@ def open_tokenizer(model: Model) -> Tokenizer:
     if template is None:
         template = read_chat_template(tokenizer.path.parent)
     tokenizer.chat_template = template
+    with suppress(FileNotFoundError, ValueError):  # reported when the folder is checked
+        tokenizer.rows = read_text_config(folder)["vocab_size"]
     return tokenizer
 
 
@@ -51,7 +56,7 @@ def _beside(folder: Path) -> Path:
 
 
 def read_tokenizer(where: Path) -> Tokenizer:
-    """Reads the tokenizer of a file or folder; a SentencePiece model takes precedence.
+    """Reads the tokenizer of a file or folder; `tokenizer.json` precedes, as in transformers.
 
     Raises:
         FileNotFoundError: if there is no tokenizer.
@@ -59,7 +64,7 @@ def read_tokenizer(where: Path) -> Tokenizer:
     """
     path = where
     if not where.is_file():
-        found = [where / name for name in (SENTENCEPIECE, JSON) if (where / name).is_file()]
+        found = [where / name for name in (JSON, SENTENCEPIECE) if (where / name).is_file()]
         if not found:
             raise FileNotFoundError(
                 f"no tokenizer at {where}: it has neither {SENTENCEPIECE} nor {JSON}; set "
@@ -171,6 +176,7 @@ class JsonTokenizer(Tokenizer):
             if (match := _BYTE.fullmatch(piece))
         }
         added = self._inner.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
         names = (*MARKERS, "<unk>", *(token.content for token in added.values() if token.special))
         self._silent = frozenset(
             vocabulary[name] for name in names if name in vocabulary and name not in CHANNEL

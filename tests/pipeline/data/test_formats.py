@@ -118,7 +118,7 @@ def test_numbers_of_parquet_are_written_as_they_were_given(
     ("name", "text", "message"),
     [
         ("a.csv", "question,answer\nq\n", r"row 2: has 1 value for 2 columns"),
-        ("a.csv", "question;answer\nq;1\n", r"has no column 'question'; nearest: 'question;answer"),
+        ("a.csv", "question;answer\nq;1\n", r"a\.csv: the separator is ';' instead of"),
         ("a.csv", "question,question\n", r"^data\.train\.path: /.*a\.csv: .* repeats the column"),
         ("a.json", '[{"question": "q"}, 3]', r"row 2: a number, not an object with columns"),
         ("a.json", "{}", r"^data\.train\.path: /.*a\.json: an object, not a list of objects$"),
@@ -206,13 +206,26 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
         ),
         (
             one(("user", "a"), ("tool", "b")),
-            "has in message 2 the role 'tool' instead of assistant",
+            "has in message 2 the role 'tool'; tools are not supported yet",
         ),
+        (
+            one(("user", "a"), ("function_call", "b")),
+            "has in message 2 the role 'function_call'; tools are not supported yet",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"a": 1}]}],
+            "has in message 2 tool calls; tools are not supported yet",
+        ),
+        (one(("user", "a"), ("judge", "b")), "has in message 2 the role 'judge' instead of assi"),
         (one(("user", None)), "has in message 1 no content, not text"),
         (one(("user", " ")), "has in message 1 a text that is empty"),
         (one(("user", "a<end_of_turn>")), "contains the turn token <end_of_turn>"),
         ([*one(("user", "a")), "b"], "has in message 2 a text, not a role and a content"),
-        (one(("user", [{"type": "text", "text": "a"}])), "has in message 1 a list, not text"),
+        (
+            one(("user", [{"type": "text", "text": "a"}, {"type": "image"}])),
+            "has in message 1 a part of type 'image'; only text is supported",
+        ),
+        (one(("user", [])), "has in message 1 a text that is empty"),
         ("text", "is a text, not a list of messages"),
         (None, "is null"),
     ],
@@ -223,11 +236,75 @@ def test_malformed_messages_are_reported(
     rows = [chat("a"), {"messages": messages}, chat("b")]
     data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT, data={"malformed": "skip"})
     assert [p.id for p in data.train.prompts] == [1, 3]
-    assert data.train.malformed == (Malformed(2, f"column 'messages' {reason}"),)
+    (found,) = data.train.malformed
+    assert found.row == 2
+    assert found.reason.startswith(f"column 'messages' {reason}")
+
+
+USER = {"role": "user", "content": "q"}
+SHARE_GPT = [
+    {"from": "system", "value": "s"},
+    {"from": "human", "value": "q"},
+    {"from": "gpt", "value": "r"},
+]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("turns", "prompt", "answer"),
+    [
+        (SHARE_GPT, "s\n\nq", "r"),
+        (one(("user", "q"), ("model", "r")), "q", "r"),
+        (one(("developer", "s"), ("user", "q")), "s\n\nq", None),
+        (one(("system", " "), ("user", "q")), "q", None),
+        (
+            one(("user", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])),
+            "qr",
+            None,
+        ),
+        (json.dumps([USER]), "q", None),
+    ],
+)
+def test_other_forms_of_messages_are_read(
+    tokenizer: Tokenizer, tmp_path: Path, kind: str, turns: Any, prompt: str, answer: str | None
+):
+    data = load(tokenizer, tmp_path, [{"messages": turns}], kind=kind, prompt=IN_CHAT)
+    (found,) = data.train.prompts
+    text = f"<start_of_turn>user\n{prompt}<end_of_turn>\n<start_of_turn>model\n"
+    assert (found.text, found.answer) == (text, answer)
+
+
+def test_a_text_that_is_json_stays_text_beside_other_texts(tokenizer: Tokenizer, tmp_path: Path):
+    rows = [{"messages": json.dumps([USER])}, {"messages": "q"}]
+    data = load(tokenizer, tmp_path, rows, prompt=IN_CHAT)
+    assert [p.messages for p in data.train.prompts] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind: str):
+    rows = [{"extra": {"question": f"q{n}"}, "reward_model": {"truth": n}} for n in (1, 2)]
+    write_jsonl(tmp_path / "t.jsonl", [{"extra.question": "t", "reward_model.truth": 3}])
+    data = load(
+        tokenizer,
+        tmp_path,
+        rows,
+        kind=kind,
+        prompt={"template": "{extra.question}", "turn": "plain"},
+        data={
+            "answer_column": "reward_model.truth",
+            "test": {"path": str(tmp_path / "t.jsonl")},
+        },
+    )
+    assert [(p.text, p.answer) for p in data.train.prompts] == [("q1", "1"), ("q2", "2")]
+    assert dict(data.train.prompts[0].row) == rows[0] | {
+        "extra.question": "q1",
+        "reward_model.truth": "1",
+    }
+    assert [(p.text, p.answer) for p in data.test.prompts] == [("t", "3")]
 
 
 def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_path: Path):
-    rows = [{"question": one} for one in ("a", [], [{"from": "human", "value": "x"}])]
+    rows = [{"question": one} for one in ("a", [], [{"value": "x"}])]
     data = load(tokenizer, tmp_path, rows, data={"malformed": "skip"})
     assert [p.messages for p in data.train.prompts] == [None]
     reason = "column 'question' is a list, not text or a number"

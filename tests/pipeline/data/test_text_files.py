@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.data.rows import Malformed, Row
-from pipeline.data.text_files import PARSERS, Parsed, parse_csv, parse_json
+from pipeline.data.text_files import PARSERS, Parsed, parse_csv, parse_json, parser_of
 
 
 @pytest.fixture
@@ -62,11 +63,20 @@ def test_csv_values_may_be_long(path: Path):
     assert csv(path, f"q,a\n{long},1\n") == ([Row(2, {"q": long, "a": "1"})], [])
 
 
+def test_a_first_column_without_a_name_is_ignored(path: Path):
+    assert csv(path, ",q,a\n7,x,1\n") == ([Row(2, {"q": "x", "a": "1"})], [])
+
+
 @pytest.mark.parametrize(
     ("header", "what"),
-    [("a,b,a\n1,2,3\n", "repeats the column names a"), ("a,\n1,2\n", "an empty column name")],
+    [
+        ("a,b,a\n1,2,3\n", "repeats the column names a"),
+        ("a,\n1,2\n", "an empty column name"),
+        ("a;b\n1;2\n", "the separator is ';' instead of ','; write commas or tabs"),
+        ("a\tb\n1\t2\n", r"the separator is '\\t' instead of ','; call the file \.tsv"),
+    ],
 )
-def test_csv_columns_have_different_names(path: Path, header: str, what: str):
+def test_csv_columns_need_different_names_and_commas(path: Path, header: str, what: str):
     with pytest.raises(ValueError, match=what):
         csv(path, header)
 
@@ -92,6 +102,35 @@ def test_a_file_that_is_no_json_list_is_refused(path: Path, text: str, what: str
         json(path, text)
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.NDJSON", b'{"q": "x", "a": "1"}'),
+        ("a.Jsonl.gz", gzip.compress(b'{"q": "x", "a": "1"}')),
+        ("a.JSON.GZ", gzip.compress(b'[{"q": "x", "a": "1"}]')),
+        ("a.tsv", b"q\ta\nx\t1\n"),
+        ("a.csv.gz", gzip.compress(b"q,a\nx,1\n")),
+    ],
+)
+def test_the_ending_says_how_a_file_is_written(tmp_path: Path, name: str, content: bytes):
+    (tmp_path / name).write_bytes(content)
+    parser = parser_of(name)
+    assert parser is not None
+    (row,), malformed = parser(tmp_path / name, None)
+    assert (row.values, malformed) == ({"q": "x", "a": "1"}, [])
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+def test_utf_16_and_damaged_gzip_are_named(tmp_path: Path, kind: str):
+    (tmp_path / "a").write_text("q", encoding="utf-16")
+    with pytest.raises(ValueError, match="UTF-16, not UTF-8; convert it"):
+        PARSERS[kind](tmp_path / "a", None)
+    for damaged in (b"q,a\n", gzip.compress(b"q,a\n")[:-9]):
+        (tmp_path / "a.gz").write_bytes(damaged)
+        with pytest.raises(ValueError, match="not gzip: "):
+            PARSERS[kind](tmp_path / "a.gz", None)
+
+
 @pytest.mark.parametrize("kind", PARSERS)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=st.binary(max_size=60) | st.text('",\n\ra\x00[{}]:1', max_size=40))
@@ -100,7 +139,8 @@ def test_any_file_is_parsed_or_refused_in_words(path: Path, kind: str, content: 
     try:
         rows, malformed = PARSERS[kind](path, None)
     except ValueError:
-        assert kind != ".jsonl"  # its mistakes belong to lines
+        if kind in {".jsonl", ".ndjson"}:  # their mistakes belong to lines
+            assert path.read_bytes().startswith((b"\xff\xfe", b"\xfe\xff"))
     else:
         numbers = [row.number for row in rows] + [bad.row for bad in malformed]
         assert len(set(numbers)) == len(numbers)

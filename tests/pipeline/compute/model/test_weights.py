@@ -112,6 +112,23 @@ def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy
     }
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_refused(
+    tmp_path: Path, policy: Policy, dtype: str, value: float
+):
+    folder = write(tmp_path, policy, dtype=dtype)
+    read(folder, policy)
+    name = "model.layers.1.self_attn.v_proj.weight"
+
+    def edit(tensors: dict[str, np.ndarray]) -> None:
+        tensors[name][3, 4] = value
+
+    change(folder, edit)
+    with pytest.raises(ValueError, match=rf"k_proj\.weight or {name} has NaN or infinite numbers$"):
+        read(folder, policy)
+
+
 def test_a_stored_tied_head_is_ignored(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
     change(folder, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"].copy()}))

@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 import pytest
+import transformers
 
 from pipeline.data.models.find_shape import PUBLISHED
 from pipeline.data.models.hf_config import (
@@ -164,6 +165,64 @@ def test_unsupported_settings_of_gemma_4_are_refused(changes: dict[str, Any], li
     assert line in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("gemma2", "gemma2"), ("gemma3_text", "gemma3_text"), ("gemma4_text", "gemma4_text")],
+)
+def test_defaults_are_those_of_transformers(name: str, kind: str):
+    """Every key of its configuration is known, and those that matter have its values."""
+    theirs = transformers.AutoConfig.for_model(name).to_dict()
+    ours = text_config({"model_type": kind})
+    assert text_config(theirs) == ours | text_config(theirs)
+    same = ours.keys() & theirs.keys() - {"architectures", "rope_parameters"}
+    assert {key: ours[key] for key in same} == {key: theirs[key] for key in same}
+    assert read_model_shape(theirs) == read_model_shape({"model_type": kind})
+
+
+def per_layer_config(**changes: Any) -> dict[str, Any]:
+    """Gemma 4 settings as transformers 5.15 writes them: without `global_head_dim`."""
+    text = {k: v for k, v in GEMMA4_E2B["text_config"].items() if k != "global_head_dim"}
+    layers = {str(n): {"head_dim": 512} for n in range(4, 35, 5)}
+    return GEMMA4_E2B | {"text_config": text | {"per_layer_config": layers} | changes}
+
+
+def test_the_layers_of_transformers_5_15_have_their_own_settings():
+    assert read_model_shape(per_layer_config()) == read_model_shape(GEMMA4_E2B)
+    other = {str(n): {"head_dim": 128} for n in range(4, 35, 5)}
+    assert read_model_shape(per_layer_config(per_layer_config=other)).global_head_dim == 128
+    assert read_model_shape(per_layer_config(per_layer_config={})).global_head_dim == 256
+    assert "per_layer_config" not in text_config(per_layer_config())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"per_layer_config": {"4": {"head_dim": 512}}},
+        {"per_layer_config": {str(n): {"num_key_value_heads": 4} for n in range(4, 35, 5)}},
+        {"per_layer_config": [1]},
+        {"global_head_dim": 128},
+    ],
+)
+def test_other_settings_of_single_layers_are_refused(changes: dict[str, Any]):
+    with pytest.raises(ValueError, match="per_layer_config"):
+        text_config(per_layer_config(**changes))
+
+
+@pytest.mark.parametrize("where", ["whole", "text"])
+@pytest.mark.parametrize("method", ["bitsandbytes", "fp8"])
+def test_quantized_weights_are_refused_with_a_remedy(where: str, method: str):
+    quantized = {"quantization_config": {"quant_method": method, "load_in_4bit": True}}
+    hf = {**GEMMA3_4B, "text_config": dict(GEMMA3_4B["text_config"])}
+    (hf if where == "whole" else hf["text_config"]).update(quantized)
+    message = rf"^config\.json: quantization_config: .*\('{method}'\).*; set model\.path to"
+    with pytest.raises(ValueError, match=message):
+        text_config(hf)
+
+
+def test_settings_of_training_frameworks_are_ignored():
+    read(unsloth_version="2026.1", _name_or_path="a", use_cache=False, torch_dtype="bfloat16")
+
+
 def five(**full: Any) -> dict[str, Any]:
     """RoPE settings in the format of transformers 5."""
     return {
@@ -232,6 +291,7 @@ def test_missing_rope_settings_get_defaults():
             {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
             "rope_parameters has 'factor'; a Gemma 3 has only full_attention and sliding_attention",
         ),
+        ({"global_head_dim": 16}, "global_head_dim = 16 is unknown; remove it if the weights do"),
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
     ],
 )

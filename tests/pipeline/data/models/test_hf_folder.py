@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from pipeline.data.models.hf_folder import (
     FLAX_MARKS,
@@ -41,7 +42,6 @@ def test_a_damaged_config_is_refused(tmp_path: Path, content: bytes, what: str):
 
 
 def test_all_files_of_the_index_are_needed(tmp_path: Path):
-    (tmp_path / SINGLE).touch()
     shards = {"a": "2.safetensors", "b": "1.safetensors", "c": "2.safetensors"}
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": shards}), encoding="utf-8")
     (tmp_path / "1.safetensors").touch()
@@ -49,6 +49,9 @@ def test_all_files_of_the_index_are_needed(tmp_path: Path):
         weight_files(tmp_path)
     (tmp_path / "2.safetensors").touch()
     assert weight_files(tmp_path) == [tmp_path / "1.safetensors", tmp_path / "2.safetensors"]
+    # A single file makes an index stale, as in transformers.
+    (tmp_path / SINGLE).touch()
+    assert weight_files(tmp_path) == [tmp_path / SINGLE]
 
 
 @pytest.mark.parametrize(
@@ -86,6 +89,72 @@ def test_an_unsupported_configuration_names_the_folder(tmp_path: Path):
     write_config(tmp_path, {"model_type": "gemma"})
     with pytest.raises(ValueError, match=rf"model\.path: {tmp_path}: config\.json: model_type is"):
         check_folder(tmp_path)
+
+
+def test_an_adapter_is_no_model(tmp_path: Path):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "google/gemma"}')
+    with pytest.raises(FileNotFoundError, match=r"adapter; set model\.path to its base .*'goo"):
+        check_folder(tmp_path)
+
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of transformers."""
+    for name in ("config.json", SINGLE):
+        shutil.copyfile(GOLDEN / name, tmp_path / name)
+    return tmp_path
+
+
+def edit(folder: Path, **changes: np.ndarray | None) -> None:
+    """Changes tensors; None removes one."""
+    tensors = load_file(folder / SINGLE) | {k.replace("__", "."): v for k, v in changes.items()}
+    save_file({k: v for k, v in tensors.items() if v is not None}, folder / SINGLE)
+
+
+def test_buffers_and_tied_heads_are_accepted(folder: Path):
+    embedding = load_file(folder / SINGLE)[EMBEDDING]
+    edit(
+        folder,
+        lm_head__weight=embedding,
+        model__rotary_emb__inv_freq=np.ones(4, np.float32),
+        model__rotary_emb_local__inv_freq=np.ones(4, np.float32),
+        model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(4, np.float32),
+    )
+    assert check_folder(folder) == []
+    index = dict.fromkeys(load_file(folder / SINGLE), "a.safetensors")
+    edit(folder, lm_head__weight=None)
+    (folder / SINGLE).rename(folder / "a.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": index}), encoding="utf-8")
+    assert check_folder(folder) == []
+
+
+def test_a_head_that_is_not_tied_is_refused(folder: Path):
+    edit(folder, lm_head__weight=load_file(folder / SINGLE)[EMBEDDING] + np.float32(1))
+    with pytest.raises(ValueError, match=f"{HEAD} differs from {EMBEDDING}; a head that is not"):
+        check_folder(folder)
+
+
+def test_tensors_are_checked_without_reading_them(folder: Path):
+    edit(
+        folder,
+        model__norm__weight=None,
+        model__extra=np.ones(1, np.float32),
+        model__layers__0__mlp__up_proj__weight=np.ones((2, 3), np.int8),
+    )
+    with pytest.raises(ValueError, match="does not fit its configuration") as raised:
+        check_folder(folder)
+    lines = [line.split(" (")[0] for line in str(raised.value).splitlines()[1:]]
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert lines == [
+        "  missing: model.norm.weight",
+        "  surplus: model.extra",
+        f"  shape of {name}:",
+        f"  dtype of {name}: I8; supported: float32, float16, bfloat16",
+    ]
 
 
 def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):

@@ -84,6 +84,13 @@ GEMMA4_TEMPLATE = """{{- bos_token -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
 """
+CASES = Path(__file__).parents[1] / "cases"
+
+
+def read_case(name: str) -> str:
+    return (CASES / name).read_text(encoding="utf-8")
+
+
 SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
 
 
@@ -208,12 +215,26 @@ def test_only_auto_uses_the_models_template():
         ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
         ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
         ("{% for i in range(10 ** 9) %}{% endfor %}", "Range too big"),
+        ("{{ messages[0].role }}", "it omits the text of the user, 'q'"),
+        (read_case("tmpl_parts.jinja"), "it omits the text of the user, 'q'"),
+        (read_case("tmpl_space_bos.jinja"), "it writes <bos> elsewhere than once at the beginning"),
     ],
 )
 def test_an_unusable_template_is_refused(template: str, what: str):
     with pytest.raises(ValueError, match=rf"^folder/file: the chat template fails: .*{what}"):
         render(Prompt(), {"question": "q"}, template=template)
     assert render(Prompt(turn="gemma"), {"question": "q"}, template=template)
+
+
+def test_the_marks_of_trained_turns_change_no_text():
+    prompt = Prompt(system="s", shots=SHOTS)
+    template = read_case("tmpl_generation.jinja")
+    assert render(prompt, {"question": "q"}, template=template) == render(prompt, {"question": "q"})
+
+
+def test_json_in_a_template_has_its_own_characters():
+    template = "{{ {'a': messages[0].content} | tojson }}"
+    assert render(Prompt(), {"question": "q<é>"}, template=template) == '{"a": "q<é>"}'
 
 
 def text_of(folder: Path) -> str:
@@ -269,6 +290,14 @@ def test_a_missing_column_names_the_nearest():
     expected = r"the row has no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"
     with pytest.raises(ValueError, match=expected):
         render(Prompt(template="{qestion}"), {"question": "q", "answer": "a"})
+
+
+def test_literal_braces_have_a_remedy():
+    expected = r"no column '1'; .*; for braces in the text write \{\{1\}\}$"
+    with pytest.raises(ValueError, match=expected):
+        render(Prompt(template="{q} \\frac{1}{{2}}"), {"q": "q"})
+    prompt = Prompt(template='{q}: {{"v": {{"a": 1}}}} \\frac{{1}}{{2}}', turn="plain")
+    assert render(prompt, {"q": "q"}) == 'q: {"v": {"a": 1}} \\frac{1}{2}'
 
 
 @pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])

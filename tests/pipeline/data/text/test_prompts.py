@@ -52,6 +52,17 @@ def test_the_prefix_is_appended_without_changing_the_prompts_tokens(
     assert tokenizer.decode(found.tokens).endswith(prefix)
 
 
+@pytest.mark.parametrize("turn", ["auto", "gemma", "plain"])
+def test_a_prompt_has_one_bos(tokenizer: Tokenizer, turn: Any):
+    maker = PromptMaker(Prompt(turn=turn), tokenizer)
+    assert maker.make(Row(1, {"question": "<bos>q"})) == Malformed(
+        1, "column 'question' contains <bos>, with which every prompt begins already"
+    )
+    for prompt in ({"system": "<bos>"}, {"template": "<bos>{question}"}):
+        with pytest.raises(ValueError, match="a shot contains <bos>, with which every prompt"):
+            made(tokenizer, turn=turn, **prompt)
+
+
 def test_the_text_of_a_completion_begins_with_the_prefix(tokenizer: Tokenizer):
     maker = PromptMaker(Prompt(answer_prefix="<reasoning>"), tokenizer)
     request = RolloutRequest(RolloutName("train", 0, 1, 0), made(tokenizer).tokens)

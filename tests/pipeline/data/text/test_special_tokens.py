@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
+from configs.schema import Model, Prompt
+from pipeline.data.rows import Malformed, Row
+from pipeline.data.text.prompts import PromptMaker, Rendered
 from pipeline.data.text.special_tokens import check_tokenizer
 from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.data.text.tokenizer_files import open_tokenizer, read_tokenizer
 from tests import tiny
-from tests.demo_texts import write_tokenizer
+from tests.demo_texts import write_tokenizer, write_tokenizer_json
 
 PIECES = 480
 
@@ -96,6 +100,37 @@ def test_mismatched_tokenizers_and_models_are_refused(
     for line, expected in zip(found, lines, strict=True):
         assert line.startswith(expected.format(tokenizer.path))
     assert hint.endswith("set model.tokenizer")
+
+
+def test_an_added_piece_needs_a_row_only_where_it_occurs(tmp_path: Path):
+    """As a text-only Gemma 3 saved by transformers 5: `<image_soft_token>` is beyond its rows."""
+    folder = write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path))
+    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.add_special_tokens(["<image_soft_token>"])
+    whole.save(str(folder / "tokenizer.json"))
+    config = tiny.hf_config(vocab_size=PIECES)
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = open_tokenizer(Model(path=str(folder)))
+    assert (tokenizer.vocab_size, tokenizer.rows) == (PIECES + 1, PIECES)
+    check(folder, tokenizer, config={})
+    with pytest.raises(ValueError, match=r"481 pieces, .* 96 rows"):
+        check(folder, tokenizer, config={"vocab_size": 96})
+    maker = PromptMaker(Prompt(), tokenizer)
+    assert isinstance(maker.make(Row(1, {"question": "tom"})), Rendered)
+    assert maker.make(Row(2, {"question": "an <image_soft_token>"})) == Malformed(
+        2, "the prompt contains <image_soft_token>, for which the model's embedding has no row"
+    )
+
+
+def test_an_unknown_end_of_turn_may_become_a_stop_token(tmp_path: Path):
+    folder = write_tokenizer_json(tmp_path, of=write_tokenizer(tmp_path))
+    whole = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    whole.add_special_tokens(["<|im_end|>"])
+    whole.save(str(folder / "tokenizer.json"))
+    tokenizer, ends = read_tokenizer(folder), {"vocab_size": PIECES + 64, "eos_token_id": PIECES}
+    with pytest.raises(ValueError, match=r"^config.*'<\|im_end\|>' in .* rollout\.stop_tokens$"):
+        check(folder, tokenizer, config=ends)
+    check(folder, tokenizer, config=ends, stop_tokens=("<|im_end|>",))
 
 
 def test_gemma_4_also_ends_before_the_response_of_a_tool(tmp_path: Path):

@@ -104,11 +104,12 @@ def test_a_missing_tokenizer_is_reported(tmp_path: Path):
 
 @pytest.mark.parametrize("damage", [b"", b"not a model"])
 def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
-    (tmp_path / "tokenizer.json").write_bytes(damage)
-    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
-        read_tokenizer(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(damage)
     with pytest.raises(ValueError, match=r"tokenizer\.model is not a SentencePiece model"):
+        read_tokenizer(tmp_path)
+    # It is read if there are both, as in transformers.
+    (tmp_path / "tokenizer.json").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a Hugging Face tokenizer"):
         read_tokenizer(tmp_path)
 
 
