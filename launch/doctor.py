@@ -77,6 +77,7 @@ def examine(host: Host, config: Config | None) -> Iterator[Finding]:
         yield from run_checks.general_checks(host)
     else:
         yield from run_checks.run_checks(host, config)
+    yield from run_checks.logins(config)
 
 
 def can_run(found: Sequence[Finding]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
@@ -14,24 +14,6 @@ from pathlib import Path
 _CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNLIMITED = 2**60
 """Limits above are none: the first version of cgroups writes a large number."""
-
-
-@dataclass(frozen=True)
-class HostProcess:
-    """A running process.
-
-    Attributes:
-        pid: its id.
-        name: of its program.
-        user: its user's name.
-    """
-
-    pid: int
-    name: str
-    user: str
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} ({self.name}, user {self.user})"
 
 
 @dataclass(frozen=True)
@@ -80,16 +62,18 @@ class Host:
             return self._at(path).stat().st_uid
         return None
 
-    def holders(self, devices: Collection[str]) -> Iterator[HostProcess]:
-        """The processes that have one of the device files open, as far as the user may see them."""
+    def holders(self, devices: Collection[str]) -> dict[int, str]:
+        """The processes that have a device file open, as far as the user may see them, by id."""
+        found = {}
         for folder in self._at("/proc").glob("[0-9]*"):
             with suppress(OSError):  # the process has ended, or is of another user
                 # A Path would normalize the link.
                 opened = {os.readlink(link) for link in (folder / "fd").iterdir()}  # noqa: PTH115
                 if not opened.isdisjoint(devices):
                     name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                    uid = int(_fields(folder / "status")["Uid"].split()[1])
-                    yield HostProcess(int(folder.name), name, user_name(uid))
+                    user = user_name(int(_fields(folder / "status")["Uid"].split()[1]))
+                    found[int(folder.name)] = f"pid {folder.name} ({name}, user {user})"
+        return found
 
     def memory_bytes(self) -> int:
         """Memory that a new process can have: what is available, within the container's limit."""

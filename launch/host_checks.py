@@ -123,11 +123,12 @@ def _chips(host: Host, needed: int, state: State) -> Finding:
 
 
 def _holders(host: Host, devices: Sequence[str], state: State) -> Finding:
-    holders = list(host.holders(devices))
+    holders = host.holders(devices)
     if not holders:
         return Finding("holders", "ok", "no process that this user can see has the chips open")
-    remedy = "wait until it ends, or end it: kill " + " ".join(str(one.pid) for one in holders)
-    return Finding("holders", state, f"the chips are in use by {_some(holders)}", remedy)
+    remedy = "wait until it ends, or end it: kill " + " ".join(map(str, holders))
+    shown = f"the chips are in use by {_some(list(holders.values()))}"
+    return Finding("holders", state, shown, remedy)
 
 
 def _lock_file(host: Host, state: State) -> Finding:

@@ -23,7 +23,6 @@ from pipeline.plan.forecast import forecast
 from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement, shortage
 from pipeline.plan.topology import GIB
 from pipeline.run import tracking
-from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 
 _PROCESS_GIB, _OTHERS_GIB = 1.0, 0.6
@@ -40,32 +39,41 @@ _ADVICE = {
 
 
 def run_checks(host: Host, config: Config) -> Iterator[Finding]:
-    """All checks that need a configuration."""
+    """All checks that need a configuration, but for logins."""
     if config.plan.platform == "gpu":
-        yield _devices(config)
+        yield _gpus(config)
     yield from _room(host, config)
-    yield _folders(config)
     yield _clock(config)
     yield _model(config)
     yield from _data(config)
-    yield _wandb(config)
-    path = config.model.path
-    if path.startswith(HF):
-        yield _hf_login(is_needed=not _has_free_licence(path))
-    if path.startswith(KAGGLE):
-        yield _kaggle_login()
 
 
 def general_checks(host: Host) -> Iterator[Finding]:
-    """Memory, clock and logins, without a configuration."""
+    """Memory and clock, without a configuration."""
     yield Finding("memory", "ok", f"{host.memory_bytes() / GIB:.1f} GiB available")
     yield Finding("clock", "ok", _now())
-    if tracking.is_logged_in():
-        yield Finding("W&B", "ok", "there is a login")
-    else:
-        yield Finding("W&B", "note", "no login; runs are logged offline", "wandb login")
-    yield _hf_login(is_needed=True)
-    yield _kaggle_login()
+
+
+def logins(config: Config | None) -> Iterator[Finding]:
+    """Logins to W&B and to the hubs, as far as the configuration uses them."""
+    from huggingface_hub import get_token
+
+    yield _wandb(config)
+    path = "" if config is None else config.model.path
+    hubs = {
+        HF: ("Hugging Face", get_token() is not None, "hf auth login, or set HF_TOKEN"),
+        KAGGLE: ("Kaggle", has_kaggle_login(), "set KAGGLE_API_TOKEN, as your account shows it"),
+    }
+    for prefix, (hub, has_login, how) in hubs.items():
+        if config is not None and not path.startswith(prefix):
+            continue
+        if has_login:
+            yield Finding(hub, "ok", "there is a login")
+        elif prefix == HF and _has_free_licence(path):
+            yield Finding(hub, "ok", "no login; this model needs none")
+        else:
+            shown = "no login; Gemma is only given to users who have one"
+            yield Finding(hub, "note", shown, how)
 
 
 def _now() -> str:
@@ -81,7 +89,7 @@ def _clock(config: Config) -> Finding:
     return Finding("clock", "fault", shown, "set a later budget.until")
 
 
-def _devices(config: Config) -> Finding:
+def _gpus(config: Config) -> Finding:
     """GPUs, as Ray counts them."""
     try:
         check_devices(config)
@@ -171,19 +179,7 @@ def _hub_cache(handle: str) -> Path:
     return Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
 
 
-def _folders(config: Config) -> Finding:
-    """The run folder and its mirror can be written."""
-    folder = RunFolder.of(config)
-    try:
-        folder.check_writable()
-        if config.run.mirror is not None:
-            check_mirror(config.run.mirror, folder.path)
-    except (ValueError, FileNotFoundError) as error:
-        return Finding("run folder", "fault", str(error), "set run.dir to a folder of this user")
-    return Finding("run folder", "ok", f"{folder.path} can be written")
-
-
-# --- what the run reads, and logins
+# --- what the run reads
 
 
 def _model(config: Config) -> Finding:
@@ -218,7 +214,11 @@ def _data(config: Config) -> Iterator[Finding]:
         yield Finding("data", "ok", "; ".join(places))
 
 
-def _wandb(config: Config) -> Finding:
+def _wandb(config: Config | None) -> Finding:
+    if config is None:
+        if tracking.is_logged_in():
+            return Finding("W&B", "ok", "there is a login")
+        return Finding("W&B", "note", "no login; runs are logged offline", "wandb login")
     try:
         mode, why = tracking.choose_mode(config)
     except ValueError as error:
@@ -227,27 +227,6 @@ def _wandb(config: Config) -> Finding:
         remedy = "wandb login, or --wandb.mode disabled"
         return Finding("W&B", "note", why.partition(";")[0], remedy)
     return Finding("W&B", "ok", why)
-
-
-def _hf_login(*, is_needed: bool) -> Finding:
-    """The login to the Hugging Face hub."""
-    from huggingface_hub import get_token
-
-    if not is_needed and not get_token():
-        return Finding("Hugging Face", "ok", "no login; this model needs none")
-    return _login("Hugging Face", "hf auth login, or set HF_TOKEN", known=bool(get_token()))
-
-
-def _kaggle_login() -> Finding:
-    """The login to Kaggle."""
-    how = "set KAGGLE_API_TOKEN, from the settings of your account"
-    return _login("Kaggle", how, known=has_kaggle_login())
-
-
-def _login(hub: str, how: str, *, known: bool) -> Finding:
-    if known:
-        return Finding(hub, "ok", "there is a login")
-    return Finding(hub, "note", "no login; Gemma is only given to users who have one", how)
 
 
 def _has_free_licence(path: str) -> bool:

@@ -288,10 +288,6 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         lambda host: host.free.update({"runs/small": 0}),
         *("disk", "fault", "0.0 GiB free at ", "make space, or set run.dir"),
     ),
-    "run folder below a file": (
-        settings(run__dir="small.toml"),
-        *("run folder", "fault", "small.toml", "set run.dir to a folder"),
-    ),
     "a plan that does not fit": (
         settings(plan__hbm_gib="0.001"),
         *("plan", "fault", "does not fit: ", "python -m launch.plan"),
