@@ -50,10 +50,11 @@ test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 test-slow: .venv/.dev ## the tests that take minutes [ARGS="options of pytest"]
 	$(PY) $(PYTEST) -m slow
 
-# Without prerequisites: the environment is that of this host's accelerator.
+# Without prerequisites: the environment is that of this host's accelerator. The method of the time
+# limit also ends a process that hangs in a call of a device.
 test-accelerator: ## this host's TPU or GPU against the CPU, in some minutes [ARGS="--json FILE" or --cpu]
 	$(PY) -m pytest --confcutdir tests/accelerator -m accelerator -W ignore -p no:cacheprovider \
-	    tests/accelerator $(ARGS)
+	    --timeout-method thread tests/accelerator $(ARGS)
 
 test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
 	.venv-latest/bin/python $(PYTEST)

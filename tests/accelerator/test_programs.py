@@ -61,9 +61,8 @@ def test_flash_attention(forms: Forms, chips: list[jax.Device], check: Check, fo
 
 
 @pytest.mark.parametrize("form", DECODE)
-def test_sampled_tokens_have_the_log_probs_that_the_sampler_reports(
-    forms: Forms, report: Report, form: str
-):
+def test_decoding(forms: Forms, report: Report, form: str):
+    """The sampler reports the log-probs of its own tokens."""
     found, same = forms.decode(**DECODE[form])
     text = f"{found}; {same:.0%} of the tokens equal the CPU's until a first difference"
     report(f"{text} (at least {SAME_TOKENS:.0%})", {**vars(found), "same_tokens": same})
