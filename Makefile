@@ -56,7 +56,7 @@ test-accelerator: ## this host's TPU or GPU against the CPU, in some minutes [AR
 	$(PY) -m pytest --confcutdir tests/accelerator -m accelerator -W ignore -p no:cacheprovider \
 	    --timeout-method thread tests/accelerator $(ARGS)
 
-test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
+test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions; needs uv [ARGS]
 	.venv-latest/bin/python $(PYTEST)
 
 lint: style ## style, format, types, layers
@@ -87,7 +87,7 @@ wheelhouse wheelhouse-tpu wheelhouse-cuda13: .venv-wheelhouse/.python
 	    "launch/bootstrap.sh --wheels wheelhouse"
 
 lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
-	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
+	@$(NEEDS_UV)
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
@@ -102,6 +102,7 @@ clean: ## remove the environments and all caches; runs stay
 # both Pythons where possible.
 LOCK = $(UV) pip compile pyproject.toml --universal --quiet --no-emit-index-url --no-header \
     --no-annotate --python-version 3.11 --fork-strategy fewest $(ARGS)
+NEEDS_UV = command -v $(UV) >/dev/null || { echo "this needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
 INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv
 
 # A stamp is touched after a complete installation, so that an interrupted one is repeated.
@@ -122,7 +123,8 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --
 
 .venv-latest/.dev: pyproject.toml .venv-latest/.python
 	@echo "Installing the newest allowed versions into .venv-latest; that takes some minutes"
-	@$(INSTALL) --upgrade --editable '.[dev]'
+	@$(NEEDS_UV)
+	@$(UV) pip install --quiet --python $(@D)/bin/python --upgrade --editable '.[dev]'
 	@touch $@
 
 # The project itself, from this folder: the command gemma-grpo.
