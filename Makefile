@@ -1,5 +1,5 @@
 # Each command makes the environment it needs, in .venv, from the pinned requirements.
-# PYTHON=/path/to/python sets the interpreter; without it launch/find_python.sh searches for one.
+# PYTHON=/path/to/python sets the interpreter; without it launch/make_venv.sh searches for one.
 
 PY := .venv/bin/python
 UV ?= uv
@@ -14,11 +14,11 @@ PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo gemma gemma-table demo-table deadline-table test test-slow test-latest lint style format wheelhouse lock clean FORCE
+.PHONY: help demo gemma gemma-table demo-table deadline-table test test-slow test-accelerator test-latest lint audit style format wheelhouse wheelhouse-tpu wheelhouse-cuda13 lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
-	    while IFS='|' read -r name what; do printf '  make %-15s %s\n' "$$name" "$$what"; done
+	    while IFS='|' read -r name what; do printf '  make %-16s %s\n' "$$name" "$$what"; done
 
 demo: .venv/.runtime ## the main job on a tiny Gemma, a fresh run each time [SEED=n] [ARGS="--table.key VALUE"]
 	$(PY) -m launch.train configs/demo.toml --run.seed $(SEED) \
@@ -50,12 +50,21 @@ test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 test-slow: .venv/.dev ## the tests that take minutes [ARGS="options of pytest"]
 	$(PY) $(PYTEST) -m slow
 
-test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions [ARGS]
+# Without prerequisites: the environment is that of this host's accelerator. The method of the time
+# limit also ends a process that hangs in a call of a device.
+test-accelerator: ## this host's TPU or GPU against the CPU, in some minutes [ARGS="--json FILE" or --cpu]
+	$(PY) -m pytest --confcutdir tests/accelerator -m accelerator -W ignore -p no:cacheprovider \
+	    --timeout-method thread tests/accelerator $(ARGS)
+
+test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions; needs uv [ARGS]
 	.venv-latest/bin/python $(PYTEST)
 
-lint: style ## style, format, types, layers, known vulnerabilities of the requirements
+lint: style ## style, format, types, layers
 	$(PY) -m mypy
-	launch/audit.sh requirements-dev.txt requirements-cuda13.txt requirements-latest.txt
+
+audit: .venv/.dev ## known vulnerabilities of the requirements, at osv.dev
+	$(PY) -m pip_audit --vulnerability-service osv --no-deps --disable-pip --progress-spinner off \
+	    -r requirements-dev.txt -r requirements-cuda13.txt
 
 style: .venv/.dev
 	$(PY) -m ruff check .
@@ -66,36 +75,34 @@ format: .venv/.dev ## fix and format the sources
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
-install-%: .venv/.% ## an environment for tpu, cuda13, gemma, rewards or dev
+install-%: .venv/.% ## the environment for tpu, cuda13 or dev; or to it gemma, rewards or mirror
 	@:
 
 wheelhouse: ## an environment's wheels, for hosts without network; wheelhouse-tpu for a TPU's [PYTHON]
-	launch/wheelhouse.sh requirements.txt
-
-wheelhouse-%:
-	launch/wheelhouse.sh requirements-$*.txt
+wheelhouse wheelhouse-tpu wheelhouse-cuda13: .venv-wheelhouse/.python
+	@echo "Filling wheelhouse/ for $$(cat $<); the first time takes some minutes"
+	@.venv-wheelhouse/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps \
+	    --wheel-dir wheelhouse --requirement $(@:wheelhouse%=requirements%).txt "setuptools>=77"
+	@echo "Copy the project's folder with wheelhouse/ to the other host, and call there:" \
+	    "launch/bootstrap.sh --wheels wheelhouse"
 
 lock: ## write the pinned requirements from pyproject.toml; needs uv [ARGS=--upgrade]
-	@command -v $(UV) >/dev/null || { echo "make lock needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
+	@$(NEEDS_UV)
 	$(LOCK) --extra dev -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt -o requirements.txt
-	$(LOCK) -c requirements-dev.txt --extra rewards -o requirements-rewards.txt
-	$(LOCK) -c requirements-dev.txt --extra gemma -o requirements-gemma.txt
-	$(LOCK) -c requirements-dev.txt --extra mirror -o requirements-mirror.txt
 	$(LOCK) -c requirements-dev.txt --extra tpu -o requirements-tpu.txt
 	$(LOCK) -c requirements-dev.txt --extra cuda13 -o requirements-cuda13.txt
-	$(COMPILE) --python-version 3.12 --upgrade --extra dev -o requirements-latest.txt
 
 clean: ## remove the environments and all caches; runs stay
-	rm -rf .venv .venv-latest .mypy_cache .ruff_cache .pytest_cache .test_cache .hypothesis \
+	rm -rf .venv .venv-latest .venv-wheelhouse .mypy_cache .ruff_cache .pytest_cache .test_cache .hypothesis \
 	    .import_linter_cache build *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# One file for all supported Python versions and platforms, without names of download hosts; the same
-# versions for both Pythons where possible.
-COMPILE = $(UV) pip compile pyproject.toml --universal --quiet \
-    --no-emit-index-url --no-header --no-annotate
-LOCK = $(COMPILE) --python-version 3.11 --fork-strategy fewest $(ARGS)
+# One file for all supported Python versions, without names of download hosts; the same versions for
+# both Pythons where possible.
+LOCK = $(UV) pip compile pyproject.toml --universal --quiet --no-emit-index-url --no-header \
+    --no-annotate --python-version 3.11 --fork-strategy fewest $(ARGS)
+NEEDS_UV = command -v $(UV) >/dev/null || { echo "this needs uv; name it with UV=/path/to/uv" >&2; exit 1; }
 INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv
 
 # A stamp is touched after a complete installation, so that an interrupted one is repeated.
@@ -104,26 +111,32 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --
 	@$(INSTALL) -r $<
 	@touch $@
 
-.venv/.%: requirements-%.txt .venv/.python | .venv/.package
+.venv/.dev .venv/.tpu .venv/.cuda13: .venv/.%: requirements-%.txt .venv/.python | .venv/.package
 	@echo "Installing $< into .venv; the first time takes some minutes"
 	@$(INSTALL) -r $<
 	@touch $@ .venv/.runtime
 
-.venv-latest/.dev: requirements-latest.txt .venv-latest/.python | .venv-latest/.package
-	@echo "Installing $< into .venv-latest; the first time takes some minutes"
-	@$(INSTALL) -r $<
+# Optional packages, of which requirements-dev.txt has the versions.
+.venv/.gemma .venv/.rewards .venv/.mirror: .venv/.%: requirements-dev.txt .venv/.python | .venv/.runtime
+	@$(INSTALL) -c $< --editable '.[$*]'
+	@touch $@
+
+.venv-latest/.dev: pyproject.toml .venv-latest/.python
+	@echo "Installing the newest allowed versions into .venv-latest; that takes some minutes"
+	@$(NEEDS_UV)
+	@$(UV) pip install --quiet --python $(@D)/bin/python --upgrade --editable '.[dev]'
 	@touch $@
 
 # The project itself, from this folder: the command gemma-grpo.
-.venv/.package .venv-latest/.package: %/.package: pyproject.toml %/.python
+.venv/.package: pyproject.toml .venv/.python
 	@$(INSTALL) --no-deps --editable .
 	@touch $@
 
 # Checked every time, rewritten only for a new environment.
-.venv/.python: FORCE
-	@launch/make_venv.sh .venv
+.venv/.python .venv-wheelhouse/.python: FORCE
+	@launch/make_venv.sh $(@D)
 
 .venv-latest/.python: FORCE
-	@launch/make_venv.sh .venv-latest 3.12
+	@launch/make_venv.sh $(@D) 3.12
 
 FORCE:

@@ -33,11 +33,47 @@ pip_install() {
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-virtualenv "$@"
 }
 
+# install_python VERSION...: installs the first, from apt any of them, with what the host has: uv,
+# conda or apt. That needs consent: --yes, or an answer on a terminal.
+install_python() {
+    sudo=''
+    [ "$(id -u)" -eq 0 ] || sudo='sudo '
+    if command -v uv >/dev/null; then
+        command="uv python install $1"
+    elif command -v conda >/dev/null; then
+        command="conda create --yes --prefix '$PWD/.python' python=$1"
+    elif command -v apt-get >/dev/null; then
+        packages=$(printf " || ${sudo}apt-get install --yes python%s-venv" "$@")
+        command="${sudo}apt-get update && { ${packages# || }; }"
+    else
+        echo "None of uv, conda and apt is here to install a Python. With another Python that has pip," \
+            "call python3 -m pip install --user uv; then repeat with ~/.local/bin on PATH." >&2
+        exit 1
+    fi
+    if [ -z "$yes" ]; then
+        printf 'This installs a Python:\n  %s\n' "$command" >&2
+        if ! [ -t 0 ]; then
+            echo "Call it, then repeat; or repeat with --yes." >&2
+            exit 1
+        fi
+        printf 'Call it? [y/N] ' >&2
+        read -r answer || answer=''
+        case $answer in [yY]*) ;; *) exit 1 ;; esac
+    fi
+    echo "$command"
+    DEBIAN_FRONTEND=noninteractive sh -c "$command" </dev/null
+    case $command in
+        uv*) PYTHON=$(uv python find "$1") ;;
+        conda*) PYTHON=$PWD/.python/bin/python ;;
+    esac
+    export PYTHON="${PYTHON:-}"
+}
+
 yes='' wheels='' extra='' doctor=yes config=''
 while [ $# -gt 0 ]; do
     case $1 in
         -h | --help) usage; exit 0 ;;
-        --yes) yes=--yes ;;
+        --yes) yes=yes ;;
         --no-doctor) doctor='' ;;
         --cpu | --tpu | --cuda13) extra=${1#--} ;;
         --wheels)
@@ -78,8 +114,7 @@ fi
 # shellcheck disable=SC2086 # words of their own
 if ! sh launch/make_venv.sh .venv $versions; then
     [ -z "${PYTHON:-}" ] || exit 1
-    PYTHON=$(sh launch/install_python.sh $yes $versions)
-    export PYTHON
+    install_python $versions
     sh launch/make_venv.sh .venv $versions
 fi
 
@@ -104,6 +139,6 @@ fi
 status=0
 .venv/bin/python -m launch.doctor ${config:+"$config"} || status=$?
 if [ "$extra" = tpu ]; then
-    echo "Compute on the chips themselves, in about three minutes: .venv/bin/python -m launch.doctor --chips"
+    echo "Compute on the chips themselves, in some minutes: make test-accelerator"
 fi
 exit "$status"

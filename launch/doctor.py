@@ -1,13 +1,12 @@
 """Checks whether this host can run a configuration, and says what is missing.
 
-    python -m launch.doctor [CONFIG.toml] [--table.key VALUE ...] [--chips] [--json FILE]
+    python -m launch.doctor [CONFIG.toml] [--table.key VALUE ...] [--json FILE]
 
-Takes no device, starts no Ray, downloads no model. With `--chips` it then computes on the chips.
+Takes no device, starts no Ray, downloads no model.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import textwrap
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Check this host: versions, TPU chips and who uses them, Ray, memory and disk, clock, model and data,
 logins. With CONFIG.toml against what that run needs; it may also be a run folder. The chips are not
-taken, except with --chips; launch.train --dry-run checks the request itself.
+taken: `make test-accelerator` computes on them. launch.train --dry-run checks the request itself.
 Exit status: 0 the configuration can run, perhaps with notes; 1 it cannot; 2 a mistake in the
 request; 130 after Ctrl-C."""
 _WIDTH = 100
@@ -39,34 +38,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_status(lambda: _run(argv), int)
 
 
-def _flags() -> argparse.ArgumentParser:
-    flags = command_flags()
-    flags.add_argument(
-        "--chips",
-        action="store_true",
-        help="also compute on all chips, about three minutes: each program form against the CPU, "
-        "collectives, two processes with half of the chips each, checkpoint, and "
-        "the chips' speed, which later plans on this host use; with a CONFIG.toml of plan.platform "
-        "cpu on eight virtual CPU devices",
-    )
-    add_json(flags)
-    return flags
-
-
 def _run(argv: Sequence[str] | None) -> int:
     prog = "python -m launch.doctor"
-    command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags(), optional=True)
+    flags = command_flags()
+    add_json(flags)
+    command = parse(argv, prog=prog, description=DESCRIPTION, flags=flags, optional=True)
     config = load_config(command.path, command.overrides) if command.path else None
     file = json_file(command.flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.host import Host
 
-    host = Host.of_this_process()
-    found = list(examine(host, config))
-    if command.flags.chips:
-        from launch.chip_checks import chip_checks
-
-        found += chip_checks(host, config)
+    found = list(examine(Host.of_this_process(), config))
     print_lines(lines(found))
     if file is not None:
         figures = {
@@ -88,14 +70,14 @@ def examine(host: Host, config: Config | None) -> Iterator[Finding]:
     """
     from launch import host_checks, run_checks
 
-    checks: tuple[host_checks.Check, ...] = (
-        *(host_checks.python, host_checks.packages, host_checks.chips, host_checks.lock_file),
-        *(host_checks.variables, host_checks.ray_count),
-        *(run_checks.devices, run_checks.room, run_checks.folders, run_checks.clock),
-        *(run_checks.model, run_checks.adapter, run_checks.data, run_checks.logins),
-    )
-    for check in checks:
-        yield from check(host, config)
+    yield host_checks.packages(host, config)
+    if config is None or config.plan.platform == "tpu":
+        yield from host_checks.tpu_checks(host, config)
+    if config is None:
+        yield from run_checks.general_checks(host)
+    else:
+        yield from run_checks.run_checks(host, config)
+    yield from run_checks.logins(config)
 
 
 def can_run(found: Sequence[Finding]) -> bool:

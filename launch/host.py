@@ -3,43 +3,17 @@
 from __future__ import annotations
 
 import os
-import platform
 import pwd
 import shutil
-import stat
-import time
-import tomllib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
-_PROJECT, _PYPROJECT = "gemma-grpo", Path(__file__).parents[1] / "pyproject.toml"
 _CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNLIMITED = 2**60
 """Limits above are none: the first version of cgroups writes a large number."""
-
-
-@dataclass(frozen=True)
-class HostProcess:
-    """A running process.
-
-    Attributes:
-        pid: its id.
-        name: of its program.
-        uid: id of its user.
-    """
-
-    pid: int
-    name: str
-    uid: int
-
-    def __str__(self) -> str:
-        return f"pid {self.pid} ({self.name}, user {user_name(self.uid)})"
 
 
 @dataclass(frozen=True)
@@ -49,25 +23,15 @@ class Host:
     Attributes:
         root: of its files, which tests imitate.
         uid: id of the user.
-        groups: ids of the user's groups.
-        python: version of the interpreter.
-        requires_python: versions that the project allows.
-        installed: versions of the installed distributions, by normalized name.
-        requires: requirements of the project, and that of the installed JAX on libtpu.
+        version: of an installed distribution, by name; None: it is not installed.
         ray_chips: number of TPU chips that Ray counts.
-        now_s: its clock, Unix time.
         free_bytes: free space of the file system of a path, which may not exist yet.
     """
 
     root: Path
     uid: int
-    groups: Collection[int]
-    python: str
-    requires_python: str
-    installed: Mapping[str, str]
-    requires: Sequence[str]
+    version: Callable[[str], str | None]
     ray_chips: int
-    now_s: float
     free_bytes: Callable[[Path], int]
 
     @staticmethod
@@ -76,54 +40,21 @@ class Host:
         # Imported late: it imports Ray.
         from actors.placement import RESOURCE, detected_devices
 
-        requires_python, requires = _project()
-        with suppress(metadata.PackageNotFoundError):  # JAX itself is reported as missing
-            requires += _libtpu_of_jax()
         return Host(
             root=Path("/"),
             uid=os.geteuid(),
-            groups=frozenset({os.getegid(), *os.getgroups()}),
-            python=platform.python_version(),
-            requires_python=requires_python,
-            installed={
-                canonicalize_name(one.name): one.version
-                for one in metadata.distributions()
-                if one.name  # damaged ones have none
-            },
-            requires=requires,
+            version=_installed_version,
             ray_chips=detected_devices(RESOURCE["tpu"]),
-            now_s=time.time(),
             free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         )
 
-    def version(self, name: str) -> str | None:
-        """The installed version of a distribution; None: it is not installed."""
-        return self.installed.get(canonicalize_name(name))
-
-    def has(self, required: Requirement) -> bool:
-        """Whether an allowed version is installed."""
-        version = self.version(required.name)
-        return version is not None and version in required.specifier
-
     def chips(self) -> list[str]:
-        """Device files of the TPU chips, in their order: /dev/accelN, or else /dev/vfio/N."""
-        found = [path for path in self._dev().glob("accel*") if not path.is_dir()]
-        found = found or [path for path in self._dev().glob("vfio/*") if path.name.isdecimal()]
-        paths = sorted(found, key=lambda path: (len(path.name), path.name))
-        return [f"/{path.relative_to(self.root)}" for path in paths]
+        """Device files of the TPU chips, in their order."""
+        return tpu_chips(self.root)
 
     def may_use(self, path: str) -> bool:
-        """Whether the user may read and write a file, by its mode."""
-        found = self._at(path).stat()
-        if self.uid == 0:
-            return True
-        if found.st_uid == self.uid:
-            needed = stat.S_IRUSR | stat.S_IWUSR
-        elif found.st_gid in self.groups:
-            needed = stat.S_IRGRP | stat.S_IWGRP
-        else:
-            needed = stat.S_IROTH | stat.S_IWOTH
-        return found.st_mode & needed == needed
+        """Whether this process may read and write a file."""
+        return os.access(self._at(path), os.R_OK | os.W_OK)
 
     def owner(self, path: str) -> int | None:
         """User id of a file's owner; None: there is no such file."""
@@ -131,26 +62,17 @@ class Host:
             return self._at(path).stat().st_uid
         return None
 
-    def processes(self) -> Iterator[HostProcess]:
-        """All running processes."""
+    def holders(self, devices: Collection[str]) -> dict[int, str]:
+        """The processes that have a device file open, as far as the user may see them, by id."""
+        found = {}
         for folder in self._at("/proc").glob("[0-9]*"):
-            with suppress(OSError):  # it has ended
-                name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                uids = _fields(folder / "status")["Uid"]
-                yield HostProcess(int(folder.name), name, int(uids.split()[1]))
-
-    def holders(self, devices: Collection[str]) -> list[HostProcess]:
-        """The processes that have one of the device files open, as far as the user may see them."""
-        found = []
-        for process in self.processes():
-            links = list[Path]()
-            with suppress(OSError):  # it has ended, or is of another user
-                links += self._at(f"/proc/{process.pid}/fd").iterdir()
-            for link in links:
-                with suppress(OSError):
-                    if os.readlink(link) in devices:  # noqa: PTH115  # a Path normalizes it
-                        found.append(process)
-                        break
+            with suppress(OSError):  # the process has ended, or is of another user
+                # A Path would normalize the link.
+                opened = {os.readlink(link) for link in (folder / "fd").iterdir()}  # noqa: PTH115
+                if not opened.isdisjoint(devices):
+                    name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
+                    user = user_name(int(_fields(folder / "status")["Uid"].split()[1]))
+                    found[int(folder.name)] = f"pid {folder.name} ({name}, user {user})"
         return found
 
     def memory_bytes(self) -> int:
@@ -163,28 +85,16 @@ class Host:
                     available = min(available, limit)
         return available
 
-    def _dev(self) -> Path:
-        return self._at("/dev")
-
     def _at(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
 
 
-def _project() -> tuple[str, list[str]]:
-    """Python versions that the project allows, and its requirements."""
-    try:
-        allowed = metadata.metadata(_PROJECT)["Requires-Python"]
-        lines = list(metadata.requires(_PROJECT) or ())
-    except metadata.PackageNotFoundError:  # sources that are not installed
-        table = tomllib.loads(_PYPROJECT.read_text(encoding="utf-8"))["project"]
-        return table["requires-python"], list(table["dependencies"])
-    return allowed, [line for line in lines if Requirement(line).marker is None]
-
-
-def _libtpu_of_jax() -> list[str]:
-    """What the installed JAX requires of libtpu."""
-    found = [Requirement(line) for line in metadata.requires("jax") or ()]
-    return [f"{one.name}{one.specifier}" for one in found if one.name == "libtpu"]
+def tpu_chips(root: Path = Path("/")) -> list[str]:
+    """Device files of the TPU chips, in their order: /dev/accelN, or else /dev/vfio/N."""
+    found = [path for path in root.glob("dev/accel*") if not path.is_dir()]
+    found = found or [path for path in root.glob("dev/vfio/*") if path.name.isdecimal()]
+    paths = sorted(found, key=lambda path: (len(path.name), path.name))
+    return [f"/{path.relative_to(root)}" for path in paths]
 
 
 def user_name(uid: int) -> str:
@@ -198,6 +108,12 @@ def user_name(uid: int) -> str:
 def existing_parent(path: Path) -> Path:
     """The path itself, or its first parent that exists."""
     return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _installed_version(name: str) -> str | None:
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version(name)
+    return None
 
 
 def _fields(path: Path) -> dict[str, str]:

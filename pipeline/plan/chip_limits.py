@@ -1,4 +1,4 @@
-"""Speeds of this host's chips as `launch.doctor --chips` measured them, kept for later plans.
+"""Speeds of this host's chips as `make test-accelerator` measured them, kept for later plans.
 
 One file for each host and kind of chip in the cache folder. A plan uses them in place of the
 published limits (`cost_model.hardware.topology_of`).

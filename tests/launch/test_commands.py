@@ -34,7 +34,7 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
         ("plan", ["CONFIG.toml [--table.key VALUE ...]", "--verify"]),
         (
             "doctor",
-            ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot", "--chips"],
+            ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot"],
         ),
         ("evaluate", ["CONFIG.toml [--table.key VALUE ...]", "--base-only"]),
         ("export", ["RUN_DIR [--table.key VALUE ...] [options]", "--no-verify"]),

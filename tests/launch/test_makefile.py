@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Answers the probe of find_python.sh, and makes an environment whose python logs and prints its
+# Answers the probe of make_venv.sh, and makes an environment whose python logs and prints its
 # arguments and fails in `python -m MODULE` while the file `broken-MODULE` exists.
 FAKE_PYTHON = """#!/bin/sh
 if [ "$1" = -I ]; then
@@ -29,7 +29,7 @@ fi
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "launch").mkdir()
-    for name in ("Makefile", "launch/find_python.sh", "launch/make_venv.sh"):
+    for name in ("Makefile", "launch/make_venv.sh"):
         shutil.copy(ROOT / name, tmp_path / name)
     requirements = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
     for name in ("pyproject.toml", *requirements):
@@ -86,6 +86,21 @@ def test_changed_requirements_are_installed(project: Path) -> None:
     assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
 
 
+def test_optional_packages_are_added_with_the_development_versions(project: Path) -> None:
+    installed = ["one", ".", "requirements.txt", ".[gemma]"]
+    assert make(project, "install-gemma", "one") == (0, installed)
+    assert make(project, "install-gemma", "one") == (0, [])
+
+
+def test_the_wheels_folder_has_the_pins_and_what_installs_the_sources(project: Path) -> None:
+    assert run(project, "wheelhouse-tpu")[0] == 0
+    step = (project / "log").read_text(encoding="utf-8").splitlines()[-1]
+    assert step.endswith(
+        "--no-deps --wheel-dir wheelhouse --requirement requirements-tpu.txt setuptools>=77"
+    )
+    assert not (project / ".venv").exists()
+
+
 def test_make_alone_names_the_commands(project: Path) -> None:
     status, shown = run(project)
     assert status == 0
@@ -94,6 +109,7 @@ def test_make_alone_names_the_commands(project: Path) -> None:
         "demo-table",
         "gemma",
         "test",
+        "test-accelerator",
         "lint",
         "format",
         "lock",

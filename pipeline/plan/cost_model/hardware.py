@@ -1,6 +1,6 @@
 """Hardware that the planner knows: memory, speed and price of chips, and topologies.
 
-These are published limits; speeds that `launch.doctor --chips` has measured on this host replace
+These are published limits; speeds that `make test-accelerator` has measured on this host replace
 them in `topology_of`. Accelerators of this machine are not inspected; memory and cores of the
 topology `cpu` are those of this machine.
 """
@@ -17,7 +17,7 @@ from pipeline.plan.chip_limits import load_limits
 from pipeline.plan.topology import GIB, HBM_GIB
 
 SPEEDS = ("bytes_per_s", "bf16_flops", "int8_flops")
-"""Limits of a chip that `launch.doctor --chips` measures."""
+"""Limits of a chip that `make test-accelerator` measures."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
-"""Checks of the chips, other than of the model's programs: collectives, checkpoint, speed."""
+"""What the chips compute other than the model's programs: collectives, checkpoint, speed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -13,56 +13,20 @@ import numpy as np
 import optax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from launch.chip_results import ChipResult
-from launch.chips.small_model import VOCABULARY, SmallModel
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import fastest_s
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh, replicated
-from pipeline.plan.topology import GIB
+from tests.accelerator.small_model import VOCABULARY, SmallModel
 
 _State = tuple[Params, optax.OptState]
-_GROUP = 4
-"""Chips of half a host."""
 _COLUMNS = 128
 _LOOPS = 64
 """Repetitions inside a timed program, which hide the time of its start."""
 _ADDED, _FACTORS = 2**28, 8192
 """Float32 numbers of the timed sum, 1 GiB, and rows of the multiplied matrices."""
-
-
-def opened(chips: Sequence[jax.Device]) -> ChipResult:
-    """Number, kind and memory of the chips."""
-    kind = chips[0].device_kind
-    stats = [one.memory_stats() for one in chips]
-    limits = [found["bytes_limit"] for found in stats if found and "bytes_limit" in found]
-    figures: dict[str, object] = {"chips": len(chips), "kind": kind}
-    text = f"{len(chips)} x {kind}"
-    if limits:
-        figures["gib"] = min(limits) / GIB
-        text += f" with {min(limits) / GIB:.2f} GiB"
-    return ChipResult("ok", text, figures)
-
-
-# --- collectives
-
-
-def collectives(chips: Sequence[jax.Device]) -> ChipResult:
-    """Sum, gather, scatter and shift over all chips, and over groups of four, of whole numbers."""
-    groups = {"all chips": len(chips)}
-    if len(chips) > _GROUP and len(chips) % _GROUP == 0:
-        groups[f"groups of {_GROUP}"] = _GROUP
-    wrong = [
-        f"{name} over {what}"
-        for what, size in groups.items()
-        for name, (found, wanted) in exchanged(chips, size).items()
-        if not np.array_equal(found, wanted)
-    ]
-    if wrong:
-        return ChipResult("fault", f"wrong numbers: {', '.join(wrong)}")
-    return ChipResult("ok", f"sum, gather, scatter and shift are exact over {' and '.join(groups)}")
 
 
 def exchanged(chips: Sequence[jax.Device], size: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -102,19 +66,6 @@ def exchanged(chips: Sequence[jax.Device], size: int) -> dict[str, tuple[np.ndar
     return found
 
 
-# --- checkpoint
-
-
-def checkpoint(chips: Sequence[jax.Device]) -> ChipResult:
-    """Writes a learner's state as a run does, and reads it back."""
-    written, read = saved_and_restored(SmallModel.on(chips))
-    same = jax.tree.map(np.array_equal, written, read)
-    size = sum(array.nbytes for array in jax.tree.leaves(written)) / 2**20
-    if not jax.tree.all(same):
-        return ChipResult("fault", "the restored state is not the one that was written")
-    return ChipResult("ok", f"{size:.1f} MiB written, restored and equal bit for bit")
-
-
 def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
     """Adapter and optimizer of a learner, and the same from a checkpoint."""
     programs = LearnerPrograms(model.policy, model.config, VOCABULARY)
@@ -135,17 +86,6 @@ def saved_and_restored(model: SmallModel) -> tuple[_State, _State]:
         jax.device_get((state.adapter, state.optimizer)),
         jax.device_get((restored.adapter, restored.optimizer)),
     )
-
-
-# --- speed
-
-
-def speed(chips: Sequence[jax.Device]) -> ChipResult:
-    """Memory bandwidth and rate of products of a chip, for the planner."""
-    if chips[0].platform == "cpu":
-        return ChipResult("skipped", "skipped: virtual CPU devices share the speed of the CPU")
-    found = measured(chips)
-    return ChipResult("ok", "measured", asdict(found))
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The program forms of sampler and learner on the chips, against the same computation on the CPU.
 
     chips, bfloat16 --.
-    CPU, bfloat16     |-> launch.chips.compare
+    CPU, bfloat16     |-> tests.accelerator.compare
     CPU, float32    --'
 
 A learner's results are compared directly. Sampled tokens may differ where two are almost equally
@@ -11,18 +11,15 @@ exact ones of its own tokens, and its tokens with the CPU's up to the first diff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.chip_results import VALUES, ChipResult
-from launch.chips.compare import Arrays, Difference, difference, error_difference
-from launch.chips.small_model import VOCABULARY, WINDOW, SmallModel, requests, rollouts
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
 from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
@@ -33,16 +30,8 @@ from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.data.batching import batches_to_learn
 from pipeline.data.packed_batch import TokenBatch
 from pipeline.types import Completion
-
-Check = Callable[[], ChipResult]
-"""A check; its caller adds its name and its time."""
-SAME_TOKENS = 0.25
-"""Least share of tokens that equal the CPU's, up to the first difference of each rollout. bfloat16
-decides one token in fifty differently, after which a rollout is another one; on average a good half
-of 40 tokens are equal. Other noise, or another distribution, leaves a few percent."""
-_NO_KERNEL = ChipResult("skipped", "skipped: JAX's splash attention kernel is for TPUs")
-_SHORT = WINDOW // 2
-"""Prompts and completions that fit into the window together: rings never wrap around."""
+from tests.accelerator.compare import Arrays, Difference, difference, error_difference
+from tests.accelerator.small_model import VOCABULARY, SmallModel, requests, rollouts
 
 
 def log_probs(model: SmallModel) -> Arrays:
@@ -148,7 +137,8 @@ def _default(model: SmallModel) -> Any:
 
 @dataclass(frozen=True)
 class Forms:
-    """The checks of program forms.
+    """Computes each program form on the chips and on the CPU; `settings` of the configuration
+    choose the form on the chips.
 
     Attributes:
         chips: the devices to check.
@@ -187,94 +177,42 @@ class Forms:
     def _update(self) -> Update:
         return update(self.on_chips())
 
-    def checks(self, rollout_weights: str = "shared") -> dict[str, Check]:
-        """All checks, by name.
+    def log_probs(self, **settings: Any) -> Difference:
+        """The scoring program, sharded by row."""
+        rounded, exact = self._log_probs
+        return difference(log_probs(self.on_chips(**settings)), rounded=rounded, exact=exact)
 
-        Args:
-            rollout_weights: the kind of `plan.rollout_weights` to check; "shared" is always.
-        """
-        short = {"rollout__max_prompt_tokens": _SHORT, "rollout__max_new_tokens": _SHORT}
-        decode: dict[str, dict[str, Any]] = {
-            "decode, ring caches": {},
-            "decode, plain caches": short,
-            "decode, int8 caches": {"plan__kv_cache": "int8"},
-        }
-        if rollout_weights != "shared":
-            decode[f"decode, {rollout_weights} weights"] = {
-                "plan__rollout_weights": rollout_weights,
-                "learner__importance_cap": 2.0,
-            }
-        found: dict[str, Check] = {
-            "log-probs": self.log_probs,
-            "soft caps": self.soft_caps,
-            "top k": self.top_k,
-            "gradient": lambda: self._gradient(self._update),
-            "gradient, full remat": self.rematerialized,
-            "flash attention": self.flash_log_probs,
-            "flash attention, gradient": self.flash_gradient,
-        }
-        return found | {name: partial(self.decode, **form) for name, form in decode.items()}
-
-    def log_probs(self) -> ChipResult:
-        """The scoring program, sharded by row; its log-probs are among the figures."""
-        found, (rounded, exact) = log_probs(self.on_chips()), self._log_probs
-        result = _result(difference(found, rounded=rounded, exact=exact))
-        values = found["log-probs"].astype(float).tolist()
-        return replace(result, figures={**result.figures, VALUES: values})
-
-    def soft_caps(self) -> ChipResult:
+    def soft_caps(self) -> Difference:
         """The scoring program of Gemma 2, with soft-capped attention and logits."""
-        found, rounded, exact = map(
-            log_probs,
-            (
-                self.on_chips(gemma2=True),
-                self.on_cpu(gemma2=True),
-                self.on_cpu("float32", gemma2=True),
-            ),
+        return difference(
+            log_probs(self.on_chips(gemma2=True)),
+            rounded=log_probs(self.on_cpu(gemma2=True)),
+            exact=log_probs(self.on_cpu("float32", gemma2=True)),
         )
-        return _result(difference(found, rounded=rounded, exact=exact))
 
-    def top_k(self) -> ChipResult:
+    def top_k(self) -> Difference:
         """The reference's top k."""
         rounded, exact = self._updates
-        found = self._update.top_k
-        return _result(difference(found, rounded=rounded.top_k, exact=exact.top_k))
+        return difference(self._update.top_k, rounded=rounded.top_k, exact=exact.top_k)
 
-    def flash_log_probs(self) -> ChipResult:
-        """The scoring program with JAX's splash attention kernel, which TPUs have."""
-        if self.chips[0].platform != "tpu":
-            return _NO_KERNEL
-        rounded, exact = self._log_probs
-        found = log_probs(self.on_chips(plan__attention="splash"))
-        return _result(difference(found, rounded=rounded, exact=exact))
-
-    def flash_gradient(self) -> ChipResult:
-        """The gradient with the kernel."""
-        if self.chips[0].platform != "tpu":
-            return _NO_KERNEL
-        return self._gradient(update(self.on_chips(plan__attention="splash")))
-
-    def rematerialized(self) -> ChipResult:
-        """The gradient whose layers are computed again in the backward pass."""
-        return self._gradient(update(self.on_chips(plan__remat="full")))
-
-    def _gradient(self, found: Update) -> ChipResult:
+    def gradient(self, **settings: Any) -> Difference:
+        """The gradient of an update."""
+        found = update(self.on_chips(**settings)) if settings else self._update
         rounded, exact = self._updates
-        return _result(difference(found.gradient, rounded=rounded.gradient, exact=exact.gradient))
+        return difference(found.gradient, rounded=rounded.gradient, exact=exact.gradient)
 
-    def decode(self, **settings: Any) -> ChipResult:
-        """Prefill, slots, caches and sampling; `settings` give the form."""
+    def decode(self, **settings: Any) -> tuple[Difference, float]:
+        """Prefill, slots, caches and sampling.
+
+        Returns:
+            The difference of the reported log-probs from the exact ones of the same tokens, and the
+            share of tokens that equal the CPU's, up to the first difference of each rollout.
+        """
         found, usual = sample(self.on_chips(**settings)), sample(self.on_cpu(**settings))
         compared = error_difference(
             self._errors(found), allowed=self._errors(usual), name="log-probs"
         )
-        result, same = _result(compared), _same_tokens(found, usual)
-        text = f"{same:.0%} of the tokens equal the CPU's until a first difference"
-        return ChipResult(
-            "ok" if compared.is_small and same >= SAME_TOKENS else "fault",
-            f"{result.finding}; {text} (at least {SAME_TOKENS:.0%})",
-            {**result.figures, "same_tokens": same},
-        )
+        return compared, _same_tokens(found, usual)
 
     def _errors(self, completions: Sequence[Completion]) -> np.ndarray:
         """Reported log-probs less the exact ones of the same tokens."""
@@ -289,8 +227,3 @@ def _same_tokens(found: Sequence[Completion], usual: Sequence[Completion]) -> fl
         for one, other in zip(found, usual, strict=True)
     ]
     return float(np.concatenate(same).mean())
-
-
-def _result(found: Difference) -> ChipResult:
-    """The result of a comparison."""
-    return ChipResult("ok" if found.is_small else "fault", str(found), asdict(found))
