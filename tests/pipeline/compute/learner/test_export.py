@@ -478,7 +478,7 @@ def test_nan_log_probs_fail_verification(
     assert not (tmp_path / "export").exists()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("quantization", [pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, quantization: str):
     policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
     plain = tiny.base(layers=2)
