@@ -7,7 +7,7 @@ SEED ?= 0
 ARGS ?=
 # Two processes suit two cores and 16 GiB; each begins with half of the tests in their order.
 PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
-# Without Ray, programs of JAX or other processes.
+# They need no Ray and compile next to nothing.
 FASTEST = tests/configs tests/rewards tests/pipeline/data tests/pipeline/evaluate tests/pipeline/rollout
 # The slow tests check shapes and types of these at every call. Not programs.py: what it keeps in
 # pytrees is sometimes abstract.
