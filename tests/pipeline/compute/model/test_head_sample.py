@@ -145,7 +145,9 @@ ROUNDS, ROWS = 5, 4096
 
 
 @pytest.mark.parametrize(
-    "truncation", [None, Truncation(top_k=600, top_p=1.0, min_p=0.0)], ids=["all", "top k"]
+    "truncation",
+    [None, pytest.param(Truncation(top_k=600, top_p=1.0, min_p=0.0), marks=pytest.mark.slow)],
+    ids=["all", "top k"],
 )
 def test_tokens_have_their_probabilities(truncation: Truncation | None):
     """A peaked distribution: the counts of each likely token, and of groups of the others."""
