@@ -7,6 +7,11 @@ SEED ?= 0
 ARGS ?=
 # Two processes suit two cores and 16 GiB; each begins with half of the tests in their order.
 PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
+# They need no Ray and compile next to nothing.
+FASTEST = tests/configs tests/rewards tests/pipeline/data tests/pipeline/evaluate tests/pipeline/rollout
+# The slow tests check shapes and types of these at every call. Not programs.py: what it keeps in
+# pytrees is sometimes abstract.
+CHECK_SHAPES = --jaxtyping-packages=pipeline.compute.model,pipeline.compute.decode.cache,pipeline.compute.learner.losses,pipeline.compute.learner.topk,pipeline.data.packed_batch,pipeline.data.batching,pipeline.data.packing,beartype.beartype
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -14,7 +19,7 @@ PYTEST = -m pytest -n 2 --dist worksteal $(ARGS)
 .NOTPARALLEL:
 # Stamps of pattern rules would be deleted as intermediate files.
 .SECONDARY:
-.PHONY: help demo gemma gemma-table demo-table deadline-table test test-slow test-accelerator test-latest lint audit style format wheelhouse wheelhouse-tpu wheelhouse-cuda13 lock clean FORCE
+.PHONY: help demo gemma gemma-table demo-table deadline-table check test test-slow test-accelerator test-latest lint audit style format wheelhouse wheelhouse-tpu wheelhouse-cuda13 lock clean FORCE
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9%-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | \
@@ -47,8 +52,14 @@ test: style ## all checks: lint, types, layers, tests [ARGS="options of pytest"]
 	wait $$types; types_status=$$?; cat $$log; \
 	[ $$tests -ne 0 ] && exit $$tests; exit $$types_status
 
-test-slow: .venv/.dev ## the tests that take minutes [ARGS="options of pytest"]
-	$(PY) $(PYTEST) -m slow
+test-slow: .venv/.dev ## the tests that take minutes, with the shapes of arrays checked [ARGS="options of pytest"]
+	$(PY) $(PYTEST) $(CHECK_SHAPES) -m slow
+
+# What is not committed; mypy's cache has the types of the rest.
+check: style ## in three minutes: style, types of the changed files, the fastest tests
+	{ git diff --name-only --diff-filter=d HEAD -- '*.py'; git ls-files --others --exclude-standard -- '*.py'; } \
+	    | xargs -r $(PY) -m mypy
+	$(PY) $(PYTEST) $(FASTEST)
 
 # Without prerequisites: the environment is that of this host's accelerator. The method of the time
 # limit also ends a process that hangs in a call of a device.

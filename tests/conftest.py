@@ -54,7 +54,6 @@ settings.load_profile("tests")
 def pytest_configure(config: pytest.Config) -> None:
     """Gives this process the kept programs, and the processes that it starts."""
     if config.getoption("numprocesses", None):  # the tests run in other processes
-        config.pluginmanager.register(InternalErrors())
         return
     # A shell lets its background jobs ignore Ctrl-C, and nohup a lost terminal, as would the
     # commands that the tests start.
@@ -69,24 +68,6 @@ def pytest_configure(config: pytest.Config) -> None:
     exchange = ProgramExchange()
     config.pluginmanager.register(exchange)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(exchange.programs.path)
-
-
-class InternalErrors:
-    """Repeats the first internal error of a process of tests at the end, where one looks for it.
-
-    The last one is often a consequence only: that the process is gone.
-    """
-
-    def __init__(self) -> None:
-        self._first = ""
-
-    def pytest_internalerror(self, excrepr: object) -> None:
-        self._first = self._first or str(excrepr)
-
-    def pytest_unconfigure(self) -> None:
-        if self._first:
-            lines = ["first internal error:", *self._first.splitlines()[-20:], ""]
-            sys.stderr.write("\n".join(lines))
 
 
 class ProgramExchange:

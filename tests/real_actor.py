@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Concatenate
 
 import jax
 import numpy as np
 import pytest
 
 from actors.colocated_actor import ColocatedActor
+from actors.handles import ColocatedHandle, P, T
 from configs.schema import Config
-from pipeline.clock import Heartbeat
-from pipeline.compute.builds import Building, Ready
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.opening import OpenedModel
-from pipeline.data.packed_batch import PackedRow
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes
-from pipeline.protocols import ProcessUse, SamplerTimes
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import (
     AdapterRef,
     Completion,
-    DecodeWork,
     ExportReport,
-    OpenedAdapter,
     Published,
     Restored,
     Rollout,
@@ -88,8 +83,8 @@ def compiled_actor(folder: Path) -> ColocatedActor:
     return actor
 
 
-class InProcess:
-    """The actor without Ray, for one process of a run; each call is noted in the script.
+class InProcess(ColocatedHandle):
+    """The handle of an actor in this process; calls that are work are noted in the script.
 
     Attributes:
         loses_writes: whether no write to the checkpoints ends any more; who waits is killed.
@@ -97,7 +92,8 @@ class InProcess:
     """
 
     def __init__(self, actor: ColocatedActor, script: Script, config: Config) -> None:
-        self.actor, self.script, self.loses_writes = actor, script, False
+        super().__init__(actor, "learner")
+        self.script, self.loses_writes = script, False
         actor.config = actor.learner._config = config
         actor.resume()  # a signal aborts the sampler of a process that ends
         actor.learner.state = actor.learner._fresh()
@@ -107,6 +103,17 @@ class InProcess:
         )
         self.restored = actor.restore()
         self.seen: list[Sequence[Rollout]] = []
+
+    async def _call(
+        self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        call = method.__name__
+        if call in {"update", "sft_update", "save", "keep_best"}:
+            await self.script.call(f"{call} {self.actor.learner.state.version}")
+        elif call == "score":
+            await self.script.call(call)
+        found: T = getattr(self.actor, call)(*args, **kwargs)
+        return found
 
     def lose_writes(self) -> None:
         """From now on no checkpoint is completed."""
@@ -126,58 +133,14 @@ class InProcess:
         if self.loses_writes:
             raise Killed
 
-    async def prepare(self, sizes: Sizes) -> Ready:
-        return self.actor.prepare(sizes)
-
-    async def building(self) -> Building:
-        return self.actor.building()
-
-    async def use(self) -> ProcessUse:
-        return self.actor.use()
-
-    async def heartbeat(self) -> Heartbeat:
-        return self.actor.heartbeat()
-
-    async def start_trace(self, folder: str) -> None:
-        os.makedirs(folder)  # noqa: PTH103  # of an async function
-
-    async def stop_trace(self) -> None:
-        pass
-
     async def load(self, published: Published) -> str:
         await self.script.call(f"load {published.version}")
-        return self.actor.load(published.version, published.payload)
+        sha256: str = self.actor.load(published.version, published.payload)
+        return sha256
 
-    async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
-    ) -> list[Completion]:
+    async def generate(self, requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         await self.script.call(f"generate:{requests[-1].name.phase} {requests[-1].name.step}")
-        return self.actor.generate(requests, temperature=temperature, min_finished=min_finished)
-
-    async def finished(self) -> list[Completion]:
-        return self.actor.finished()
-
-    async def work(self) -> DecodeWork:
-        return self.actor.work()
-
-    async def abort(self) -> None:
-        self.actor.abort()
-
-    async def resume(self) -> None:
-        self.actor.resume()
-
-    async def open_adapter(self, path: str | None) -> OpenedAdapter:
-        return self.actor.open_adapter(path)
-
-    async def sampler_times(self) -> SamplerTimes:
-        return self.actor.sampler_times()
-
-    async def micro_batch_s(self) -> float:
-        return self.actor.micro_batch_s()
+        return await super().generate(requests, **how)
 
     async def restore(self) -> Restored:
         return self.restored
@@ -185,47 +148,30 @@ class InProcess:
     async def publish(self, which: AdapterRef = "current") -> Published:
         if which == "best":
             self._written()
-        label, payload = self.actor.publish(which=which)
-        await self.script.call(f"publish {label[0]}")
-        return Published(*label, payload)
-
-    async def score(
-        self, completions: Sequence[Completion], *, which: AdapterRef
-    ) -> list[np.ndarray]:
-        await self.script.call("score")
-        return self.actor.score(completions, which=which)
-
-    async def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
-        await self.script.call(f"sft_update {self.actor.learner.state.version}")
-        return self.actor.sft_update(sequences)
+        (version, sha256), payload = self.actor.publish(which=which)
+        await self.script.call(f"publish {version}")
+        return Published(version, sha256, payload)
 
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        await self.script.call(f"update {self.actor.learner.state.version}")
+        metrics = await super().update(rollouts, rate=rate)
         self.seen.append(rollouts)
-        return self.actor.update(rollouts, rate=rate)
-
-    async def save(self, meta: Mapping[str, Any]) -> None:
-        await self.script.call(f"save {self.actor.learner.state.version}")
-        self.actor.save(meta)
+        return metrics
 
     async def saved(self, *, wait: bool) -> float | None:
         if wait:
             self._written()
-        return self.actor.saved(wait=wait)
-
-    async def keep_best(self) -> None:
-        await self.script.call(f"keep_best {self.actor.learner.state.version}")
-        self.actor.keep_best()
+        return await super().saved(wait=wait)
 
     async def recover_best(self, version: int, sha256: str) -> None:
         self._written()
-        self.actor.recover_best(version, sha256)
+        await super().recover_best(version, sha256)
 
     async def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef
     ) -> ExportReport:
+        """Makes the folder alone."""
         version = self.actor.adapter_of(which)[1]
         await self.script.call(f"export {version}")
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103  # of an async function

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,13 @@ EXCEPTIONS = {
 }
 
 
-def sources() -> Iterator[tuple[str, ast.AST]]:
-    for package in PACKAGES:
-        for path in sorted((PROJECT / package).rglob("*.py")):
-            yield str(path.relative_to(PROJECT)), ast.parse(path.read_text(encoding="utf-8"))
+@functools.cache
+def sources() -> list[tuple[str, ast.AST]]:
+    paths = [path for package in PACKAGES for path in sorted((PROJECT / package).rglob("*.py"))]
+    return [
+        (str(path.relative_to(PROJECT)), ast.parse(path.read_text(encoding="utf-8")))
+        for path in paths
+    ]
 
 
 def imported(tree: ast.AST) -> set[str]:

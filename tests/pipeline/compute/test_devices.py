@@ -220,6 +220,7 @@ def load_libtpu(*chips: int, bounds: Sequence[str] = ()) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
 def test_two_halves_of_a_host_load_libtpu_at_the_same_time():
     # With the bounds alone, libtpu locks the host exclusively.
@@ -274,6 +275,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the tunables are glibc's")
 def test_a_cpu_process_reuses_freed_memory():
     faults = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -25,15 +26,16 @@ from pipeline.evaluate.significance import compare_paired
 
 NONE = np.nan
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
     ("draw", "mean", "n", "least"),
     [
         (lambda rng, shape: rng.normal(size=shape), 0.0, 10, 0.925),
-        (lambda rng, shape: rng.beta(0.5, 1.5, shape), 0.25, 30, 0.925),
+        slow(lambda rng, shape: rng.beta(0.5, 1.5, shape), 0.25, 30, 0.925),
         # Skewed, as rewards by length: intervals of all methods are too narrow for few prompts.
-        (lambda rng, shape: rng.exponential(size=shape), 1.0, 20, 0.91),
+        slow(lambda rng, shape: rng.exponential(size=shape), 1.0, 20, 0.91),
     ],
 )
 def test_intervals_of_the_mean_have_the_stated_coverage(

@@ -219,7 +219,7 @@ def test_a_partial_completion_too_long_for_a_prefill_is_an_error(whole: list[Com
 def test_a_stop_string_may_start_before_the_truncation(
     whole: list[Completion], monkeypatch: pytest.MonkeyPatch
 ):
-    engine = keeping(plan={"segment_steps": 1})
+    engine = keeping()
     # Its first seven tokens are different ones: the string does not occur earlier.
     long = next(one for one in whole if len(set(one.tokens[:7].tolist())) == 7)
     (request,) = [one for one in REQUESTS if one.name == long.name]

@@ -22,7 +22,6 @@ from tests import tiny
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)).astype(np.int32)
 REQUESTS = tiny.make_requests([3, 14, 6, 9])
 MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
-INTEGERS = ("int8", "int8_matmul")
 
 
 def config(kind: str, **plan: Any) -> Config:
@@ -147,7 +146,7 @@ def test_a_second_load_replaces_the_first_completely(monkeypatch: pytest.MonkeyP
     assert weights.policy is policy
 
 
-@pytest.mark.parametrize("kind", INTEGERS)
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int8_matmul"])
 def test_integer_weights_sample_the_same_as_a_quantized_base(kind: str):
     plain, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     weights = RolloutWeights(plain, base, config(kind))
@@ -169,7 +168,9 @@ def test_integer_weights_sample_the_same_as_a_quantized_base(kind: str):
     assert all(again.base[name] is kept[name] for name in kept)
 
 
-@pytest.mark.parametrize("kind", ["merged", *INTEGERS])
+@pytest.mark.parametrize(
+    "kind", ["merged", "int8", pytest.param("int8_matmul", marks=pytest.mark.slow)]
+)
 def test_copies_are_sharded_like_the_base(kind: str):
     policy, one = tiny.make_policy(num_hidden_layers=2, **MANY), opened(kind)
     many = RolloutWeights(policy, tiny.make_base(policy), config(kind))
@@ -185,7 +186,7 @@ def test_copies_are_sharded_like_the_base(kind: str):
     assert split >= 12
 
 
-@pytest.mark.parametrize("kind", ["merged", "int8"])
+@pytest.mark.parametrize("kind", [pytest.param("merged", marks=pytest.mark.slow), "int8"])
 def test_nothing_is_compiled_after_construction(kind: str):
     jax.clear_caches()
     with compilations() as seen:

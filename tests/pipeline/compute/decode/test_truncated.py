@@ -42,7 +42,7 @@ def test_truncation_equals_a_sort_and_records_both_log_probs():
 
 
 def test_no_segment_sorts_the_vocabulary():
-    segments = tiny.engine(layers=2, rollout=LIMITS)._programs.segment
+    segments = tiny.engine(rollout=LIMITS)._programs.segment
     for program in segments.values():
         text = program.as_text() or ""
         assert "while(" in text

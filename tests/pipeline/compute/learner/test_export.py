@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from configs.schema import Config
 from pipeline.compute.learner import export as export_module
 from pipeline.compute.learner.export import Exporter, Tuned, merged
 from pipeline.compute.learner.learner import Learner
@@ -273,6 +274,12 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
+def card_of(config: Config, **facts: Any) -> str:
+    """The card of an export; `facts` replace those of a text model after one step."""
+    usual: dict[str, Any] = {"step": 1, "formats": ("hf",), "kind": "gemma3_text"}
+    return model_card(config, **{**usual, "dtype": "bfloat16", "multimodal": False, **facts})
+
+
 def test_the_model_card_has_the_measured_score():
     parts = [{"name": "style", "function": "a:b"}]
     config = tiny.make_config(eval={"metric": "style"}, rewards={"functions": parts})
@@ -282,15 +289,7 @@ def test_the_model_card_has_the_measured_score():
         | {"ci95": [0.125, 0.875]},
         {"name": "validation", "step": 7, "metric": "style", "score": None, "n": 0, "ci95": None},
     ]
-    card = model_card(
-        config,
-        step=7,
-        formats=["peft"],
-        kind="gemma3_text",
-        dtype="float32",
-        multimodal=False,
-        evaluations=entries,
-    )
+    card = card_of(config, step=7, evaluations=entries)
     shown = card.split("## Score")[1].split("## All settings")[0]
     assert "greedy, 1 sample(s) per prompt, scored by `style`." in shown
     assert "score, so its validation score is slightly optimistic" in shown
@@ -309,15 +308,7 @@ def test_the_model_card_says_that_the_model_is_untrained():
             {"name": "validation", "step": at, "accuracy": 0.0, "n": 8, "ci95": (0.0, 0.3)}
             for at in validated
         ]
-        return model_card(
-            tiny.make_config(),
-            step=step,
-            formats=("hf",),
-            kind="gemma3_text",
-            dtype="float32",
-            multimodal=False,
-            evaluations=iter(entries),
-        )
+        return card_of(tiny.make_config(), step=step, evaluations=iter(entries))
 
     why = "**This is the untrained model.** The export "
     assert f"{why}is the untrained model because no validated version was better." in card(0, 0, 5)
@@ -335,10 +326,7 @@ def test_the_model_card_says_that_the_model_is_untrained():
     ],
 )
 def test_the_model_card_has_the_licence_of_the_base(kind: str, licence: str | None):
-    card = model_card(
-        tiny.make_config(), step=1, formats=("hf",), kind=kind, dtype="bfloat16", multimodal=False
-    )
-    front = card.split("---\n")[1].splitlines()
+    front = card_of(tiny.make_config(), kind=kind).split("---\n")[1].splitlines()
     found = [line for line in front if line.startswith("license:")]
     assert found == ([f'license: "{licence}"'] if licence else [])
 
@@ -359,15 +347,7 @@ def test_the_model_card_names_local_files_without_their_folders():
         eval={"metric": "style"},
     )
     entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None}
-    card = model_card(
-        config,
-        step=1,
-        formats=("hf",),
-        kind="gemma3_text",
-        dtype="bfloat16",
-        multimodal=False,
-        evaluations=[entry | {"metric": "style"}],
-    )
+    card = card_of(config, evaluations=[entry | {"metric": "style"}])
     assert "/home" not in card
     for shown in ("`gemma`, trained", "`first`", "`teacher`", "`train.jsonl`", "`openai/gsm8k`"):
         assert shown in card, shown
@@ -383,9 +363,7 @@ def test_the_model_card_names_the_base_as_on_the_hub():
         rollout={"stop_strings": ("</answer>", "\n\n")},
         prompt={"answer_prefix": "<reasoning>\n"},
     )
-    card = model_card(
-        config, step=1, formats=("hf",), kind="gemma3_text", dtype="bfloat16", multimodal=True
-    )
+    card = card_of(config, multimodal=True)
     assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
     assert "`google/gemma-3-1b-it`, trained with GRPO" in card
     assert "a multimodal model, of which only the text model is trained" in card
@@ -478,7 +456,7 @@ def test_nan_fails_verification(
     assert not (tmp_path / "export").exists()
 
 
-@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("quantization", [pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, quantization: str):
     policy = tiny.make_policy(num_hidden_layers=2, quantization=quantization)
     plain = tiny.base(layers=2)

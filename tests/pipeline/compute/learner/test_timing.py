@@ -11,13 +11,12 @@ from pipeline.data.batching import batch_shape
 from tests import tiny
 
 ROW = 42
-PLAN = {"micro_batch_tokens": 4 * ROW}
 REFERENCE = {"kl_coef": 0.1, "kl": "topk", "kl_top_k": 4, "updates_per_batch": 2}
 
 
 def test_a_micro_batch_is_timed_and_the_state_does_not_change():
     settings = {"lr": 1e-2, "importance_cap": 2.0, **REFERENCE}
-    learner = tiny.learner(plan=PLAN, learner=settings)
+    learner = tiny.learner(learner=settings)
     before = learner.state.on_host()
     assert learner.micro_batch_s() > 0
     after = learner.state.on_host()

@@ -49,8 +49,9 @@ def by_hand(q: Any, k: Any, v: Any, *, bounds: Bounds) -> np.ndarray:
     return out
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 4, SEQ, 30])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, 1.5), (1, None), (4, 1.5), (SEQ, None), (30, None)]
+)
 def test_causal_attention_by_hand(window: int | None, softcap: float | None):
     bounds = Bounds(window, softcap)
     found, kept = attend_causally(*draw(), bounds=bounds, cache="kept")
@@ -88,15 +89,16 @@ def separate(*rows: Sequence[int]) -> Layout:
 SEPARATE = separate([3, 3, 3, 3, 1, 1, 1, 1, 1], [5, 5, 7, 7, 7, 7, 7, 7, 2])
 
 
-@pytest.mark.parametrize("softcap", [None, 1.5])
-@pytest.mark.parametrize("window", [None, 1, 3, 4, 5])
+@pytest.mark.parametrize(
+    ("window", "softcap"), [(None, None), (1, 1.5), (3, None), (4, 1.5), (5, None)]
+)
 def test_packed_sequences_attend_only_to_themselves(window: int | None, softcap: float | None):
     bounds = Bounds(window, softcap)
     found, kept = PackedAttention(SEPARATE)(*draw(), bounds=bounds, cache="kept")
     for row, (begin, end) in ((0, (0, 4)), (0, (4, 9)), (1, (0, 2)), (1, (2, 8)), (1, (8, 9))):
         alone = [x[:, begin:end] for x in draw()]
-        expected, _ = attend_causally(*alone, bounds=bounds, cache=None)
-        np.testing.assert_allclose(found[row, begin:end], expected[row], rtol=1e-5, atol=1e-6)
+        expected = by_hand(*alone, bounds=bounds)[row]
+        np.testing.assert_allclose(found[row, begin:end], expected, rtol=1e-5, atol=1e-6)
     assert kept == "kept"
 
 
@@ -115,15 +117,13 @@ def assert_same(found: Any, expected: Any) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("window", "softcap"), [(None, 1.5), (1, None), (5, None), (8, 1.5), (100, None)]
-)
+@pytest.mark.parametrize(("window", "softcap"), [(None, 1.5), (5, None), (8, 1.5)])
 def test_blocks_of_queries_change_nothing(window: int | None, softcap: float | None):
     seq, bounds = 23, Bounds(window, softcap)
     layout = separate([1] * 9 + [2] * 11 + [0] * 3, [1] * 2 + [2] * 21)
     expected = value_and_gradients(PackedAttention(layout), draw(seq=seq), bounds)
-    # Blocks smaller than the window, equal, larger; and blocks that do not divide the row.
-    for block in (4, 8, 23):
+    # Blocks smaller than the window, equal, larger; none divides the row.
+    for block in (4, 8):
         found = value_and_gradients(PackedAttention(layout, block=block), draw(seq=seq), bounds)
         assert_same(found, expected)
 
@@ -211,9 +211,7 @@ def shared(
     return Layout(positions, segments, prefixes), sequences
 
 
-@pytest.mark.parametrize(
-    ("window", "softcap"), [(None, 1.5), (1, None), (4, 1.5), (5, None), (8, 1.5), (None, None)]
-)
+@pytest.mark.parametrize(("window", "softcap"), [(None, 1.5), (5, None), (8, 1.5)])
 def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, softcap: float | None):
     # A prompt of 6 tokens; one of one token, which has no position before its completions; one that
     # is longer than each window, and a completion that is not.
@@ -238,19 +236,22 @@ def test_a_shared_prompt_equals_one_for_each_completion(window: int | None, soft
         return jnp.sum(jnp.sin(encoded) * own[..., None, None])
 
     expected = jax.jit(jax.value_and_grad(alone, argnums=(0, 1, 2)))(*arrays)
-    # The whole row at once; blocks shorter than a prompt and a completion, some of which do not
+    # The whole row at once; blocks shorter than a prompt and a completion, one of which does not
     # divide the row.
-    for block in (50, 6, 5, 3):
+    for block in (50, 6, 5):
         attend = PackedAttention(layout, block=block, prompt=9, completion=6)
         assert_same(value_and_gradients(attend, arrays, bounds), expected)
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "mesh", "window", "softcap"),
-    [(1, (1, 2), 100, None), (2, (2, 2), None, None), (2, (1, 4), 100, 2.0)],
+    ("share", "kv_heads", "mesh", "window", "softcap"),
+    [
+        (False, 1, (1, 2), 100, None),
+        (True, 2, (2, 2), None, None),
+        (True, 2, (1, 4), 100, 2.0),
+    ],
 )
-@pytest.mark.parametrize("share", [False, True])
-def test_the_kernel_equals_blockwise_attention(kv_heads, mesh, window, softcap, share):
+def test_the_kernel_equals_blockwise_attention(share, kv_heads, mesh, window, softcap):
     rows, seq, heads, head_dim = 4, 300 if share else 200, 4, 128
     fsdp, tp = mesh
     rng = np.random.default_rng(0)

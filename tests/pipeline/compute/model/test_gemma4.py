@@ -102,12 +102,15 @@ def pattern(local: int, *, shared: int) -> dict[str, Any]:
     return tiny.GEMMA4 | layers | {"num_kv_shared_layers": shared}
 
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         pattern(4, shared=5) | {"num_key_value_heads": 1},
-        pattern(5, shared=6) | {"use_double_wide_mlp": False},
-        tiny.GEMMA4 | {"num_kv_shared_layers": 0, "global_head_dim": 8},
+        slow(pattern(5, shared=6) | {"use_double_wide_mlp": False}),
+        slow(tiny.GEMMA4 | {"num_kv_shared_layers": 0, "global_head_dim": 8}),
         tiny.GEMMA4 | {"hidden_size_per_layer_input": 0},
     ],
     ids=["E2B", "E4B", "nothing shared", "no per-layer inputs"],
@@ -126,7 +129,7 @@ TABLE = "per_layer_embedder.embedding"
 
 @pytest.mark.parametrize(
     "mesh",
-    [{}, {"devices": 8}, {"devices": 8, "fsdp": 2, "tp": 2}],
+    [slow({}), slow({"devices": 8}), {"devices": 8, "fsdp": 2, "tp": 2}],
     ids=["one device", "eight devices", "sharded weights"],
 )
 def test_embeddings_in_host_memory_give_the_same_logits(mesh: dict[str, Any]):

@@ -23,13 +23,12 @@ from tests import tiny
 GOLDEN = Path(__file__).parents[3] / "golden"
 NOTHING_SPECIAL = Vocabulary(pad=0, stops=(), forbidden=())
 
+VARIANTS = ("gemma3_scaled", "gemma3_vision", "gemma4_multimodal")
+
 Golden = tuple[dict[str, np.ndarray], Policy, Params]
 
 
-@pytest.fixture(
-    scope="module",
-    params=["gemma3", "gemma3_scaled", "gemma3_vision", "gemma2", "gemma4", "gemma4_multimodal"],
-)
+@pytest.fixture(scope="module", params=["gemma3", "gemma2", "gemma4", *VARIANTS])
 def golden(request: pytest.FixtureRequest) -> Golden:
     folder = GOLDEN / request.param
     mesh = make_mesh(jax.devices()[:1])
@@ -58,6 +57,14 @@ def test_logits_equal_those_of_hugging_face(golden: Golden):
     np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "golden",
+    [
+        *("gemma3", "gemma2", "gemma4"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in VARIANTS),
+    ],
+    indirect=True,
+)
 def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
     stored, policy, base = golden
     names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in range(3)]

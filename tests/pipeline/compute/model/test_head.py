@@ -16,7 +16,6 @@ from pipeline.compute.decode.programs import DecodePrograms
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import head_score as head_module
 from pipeline.compute.model.gathered import gathered_scores
-from pipeline.compute.model.gumbel import gumbel_noise
 from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
 from pipeline.compute.model.head_sample import sample as sample_tokens
 from pipeline.compute.model.head_score import Scores, score
@@ -277,33 +276,6 @@ def test_the_top_k_by_columns_is_that_of_a_sort(monkeypatch: pytest.MonkeyPatch,
     np.testing.assert_array_equal(found.top.tokens, expected.top.tokens)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on", [(1, 1, 1), *MESHES])
-@pytest.mark.parametrize("vocab", [7, 96])
-def test_a_sample_is_the_argmax_of_scores_plus_noise(on, vocab):
-    hidden = HIDDEN.reshape(-1, EMBED)
-    rng = np.random.default_rng(0)
-    keys = jnp.asarray(rng.integers(0, 2**32, (len(hidden), 2), np.uint32))
-    for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
-        found = sample_tokens(
-            hidden,
-            EMBEDDING,
-            head=make_head(tokens=16, vocab=vocab, softcap=3.0, on=on),
-            forbidden=MASK,
-            keys=keys,
-            temperature=jnp.float32(temperature),
-            noise=jnp.float32(noise),
-        )
-        scores = scaled_logits(
-            hidden, EMBEDDING, softcap=3.0, temperature=temperature, forbidden=MASK
-        )
-        expected = jnp.argmax(scores + noise * gumbel_noise(keys, 0, VOCAB), axis=-1)
-        np.testing.assert_array_equal(found[0], expected)
-        logprobs = jax.nn.log_softmax(scores)[jnp.arange(len(hidden)), expected]
-        np.testing.assert_allclose(found[1], logprobs, rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(found[1], found[2])
 
 
 def test_ties_are_in_order_of_the_token_id():

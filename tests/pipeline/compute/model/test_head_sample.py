@@ -75,7 +75,7 @@ def test_a_column_has_at_most_32_tokens():
     assert [columns.members for columns in found.values()] == [4, 32, 32, 29, 1, 8]
 
 
-@pytest.mark.parametrize("vocab", [1032, 1208, 2040])
+@pytest.mark.parametrize("vocab", [1032, 2040])
 def test_every_token_of_a_vocabulary_that_columns_do_not_divide_is_in_one_of_them(vocab: int):
     columns = Columns.of(vocab)
     column = jnp.arange(8 * columns.count)
@@ -98,7 +98,7 @@ def test_every_token_of_a_vocabulary_that_columns_do_not_divide_is_in_one_of_the
 
 @pytest.mark.parametrize(
     ("on", "vocab"),
-    [((1, 1, 1), VOCAB), ((1, 1, 1), 1500), ((1, 8, 1), 50), ((1, 1, 2), 1024), ((2, 2, 2), 100)],
+    [((1, 1, 1), VOCAB), ((1, 1, 1), 1500), ((2, 2, 2), 100)],
 )
 @pytest.mark.parametrize("truncation", [None, TOP_K])
 def test_blocks_and_devices_change_nothing(
@@ -141,13 +141,15 @@ def test_scores_far_above_the_first_block_are_exact():
     assert not np.isin(np.asarray(found), BANNED).any()
 
 
-ROWS = 4096
+ROUNDS, ROWS = 5, 4096
 
 
 @pytest.mark.parametrize(
-    ("rounds", "truncation"), [(25, None), (5, Truncation(top_k=600, top_p=1.0, min_p=0.0))]
+    "truncation",
+    [None, pytest.param(Truncation(top_k=600, top_p=1.0, min_p=0.0), marks=pytest.mark.slow)],
+    ids=["all", "top k"],
 )
-def test_tokens_have_their_probabilities(rounds: int, truncation: Truncation | None):
+def test_tokens_have_their_probabilities(truncation: Truncation | None):
     """A peaked distribution: the counts of each likely token, and of groups of the others."""
     rng = np.random.default_rng(3)
     scores = rng.standard_normal(VOCAB).astype(np.float32)
@@ -162,7 +164,7 @@ def test_tokens_have_their_probabilities(rounds: int, truncation: Truncation | N
         left = np.where(left >= np.sort(left)[-truncation.top_k], left, -np.inf)
     expected = np.exp(left - left.max())
     expected /= expected.sum()
-    keys = np.random.default_rng(4).integers(0, 2**32, (rounds, ROWS, 2), np.uint32)
+    keys = np.random.default_rng(4).integers(0, 2**32, (ROUNDS, ROWS, 2), np.uint32)
     counts = np.zeros(VOCAB)
     head = make_head(tokens=ROWS)
     drawn = jax.jit(partial(sample, head=head, forbidden=MASK, truncation=truncation))
@@ -175,7 +177,7 @@ def test_tokens_have_their_probabilities(rounds: int, truncation: Truncation | N
             noise=jnp.float32(1.0),
         )
         counts += np.bincount(np.asarray(tokens), minlength=VOCAB)
-    total = rounds * ROWS
+    total = ROUNDS * ROWS
     assert counts[list(BANNED)].sum() == 0
     assert counts[expected == 0].sum() == 0
     likely = expected * total > 50

@@ -54,7 +54,13 @@ def opened(name: str, lora: Lora) -> tuple[Policy, Params]:
 
 
 @pytest.mark.parametrize(
-    "name", ["peft_gemma3", "peft_gemma2", "peft_gemma3_vision", "peft_gemma4_multimodal"]
+    "name",
+    [
+        "peft_gemma3",
+        pytest.param("peft_gemma2", marks=pytest.mark.slow),
+        pytest.param("peft_gemma3_vision", marks=pytest.mark.slow),
+        "peft_gemma4_multimodal",
+    ],
 )
 def test_logits_equal_those_of_peft(name: str):
     stored = np.load(GOLDEN / name / "golden.npz")

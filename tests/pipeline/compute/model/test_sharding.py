@@ -184,7 +184,7 @@ def hidden_states(policy: Policy, base: Params) -> jax.Array:
     return found
 
 
-@pytest.mark.parametrize("kind", ["int8", "nf4"])
+@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "nf4"])
 def test_a_sharded_quantized_base_has_the_same_codes_and_values(kind: str):
     kept, hidden = [], []
     for shape in (ONE, MANY):

@@ -70,8 +70,8 @@ def sorted_out(scores: np.ndarray, truncation: Truncation) -> tuple[np.ndarray, 
 
 TRUNCATIONS = [
     Truncation(top_k, top_p, min_p)
-    for top_k in (0, 3, 23, 99)
-    for top_p in (1.0, 0.97, 0.5)
+    for top_k in (0, 3, 99)
+    for top_p in (1.0, 0.5)
     for min_p in (0.0, 0.05)
 ]
 
@@ -101,8 +101,8 @@ def test_the_threshold_equals_that_of_a_sort(
 
 
 @pytest.mark.parametrize("on", MESHES[1:])
-@pytest.mark.parametrize("truncation", TRUNCATIONS[::7])
-def test_shards_of_the_vocabulary_change_nothing(on: tuple[int, int, int], truncation: Truncation):
+def test_shards_of_the_vocabulary_change_nothing(on: tuple[int, int, int]):
+    truncation = Truncation(top_k=23, top_p=0.97, min_p=0.05)
     rng = np.random.default_rng(0)
     scores = rng.standard_normal((40, VOCAB)).astype(np.float32) * 3
     scores[20:] = scores[20:].round()  # with ties
@@ -157,7 +157,6 @@ MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
     [
         ((1, 1, 1), 96, off(top_k=500)),
         ((1, 1, 1), 48, Truncation(9, 0.9, 0.02)),
-        ((1, 8, 1), 96, Truncation(9, 0.9, 0.02)),
         ((2, 2, 2), 7, Truncation(9, 0.9, 0.02)),
     ],
 )
