@@ -106,10 +106,10 @@ def test_a_file_that_is_no_json_list_is_refused(path: Path, text: str, what: str
     ("name", "content"),
     [
         ("a.NDJSON", b'{"q": "x", "a": "1"}'),
-        ("a.Jsonl.gz", gzip.compress(b'{"q": "x", "a": "1"}')),
-        ("a.JSON.GZ", gzip.compress(b'[{"q": "x", "a": "1"}]')),
+        ("a.Jsonl.gz", gzip.compress(b'{"q": "x", "a": "1"}', mtime=0)),
+        ("a.JSON.GZ", gzip.compress(b'[{"q": "x", "a": "1"}]', mtime=0)),
         ("a.tsv", b"q\ta\nx\t1\n"),
-        ("a.csv.gz", gzip.compress(b"q,a\nx,1\n")),
+        ("a.csv.gz", gzip.compress(b"q,a\nx,1\n", mtime=0)),
     ],
 )
 def test_the_ending_says_how_a_file_is_written(tmp_path: Path, name: str, content: bytes):
