@@ -108,6 +108,6 @@ def test_a_budget_that_is_too_small_exits_with_1(capsys: pytest.CaptureFixture[s
 
 
 def test_train_refuses_plan_only_topologies(capsys: pytest.CaptureFixture[str]) -> None:
-    many = ["--plan.learner_devices", "16", "--plan.micro_batch_tokens", "32768"]
+    many = ["--plan.learner_devices=16", "--plan.placement=colocated"]
     assert train.main([ONE_B, *many, "--dry-run"]) == 2
     assert "a process of 16 chips spans 2 hosts of v5e-16" in capsys.readouterr().err

@@ -28,7 +28,8 @@ def _own_cache(monkeypatch, tmp_path):
 
 
 def preset(**settings):
-    changes = {"model.path": "hf://google/gemma-3-1b-it"} | settings
+    given = {"plan__placement": "colocated", "plan__remat": "none", "plan__slots": 512}
+    changes = given | {"model.path": "hf://google/gemma-3-1b-it"} | settings
     overrides = [(key.replace("__", "."), str(value)) for key, value in changes.items()]
     return load_config(PRESETS / "gemma3_1b_gsm8k_v5e8.toml", overrides)
 
