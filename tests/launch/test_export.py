@@ -20,8 +20,6 @@ from pipeline.run.run_folder import RunFolder
 from tests.launch.push_hub import PushHub
 from tests.launch.small_run import everything_below, write_checkpoint
 
-PROJECT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
