@@ -223,6 +223,9 @@ def test_settings_of_training_frameworks_are_ignored():
     read(unsloth_version="2026.1", _name_or_path="a", use_cache=False, torch_dtype="bfloat16")
 
 
+LINEAR = {"rope_type": "linear", "factor": 8.0}
+
+
 def five(**full: Any) -> dict[str, Any]:
     """RoPE settings in the format of transformers 5."""
     return {
@@ -237,12 +240,12 @@ def five(**full: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "scaling",
-    [None, {"rope_type": "linear", "factor": 8.0}, {"type": "linear", "factor": 8.0}],
+    [None, LINEAR, {"type": "linear", "factor": 8.0}],
 )
 def test_formats_of_transformers_4_and_5_are_equivalent(scaling: dict[str, Any] | None):
     four = read(rope_theta=7e5, rope_local_base_freq=2e4, rope_scaling=scaling)
     assert four == read(**five(rope_theta=7e5, **(scaling or {"rope_type": "default"})))
-    assert four["rope_scaling"] == ({"rope_type": "linear", "factor": 8.0} if scaling else None)
+    assert four["rope_scaling"] == (LINEAR if scaling else None)
 
 
 def test_missing_rope_settings_get_defaults():
@@ -293,20 +296,7 @@ def test_missing_rope_settings_get_defaults():
         ),
         ({"global_head_dim": 16}, "global_head_dim = 16 is unknown; remove it if the weights do"),
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
-    ],
-)
-def test_unsupported_settings_are_refused(changes: dict[str, Any], line: str):
-    with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
-        read(**changes)
-    assert line in str(raised.value)
-
-
-LINEAR = {"rope_type": "linear", "factor": 8.0}
-
-
-@pytest.mark.parametrize(
-    ("changes", "line"),
-    [
+        # Contradictory RoPE settings.
         (
             {"rope_scaling": LINEAR, **five(rope_type="default")},
             "rope_type is 'linear' in rope_scaling and 'default' in rope_parameters.full_attention",
@@ -316,16 +306,12 @@ LINEAR = {"rope_type": "linear", "factor": 8.0}
             "rope_theta is 1000000.0 in the top level and 10000.0 in rope_parameters.full_attent",
         ),
         (
-            tiny.GEMMA2
-            | {
-                "rope_scaling": LINEAR,
-                "rope_parameters": {"rope_type": "linear", "factor": 2.0},
-            },
+            tiny.GEMMA2 | {"rope_scaling": LINEAR, "rope_parameters": {**LINEAR, "factor": 2.0}},
             "factor is 8.0 in rope_scaling and 2.0 in rope_parameters, which contradict",
         ),
     ],
 )
-def test_contradictory_rope_settings_are_refused(changes: dict[str, Any], line: str):
+def test_unsupported_settings_are_refused(changes: dict[str, Any], line: str):
     with pytest.raises(ValueError, match=r"^config\.json: .") as raised:
         read(**changes)
     assert line in str(raised.value)
