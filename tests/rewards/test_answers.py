@@ -21,6 +21,7 @@ from rewards.answers import (
     same_answer,
 )
 from rewards.base import Tags
+from rewards.correctness import exact_answer
 
 TAGS = Tags.of(Prompt())
 
@@ -175,11 +176,19 @@ def test_all_notations_of_a_number_are_equal(number: int):
     assert not same_answer(str(number), str(number + 1))
 
 
-def test_correctness_needs_an_answer_block():
-    assert is_correct("so <answer>$33.00</answer>", answer="33", tags=TAGS)
-    assert not is_correct("so 33", answer="33", tags=TAGS)
-    assert not is_correct("<answer></answer>", answer="33", tags=TAGS)
-    assert not is_correct("<answer>33</answer><answer>34</answer>", answer="33", tags=TAGS)
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("so <answer>$33.00</answer>", True),
+        ("<answer>34</answer>", False),
+        ("so 33", False),
+        ("<answer></answer>", False),
+        ("<answer>33</answer><answer>34</answer>", False),
+    ],
+)
+def test_correctness_needs_an_answer_block(completion: str, right: bool):
+    assert is_correct(completion, answer="33", tags=TAGS) is right
+    assert exact_answer(completion, answer="33", tags=TAGS) == float(right)
 
 
 @pytest.mark.parametrize(
