@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,28 +21,9 @@ from pipeline.data.models.hf_config import (
 )
 from tests import tiny
 
-# As published with google/gemma-3-4b-it, without the vision tower's settings.
-GEMMA3_4B: dict[str, Any] = {
-    "architectures": ["Gemma3ForConditionalGeneration"],
-    "boi_token_index": 255999,
-    "eoi_token_index": 256000,
-    "eos_token_id": [1, 106],
-    "image_token_index": 262144,
-    "initializer_range": 0.02,
-    "mm_tokens_per_image": 256,
-    "model_type": "gemma3",
-    "text_config": {
-        "hidden_size": 2560,
-        "intermediate_size": 10240,
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
-        "sliding_window": 1024,
-    },
-    "torch_dtype": "bfloat16",
-    "transformers_version": "4.50.0.dev0",
-    "vision_config": {"hidden_size": 1152, "model_type": "siglip_vision_model"},
-}
+CONFIGS = Path(__file__).parents[3] / "slow" / "configs"
+GEMMA3_4B: dict[str, Any] = json.loads((CONFIGS / "gemma3_4b.json").read_text())
+"""As published with google/gemma-3-4b-it."""
 # As published with google/gemma-4-E2B-it, without settings of the towers.
 GEMMA4_E2B: dict[str, Any] = {
     "architectures": ["Gemma4ForConditionalGeneration"],
