@@ -9,8 +9,6 @@ import pytest
 
 from launch.bench import hbm, plan, rollout, schedule, v5e
 from launch.bench.harness import Row
-from pipeline.plan import verify
-from pipeline.plan.compiler import CompilerReport
 from pipeline.plan.program_names import devices_of, split_name
 from pipeline.plan.topology import GIB, HBM_GIB
 
@@ -124,59 +122,6 @@ def test_the_preset_is_the_smallest_good_micro_batch():
     assert claim.text.endswith("(1.00 µs) is the preset's of 2: 2 sequences, 1.02 µs")
     found["8"] = found.pop("2")
     assert not next(iter(hbm.the_preset_is_the_smallest_good_one(found))).holds
-
-
-PARTS = {"head": {"seconds": 0.06, "modelled_s": 0.02, "traffic_s": 0.01}}
-
-
-@pytest.fixture
-def reports(monkeypatch, tmp_path):
-    """Replaces the compiler of `schedule`; the programs that were requested."""
-    asked: list[str] = []
-
-    def ask(_config, _shape, programs, **_settings):
-        asked.extend(programs)
-        report = CompilerReport(True, 4 * GIB, 1.0, seconds=0.08, modelled_s=0.02, parts=PARTS)
-        return dict.fromkeys(programs, report)
-
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(schedule, "compile_programs", ask)
-    monkeypatch.setattr(verify, "compile_programs", ask)
-    return asked
-
-
-def test_times_of_a_packed_position(reports):
-    found = schedule.by_position(phase="score")
-    assert reports == ["reference_top_k 8"]
-    # A row of 2,048 positions on each chip.
-    expected = {"total": 0.08, "modelled": 0.02, "traffic": 0.01, "head": 0.06}
-    assert {name: found[name] for name in expected} == pytest.approx(
-        {name: 1e6 * seconds / 2048 for name, seconds in expected.items()}
-    )
-    assert found["gib"] == 4.0
-    assert found["roofline_percent"] == pytest.approx(100 * found["roofline"] / found["total"])
-    assert found["roofline"] < found["planned"]
-
-
-def test_times_of_a_decode_step(reports):
-    found = schedule.by_step()
-    full = schedule.by_step(slots=512, kv_cache="int8")
-    assert reports == ["segment 512", "segment 512"]
-    # Segments have 32 steps.
-    assert found["total"] == full["total"] == pytest.approx(1e3 * 0.08 / 32)
-    # Base and caches of 64 slots of 1,024 positions, and of 512 of 1,312 with half of the bytes.
-    assert 3.7 < found["roofline"] < 4
-    assert 8 < full["roofline"] < 9
-
-
-def test_a_step_takes_the_compiled_times_of_its_phases(reports):
-    found = schedule.step()
-    assert sorted(reports) == ["gradient 8", "prefill 320", "reference_top_k 8", "segment 512"]
-    phases = ("prefill", "decode", "score", "update", "sync", "rewards")
-    assert found["total"] == pytest.approx(sum(found[phase] for phase in phases))
-    assert found["roofline_percent"] == pytest.approx(100 * found["roofline"] / found["total"])
-    micro_batches = found["update"] / 0.08
-    assert found["score"] / 0.08 == pytest.approx(micro_batches, rel=0.1)
 
 
 def test_an_underestimate_of_the_planner_does_not_hold():

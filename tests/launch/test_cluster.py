@@ -1,52 +1,42 @@
-"""Choice of the cluster, and messages while waiting for devices; with a fake Ray."""
+"""Choice of the cluster and its messages, with a fake Ray."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import ray
 
-from actors.placement import Node, Reservation
+from actors.placement import Node
 from configs.schema import Plan
 from launch import cluster
-from launch.exits import EXIT_FAILED, Failure
+from launch.exits import EXIT_CLUSTER_LOST, EXIT_FAILED, Failure
 from pipeline.protocols import WorkerDied
 
 CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
 TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
 
 
-OWN = SimpleNamespace(id=SimpleNamespace(hex=lambda: "own"))
-"""A placement group."""
-
-
 class FakeRay:
-    """Records how Ray was started; has the given resources and groups."""
+    """Records how Ray was started; has the given resources."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started: list[dict[str, Any]] = []
         self.stopped = 0
         self.total: dict[str, float] = {"CPU": 4.0}
-        self.free: dict[str, float] = {}
-        self.groups: list[dict[str, Any]] = []
         self.error: Exception | None = None
         for name, fake in {
             "init": self.init,
             "shutdown": self.shutdown,
             "is_initialized": lambda: False,
             "cluster_resources": lambda: self.total,
-            "available_resources": lambda: self.free,
         }.items():
             monkeypatch.setattr(ray, name, fake)
         monkeypatch.setattr(
             cluster, "alive_nodes", lambda: [Node("a", "host", "10.0.0.1", self.total)]
         )
-        monkeypatch.setattr(cluster, "placement_group_table", self.placement_group_table)
 
     def init(self, **settings: Any) -> None:
         self.started.append(settings)
@@ -55,9 +45,6 @@ class FakeRay:
 
     def shutdown(self) -> None:
         self.stopped += 1
-
-    def placement_group_table(self) -> dict[str, dict[str, Any]]:
-        return {group["placement_group_id"]: group for group in self.groups}
 
 
 @pytest.fixture
@@ -72,45 +59,36 @@ def test_a_dashboard_is_not_a_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyP
         pytest.raises(ValueError, match=r"takes jobs: use launch/submit\.sh"),
         cluster.cluster(CPU, tpu_chips=None),
     ):
-        pass
+        raise AssertionError
     assert fake.started == []
 
 
-def test_a_job_joins_the_cluster_it_was_submitted_to(fake: FakeRay):
-    with cluster.cluster(CPU, tpu_chips=None):
-        assert fake.started == [{"log_to_driver": False}]
-        assert fake.stopped == 0
-    assert fake.stopped == 1
-
-
 def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay):
-    fake.total = {"CPU": 96.0}
     with (
         pytest.raises(ValueError, match="needs 8 TPU in the cluster, which has 0"),
         cluster.cluster(TPU, tpu_chips=None),
     ):
         raise AssertionError
+    assert fake.started == [{"log_to_driver": False}]
     assert fake.stopped == 1
 
 
-def test_an_address_without_a_cluster_gives_one_sentence(fake: FakeRay):
+def test_an_address_without_a_cluster_gives_one_sentence(
+    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
+):
     fake.error = ConnectionError("long story")
+    address = r"RAY_ADDRESS = 10\.0\.0\.1:6379"
     with (
-        pytest.raises(ValueError, match=r"^RAY_ADDRESS = 10\.0\.0\.1:6379: no Ray cluster answers"),
+        pytest.raises(ValueError, match=f"^{address}: no Ray cluster answers"),
         cluster.cluster(CPU, tpu_chips=None),
     ):
         raise AssertionError
-
-
-def test_a_run_that_is_started_again_without_its_cluster_has_a_status_of_its_own(
-    fake: FakeRay, monkeypatch: pytest.MonkeyPatch
-):
+    # A run that is started again has a status of its own.
     monkeypatch.setenv("GEMMA_GRPO_RESTARTED", "a process of the run died")
-    fake.error = ConnectionError("long story")
-    gone = r"^the cluster of this run at RAY_ADDRESS = 10\.0\.0\.1:6379 is gone; the same command"
+    gone = f"^the cluster of this run at {address} is gone; the same command"
     with pytest.raises(Failure, match=gone) as ends, cluster.cluster(CPU, tpu_chips=None):
         raise AssertionError
-    assert ends.value.status == 75
+    assert ends.value.status == EXIT_CLUSTER_LOST
 
 
 def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
@@ -164,44 +142,3 @@ def test_a_private_cluster_has_the_cpus_that_its_processes_need(
         (settings,) = started
     assert settings["num_cpus"] == cpus
     assert settings["resources"] is None
-
-
-class Placing:
-    """A reservation that waits for devices until `free` is set."""
-
-    group = OWN
-
-    def __init__(self) -> None:
-        self.free = asyncio.Event()
-
-    async def placed(self) -> None:
-        await self.free.wait()
-
-
-def group(name: str, state: str, *bundles: dict[str, float], ident: str = "") -> dict[str, Any]:
-    return {
-        "placement_group_id": ident or f"id of {name}",
-        "name": name,
-        "state": state,
-        "bundles": dict(enumerate(bundles)),
-    }
-
-
-def line() -> str:
-    return cluster._waiting_line(cast("Reservation", Placing()), TPU, learner=True)
-
-
-def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
-    fake.total, fake.free = {"TPU": 8.0}, {"TPU": 2.0}
-    fake.groups = [
-        group("run gsm8k", "CREATED", {"TPU": 4.0}, {"TPU": 1.0}),
-        group("run own", "PENDING", {"TPU": 8.0}, ident="own"),
-        group("run later", "PENDING", {"TPU": 8.0}),
-        group("run ended", "REMOVED", {"TPU": 8.0}),
-        group("run cpu", "CREATED", {"CPU": 1.0}),
-        group("", "CREATED", {"TPU": 0.5}, ident="9f"),
-    ]
-    assert line() == (
-        "waiting for devices: 8 TPU together (2 of 8 free); held by: run gsm8k (5 TPU); "
-        "placement group 9f (0.5 TPU)"
-    )

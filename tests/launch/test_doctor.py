@@ -435,11 +435,8 @@ def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["small.toml", "--plan.platfrom", "tpu"], "did you mean --plan.platform"),
-        (["smal.toml"], "no such file"),
         (["--plan.platform", "tpu"], "CONFIG.toml is missing"),
         (["small.toml", "--run.tpu_chips", "8"], 'no effect with plan.platform = "cpu"'),
-        (["small.toml", "--chips"], "unknown"),
     ],
 )
 def test_a_mistake_in_the_request_has_status_2(

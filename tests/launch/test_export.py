@@ -20,8 +20,6 @@ from pipeline.run.run_folder import RunFolder
 from tests.launch.push_hub import PushHub
 from tests.launch.small_run import everything_below, write_checkpoint
 
-PROJECT = Path(__file__).parents[2]
-
 
 @pytest.fixture
 def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -44,9 +42,7 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
         (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
         (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
         (["moved@7", "--out", "x"], "no checkpoint 7; there are 2, 3, last"),
-        (["moved@best", "--out", "x"], "no checkpoint best; there are 2, 3"),
         (["moved", "--out", "x", "--dtype", "int8"], '--export.dtype = "int8": must be one of'),
-        (["moved", "--out", "x", "--shard-gib", "0"], "--export.shard_gib = 0"),
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
         (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
         (["moved", "--out", "x", "--public"], "--public has no effect without --push"),

@@ -56,6 +56,7 @@ def test_no_secret_is_in_what_the_cluster_shows_of_a_job(head: Head, job: Finish
 def test_a_submitted_job_leaves_a_complete_run_folder(head: Head, job: FinishedJob):
     assert job.status == 0, job.output
     assert "step 2/2" in job.output
+    assert f"finished: {job.run}\n" in job.output
     for name in ("config.json", "journal.jsonl", "metrics.jsonl", "checkpoints/2", "wandb"):
         assert (job.run / name).exists(), name
     assert (job.run / "export" / "model.safetensors").is_file()

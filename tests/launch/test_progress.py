@@ -16,22 +16,6 @@ from tests.run_process import FakeClock
 QUIET_S = 1e6
 
 
-def test_a_heartbeat_says_how_long_a_phase_makes_no_progress():
-    clock = FakeClock()
-    phases = PhaseClock(clock)
-    assert phases.heartbeat() == Heartbeat()
-    with phases.during("decode"):
-        clock.seconds = 5.0
-        assert phases.heartbeat() == Heartbeat("decode", 5.0)
-        phases.take()
-        assert phases.heartbeat() == Heartbeat("decode", 5.0)
-        phases.progress()
-        clock.seconds = 7.0
-        assert phases.heartbeat() == Heartbeat("decode", 2.0)
-        with phases.during("prefill"):
-            assert phases.heartbeat() == Heartbeat("prefill", 0.0)
-
-
 def reported(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -57,18 +57,8 @@ def test_the_runs_of_a_folder_are_listed(folder: RunFolder, capsys: pytest.Captu
     capsys.readouterr()
     assert main([str(folder.path.parent)]) == 0
     title, row = capsys.readouterr().out.splitlines()
-    assert title.split() == [
-        "run",
-        "state",
-        "steps",
-        "best",
-        "validation",
-        "time",
-        "goodput",
-        "MB",
-        "last",
-        "activity",
-    ]
+    columns = "run state steps best validation time goodput MB last activity"
+    assert title.split() == columns.split()
     assert row.split()[:3] == ["run", "finished", "4/4"]
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +15,6 @@ import pytest
 from actors.groups import RunActors
 from configs.schema import Config
 from launch.code_version import code_version
-from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
 from launch.progress import Reporter
 from launch.session import (
@@ -26,7 +23,6 @@ from launch.session import (
     _deadline,
     _meter,
     _recording_time,
-    _run,
     _Session,
     _tracker,
     _workers,
@@ -36,7 +32,6 @@ from pipeline.budget import Budget
 from pipeline.clock import Clock
 from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
-from pipeline.protocols import WorkerDied
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
@@ -114,16 +109,6 @@ def now(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     clock = FakeClock()
     monkeypatch.setattr("launch.session.Clock", partial(Clock, now=clock))
     return clock
-
-
-def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    session = Session(make_config(tmp_path), Disk())
-    assert session.run() == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == f"finished: {tmp_path}/run"
-    stamped = [line.partition(" ")[2] for line in said]
-    steps = [line.split("  ")[0] for line in stamped if line.startswith("step ")]
-    assert steps == ["step 1/3", "step 2/3", "step 3/3"]
 
 
 def test_a_resume_with_other_code_says_so(
@@ -204,24 +189,6 @@ def test_failing_rewards_exit_with_1_and_one_sentence(
     assert entry["error"] == f"TrainingStopped: {told}"
     assert (list(disk), session.folder.summary) == ([0], None)
     assert Session(config, disk).run() == 0
-
-
-def test_a_failed_run_resumes_from_its_last_checkpoint(tmp_path: Path):
-    steps: dict[str, Any] = {"budget": {"steps": 4}}
-    whole = Session(make_config(tmp_path / "whole", **steps), Disk())
-    whole.run()
-    config, disk = make_config(tmp_path / "cut", **steps), Disk()
-    first = Session(config, disk)
-
-    def lost() -> None:
-        raise RuntimeError("an actor's process ended unexpectedly")
-
-    first.script.on["learner.update 3"] = lost
-    assert first.run() == 1
-    assert ([row["step"] for row in first.folder.metrics], max(disk)) == ([1, 2, 3], 2)
-    second = Session(config, disk)
-    assert second.run() == 0
-    assert left_behind(second.folder) == left_behind(whole.folder)
 
 
 def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
@@ -305,23 +272,6 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     assert [row["step"] for row in second.folder.metrics] == [1, 2, 3, 4, 5]
 
 
-def test_another_budget_replaces_an_extended_one(tmp_path: Path):
-    config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
-    Session(config, disk).run()
-    cut = Session(config, disk, extend=Budget(3, None))
-    cut.stop_at("learner.update 2")
-    assert cut.run() == 130
-    more = make_config(tmp_path, budget={"steps": 6})
-    first = Session(more, disk)
-    first.stop_at("learner.update 3")
-    assert first.run() == 130
-    second = Session(more, disk)
-    assert second.run() == 0
-    assert second.learner.version == 6
-    (entry,) = second.events("budget")
-    assert (entry["step"], entry["steps"], entry["time_s"]) == (3, 6, None)
-
-
 # --- W&B
 
 
@@ -372,11 +322,6 @@ def test_a_resumed_run_gives_wandb_its_earlier_metrics(
 # --- time
 
 
-def used(session: Session) -> float:
-    assert session.folder.summary is not None
-    return float(session.folder.summary["wall_s"])
-
-
 def test_a_restart_takes_as_long_as_the_start_without_waits(tmp_path: Path, now: FakeClock):
     clock = Clock(0.0, used_before_s=500.0, now=now)
     now.seconds = 10.0
@@ -385,29 +330,6 @@ def test_a_restart_takes_as_long_as_the_start_without_waits(tmp_path: Path, now:
     now.seconds += 60.0
     prepared = Session(make_config(tmp_path), Disk()).prepared
     assert _deadline(prepared, clock, Budget(3, None), load_s=1.0).restart_s == 70.0
-
-
-def test_used_time_includes_processes_without_a_new_checkpoint(tmp_path: Path, now: FakeClock):
-    config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
-    for process in (1, 2, 3):
-        session = Session(config, disk, clock=now, durations={"sampler0.generate:test": 100.0})
-        session.stop_at("sampler0.generate:test 0")
-        assert session.run(started=now.seconds) == 130
-        assert used(session) == 100.0 * process
-    assert disk.keys() == {0}
-
-
-def test_a_resumed_run_knows_its_step_time(tmp_path: Path, now: FakeClock):
-    config, disk = make_config(tmp_path, budget={"time": "1000s", "steps": None}), Disk()
-
-    first = Session(config, disk, clock=now, durations={"learner.update": 400.0})
-    first.stop_at("sampler0.generate:train 1", signal.SIGTERM)
-    assert first.run() == 143
-    # 600 s are left: enough for a step of 400 s and an export of 5 s with a quarter of slack. After
-    # 100 s more, before the first step of the second process, too little is left.
-    second = Session(config, disk, clock=now, durations={"learner.score": 100.0})
-    assert second.run(started=now.seconds) == 0
-    assert second.learner.version == 1
 
 
 def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
@@ -424,25 +346,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert (session.folder.export / "adapter").exists()
-
-
-def test_a_run_resumed_after_its_deadline_ends_with_its_last_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session.time.time", lambda: 1_795_366_250.0 + now.seconds)
-    config = make_config(tmp_path, budget={"until": "2026-11-22T17:00Z", "steps": None})
-    disk = Disk()
-    first = Session(config, disk, clock=now, durations={"learner.update": 100.0})
-    first.stop_at("sampler0.generate:train 2", signal.SIGTERM)
-    assert first.run() == 143
-    now.seconds += 86_400.0
-    second = Session(config, disk, clock=now)
-    assert second.run(started=now.seconds) == 0
-    found = second.folder.summary
-    assert found is not None
-    assert (found["ended"], found["steps"]) == ("finished", 2)
-    assert found["until_s"] == 1_795_366_800.0
-    assert (second.folder.export / "adapter").exists()
 
 
 def test_used_time_is_recorded_while_the_main_thread_is_busy(
@@ -487,35 +390,3 @@ def test_a_run_continues_on_other_hardware_and_says_so(
     # Sizes of the former hardware, in plan.json, do not count.
     assert (second.folder.plan or {})["sizes"]["slots"] == 4
     assert left_behind(second.folder) == left_behind(whole.folder)
-
-
-def test_a_death_ends_the_process_with_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    session = Session(make_config(tmp_path), Disk())
-
-    async def dies() -> None:
-        raise WorkerDied("sampler 0", "its process ended unexpectedly")
-
-    def spawn(_: Config) -> SimpleNamespace:
-        workers = {"samplers": session.samplers, "learner": session.learner}
-        more = {"devices": None, "started": dies, "kill": lambda: None}
-        return SimpleNamespace(**workers, scorer=session.scorer, **more, one_process=False)
-
-    async def nothing(*_: object, **__: object) -> None:
-        pass
-
-    monkeypatch.setenv("GEMMA_GRPO_SUPERVISOR", str(tmp_path))
-    monkeypatch.setattr("launch.session.cluster", lambda *_, **__: nullcontext())
-    monkeypatch.setattr("launch.session.RunActors.spawn", spawn)
-    monkeypatch.setattr("launch.session.wait_for_devices", nothing)
-    monkeypatch.setattr("os._exit", sys.exit)
-    session.folder.create(session.prepared.config)
-    with closing(session.folder), pytest.raises(SystemExit) as ended:
-        asyncio.run(_run(session._session(_clock(session.prepared, started=0.0))))
-    assert ended.value.code == EXIT_DIED
-    why = "sampler 0: its process ended unexpectedly"
-    assert (
-        capsys.readouterr().err == f"{why}; the same command continues from the last checkpoint\n"
-    )
-    assert [entry["error"] for entry in session.events("failed")] == [why]

@@ -6,17 +6,10 @@ import asyncio
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from launch import cluster
 from launch.stop import Stop, Stopped, unless
-from tests.samples import make_config
 
 STOPPED = """
 import asyncio
@@ -91,39 +84,3 @@ def test_work_without_a_signal_completes():
         return await unless(Stop("stopping"), answer())
 
     assert asyncio.run(run()) == 7
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_actors_and_cluster_and_gives_the_exit_status(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    number: signal.Signals,
-    status: int,
-):
-    ended: list[str] = []
-
-    @contextmanager
-    def no_cluster(*_: object, **__: object) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            ended.append("cluster")
-
-    async def no_wait(*_: object, **__: object) -> None:
-        pass
-
-    async def forever(_: object) -> None:
-        signal.raise_signal(number)
-        await asyncio.Event().wait()
-
-    monkeypatch.setattr(cluster, "cluster", no_cluster)
-    monkeypatch.setattr(cluster, "wait_for_devices", no_wait)
-    actors: Any = SimpleNamespace(devices=None, kill=lambda: ended.append("actors"))
-    with pytest.raises(SystemExit) as caught:
-        cluster.with_actors(lambda: actors, forever, config=make_config(tmp_path))
-    assert caught.value.code == status
-    assert ended == ["actors", "cluster"]
-    shown = capsys.readouterr()
-    assert "stopping: nothing is written" in shown.out
-    assert shown.err == ""

@@ -84,18 +84,6 @@ def finishes(_: RunFolder) -> int:
     return 0
 
 
-def test_a_killed_process_is_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    children = Children(tmp_path, monkeypatch, killed, finishes)
-    assert children.run() == 0
-    assert capsys.readouterr().out == (
-        "the run's process was ended by SIGKILL; it is started again, and the run resumes\n"
-    )
-    # What the first process has not journaled is still to be done.
-    assert children.argv == [["demo.toml", "--extend", "1h", "--run.seed=3"]] * 2
-
-
 @pytest.mark.parametrize("status", [0, 2, 129, 130, 143, EXIT_CLUSTER_LOST])
 def test_a_run_that_ends_by_itself_is_not_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
@@ -155,9 +143,10 @@ def test_an_extension_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         folder.journal("extended", steps=None, time_s=3600)
         return -signal.SIGKILL
 
-    children = Children(tmp_path, monkeypatch, extended, finishes)
+    children = Children(tmp_path, monkeypatch, killed, extended, finishes)
     assert children.run() == 0
-    assert children.argv[1] == ["demo.toml", "--run.seed=3"]
+    # What the first process has not journaled is still to be done.
+    assert children.argv == [ARGV, ARGV, ["demo.toml", "--run.seed=3"]]
 
 
 def test_nothing_is_started_again_when_no_time_is_left(

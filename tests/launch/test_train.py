@@ -14,17 +14,13 @@ from launch import preparation, train
 from launch.preparation import Prepared
 from pipeline.run.mirror import Copier
 from pipeline.run.run_folder import RunFolder
-from tests.launch.small_run import everything_below, rows, write_rows
-
-ROOT = Path(__file__).parents[2]
+from tests.launch.small_run import everything_below
 
 
 @pytest.fixture(autouse=True)
-def rewards(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only tests of reward functions start the process that imports them."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    if "reward_functions" not in request.node.name:
-        monkeypatch.setattr(preparation, "check", lambda _: [])
+def _no_reward_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test starts the process that imports reward functions; test_reward.py has them."""
+    monkeypatch.setattr(preparation, "check", lambda _: [])
 
 
 @pytest.fixture
@@ -188,14 +184,6 @@ def test_devices_of_this_machine_are_checked_unless_the_run_is_submitted(
     assert started == []
 
 
-def test_a_valid_request_is_started(request_path: Path, started: list[Prepared]):
-    assert train.main([str(request_path), "--learner.lr", "1e-4"]) == 0
-    (prepared,) = started
-    assert prepared.config.learner.lr == 1e-4
-    assert len(prepared.data.train.prompts) == 6
-    assert (prepared.extend, prepared.wandb_mode) == (None, "disabled")
-
-
 def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     request_path: Path, started: list[Prepared], capsys: pytest.CaptureFixture[str]
 ):
@@ -235,47 +223,6 @@ def test_a_dry_run_refuses_a_reward_without_any_score(
     assert started == []
 
 
-def test_a_dataset_with_broken_rows(request_path: Path, refused: Refused):
-    path = request_path.parent / "train.jsonl"
-    write_rows(path, [*rows(0, 3), '{"question": ', {"question": "why?"}, *rows(3, 3)])
-    assert refused() == [
-        f"data.train: 2 rows are malformed in {path}:",
-        "  row 4: not JSON: Expecting value: line 1 column 14 (char 13)",
-        "  row 5: column 'answer' is missing",
-        'fix them, or exclude them with data.malformed = "skip"',
-    ]
-
-
-def test_tokens_that_the_model_does_not_have(refused: Refused):
-    lines = refused("--rollout.stop_tokens", '["<eot>"]', "--rollout.forbidden_tokens", '["<pda>"]')
-    assert [line.partition(": ")[0] for line in lines] == [
-        "rollout.stop_tokens",
-        "rollout.forbidden_tokens",
-    ]
-    assert lines[1].endswith("has no piece '<pda>'; nearest: '<pad>'")
-
-
-def test_missing_reward_functions(refused: Refused):
-    lines = refused(
-        "--rewards.functions.0.function",
-        "rewards.correctness:exact_anwser",
-        "--rewards.functions.1.function",
-        "my_rewards:length",
-        "--rewards.functions.1.name",
-        "mine",
-    )
-    assert lines == [
-        (
-            "rewards.functions: rewards.correctness:exact_anwser: rewards.correctness has no "
-            "'exact_anwser'; nearest in rewards.correctness: 'exact_answer'"
-        ),
-        (
-            "rewards.functions: my_rewards:length: no module 'my_rewards'; nearest in Python's "
-            "path: 'rewards'; name a file of yours by its path: my_rewards.py:function"
-        ),
-    ]
-
-
 def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
     folder = ended()
     assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
@@ -304,30 +251,6 @@ def test_a_changed_setting_is_accepted_by_its_name(
     assert line.endswith(", now 0.5 (--accept learner.kl_coef)")
     assert train.main([str(request_path), *changed, *accept, "--accept", "learner.kl_coef"]) == 0
     assert started[0].config.learner.lr == 1e-4
-
-
-def test_changed_rewards_are_refused_or_accepted(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    refused: Refused,
-    started: list[Prepared],
-):
-    folder = ended(ended="interrupted")
-    heavier = ("--rewards.functions.0.weight", "2")
-    assert refused(*heavier) == [
-        (
-            f"{folder.path} contains a run with other settings; resume it with the old values, or "
-            "with the flags below to accept the new ones, or start another run from its checkpoint "
-            "with --run.name and --run.fork:"
-        ),
-        "  rewards.functions.correct.weight: was 1.0, now 2.0 (--accept rewards)",
-    ]
-    # `--accept rewards` accepts no other setting.
-    assert refused(*heavier, "--run.seed", "1", "--accept", "rewards")[1:] == [
-        "  run.seed: was 0, now 1"
-    ]
-    assert train.main([str(request_path), *heavier, "--accept", "rewards"]) == 0
-    assert started[0].config.rewards.functions[0].weight == 2.0
 
 
 def test_a_run_in_use_by_another_process(ended: Callable[..., RunFolder], refused: Refused):
@@ -406,28 +329,3 @@ def test_extend_needs_a_finished_run(
     assert refused("--extend", "5") == [told]
     ended(ended="interrupted")
     assert refused("--extend", "5") == [told]
-
-
-def test_ctrl_c_before_the_start_gives_no_traceback(
-    request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def interrupted(*arguments: Any, **more: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(preparation, "load_data", interrupted)
-    assert train.main([str(request_path), "--no-supervise"]) == 130
-    assert capsys.readouterr().err == ""
-
-
-def test_a_mistake_found_by_an_actor_is_reported_in_the_same_way(
-    request_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    from launch import session
-
-    async def run_session(prepared: Prepared, *, started: float) -> int:
-        raise ValueError("plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0")
-
-    monkeypatch.setattr(session, "run_session", run_session)
-    assert train.main([str(request_path), "--no-supervise"]) == 2
-    told = "plan.platform = 'tpu' needs 8 TPU in the cluster, which has 0\n"
-    assert capsys.readouterr().err == told

@@ -183,18 +183,6 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     assert done.stderr.startswith("rewards.functions: no module 'outside' in ")
 
 
-def test_a_module_named_like_a_project_package_is_refused_at_submission(
-    folder: Path, submit: Submit
-):
-    (folder / "rewards.py").write_text("def mine(inputs): ...\n")
-    done = submit("rewards:mine")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"rewards.functions: {folder}/rewards.py cannot be imported: a package of this project has "
-        "the same name; rename it\n"
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "status", "shown"),
     [

@@ -53,6 +53,8 @@ def test_a_heartbeat_has_the_time_without_progress(now: FakeClock):
     with phases.during("update"):
         now.seconds = 3.0
         assert phases.heartbeat() == Heartbeat("update", 3.0)
+        phases.take()
+        assert phases.heartbeat() == Heartbeat("update", 3.0)
         phases.progress()
         now.seconds = 4.0
         assert phases.heartbeat() == Heartbeat("update", 1.0)

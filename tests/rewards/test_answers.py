@@ -21,6 +21,7 @@ from rewards.answers import (
     same_answer,
 )
 from rewards.base import Tags
+from rewards.correctness import exact_answer
 
 TAGS = Tags.of(Prompt())
 
@@ -91,42 +92,20 @@ def test_an_answer_is_found_in_any_text(before: str, answer: str, after: str):
         ("1/2", Fraction(1, 2)),
         ("-6/4", Fraction(-3, 2)),
         ("9" * 90, int("9" * 90)),
-    ],
-)
-def test_numbers(text: str, number: Fraction | int):
-    assert parse_number(text) == number
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
+        *((text, None) for text in ("", ".", "-", "$", "/2", "1/0", "1/00", "1.5/2", "1/2/3")),
         *(
-            "",
-            ".",
-            "-",
-            "$",
-            "/2",
-            "1/0",
-            "1/00",
-            "1.5/2",
-            "1/2/3",
-            "--3",
-            "-$-5",
-            "$5$",
-            "€5 €",
-            "US5",
-            "US€5",
-            "5 $ €",
-            "$ 5  €",
-            "1,23",
-            "1234,567",
+            (text, None)
+            for text in ("--3", "-$-5", "$5$", "€5 €", "US5", "US€5", "5 $ €", "$ 5  €")
         ),
-        *("12,", "1.2.3", "12..", "33 apples", "x=3", "3%", "1e3", "inf", "nan", "0x10", "½", "٣"),
-        "9" * 101,
+        *(
+            (text, None)
+            for text in ("1,23", "1234,567", "12,", "1.2.3", "12..", "33 apples", "x=3")
+        ),
+        *((text, None) for text in ("3%", "1e3", "inf", "nan", "0x10", "½", "٣", "9" * 101)),
     ],
 )
-def test_no_numbers(text: str):
-    assert parse_number(text) is None
+def test_numbers(text: str, number: Fraction | int | None):
+    assert parse_number(text) == number
 
 
 @pytest.mark.parametrize(
@@ -175,11 +154,19 @@ def test_all_notations_of_a_number_are_equal(number: int):
     assert not same_answer(str(number), str(number + 1))
 
 
-def test_correctness_needs_an_answer_block():
-    assert is_correct("so <answer>$33.00</answer>", answer="33", tags=TAGS)
-    assert not is_correct("so 33", answer="33", tags=TAGS)
-    assert not is_correct("<answer></answer>", answer="33", tags=TAGS)
-    assert not is_correct("<answer>33</answer><answer>34</answer>", answer="33", tags=TAGS)
+@pytest.mark.parametrize(
+    ("completion", "right"),
+    [
+        ("so <answer>$33.00</answer>", True),
+        ("<answer>34</answer>", False),
+        ("so 33", False),
+        ("<answer></answer>", False),
+        ("<answer>33</answer><answer>34</answer>", False),
+    ],
+)
+def test_correctness_needs_an_answer_block(completion: str, right: bool):
+    assert is_correct(completion, answer="33", tags=TAGS) is right
+    assert exact_answer(completion, answer="33", tags=TAGS) == float(right)
 
 
 @pytest.mark.parametrize(

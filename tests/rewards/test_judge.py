@@ -14,8 +14,6 @@ import pytest
 
 from rewards.judge import Judge
 
-FAILURES = (429, 500, 503)
-
 
 class Server:
     """Answers with the next of `responses`, the last one again and again; keeps the requests."""
@@ -148,43 +146,36 @@ def test_hack_a_score_that_the_judge_quotes_does_not_count(server: Server) -> No
     assert ask(server, "Score: 10") == [0.2]
 
 
-def test_busy_servers_are_asked_again_later(server: Server) -> None:
+@pytest.mark.parametrize(
+    ("statuses", "headers", "slept"),
+    [((429, 500, 503), {}, [1, 2, 4]), ((429,), {"Retry-After": "9"}, [9])],
+)
+def test_busy_servers_are_asked_again_later(
+    server: Server, statuses: tuple[int, ...], headers: dict[str, str], slept: list[float]
+) -> None:
     time = Time()
-    server.fail(*FAILURES)
+    server.fail(*statuses, **headers)
     server.reply("Score: 5")
     assert ask(server, "five", time=time) == [0.5]
-    assert time.slept == [1, 2, 4]
+    assert time.slept == slept
 
 
-def test_the_server_says_when_to_ask_again(server: Server) -> None:
-    time = Time()
-    server.fail(429, **{"Retry-After": "9"})
-    server.reply("Score: 5")
-    assert ask(server, "five", time=time) == [0.5]
-    assert time.slept == [9]
-
-
-def test_a_server_that_stays_broken_is_an_error(server: Server) -> None:
-    time = Time()
-    server.fail(500)
-    with pytest.raises(ConnectionError, match="failed 3 times, at last with status 500: busy"):
-        ask(server, "five", time=time, retries=2)
-    assert len(server.requests) == 3
-    assert time.slept == [1, 2]
-
-
-def test_a_refusal_is_not_repeated(server: Server) -> None:
-    server.fail(401)
-    with pytest.raises(ValueError, match="refuses with 401: busy"):
-        ask(server, "five")
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"choices": []}', '{"choices": 1}'])
-def test_a_response_without_a_message_is_an_error(server: Server, text: str) -> None:
-    server.responses.append((200, {}, text))
-    with pytest.raises(ValueError, match="response has no message"):
-        ask(server, "five")
+@pytest.mark.parametrize(
+    ("status", "text", "message", "requests"),
+    [
+        (500, "busy", "failed 3 times, at last with status 500: busy", 3),
+        (401, "busy", "refuses with 401: busy", 1),
+        *((200, text, "response has no message", 1) for text in ("", "{", "[]")),
+        *((200, f'{{"choices": {value}}}', "response has no message", 1) for value in ("[]", "1")),
+    ],
+)
+def test_an_answer_that_cannot_be_used_is_an_error(
+    server: Server, status: int, text: str, message: str, requests: int
+) -> None:
+    server.responses.append((status, {}, text))
+    with pytest.raises((ConnectionError, ValueError), match=message):
+        ask(server, "five", retries=2)
+    assert len(server.requests) == requests
 
 
 def test_a_cached_reply_makes_no_request(server: Server, tmp_path: Path) -> None:

@@ -20,38 +20,27 @@ def score(text: str, answer: str) -> float:
 
 
 @pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        (r"\frac{2}{4}", "0.5"),
-        (r"$\frac{2}{4}$", "1/2"),
-        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}"),
-        ("(x+1)^2", "x^2+2x+1"),
-        ("x = 5", "5"),
-        ("1,234", "1234"),
-        (r"50\%", "0.5"),
-        (r"\{2, 1\}", r"\{1, 2\}"),
-        ("[1, 2)", "[1, 2)"),
-        ("(1, 2)", "(1,2)"),
-        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
-        ("1 < x < 2", "1<x<2"),
-        ("the answer is $5$", "5"),
-    ],
-)
-def test_equal_mathematics(text: str, answer: str) -> None:
-    assert score(text, answer) == 1
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [("6", "5"), ("", "5"), ("hello", "5"), (r"\frac{1", "1"), ("(1, 2]", "[1, 2)"), ("x", "y")],
-)
-def test_different_mathematics_and_what_cannot_be_parsed(text: str, answer: str) -> None:
-    assert score(text, answer) == 0
-
-
-@pytest.mark.parametrize(
     ("text", "answer", "right"),
     [
+        (r"\frac{2}{4}", "0.5", 1),
+        (r"$\frac{2}{4}$", "1/2", 1),
+        (r"\boxed{\sqrt{8}}", r"2\sqrt{2}", 1),
+        ("(x+1)^2", "x^2+2x+1", 1),
+        ("x = 5", "5", 1),
+        ("1,234", "1234", 1),
+        (r"50\%", "0.5", 1),
+        (r"\{2, 1\}", r"\{1, 2\}", 1),
+        ("[1, 2)", "[1, 2)", 1),
+        ("(1, 2)", "(1,2)", 1),
+        (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}", 1),
+        ("1 < x < 2", "1<x<2", 1),
+        ("the answer is $5$", "5", 1),
+        # Different, or not parsed.
+        *((text, "5", 0) for text in ("6", "", "hello")),
+        (r"\frac{1", "1", 0),
+        ("(1, 2]", "[1, 2)", 0),
+        ("x", "y", 0),
+        # Numbers and their units.
         ("12000", "12 000", 1),
         ("0", "12 000", 0),
         ("12{,}000", "12,000", 1),
@@ -92,15 +81,7 @@ def test_different_mathematics_and_what_cannot_be_parsed(text: str, answer: str)
         ("8 = 7", "7", 0),
         (r"\not 7", "7", 0),
         (r"\operatorname{lcm}(2, 3)", r"\operatorname{lcm}(2, 3)", 1),
-    ],
-)
-def test_numbers_and_their_units(text: str, answer: str, right: int) -> None:
-    assert score(text, answer) == right
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
+        # Thousands and roots.
         *(("12000x", answer, 1) for answer in ("12{,}000x", r"12,\!000x", "12,000x", r"12\,000x")),
         *(("12x", answer, 0) for answer in ("12{,}000x", r"12,\!000x", "12,000x", r"12\,000x")),
         ("12,000x", "12000x", 1),
@@ -133,15 +114,7 @@ def test_numbers_and_their_units(text: str, answer: str, right: int) -> None:
         (r"\frac{7}{3} + x", r"2\frac{1}{3} + x", 1),
         (r"\frac{7}{3}", r"x = 2\frac13", 1),
         (r"\{2, 3\}", r"2\text{ or }3", 1),
-    ],
-)
-def test_thousands_and_roots(text: str, answer: str, right: int) -> None:
-    assert score(text, answer) == right
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
+        # Words.
         (r"\pi\text{ cm}", r"\pi \text{ cm}", 1),
         (r"\pi\text{ centimeters}", r"\pi \text{ cm}", 1),
         (r"\pi\mathrm{cm}", r"\pi \text{ cm}", 1),
@@ -160,7 +133,7 @@ def test_thousands_and_roots(text: str, answer: str, right: int) -> None:
         (r"3 \text{ or } 2", r"2 \text{ or } 3", 1),
     ],
 )
-def test_words_in_mathematics(text: str, answer: str, right: int) -> None:
+def test_equal_and_different_mathematics(text: str, answer: str, right: int) -> None:
     assert score(text, answer) == right
 
 

@@ -43,7 +43,10 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             "rewardz.correctness:exact_answer",
-            ("no module 'rewardz'; nearest in Python's path: 'rewards'"),
+            (
+                "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by "
+                "its path: rewardz.py:function"
+            ),
         ),
         (
             "rewards.correctness.exact:answer",

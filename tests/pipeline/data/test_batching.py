@@ -165,27 +165,6 @@ def test_a_row_with_a_shared_prompt_by_hand():
     assert (batch.num_tokens, batch.num_padded) == (8, 1)
 
 
-def test_a_group_longer_than_a_row_has_its_prompt_in_each():
-    # The prompt takes 3 of 12 positions, so two completions of 4 fit beside it.
-    rollouts = [rollout(1, 4, 4, sample=sample) for sample in range(5)]
-    first, second = pack(rollouts, rows=2, share=True)
-    assert [[name.sample for name in batch.completions] for batch in (first, second)] == [
-        [0, 1, 2, 3], [4],
-    ]  # fmt: skip
-    rows = [*zip(first.tokens, first.targets, strict=True)]
-    rows += zip(second.tokens, second.targets, strict=True)
-    assert len(rows) == 3
-    for row, (tokens, targets) in enumerate(rows):
-        np.testing.assert_array_equal(tokens[:3], [100, 101, 102])
-        assert np.isin([100, 101, 102], np.delete(tokens, [0, 1, 2])).sum() == 0
-        own = rollouts[2 * row : 2 * row + 2]
-        np.testing.assert_array_equal(
-            targets[3 : 3 + 4 * len(own)], np.concatenate([one.completion.tokens for one in own])
-        )
-    with pytest.raises(ValueError, match="a sequence has 13 positions; a row has 12"):
-        pack([*rollouts, rollout(1, 4, 10, sample=5)], share=True)
-
-
 def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
     whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
     kept = np.array([-0.5, -0.25], np.float32)

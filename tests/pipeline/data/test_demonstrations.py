@@ -13,16 +13,9 @@ from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.load import load_data
 from pipeline.data.rows import DataError, Malformed
 from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.demo_texts import write_tokenizer
 from tests.samples import make_config
 
 WORKED = {"question": "tom has 1 apples.", "completion": "<answer>1</answer>"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def _write(path: Path, rows: list[Any]) -> dict[str, str]:

@@ -9,7 +9,6 @@ import numpy as np
 from pipeline.data.inspection import (
     answer_lengths,
     histogram,
-    overlap_table,
     prompt_lines,
     repetitions,
 )
@@ -87,12 +86,3 @@ def test_repetitions_with_one_answer_and_with_several():
     many = _split(*"abcdefgabcdefg")
     assert next(repetitions("t", many)).endswith("1=8, 2=9, 3=10, 4=11, 5=12 and 2 more")
     assert list(repetitions("train", _split("a", "b"))) == []
-
-
-def test_overlaps_are_counted_from_both_sides():
-    splits = {"train": _split("a", "b", "b", "c"), "test": _split("b", "d")}
-    assert list(overlap_table(splits)) == [
-        "prompts of  in train  in test",
-        "train              -        2",
-        "test               1        -",
-    ]

@@ -17,15 +17,9 @@ from pipeline.data.rows import DataError, Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.demo_texts import write_tokenizer
+from tests.samples import make_config
 
 GOOD = {"question": "tom has 1 apples.", "answer": "1"}
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
 
 
 def _write(path: Path, rows: list[Any]) -> str:
@@ -47,30 +41,16 @@ def _config(
     prompt: Mapping[str, Any] | None = None,
     **data: Any,
 ) -> Config:
-    return Config.model_validate(
-        {
-            "run": {"name": "test"},
-            "model": {"path": "nowhere"},
-            "data": {"train": train, "test": train, **data},
-            "prompt": prompt or {},
-            "rewards": {
-                "functions": [{"name": "a", "function": "rewards.correctness:exact_answer"}]
-            },
-            "rollout": {
-                "prompts_per_step": 1,
-                "max_prompt_tokens": max_prompt_tokens,
-                "max_new_tokens": 8,
-            },
-            "plan": {
-                "platform": "cpu",
-                "placement": "colocated",
-                "slots": 8,
-                "row_tokens": max_prompt_tokens + 8,
-                "micro_batch_tokens": 8 * (max_prompt_tokens + 8),
-            },
-            "budget": {"steps": 1},
-            "eval": {"every_steps": 1 if "validation" in data else 0},
-        }
+    return make_config(
+        Path("runs"),
+        data={"train": train, "test": train, **data},
+        prompt=prompt or {},
+        rollout={
+            "prompts_per_step": 1,
+            "max_prompt_tokens": max_prompt_tokens,
+            "max_new_tokens": 8,
+        },
+        eval={"every_steps": 1 if "validation" in data else 0},
     )
 
 

@@ -13,14 +13,11 @@ from hypothesis import strategies as st
 
 from pipeline.data.packed_batch import (
     BatchShape,
-    CompletionSlice,
-    PackedBatch,
     PackedRow,
     padding_metrics,
 )
 from pipeline.data.packing import (
     first_fit,
-    lay_out,
     packed_batches,
     sequences_for_step,
 )
@@ -221,53 +218,6 @@ def test_sequences_of_equal_length_take_no_more_rows_if_they_share_prompts(
     apart = first_fit([[one] for group in groups for one in group], capacity=20)
     # An earlier row has no space for a whole sequence, so it has as many as without sharing.
     assert len(shared) <= len(apart)
-
-
-def shared_rows() -> tuple[PackedBatch, list[CompletionSlice]]:
-    """Two completions of one prompt; then one of another, and two of a prompt of one token."""
-    first = make_group(1, prompt=3, news=[3, 1])
-    second, third = make_group(2, prompt=2, news=[2]), make_group(3, prompt=1, news=[2, 1])
-    shape = BatchShape(rows=3, tail_rows=3, length=8, pad=-1, share_prefix=True)
-    return lay_out([[first], [second, third]], rows=3, shape=shape, share_prefix=True)
-
-
-def test_the_layout_of_shared_prompts_by_hand():
-    batch, slices = shared_rows()
-    np.testing.assert_array_equal(
-        batch.tokens,
-        [
-            [1000, 1001, 1002, 1103, 1104, 1002, -1, -1],
-            [2000, 2001, 2102, 3000, 3101, 3000, -1, -1],
-            [-1] * 8,
-        ],
-    )
-    np.testing.assert_array_equal(
-        batch.targets,
-        [
-            [-1, -1, 1103, 1104, 1105, 1203, -1, -1],
-            [-1, 2102, 2103, 3101, 3102, 3201, -1, -1],
-            [-1] * 8,
-        ],
-    )
-    # A completion continues the positions of its prompt. A single one has the prompt's segment; a
-    # prompt of one token has a number but no positions before its completions.
-    np.testing.assert_array_equal(
-        batch.positions, [[0, 1, 2, 3, 4, 2, 0, 0], [0, 1, 2, 0, 1, 0, 0, 0], [0] * 8]
-    )
-    np.testing.assert_array_equal(
-        batch.segments, [[1, 1, 2, 2, 2, 3, 0, 0], [1, 1, 1, 3, 3, 4, 0, 0], [0] * 8]
-    )
-    np.testing.assert_array_equal(
-        batch.prefixes, [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 2, 2, 2, 0, 0], [0] * 8]
-    )
-    assert slices == [
-        CompletionSlice(0, slice(2, 5)),
-        CompletionSlice(0, slice(5, 6)),
-        CompletionSlice(1, slice(1, 3)),
-        CompletionSlice(1, slice(3, 5)),
-        CompletionSlice(1, slice(5, 6)),
-    ]
-    assert not batch.weights.any()
 
 
 def test_a_small_remainder_goes_into_small_micro_batches():

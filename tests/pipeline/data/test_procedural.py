@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +12,7 @@ from pipeline.data import procedural
 from pipeline.data.load import load_data
 from pipeline.data.procedural import generate_rows
 from pipeline.data.rows import DataError
-from pipeline.data.text.tokenizer_files import read_tokenizer
-from tests.demo_texts import write_tokenizer
+from pipeline.data.text.tokenizer import Tokenizer
 from tests.pipeline.data.test_load import _config
 
 SMALL = {"max_terms": 2, "max_digits": 1}
@@ -56,8 +54,7 @@ def test_rows_do_not_depend_on_the_hash_seed(monkeypatch: pytest.MonkeyPatch) ->
     assert found[0] == found[1]
 
 
-def test_splits_share_no_item(tmp_path: Path) -> None:
-    tokenizer = read_tokenizer(write_tokenizer(tmp_path))
+def test_splits_share_no_item(tokenizer: Tokenizer) -> None:
     loaded = load_data(
         config(
             source(seed=1, size=150, settings=SMALL),
@@ -93,7 +90,7 @@ def test_what_reasoning_gym_refuses(name: str, settings: Settings, told: str) ->
     assert f"{procedural._generate(request)}".startswith(told)
 
 
-def test_a_refusal_names_the_source(tmp_path: Path) -> None:
+def test_a_refusal_names_the_source(tokenizer: Tokenizer) -> None:
     train = source("chain_sun", seed=1)
     with pytest.raises(DataError, match=r"data\.train: reasoning-gym has no .* 'chain_sum'"):
-        load_data(config(train, source(seed=2)), read_tokenizer(write_tokenizer(tmp_path)))
+        load_data(config(train, source(seed=2)), tokenizer)

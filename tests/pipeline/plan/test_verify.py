@@ -19,9 +19,7 @@ from pipeline.plan.search.fitting import (
     PlanCase,
     SizedPlan,
     choose_placement,
-    estimate_plan,
 )
-from pipeline.plan.sizes import with_plan
 from pipeline.plan.topology import GIB
 from pipeline.plan.verify import Verified, largest_programs, verify
 from tests.pipeline.plan.presets import AUTO, FREE, case, preset
@@ -33,15 +31,14 @@ PHASES = ("prefill", "decode", "score", "update")
 class Compiler:
     """Reports `ratio` times the estimated memory and `speed` times the estimated time, by phase.
 
-    A program that does not fit by itself, or has more than `most_slots`, is refused; with `silent`
-    without its size. With `tp_ratio` memory has that ratio in placements with tp.
+    A program that does not fit by itself is refused; with `silent` without its size. With
+    `tp_ratio` memory has that ratio in placements with tp.
     """
 
     case: PlanCase
     ratio: dict[str, float] = field(default_factory=dict)
     speed: dict[str, float] = field(default_factory=dict)
     silent: bool = False
-    most_slots: int = 10_000
     tp_ratio: float | None = None
     asked: list[str] = field(default_factory=list)
     known: list[Mapping[str, Any]] = field(default_factory=list)
@@ -74,8 +71,7 @@ class Compiler:
         own = int(ratio * total) - sum(memory_beside(config, shape, program).values())
         model, packing = self.case.roofline(config), Packing.expected(config, self.case.lengths)
         estimated_s = model.program(program, packing).expected
-        slots = config.slots if phase == "decode" else 0
-        fits = own <= 15.75 * GIB and slots <= self.most_slots
+        fits = own <= 15.75 * GIB
         told = None if self.silent and not fits else own
         return CompilerReport(fits, told, 20.0, seconds=self.speed.get(phase, 1.0) * estimated_s)
 
@@ -170,21 +166,3 @@ def test_another_placement_replaces_one_that_does_not_fit(monkeypatch: pytest.Mo
     assert found.plan.fits
     assert found.plan.name == whole[0].name
     assert f"next placement: {whole[0].name}" in found.searched
-
-
-def configured(slots: int) -> tuple[PlanCase, SizedPlan]:
-    """A base on each chip of slightly less memory, with `slots` slots."""
-    given = case(preset("gemma3_4b", ("plan.slots", "none"), ("plan.hbm_gib", "14")))
-    own = next(one for one in choose_placement(given).compared if one.configured)
-    small = with_plan(own.config, {"slots": slots})
-    return given, estimate_plan(given, own.name, small, configured=True)
-
-
-def test_without_a_reported_size_the_next_smaller_plan_is_tried(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tight, plan = configured(slots=160)
-    ratio = {"decode": 0.7, "prefill": 0.7}
-    found = verified(Compiler(tight, ratio, silent=True, most_slots=130), plan, monkeypatch)
-    assert found.plan.fits
-    assert found.plan.config.slots == 128

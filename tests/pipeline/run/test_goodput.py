@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pipeline.run.goodput import TimeUse, time_lines, time_use
-from tests.run_process import Killed, Script, kill
+from tests.run_process import Script
 from tests.samples import make_config, make_data
 from tests.stub_workers import Disk, StubRun
 
@@ -164,20 +164,3 @@ def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
     # An adapter is also loaded within other duties.
     assert seconds[phase] >= (0.5 if phase == "sync" else 0.99) * 5.0 * calls
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
-
-
-def test_a_run_that_is_killed_and_resumed_says_what_it_lost(tmp_path: Path):
-    config, disk = make_config(tmp_path, budget={"steps": 4}), Disk()
-    script = Script(durations={"learner.update": 5.0})
-    script.on["learner.update 3"] = kill
-    first = StubRun(config, disk=disk, script=script)
-    with pytest.raises(Killed):
-        first.run()
-    again = StubRun(config, disk=disk, script=Script(durations={"learner.update": 5.0}))
-    again.run()
-    # The checkpoint is of step 2: step 3 is trained again, step 4 is new.
-    assert again.resumed_from == 2
-    summary = again.folder.summary
-    assert summary is not None
-    assert summary["time"]["seconds"] == {"learn": 20.0, "lost": 5.0}
-    assert summary["goodput"]["runtime"] == 0.8

@@ -183,17 +183,6 @@ def test_a_file_in_the_place_of_folders_is_refused(tmp_path: Path, under: str):
         pass
 
 
-def test_two_processes_do_not_work_in_one_folder(folder: RunFolder, config: Config):
-    other = RunFolder.of(config)
-    for attempt in (other.check, other.create):
-        with pytest.raises(ValueError, match=f"another process is using {folder.path}"):
-            attempt(config)
-    folder.close()
-    other.check(config)
-    other.create(config)
-    other.close()
-
-
 def test_what_a_process_killed_while_loading_leaves_is_no_obstacle(tmp_path: Path):
     config = make_config(tmp_path)
     folder = RunFolder.of(config)

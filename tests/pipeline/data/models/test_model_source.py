@@ -1,4 +1,4 @@
-"""Folders and hub handles, with fake hubs and a local server."""
+"""Folders and hub handles, with fake hubs."""
 
 from __future__ import annotations
 

@@ -23,11 +23,6 @@ TURNS = "<start_of_turn>user\ntom has 1 apples.<end_of_turn>\n<start_of_turn>mod
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
-@pytest.fixture(scope="module")
 def gemma4(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("gemma4"), gemma4=True))
 

@@ -22,11 +22,6 @@ from tests.demo_texts import write_tokenizer, write_tokenizer_json
 PIECES = 480
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return read_tokenizer(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
-
-
 def check(
     folder: Path,
     tokenizer: Tokenizer,
