@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _FILE = "progress.json"
 _EVERY_S = 2.0
-_SLOW = frozenset({"ray_start", "loading", "probe", "compile", "checkpoint", "export", "end"})
+_SLOW = frozenset({"ray_start", "loading", "compile", "checkpoint", "export", "end"})
 """Phases that may last long without progress."""
 _WAITS = "device_wait"
 
