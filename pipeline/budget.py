@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from configs.base import parse_duration_s
 from configs.budget import Budget as Setting
-from configs.schema import Config, parse_duration_s
+from configs.schema import Config
 from pipeline.deadline import CHECKPOINT, EXPORT, show_duration
 from pipeline.run.run_folder import RunFolder
 

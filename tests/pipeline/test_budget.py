@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.base import parse_duration_s
 from configs.budget import parse_instant
-from configs.schema import Config, parse_duration_s
+from configs.schema import Config
 from pipeline.budget import (
     Budget,
     check_more,
