@@ -27,6 +27,7 @@ from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
 from pipeline.evaluate.exports import Exports
+from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.progress import Progress
 from pipeline.rollout.checkpoints import Checkpoints
@@ -150,7 +151,7 @@ class Coordinator:
                 await self.profiler.close()
 
     async def _run(self) -> Literal["finished", "interrupted"]:
-        self.records.truncation(self.config)
+        record_truncation(self.records, self.config)
         try:
             await self._start()
             while step := self._next_step():

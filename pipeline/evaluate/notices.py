@@ -70,6 +70,28 @@ def _is_reachable(answer: str, tags: Tags) -> bool:
     return is_correct(tags.prefix + text, answer=answer, tags=tags)
 
 
+def record_truncation(records: Records, config: Config) -> None:
+    """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
+    rollout, cap = config.rollout, config.learner.importance_cap
+    if not rollout.truncates:
+        return
+    cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+    shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
+    corrects = (
+        f"importance weights up to {cap:g} correct for it, except for excluded tokens"
+        if cap
+        else "nothing corrects for it (learner.importance_cap is 0)"
+    )
+    records.event(
+        "truncated_rollouts",
+        f"rollouts are sampled from a truncated distribution ({shown}): the sampler is not the "
+        "policy that is trained; the loss uses log-probs of the full distribution, and "
+        f"{corrects}",
+        **cut,
+        importance_cap=cap,
+    )
+
+
 def evaluation_notice(found: Evaluation, config: Config) -> str | None:
     """Why all answers to a set may be wrong, or all right; None if it is neither.
 
