@@ -42,6 +42,7 @@ from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
+from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -138,7 +139,8 @@ async def _run_and_upload(session: _Session) -> int:
     # The devices are free, and the budget's clock has stopped.
     session.reporter.write()
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
-    await session.tracker.finish(exit_status=status)
+    # W&B shows any other status as a failure, but a stopped run has its checkpoint.
+    await session.tracker.finish(exit_status=status if status in _ENDED else 0)
     await mirror.finish()
     session.console.end(_ENDED.get(status, "interrupted"))
     return status
@@ -364,12 +366,12 @@ def _report_failure(session: _Session, error: Exception) -> None:
     problem = disk_problem(error)
     with suppress(*([] if problem is None else [OSError])):
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-    if problem is not None or isinstance(error, MismatchError | TrainingStopped):
+    if problem is not None or isinstance(error, MismatchError | TrainingStopped | DamagedFileError):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
-    # After a refused check the same command would fail again; its message has the remedy.
-    if not isinstance(error, MismatchError):
+    # After these the same command would fail again; their messages have the remedy.
+    if not isinstance(error, MismatchError | DamagedFileError):
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
         say(f"the run failed; the same command continues from its last checkpoint{remedy}")

@@ -203,7 +203,7 @@ class EvaluationSchedule:
         """Ensures that the file of the best adapter holds it: a kill may come before it does.
 
         Raises:
-            ValueError: if neither the file nor the checkpoint of the best version is there.
+            DamagedFileError: if neither the file nor the checkpoint of the best version is there.
         """
         best = self.best
         if best is not None:

@@ -40,7 +40,7 @@ from pipeline.protocols import WorkerDied
 from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.mirror import Mirror
-from pipeline.run.record_files import read_rows
+from pipeline.run.record_files import DamagedFileError, read_rows
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
 from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
@@ -182,6 +182,21 @@ def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     assert session.folder.summary is None
     session.folder.create(session.prepared.config)
     session.folder.close()
+
+
+def test_a_lost_best_version_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path), Disk())
+
+    async def gone(*_: object) -> None:
+        raise DamagedFileError("the best version is gone; put it back")
+
+    monkeypatch.setattr("pipeline.coordinator.EvaluationSchedule.recover_best", gone)
+    assert session.run() == 1
+    shown = capsys.readouterr()
+    assert shown.err == "the best version is gone; put it back\n"
+    assert "the same command continues" not in shown.out
 
 
 def test_failing_rewards_exit_with_1_and_one_sentence(
