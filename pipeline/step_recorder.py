@@ -39,6 +39,7 @@ class StepRecorder:
         deadline: of the run.
         clock: of the run.
         schedule: has the validations, on which alarms are judged.
+        resumed_from: step of the checkpoint that this process started from, if any.
 
     Attributes:
         checkpoint_requested: an alarm asks for a checkpoint.
@@ -54,6 +55,7 @@ class StepRecorder:
         deadline: Deadline,
         clock: Clock,
         schedule: EvaluationSchedule,
+        resumed_from: int | None,
     ) -> None:
         self.checkpoint_requested = False
         self._config = config
@@ -63,6 +65,7 @@ class StepRecorder:
         self._deadline = deadline
         self._clock = clock
         self._schedule = schedule
+        self._resumed_from = resumed_from
         self._alarms = AlarmWatch(config)
         folder = records.folder
         changed = max(folder.reward_changes, default=0)
@@ -180,15 +183,12 @@ class StepRecorder:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
-    def summarize(
-        self, progress: Progress, *, ended: str, resumed_from: int | None, **more: Any
-    ) -> None:
+    def summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
         """Writes `summary.json`.
 
         Args:
             progress: of the run.
             ended: how it ended.
-            resumed_from: step of the checkpoint that this process started from, if any.
             more: further keys.
         """
         config, deadline, now_s = self._config, self._deadline, self._clock.elapsed_s
@@ -207,7 +207,7 @@ class StepRecorder:
             "adapter_sha256": published.sha256 if published else None,
             **use.to_json(),
             "cost": cost,
-            "resumed_from": resumed_from,
+            "resumed_from": self._resumed_from,
             **({} if config.run.fork is None else {"forked_from": config.run.fork}),
             "faults": {
                 "reward_errors": progress.reward_errors,

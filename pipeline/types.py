@@ -379,9 +379,6 @@ TrainingPhase = Literal["sft", "grpo"]
 ShowProgress = Callable[[int, int], None]
 """Takes how much is done, and of how much."""
 
-Measure = Callable[[str, float], None]
-"""Takes a part of the end of the run and the seconds that it took; see `pipeline.deadline`."""
-
 _LEAST_STOPPING_S = 3.0
 
 

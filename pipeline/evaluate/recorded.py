@@ -7,33 +7,12 @@ that is a change of the rewards, because scores by other rewards are not compara
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import Config
 from pipeline.evaluate.summary import mean_key, mean_of, show_mean
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of the final evaluation.
-
-    Attributes:
-        compared: for `summary.json`: the test split before and after, and each further set. If the
-            deadline left no time, only the evaluation before training.
-        best: for `summary.json`: the exported version and the last one, by validation; None without
-            a validation split.
-    """
-
-    compared: dict[str, Any]
-    best: dict[str, Any] | None
-
-    @property
-    def tested(self) -> bool:
-        """Whether the test split was evaluated with the version to export."""
-        return "after" in self.compared
 
 
 def comparable_since(config: Config) -> str | None:
