@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from actors.groups import RunActors
 from configs.resume import change_lines
-from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
@@ -105,19 +104,24 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         prepared = replace(prepared, config=copy_start(prepared.config))
-        clock = _clock(prepared, started=started)
-        meter = _meter(prepared, started=started)
+        clock = Clock(started=started, used_before_s=used_s(prepared.folder))
+        phases = PhaseClock()
+        phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
+        meter = RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
         if clock.used_before_s and not prepared.folder.holds_run:
             say(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
                 f"run began; to begin anew delete {prepared.folder.path}"
             )
-        with (
-            _console(prepared, clock, meter) as console,
-            closing(_tracker(prepared)) as tracker,
-        ):
-            mirror = Mirror(mirror_url(prepared.config))
-            reporter = Reporter(meter.phases)
+        # What the user sees, from before Ray starts until W&B has ended.
+        shown = Console(
+            prepared.config.run.name,
+            clock=clock,
+            phase=lambda: phases.current or "end",
+            status_file=prepared.folder.status,
+        )
+        with shown as console, closing(_tracker(prepared)) as tracker:
+            mirror, reporter = Mirror(mirror_url(prepared.config)), Reporter(phases)
             return await _run_and_upload(
                 _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
             )
@@ -144,29 +148,6 @@ async def _run_and_upload(session: _Session) -> int:
     await mirror.finish()
     session.console.end(_ENDED.get(status, "interrupted"))
     return status
-
-
-def _meter(prepared: Prepared, *, started: float) -> RunMeter:
-    """The meter of the run."""
-    phases = PhaseClock()
-    phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
-    return RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
-
-
-def _console(prepared: Prepared, clock: Clock, meter: RunMeter) -> Console:
-    """What the user sees, from before Ray starts until W&B has ended."""
-    phases = meter.phases
-    return Console(
-        prepared.config.run.name,
-        clock=clock,
-        phase=lambda: phases.current or "end",
-        status_file=prepared.folder.status,
-    )
-
-
-def _clock(prepared: Prepared, *, started: float) -> Clock:
-    """The run's clock: the time of earlier processes, and of this one."""
-    return Clock(started=started, used_before_s=used_s(prepared.folder))
 
 
 @contextmanager
@@ -217,14 +198,23 @@ async def _run_actors(session: _Session) -> int:
     config = session.prepared.config
     actors = RunActors.spawn(config)
     try:
-        workers = _workers(session, config, actors)
+        workers = Workers(
+            samplers=actors.samplers,
+            learner=actors.learner,
+            scorer=actors.scorer,
+            sizes=first_sizes(config, session.prepared.folder.plan),
+            config=config,
+            clock=session.clock,
+            stop=session.stop.event,
+            one_process=actors.one_process,
+        )
         processes = {name: process.heartbeat for name, process in workers.reporting.items()}
         processes["rewards"] = actors.scorer.heartbeat
 
         async def work() -> int:
             with session.during("loading"):
-                chosen = await unless(session.stop, _start(session, config, actors, workers))
-                return await _coordinate(session, config, actors, workers, chosen)
+                chosen = await unless(session.stop, _start(session, actors, workers))
+                return await _coordinate(session, actors, workers, chosen)
 
         return await session.reporter.watched(work(), processes)
     except WorkerDied as death:
@@ -244,21 +234,7 @@ def _end_at_once(session: _Session, death: WorkerDied) -> NoReturn:
     os._exit(EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED)
 
 
-def _workers(session: _Session, config: Config, actors: RunActors) -> Workers:
-    """The workers of the run; none is prepared yet."""
-    return Workers(
-        samplers=actors.samplers,
-        learner=actors.learner,
-        scorer=actors.scorer,
-        sizes=first_sizes(config, session.prepared.folder.plan),
-        config=config,
-        clock=session.clock,
-        stop=session.stop.event,
-        one_process=actors.one_process,
-    )
-
-
-async def _start(session: _Session, config: Config, actors: RunActors, workers: Workers) -> Chosen:
+async def _start(session: _Session, actors: RunActors, workers: Workers) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
@@ -266,8 +242,8 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
-    during = session.during
-    with session.clock.waiting(), during("device_wait"):
+    config = session.prepared.config
+    with session.clock.waiting(), session.during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
@@ -291,7 +267,7 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
 
 
 async def _coordinate(
-    session: _Session, config: Config, actors: RunActors, workers: Workers, chosen: Chosen
+    session: _Session, actors: RunActors, workers: Workers, chosen: Chosen
 ) -> int:
     """Resumes and runs the coordinator; returns the exit status.
 
@@ -299,7 +275,8 @@ async def _coordinate(
         OutOfMemory: if there are no smaller sizes to continue with.
         WorkerDied: if a process dies, or has run out of memory.
     """
-    prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
+    prepared, clock = session.prepared, session.clock
+    config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
     check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from contextlib import closing, nullcontext
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -21,24 +20,23 @@ from launch.exits import EXIT_DIED
 from launch.preparation import Prepared
 from launch.progress import Reporter
 from launch.session import (
-    _clock,
     _coordinate,
     _deadline,
-    _meter,
     _recording_time,
     _run,
     _Session,
     _tracker,
-    _workers,
 )
 from launch.stop import Stop
-from pipeline.budget import Budget
-from pipeline.clock import Clock
+from pipeline.budget import Budget, used_s
+from pipeline.clock import Clock, PhaseClock
 from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import WorkerDied
+from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
+from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror
 from pipeline.run.record_files import DamagedFileError, read_rows
 from pipeline.run.run_folder import RunFolder
@@ -50,8 +48,6 @@ from tests.stub_workers import Disk, StubLearner, StubSampler
 
 class Session:
     """One process of a run, with fake actors that a test may alter before `run`."""
-
-    one_process = False
 
     def __init__(
         self,
@@ -80,21 +76,30 @@ class Session:
         )
 
     def run(self, *, started: float = 0.0) -> int:
-        clock = _clock(self.prepared, started=started)
         config = self.prepared.config
-        actors = cast("RunActors", self)
-        session = self._session(clock)
-        workers = _workers(session, config, actors)
-        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
+        session = self._session(started)
+        sizes = first_sizes(config, self.folder.plan)
+        workers = Workers(
+            samplers=self.samplers,
+            learner=self.learner,
+            scorer=self.scorer,
+            sizes=sizes,
+            config=config,
+            clock=session.clock,
+            stop=self.stop.event,
+        )
+        chosen = Chosen(sizes, 0.0, (), {})
 
         async def run() -> int:
-            return await _coordinate(session, config, actors, workers, chosen)
+            return await _coordinate(session, cast("RunActors", self), workers, chosen)
 
         with closing(self.folder):
             return asyncio.run(run())
 
-    def _session(self, clock: Clock) -> _Session:
-        meter = _meter(self.prepared, started=time.monotonic())
+    def _session(self, started: float) -> _Session:
+        clock = Clock(started, used_before_s=used_s(self.folder), now=self.script.clock)
+        config = self.prepared.config
+        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
         reporter = Reporter(meter.phases)
@@ -109,11 +114,9 @@ class Session:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def now() -> FakeClock:
     """The clock of all processes."""
-    clock = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=clock))
-    return clock
+    return FakeClock()
 
 
 def test_a_finished_run_exits_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -527,7 +530,7 @@ def test_a_death_ends_the_process_with_one_sentence(
     monkeypatch.setattr("os._exit", sys.exit)
     session.folder.create(session.prepared.config)
     with closing(session.folder), pytest.raises(SystemExit) as ended:
-        asyncio.run(_run(session._session(_clock(session.prepared, started=0.0))))
+        asyncio.run(_run(session._session(0.0)))
     assert ended.value.code == EXIT_DIED
     why = "sampler 0: its process ended unexpectedly"
     assert (
