@@ -186,7 +186,12 @@ class Coordinator:
         self.records.best(self.schedule.best)
         self.recorder.stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
         await self._perform("probe", self._check_mismatch())
-        in_time = await self._evaluate_before()
+        evaluating = self.schedule.evaluate_before(
+            self.progress.step, self.deadline.leaving_an_export
+        )
+        in_time = await self._perform(
+            "evaluation", evaluating, abandoned="the evaluation before training"
+        )
         if (
             in_time
             and self.deadline.is_timed
@@ -215,14 +220,6 @@ class Coordinator:
         watch = Stopwatch(self.clock.now)
         await self.workers.publish()
         self.deadline.parts.observe(SYNC, watch.total_s)
-
-    async def _evaluate_before(self) -> bool:
-        evaluating = self.schedule.evaluate_before(
-            self.progress.step, self.deadline.leaving_an_export
-        )
-        return await self._perform(
-            "evaluation", evaluating, abandoned="the evaluation before training"
-        )
 
     def _refuse_too_small(self, *, abandoned: bool) -> None:
         """Refuses a budget of time into which not one step fits, if no process has trained yet.
@@ -275,8 +272,9 @@ class Coordinator:
         await self.workers.uses()  # seconds of devices count in steps only
         watch, during = Stopwatch(self.clock.now), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, self.phases)
-        metrics = data.metrics(self.config)
+        metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
+            metrics = data.metrics(self.config)
             self.recorder.check_rewards(data, step, metrics, step_s=watch.total_s)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s

@@ -89,14 +89,8 @@ def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
 
     The interval is that of `mean_interval` for the prompts' differences, the p-value that of
     `sign_flip_test`.
-
-    Raises:
-        ValueError: if they have different shapes.
     """
-    if before.shape != after.shape:
-        raise ValueError(
-            f"scores of shapes {before.shape} before and {after.shape} after are no pairs"
-        )
+    assert before.shape == after.shape, (before.shape, after.shape)
     found = _known(_of_prompts(after) - _of_prompts(before))
     p, test = sign_flip_test(found) if len(found) else (None, "none")
     return ScoreChange(

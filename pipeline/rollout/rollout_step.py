@@ -221,8 +221,6 @@ class DemonstrationStep:
     sequences: Sequence[PackedRow]
     state: SamplingState
 
-    seconds = 0.0
-    tokens = 0
     overflow = ""
     learner_prefix = "sft"
 
@@ -257,10 +255,6 @@ class DemonstrationStep:
         records.sft_step(self.number + 1, metrics)
         if skipped:
             records.demonstrations(self.name, self.sequences)
-
-    def metrics(self, config: Config) -> dict[str, float]:  # noqa: ARG002
-        """Nothing: all metrics of an SFT step come from its update."""
-        return {}
 
 
 TrainingStep = RolloutStep | DemonstrationStep

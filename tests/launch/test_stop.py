@@ -51,19 +51,6 @@ def test_a_second_ctrl_c_ends_a_process_with_one_line(first: signal.Signals):
     assert (child.returncode, out, err) == (130, "", "stopped at once; nothing was waited for\n")
 
 
-def test_real_signals_arrive():
-    async def run() -> Stop:
-        stop = Stop("stopping")
-        stop.listen()
-        signal.raise_signal(signal.SIGTERM)
-        await stop.event.wait()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        return stop
-
-    assert asyncio.run(run()).exit_status == 143
-
-
 def test_a_signal_cancels_the_work():
     ended: list[str] = []
 
@@ -81,16 +68,6 @@ def test_a_signal_cancels_the_work():
         assert ended == ["cleaned up"]
 
     asyncio.run(run())
-
-
-def test_work_without_a_signal_completes():
-    async def answer() -> int:
-        return 7
-
-    async def run() -> int:
-        return await unless(Stop("stopping"), answer())
-
-    assert asyncio.run(run()) == 7
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
