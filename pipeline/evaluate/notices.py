@@ -43,7 +43,8 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
     marks = {"tags": tags.answer_open, "boxed": "boxed", "stated": "answer"}
     mark = marks.get(tags.answer)
     starts_trained = config.run.has_sft_phase or config.has_initial_adapter
-    if mark and not starts_trained and not any(_asks(prompt, tags, mark) for prompt in prompts):
+    asked = (f"{prompt.text}{tags.prefix}".casefold() for prompt in prompts)
+    if mark and not starts_trained and not any(mark.casefold() in text for text in asked):
         yield (
             f"answers are {PLACES[tags.answer]}, but no training prompt contains {mark!r}, and "
             "neither an SFT phase nor a trained adapter comes before GRPO: only a model that was "
@@ -58,10 +59,6 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
             f"exactly this answer as {PLACES[tags.answer]} is wrong, e.g. that of row {first.id}, "
             f"{_short(first.answer)}; set data.answer_pattern, or prompt.answer"
         )
-
-
-def _asks(prompt: Prompt, tags: Tags, mark: str) -> bool:
-    return mark.casefold() in f"{prompt.text}{tags.prefix}".casefold()
 
 
 def _is_reachable(answer: str, tags: Tags) -> bool:

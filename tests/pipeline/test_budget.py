@@ -39,11 +39,6 @@ def timed(tmp_path: Path) -> Config:
     return make_config(tmp_path, budget={"time": "1h", "steps": None})
 
 
-def test_budgets_of_the_same_kind_are_added():
-    assert Budget(3, None) + Budget(4, None) == Budget(7, None)
-    assert Budget(None, 3.5) + Budget(None, 4.0) == Budget(None, 7.5)
-
-
 def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, timed: Config):
     config = make_config(tmp_path / "steps", budget={"steps": 10})
     folder = folder_of(config)
