@@ -160,7 +160,9 @@ def sign_flip_test(differences: np.ndarray) -> tuple[float, str]:
             sums = np.concatenate([sums - size, sums + size])
         return float((np.abs(sums) >= observed).mean()), "sign flips, exact"
     rng, far = np.random.default_rng(_SEED), 0
-    for count in _chunks(DRAWS, width=len(sizes)):
+    at_once = max(1, _AT_ONCE // len(sizes))
+    for start in range(0, DRAWS, at_once):
+        count = min(at_once, DRAWS - start)
         signs = rng.integers(0, 2, (count, len(sizes)), dtype=np.int8)
         sums = 2 * (signs @ sizes) - sizes.sum()
         far += int((np.abs(sums) >= observed).sum())
@@ -183,9 +185,3 @@ def _interval(values: np.ndarray) -> tuple[float, float] | None:
     if len(values) < 2 or np.ptp(values) <= _EQUAL * np.abs(values).max():
         return None
     return mean_interval(values)
-
-
-def _chunks(total: int, *, width: int) -> list[int]:
-    """Parts of `total` rows with at most `_AT_ONCE` numbers each."""
-    most = max(1, _AT_ONCE // width)
-    return [min(most, total - start) for start in range(0, total, most)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -166,18 +165,6 @@ def test_a_private_cluster_has_the_cpus_that_its_processes_need(
     assert settings["resources"] is None
 
 
-class Placing:
-    """A reservation that waits for devices until `free` is set."""
-
-    group = OWN
-
-    def __init__(self) -> None:
-        self.free = asyncio.Event()
-
-    async def placed(self) -> None:
-        await self.free.wait()
-
-
 def group(name: str, state: str, *bundles: dict[str, float], ident: str = "") -> dict[str, Any]:
     return {
         "placement_group_id": ident or f"id of {name}",
@@ -185,10 +172,6 @@ def group(name: str, state: str, *bundles: dict[str, float], ident: str = "") ->
         "state": state,
         "bundles": dict(enumerate(bundles)),
     }
-
-
-def line() -> str:
-    return cluster._waiting_line(cast("Reservation", Placing()), TPU, learner=True)
 
 
 def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
@@ -201,7 +184,8 @@ def test_the_line_names_the_runs_that_hold_devices(fake: FakeRay):
         group("run cpu", "CREATED", {"CPU": 1.0}),
         group("", "CREATED", {"TPU": 0.5}, ident="9f"),
     ]
-    assert line() == (
+    devices = cast("Reservation", SimpleNamespace(group=OWN))
+    assert cluster._waiting_line(devices, TPU, learner=True) == (
         "waiting for devices: 8 TPU together (2 of 8 free); held by: run gsm8k (5 TPU); "
         "placement group 9f (0.5 TPU)"
     )

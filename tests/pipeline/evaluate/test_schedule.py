@@ -27,7 +27,6 @@ def collapsing(
     folder: Path,
     *,
     disk: Disk | None = None,
-    script: Script | None = None,
     every_steps: int = 1,
     **tables: Mapping[str, Any],
 ) -> StubRun:
@@ -39,7 +38,7 @@ def collapsing(
         "checkpoint": {"every_steps": 3},
     }
     config = make_config(folder, **(usual | tables))
-    return skilled(config, disk=disk, script=script)
+    return skilled(config, disk=disk)
 
 
 def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> StubRun:
@@ -124,34 +123,22 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     assert "untrained_export" not in better.folder.summary
 
 
-SKILLS = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
-
-
-def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = None) -> StubRun:
-    """A run that validates every other step; version 4 is its best, version 2 the second."""
-    run = collapsing(
-        folder,
-        disk=disk,
-        script=script,
-        every_steps=2,
-        budget={"steps": steps},
-        checkpoint={"every_steps": 1},
-    )
-    run.sampler.skill = lambda version: SKILLS[version]
-    return run
-
-
 def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exported(
     tmp_path: Path,
 ):
-    disk = Disk()
-    first = peaking(tmp_path, disk, steps=5)
-    first.run()
-    assert first.learner.best[0] == 4
+    disk, skills = Disk(), [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
+
+    def validated_every_other_step(*, steps: int) -> StubRun:
+        budget, checkpoint = {"steps": steps}, {"every_steps": 1}
+        run = collapsing(tmp_path, disk=disk, every_steps=2, budget=budget, checkpoint=checkpoint)
+        run.sampler.skill = lambda version: skills[version]
+        run.run()
+        return run
+
+    assert validated_every_other_step(steps=5).learner.best[0] == 4
     for version in [version for version in disk if version > 3]:
         del disk[version]
-    run = peaking(tmp_path, disk, steps=3)
-    run.run()
+    run = validated_every_other_step(steps=3)
     assert run.script.calls[-1] == "learner.export 2"
     assert run.folder.summary is not None
     assert run.folder.summary["best"]["step"] == 2
@@ -219,19 +206,15 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
 # --- the SFT phase
 
 
-def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> StubRun:
+def test_sft_steps_come_first_and_count(tmp_path: Path):
     config = make_config(
-        folder,
+        tmp_path,
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
         budget={"steps": 6},
         checkpoint={"every_steps": 2},
     )
-    return StubRun(config, disk=disk, script=script, data=make_data(sft=9))
-
-
-def test_sft_steps_come_first_and_count(tmp_path: Path):
-    run = warmed(tmp_path, disk=Disk())
+    run = StubRun(config, data=make_data(sft=9))
     assert run.run() == "finished"
     learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
     assert learned == [
@@ -243,7 +226,7 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
     assert run.folder.summary is not None
     assert run.folder.summary["steps"] == 6
     # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
-    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
+    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}))
     plain.run()
 
     def prompts(run: StubRun, step: int) -> list[int]:
