@@ -341,7 +341,7 @@ def _report_failure(session: _Session, error: Exception) -> None:
     """Journals and shows an error that ends the run."""
     folder = session.prepared.folder
     problem = disk_problem(error)
-    with suppress(*([] if problem is None else [OSError])):
+    with suppress(OSError):  # the disk may be full
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
     if problem is not None or isinstance(error, MismatchError | TrainingStopped | DamagedFileError):
         say(problem or error, file=sys.stderr)
@@ -376,13 +376,7 @@ def _tracker(prepared: Prepared) -> Tracker:
 
 
 def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) -> None:
-    """Journals the start of the process, and starts W&B.
-
-    Args:
-        prepared: the run.
-        records: of the run.
-        spent: the time of the start, see `RunMeter.start`.
-    """
+    """Journals the start of the process with its time (see `RunMeter.start`), and starts W&B."""
     folder, tracker, code = prepared.folder, records.tracker, code_version()
     before = provenance(folder.entries()).get("code", code)
     if before != code:

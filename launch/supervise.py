@@ -42,12 +42,7 @@ _KILL_S = 30.0
 
 
 def supervise(argv: Sequence[str], config: Config) -> int:
-    """Runs `launch.train` until it ends; returns its exit status.
-
-    Args:
-        argv: arguments of `launch.train`.
-        config: of the run.
-    """
+    """Runs `launch.train` with these arguments until it ends; returns its exit status."""
     scratch = LockedFolder(Path(tempfile.gettempdir()), prefix="grpo-")
     try:
         return _Supervisor(argv, config, scratch.path).run()

@@ -187,11 +187,7 @@ class Progress:
         return Progress(**{**found, "sampling": state})
 
     def counts(self, *, dynamic: bool) -> dict[str, Any]:
-        """The counters of steps, samples, tokens and rollouts for `summary.json`.
-
-        Args:
-            dynamic: whether the run has dynamic sampling.
-        """
+        """The counters for `summary.json`; `dynamic`: the run has dynamic sampling."""
         return {
             "steps": self.step,
             "samples": self.samples,

@@ -184,13 +184,7 @@ class StepRecorder:
         return found
 
     def summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        """Writes `summary.json`.
-
-        Args:
-            progress: of the run.
-            ended: how it ended.
-            more: further keys.
-        """
+        """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""
         config, deadline, now_s = self._config, self._deadline, self._clock.elapsed_s
         use, seconds = self._meter.end(elapsed_s=now_s)
         cost = self._meter.cost(progress)

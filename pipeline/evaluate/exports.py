@@ -81,11 +81,7 @@ class Exports:
         return "current" if best is None or best["step"] == step else "best"
 
     def untrained(self, step: int) -> dict[str, str]:
-        """For `summary.json`: says that the export is the model before training; empty if not.
-
-        Args:
-            step: training steps done.
-        """
+        """For `summary.json` after `step` steps: why the export is untrained, if it is."""
         current, schedule = self.current, self._schedule
         if current is None or current["version"]:
             return {}
@@ -93,12 +89,7 @@ class Exports:
         return {} if text is None else {UNTRAINED_EXPORT: text}
 
     async def export(self, which: AdapterRef, *, reason: str) -> None:
-        """Replaces the export.
-
-        Args:
-            which: adapter to export.
-            reason: for the journal.
-        """
+        """Replaces the export by that of an adapter; `reason` is for the journal."""
         watch = Stopwatch(self._clock.now)
         examples = await self._schedule.examples()
         folder = str(self._records.folder.export)

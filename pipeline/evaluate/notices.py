@@ -33,12 +33,7 @@ _FIX_FORM = (
 
 
 def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """What the data show about the form of answers, without a completion of the model.
-
-    Args:
-        config: of the run.
-        prompts: of training.
-    """
+    """What the training prompts show about the form of answers, without a completion."""
     tags = replace(Tags.of_run(config), answer=config.extraction)
     marks = {"tags": tags.answer_open, "boxed": "boxed", "stated": "answer"}
     mark = marks.get(tags.answer)
@@ -90,12 +85,7 @@ def record_truncation(records: Records, config: Config) -> None:
 
 
 def evaluation_notice(found: Evaluation, config: Config) -> str | None:
-    """Why all answers to a set may be wrong, or all right; None if it is neither.
-
-    Args:
-        found: an evaluation before training.
-        config: of the run.
-    """
+    """Why all answers before training may be wrong, or all right; None if it is neither."""
     values = found.verdicts if found.is_accuracy else found.scores
     prompts, known = len(values), values[~np.isnan(values)]
     if prompts < _LEAST_PROMPTS or not len(known) or known.min() != known.max():
@@ -146,13 +136,7 @@ def _why_all_wrong(found: Evaluation, config: Config) -> str:
 def untrained_export(
     config: Config, *, step: int, validations: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Says why the model before training is exported; None before the first step.
-
-    Args:
-        config: of the run.
-        step: training steps done.
-        validations: those that count.
-    """
+    """Says after `step` steps why the model before training is exported; None before the first."""
     if step == 0:
         return None
     trained = sum(entry["step"] > 0 for entry in validations)

@@ -206,11 +206,7 @@ class EvaluationSchedule:
     # --- the end of the run
 
     async def load_best(self, step: int) -> None:
-        """Loads the best version into the samplers.
-
-        Args:
-            step: training steps done.
-        """
+        """Loads the best version into the samplers, after `step` training steps."""
         best = self.best
         if best is None:
             return

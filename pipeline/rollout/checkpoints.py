@@ -53,10 +53,7 @@ class Checkpoints:
     async def save(self, progress: Progress) -> None:
         """Begins to write a checkpoint; it counts from when `settle` finds it complete.
 
-        The first one of a run is waited for: the planner needs to know its duration.
-
-        Args:
-            progress: where the run is.
+        The first one of a run is waited for: the deadline needs to know its duration.
         """
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)
@@ -72,11 +69,7 @@ class Checkpoints:
             await self.settle()
 
     async def settle(self, *, wait: bool = True) -> None:
-        """Journals the checkpoint that is being written, if there is one and it is complete.
-
-        Args:
-            wait: until it is complete.
-        """
+        """Journals the checkpoint that is being written, once it is complete or if it is now."""
         if self._saving is None:
             return
         with self._phases.during("checkpoint"):
