@@ -34,12 +34,6 @@ def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, 
     return found
 
 
-def validations(folder: RunFolder, *, since: str | None) -> dict[int, dict[str, Any]]:
-    """Journal entries of the validations that count, by step; those after the event `since`."""
-    entries = folder.valid_entries("evaluated", since=since)
-    return {entry["step"]: entry for entry in entries if entry["name"] == "validation"}
-
-
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The best validation compared with the last one: for `summary.json`, and in words.
 

@@ -27,7 +27,6 @@ from pipeline.evaluate.recorded import (
     comparable_since,
     is_better,
     last_entry,
-    validations,
 )
 from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
@@ -82,7 +81,8 @@ class EvaluationSchedule:
         self._deadline = deadline
         self._clock = clock
         self._sampled: Sequence[Completion] = ()
-        self._validated = validations(self._folder, since=self._since)
+        entries = self._folder.valid_entries("evaluated", since=self._since)
+        self._validated = {one["step"]: one for one in entries if one["name"] == "validation"}
         self.best_facts: dict[str, Any] | None = None
 
     @property
