@@ -8,11 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.base import HOME_VARIABLE
-from launch import plan
 from launch.flags import output_file
-from tests.launch.cluster_fixtures import PROJECT
-
-ONE_B = str(PROJECT / "configs/gemma3_1b_gsm8k_v5e8.toml")
 
 
 @pytest.mark.parametrize(
@@ -29,14 +25,6 @@ def test_a_file_is_resolved_like_paths_of_a_configuration_and_unchanged(
     (tmp_path / there).write_text("old")
     assert output_file("--json", file) == tmp_path / there
     assert (tmp_path / there).read_text() == "old"
-
-
-def test_a_plan_is_written_relative_to_the_home_variable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(HOME_VARIABLE, str(tmp_path))
-    assert plan.main([ONE_B, "--json", "plan.json"]) == 0
-    assert (tmp_path / "plan.json").is_file()
 
 
 def test_a_file_that_cannot_be_written_is_refused(

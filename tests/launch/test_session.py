@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from launch.session import (
     _deadline,
     _recording_time,
     _run,
+    _run_and_upload,
     _Session,
     _tracker,
 )
@@ -183,8 +185,6 @@ def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     assert "Traceback" not in shown.err
     assert "the same command continues" not in shown.out + shown.err
     assert session.folder.summary is None
-    session.folder.create(session.prepared.config)
-    session.folder.close()
 
 
 def test_a_lost_best_version_is_told_without_a_traceback(
@@ -341,6 +341,25 @@ def test_another_budget_replaces_an_extended_one(tmp_path: Path):
 
 
 # --- W&B
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 2), (130, 0), (143, 0)])
+def test_a_run_that_was_stopped_is_no_failure_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, told: int
+):
+    found = list[int]()
+
+    class Ending(FakeTracker):
+        async def finish(self, *, exit_status: int) -> None:
+            found.append(exit_status)
+
+    async def ended(_: _Session) -> int:
+        return status
+
+    monkeypatch.setattr("launch.session._run", ended)
+    session = replace(Session(make_config(tmp_path), Disk())._session(0.0), tracker=Ending())
+    assert asyncio.run(_run_and_upload(session)) == status
+    assert found == [told]
 
 
 class Trackers:
