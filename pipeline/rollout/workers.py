@@ -74,11 +74,8 @@ class Workers:
         one_process: the sampler and the learner are the same process.
 
     Attributes:
-        learner: of the run.
-        scorer: the reward workers.
         reporting: samplers and learner, by name.
         published: the adapter that the samplers hold; None: none yet.
-        sizes: as given.
     """
 
     def __init__(

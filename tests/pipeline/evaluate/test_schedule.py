@@ -161,9 +161,7 @@ def test_validations_at_intervals_of_minutes(tmp_path: Path):
     assert validated(run.folder) == [0, 3, 6, 9, 10]
 
 
-def test_a_kept_but_unrecorded_best_version_is_validated_again(
-    tmp_path: Path,
-):
+def test_a_kept_but_unrecorded_best_version_is_validated_again(tmp_path: Path):
     disk, script = Disk(), Script()
     run = by_the_clock(tmp_path, disk=disk, script=script)
 
