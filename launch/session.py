@@ -33,7 +33,6 @@ from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartT
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.plan.choose_sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
 from pipeline.plan.cost_model.hardware import chip_speeds
-from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import OutOfMemory, WorkerDied
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.rollout.workers import TrainingStopped, Workers
@@ -202,7 +201,6 @@ async def _run_actors(session: _Session) -> int:
             samplers=actors.samplers,
             learner=actors.learner,
             scorer=actors.scorer,
-            sizes=first_sizes(config, session.prepared.folder.plan),
             config=config,
             clock=session.clock,
             stop=session.stop.event,
@@ -213,7 +211,7 @@ async def _run_actors(session: _Session) -> int:
 
         async def work() -> int:
             with session.during("loading"):
-                chosen = await unless(session.stop, _start(session, actors, workers))
+                chosen = await unless(session.stop, _start(session, actors))
                 return await _coordinate(session, actors, workers, chosen)
 
         return await session.reporter.watched(work(), processes)
@@ -234,7 +232,7 @@ def _end_at_once(session: _Session, death: WorkerDied) -> NoReturn:
     os._exit(EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED)
 
 
-async def _start(session: _Session, actors: RunActors, workers: Workers) -> Chosen:
+async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
@@ -262,7 +260,6 @@ async def _start(session: _Session, actors: RunActors, workers: Workers) -> Chos
             "command again",
             EXIT_FAILED,
         )
-    workers.sizes = chosen.sizes
     return chosen
 
 
@@ -313,6 +310,7 @@ async def _coordinate(
         deadline=deadline,
         clock=clock,
         progress=progress,
+        sizes=chosen.sizes,
         resumed_from=resumed_from,
     )
     try:

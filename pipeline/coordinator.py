@@ -29,6 +29,7 @@ from pipeline.deadline import SYNC, Deadline
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
+from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.mismatch import check_mean
@@ -59,6 +60,7 @@ class Coordinator:
         meter: measures the phases and makes the metrics of each step.
         deadline: what fits into the time.
         progress: where to continue.
+        sizes: for which samplers and learner are compiled.
         resumed_from: step of the checkpoint that this process started from, if any.
     """
 
@@ -74,6 +76,7 @@ class Coordinator:
         deadline: Deadline,
         clock: Clock,
         progress: Progress,
+        sizes: Sizes,
         resumed_from: int | None,
     ) -> None:
         self.config = config
@@ -122,6 +125,7 @@ class Coordinator:
             deadline=deadline,
             clock=clock,
             schedule=self.schedule,
+            sizes=sizes,
             resumed_from=resumed_from,
         )
         entries = list(records.folder.entries())

@@ -14,6 +14,7 @@ from pipeline.alarms import AlarmWatch
 from pipeline.clock import Clock
 from pipeline.deadline import Deadline
 from pipeline.evaluate.schedule import EvaluationSchedule
+from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -39,6 +40,7 @@ class StepRecorder:
         deadline: of the run.
         clock: of the run.
         schedule: has the validations, on which alarms are judged.
+        sizes: for which samplers and learner are compiled.
         resumed_from: step of the checkpoint that this process started from, if any.
 
     Attributes:
@@ -55,6 +57,7 @@ class StepRecorder:
         deadline: Deadline,
         clock: Clock,
         schedule: EvaluationSchedule,
+        sizes: Sizes,
         resumed_from: int | None,
     ) -> None:
         self.checkpoint_requested = False
@@ -65,6 +68,7 @@ class StepRecorder:
         self._deadline = deadline
         self._clock = clock
         self._schedule = schedule
+        self._sizes = sizes
         self._resumed_from = resumed_from
         self._alarms = AlarmWatch(config)
         folder = records.folder
@@ -126,7 +130,7 @@ class StepRecorder:
                 uses,
                 Work.of(data.decode_work, learned, passes=passes),
                 progress=progress,
-                sizes=self._workers.sizes,
+                sizes=self._sizes,
             ),
             **self._deadline.outlook(number, self._clock.elapsed_s),
             "faults/reward_errors": float(progress.reward_errors),

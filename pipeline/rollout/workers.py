@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.clock import Clock
-from pipeline.plan.sizes import Sizes
 from pipeline.protocols import Learner, ProcessUse, Sampler, Scorer, Worker
 from pipeline.rollout import dispatch, mismatch
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -67,7 +66,6 @@ class Workers:
         samplers: at least one.
         learner: of the run.
         scorer: the reward workers.
-        sizes: for which samplers and learner are compiled.
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
@@ -84,7 +82,6 @@ class Workers:
         samplers: Sequence[Sampler],
         learner: Learner,
         scorer: Scorer,
-        sizes: Sizes,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
@@ -93,7 +90,6 @@ class Workers:
         self.reporting: dict[str, Worker] = {"learner": learner}
         if not one_process:
             self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
-        self.sizes = sizes
         self._config = config
         self.published: Published | None = None
         self._samplers = samplers

@@ -80,17 +80,15 @@ class Session:
     def run(self, *, started: float = 0.0) -> int:
         config = self.prepared.config
         session = self._session(started)
-        sizes = first_sizes(config, self.folder.plan)
         workers = Workers(
             samplers=self.samplers,
             learner=self.learner,
             scorer=self.scorer,
-            sizes=sizes,
             config=config,
             clock=session.clock,
             stop=self.stop.event,
         )
-        chosen = Chosen(sizes, 0.0, (), {})
+        chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
 
         async def run() -> int:
             return await _coordinate(session, cast("RunActors", self), workers, chosen)

@@ -11,7 +11,6 @@ import pytest
 
 from pipeline.clock import Clock
 from pipeline.data.splits import LoadedData
-from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import ProcessUse
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
@@ -55,7 +54,6 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
         samplers=[sampler],
         learner=StubLearner(script, disk={}),
         scorer=LocalScorer(script, config),
-        sizes=first_sizes(config, None),
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,
