@@ -30,11 +30,6 @@ class PartialRollouts:
         """Number of rollouts, finished ones included."""
         return len(self.completions)
 
-    @property
-    def tokens(self) -> int:
-        """Number of their tokens."""
-        return sum(len(completion.tokens) for completion in self.completions)
-
     def requests(self) -> list[RolloutRequest]:
         """Requests that continue the truncated rollouts."""
         return [
