@@ -18,6 +18,7 @@ from pipeline.compute.opening import LoadingModel, OpenedModel
 from pipeline.data.packed_batch import PackedRow
 from pipeline.plan.sizes import WorkerPhase
 from pipeline.run.checkpoint_files import BEST, adapter_sha256
+from pipeline.run.record_files import DamagedFileError
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import AdapterRef, Completion, ExportReport, Restored, Rollout
 
@@ -219,7 +220,7 @@ class LearnerActor(ModelActor):
             return
         checkpoint = self._best.with_name(str(version))
         if adapter_sha256(checkpoint) != sha256:
-            raise ValueError(
+            raise DamagedFileError(
                 f"{self._best} is not the best version by validation, that of step {version}, and "
                 f"{checkpoint} is gone; put one of them back, or start another run with "
                 "--run.fork RUN@STEP"

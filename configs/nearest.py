@@ -14,6 +14,36 @@ _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
 _MOST_INTEGER = 2**63 - 1
 """The largest integer of TOML."""
+FROM_TRL = {
+    "train_dataset": "data.train",
+    "eval_dataset": "data.validation",
+    "reward_funcs": "rewards.functions",
+    "num_generations": "rollout.group_size",
+    "generation_batch_size": "rollout.prompts_per_step",
+    "max_completion_length": "rollout.max_new_tokens",
+    "learning_rate": "learner.lr",
+    "lr_scheduler_type": "learner.schedule",
+    "beta": "learner.kl_coef",
+    "loss_type": "learner.loss",
+    "epsilon": "learner.clip_epsilon",
+    "epsilon_high": "learner.clip_epsilon_high",
+    "num_iterations": "learner.updates_per_batch",
+    "scale_rewards": "learner.advantage",
+    "mask_truncated_completions": "learner.overlong",
+    "adam_beta2": "learner.adam_b2",
+    "max_steps": "budget.steps",
+    "num_train_epochs": "budget.steps",
+    "eval_steps": "eval.every_steps",
+    "save_steps": "checkpoint.every_steps",
+    "save_total_limit": "checkpoint.keep",
+    "output_dir": "run.dir",
+    "run_name": "run.name",
+    "load_in_4bit": "model.quantization",
+    "lora_alpha": "lora.alpha",
+    "use_rslora": "lora.scaling",
+    "target_modules": "lora.targets",
+}
+"""Our keys for names of TRL's `GRPOConfig` and PEFT's `LoraConfig`; docs/from_trl.md has them."""
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -38,12 +68,14 @@ def nearest_value(setting: Setting, value: object) -> str | None:
 def nearest_keys(path: Sequence[str | int]) -> list[str]:
     """Up to three dotted keys that the user may have meant by `path`, most likely first.
 
-    In this order: keys of the same name in other tables, similar keys of the same table, keys of
-    the table whose description contains the words, similar paths.
+    In this order: the key for a name of TRL, keys of the same name in other tables, similar keys
+    of the same table, keys of the table whose description contains the words, similar paths.
     """
     indices = [str(part) for part in path if str(part).isdecimal()]
     parts = setting_parts(path)
     leaf = parts[-1].replace("-", "_")
+    if leaf in FROM_TRL:
+        return [FROM_TRL[leaf]]
     whole = ".".join(parts)
     all_paths = [setting.path for setting in (*tables(), *settings())]
     similarity = {

@@ -16,7 +16,7 @@ from typing import Literal, Self, TypeVar
 from pydantic import model_validator
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
-from configs.base import Problem, Table, nearest_multiples, parse_duration_s
+from configs.base import Problem, Table, nearest_multiples
 from configs.budget import Budget
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, Eval, unused_extraction
 from configs.learner import Learner, Sft
@@ -58,7 +58,6 @@ __all__ = [
     "Shot",
     "Source",
     "Wandb",
-    "parse_duration_s",
 ]
 
 

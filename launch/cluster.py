@@ -9,7 +9,6 @@ import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -53,9 +52,16 @@ def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Itera
     """
     # Otherwise a call after the end of the cluster would start another one.
     auto_init_hook.enable_auto_connect = False
-    joins = "RAY_ADDRESS" in os.environ
-    started = partial(_started, plan, tpu_chips=tpu_chips, learner=learner)
-    with _joined() if joins else started():
+    if "RAY_ADDRESS" in os.environ:
+        joined = _joined()
+    else:
+        joined = private_cluster(
+            num_cpus=_cpus(plan, learner=learner),
+            resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
+            log_to_driver=False,
+            object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
+        )
+    with joined:
         problem = shortage(plan, alive_nodes(), learner=learner)
         if problem:
             raise ValueError(problem)
@@ -131,17 +137,6 @@ def _joined() -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
-
-
-@contextmanager
-def _started(plan: Plan, *, tpu_chips: int | None, learner: bool) -> Iterator[None]:
-    with private_cluster(
-        num_cpus=_cpus(plan, learner=learner),
-        resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
-        log_to_driver=False,
-        object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
-    ):
-        yield
 
 
 def _cpus(plan: Plan, *, learner: bool) -> int:

@@ -7,7 +7,6 @@ Takes no device, starts no Ray, downloads no model.
 
 from __future__ import annotations
 
-import json
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -18,7 +17,7 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
-from launch.flags import add_json, command_flags, json_file
+from launch.flags import add_json, command_flags, json_file, write_figures
 
 if TYPE_CHECKING:
     from launch.host import Host
@@ -50,14 +49,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
     found = list(examine(Host.of_this_process(), config))
     print_lines(lines(found))
-    if file is not None:
-        figures = {
-            "config": command.path or None,
-            "can_run": can_run(found),
-            "checks": [asdict(one) for one in found],
-        }
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        file.write_text(text, encoding="utf-8")
+    checks = [asdict(one) for one in found]
+    figures = {"config": command.path or None, "can_run": can_run(found), "checks": checks}
+    write_figures(file, figures)
     return 0 if can_run(found) else EXIT_FAILED
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 SUPERVISOR = "GEMMA_GRPO_SUPERVISOR"
 """Environment variable of a run's process and of all that it starts: its parent's folder."""
@@ -50,6 +52,14 @@ def json_file(flags: argparse.Namespace) -> Path | None:
         ValueError: if the file cannot be written.
     """
     return None if flags.json is None else output_file("--json", flags.json)
+
+
+def write_figures(file: Path | None, figures: Mapping[str, Any]) -> None:
+    """Writes the figures that a command shows to the file of `--json`; None: nothing."""
+    if file is not None:
+        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
+        # Texts of a user's reward may hold halves of surrogate pairs.
+        file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,6 @@ Needs no accelerator, no weights and no data; `--verify` runs the TPU compiler i
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
-from launch.flags import add_json, command_flags, json_file
+from launch.flags import add_json, command_flags, json_file, write_figures
 
 if TYPE_CHECKING:
     from pipeline.plan.plan_report import Planned
@@ -73,9 +72,7 @@ def _run(argv: Sequence[str] | None) -> int:
     planned = _plan(config, flags)
     figures, lines = plan_report(planned)
     print_lines(lines)
-    if file is not None:
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        file.write_text(text, encoding="utf-8")
+    write_figures(file, figures)
     return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
@@ -79,7 +79,7 @@ class Prepared:
         folder: the run folder; does not exist yet if the run is new.
         extend: budget to add; None: nothing.
         wandb_mode: mode of W&B.
-        rewards: what the reward functions report.
+        reward_code: SHA-256 of the file that defines each reward function, by name.
         base: fingerprint of the base's weights; None: there are none yet.
     """
 
@@ -89,13 +89,8 @@ class Prepared:
     folder: RunFolder
     extend: Budget | None
     wandb_mode: tracking.Mode
-    rewards: tuple[RewardFacts, ...] = ()
+    reward_code: Mapping[str, str] = field(default_factory=dict)
     base: str | None = None
-
-    @property
-    def reward_code(self) -> dict[str, str]:
-        """SHA-256 of the file that defines each reward function, by name."""
-        return reward_code(self.rewards)
 
 
 def placed(config: Config) -> Config:
@@ -204,7 +199,7 @@ def prepare(
         why += f"; files in {folder.path / 'wandb'}"
     for line in (why, *data.report):
         say(line)
-    return Prepared(config, data, tokenizer, folder, more, mode, tuple(rewards), base)
+    return Prepared(config, data, tokenizer, folder, more, mode, reward_code(rewards), base)
 
 
 def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:

@@ -76,12 +76,13 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     Recorded earlier, a refused `--extend` would be added a second time by the same command.
     """
     config, folder, more = prepared.config, prepared.folder, prepared.extend
-    if replaces_budget(config, folder):
-        # Before the configuration with the earlier budget is replaced.
-        folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
-    _record_hardware(prepared, step=step)
-    _record_accepted(folder, config, step=step)
-    changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
+    changes: list[Change] = []
+    if folder.holds_run:  # with the configuration of its last start, which `create` replaces
+        if replaces_budget(config, folder):
+            folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
+        _record_hardware(folder, config, step=step)
+        _record_accepted(folder, config, step=step)
+        changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
     if why := os.environ.get(RESTARTED_WHY):
         folder.journal(RESTARTED, why=why)
@@ -99,16 +100,14 @@ def record_reward_changes(
     """Journals which rewards a resume has changed; before `create` replaces the configuration.
 
     Args:
-        folder: of the run.
+        folder: of the run, which has begun.
         config: of the resume.
         code: SHA-256 of the file that defines each part, by name.
         step: training steps done.
 
     Returns:
-        The changes; empty for a new run.
+        The changes.
     """
-    if not folder.holds_run:
-        return []
     changes = reward_changes(
         folder.saved_config,
         config.model_dump(mode="json"),
@@ -122,8 +121,6 @@ def record_reward_changes(
 
 def _record_accepted(folder: RunFolder, config: Config, *, step: int) -> None:
     """Journals and prints settings that `--accept` lets this resume change, but for rewards."""
-    if not folder.holds_run:
-        return
     new = config.model_dump(mode="json")
     changes = [
         one for one in altering_changes(folder.saved_config, new) if not is_reward_change(one)
@@ -139,11 +136,8 @@ def record_reward_code(folder: RunFolder, code: Mapping[str, str]) -> None:
         folder.journal(REWARDS, sha256=dict(code))
 
 
-def _record_hardware(prepared: Prepared, *, step: int) -> None:
+def _record_hardware(folder: RunFolder, config: Config, *, step: int) -> None:
     """Journals and prints that the run continues on other devices or with other sizes."""
-    config, folder = prepared.config, prepared.folder
-    if not folder.holds_run:
-        return
     changes = hardware_changes(folder.saved_config, config.model_dump(mode="json"))
     if changes:
         # Not `step`: a resume from an earlier step does not bring the old hardware back.

@@ -9,7 +9,6 @@ Needs no model, no devices, no JAX and no Ray.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from configs.cli import parse
 from configs.errors import MistakeCollector
 from configs.load import load_config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
-from launch.flags import add_json, command_flags, json_file, output_file
+from launch.flags import add_json, command_flags, json_file, output_file, write_figures
 
 if TYPE_CHECKING:
     from configs.schema import Config
@@ -104,9 +103,7 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
     def run() -> int:
         figures, lines, passed = work(log)
         print_lines([*log.notices(), *lines])
-        if file is not None:
-            text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-            file.write_text(text, encoding="utf-8", errors="backslashreplace")
+        write_figures(file, figures)
         return 0 if passed else EXIT_FAILED
 
     return run

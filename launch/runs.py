@@ -6,7 +6,6 @@ python -m launch.runs [RUNS_FOLDER | RUN_DIR]
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launch.exits import exit_status, print_lines
-from launch.flags import Parser, add_json, json_file
+from launch.flags import Parser, add_json, json_file, write_figures
 
 if TYPE_CHECKING:
     from pipeline.run.report.run_list import RunFacts
@@ -110,13 +109,8 @@ def run(prepared: Prepared) -> int:
 
     lines = checkpoint_lines(prepared.runs[0]) if prepared.is_run else run_lines(prepared.runs)
     print_lines([*lines, *prepared.unreadable])
-    if prepared.result is not None:
-        figures = {
-            "runs": [one.to_json() for one in prepared.runs],
-            "unreadable": list(prepared.unreadable),
-        }
-        text = json.dumps(figures, indent=2, ensure_ascii=False) + "\n"
-        prepared.result.write_text(text, encoding="utf-8")
+    runs = [one.to_json() for one in prepared.runs]
+    write_figures(prepared.result, {"runs": runs, "unreadable": list(prepared.unreadable)})
     return 0
 
 

@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 from actors.groups import RunActors
 from configs.resume import change_lines
-from configs.schema import Config
 from launch.cluster import cluster, wait_for_devices
 from launch.code_version import code_version
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
@@ -34,7 +33,6 @@ from pipeline.deadline import EXIT, EXPORT, BudgetTooSmallError, Deadline, PartT
 from pipeline.evaluate.notices import UNTRAINED_EXPORT
 from pipeline.plan.choose_sizes import REDUCED, Chosen, choose_sizes, plan_file, reduced
 from pipeline.plan.cost_model.hardware import chip_speeds
-from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import OutOfMemory, WorkerDied
 from pipeline.rollout.mismatch import MismatchError
 from pipeline.rollout.workers import TrainingStopped, Workers
@@ -42,6 +40,7 @@ from pipeline.run.console import Console
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
+from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
@@ -104,19 +103,24 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
     # Locked from here on: a second command for this run would wait for devices in vain.
     with prepared.folder.held():
         prepared = replace(prepared, config=copy_start(prepared.config))
-        clock = _clock(prepared, started=started)
-        meter = _meter(prepared, started=started)
+        clock = Clock(started=started, used_before_s=used_s(prepared.folder))
+        phases = PhaseClock()
+        phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
+        meter = RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
         if clock.used_before_s and not prepared.folder.holds_run:
             say(
                 f"{clock.used_before_s:.0f} s were used by a process that was killed before the "
                 f"run began; to begin anew delete {prepared.folder.path}"
             )
-        with (
-            _console(prepared, clock, meter) as console,
-            closing(_tracker(prepared)) as tracker,
-        ):
-            mirror = Mirror(mirror_url(prepared.config))
-            reporter = Reporter(meter.phases)
+        # What the user sees, from before Ray starts until W&B has ended.
+        shown = Console(
+            prepared.config.run.name,
+            clock=clock,
+            phase=lambda: phases.current or "end",
+            status_file=prepared.folder.status,
+        )
+        with shown as console, closing(_tracker(prepared)) as tracker:
+            mirror, reporter = Mirror(mirror_url(prepared.config)), Reporter(phases)
             return await _run_and_upload(
                 _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
             )
@@ -138,33 +142,11 @@ async def _run_and_upload(session: _Session) -> int:
     # The devices are free, and the budget's clock has stopped.
     session.reporter.write()
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
-    await session.tracker.finish(exit_status=status)
+    # W&B shows any other status as a failure, but a stopped run has its checkpoint.
+    await session.tracker.finish(exit_status=status if status in _ENDED else 0)
     await mirror.finish()
     session.console.end(_ENDED.get(status, "interrupted"))
     return status
-
-
-def _meter(prepared: Prepared, *, started: float) -> RunMeter:
-    """The meter of the run."""
-    phases = PhaseClock()
-    phases.add("loading", phases.now() - started)  # configuration, data, check of the rewards
-    return RunMeter(prepared.folder, Hardware.of(prepared.config), phases)
-
-
-def _console(prepared: Prepared, clock: Clock, meter: RunMeter) -> Console:
-    """What the user sees, from before Ray starts until W&B has ended."""
-    phases = meter.phases
-    return Console(
-        prepared.config.run.name,
-        clock=clock,
-        phase=lambda: phases.current or "end",
-        status_file=prepared.folder.status,
-    )
-
-
-def _clock(prepared: Prepared, *, started: float) -> Clock:
-    """The run's clock: the time of earlier processes, and of this one."""
-    return Clock(started=started, used_before_s=used_s(prepared.folder))
 
 
 @contextmanager
@@ -215,14 +197,22 @@ async def _run_actors(session: _Session) -> int:
     config = session.prepared.config
     actors = RunActors.spawn(config)
     try:
-        workers = _workers(session, config, actors)
+        workers = Workers(
+            samplers=actors.samplers,
+            learner=actors.learner,
+            scorer=actors.scorer,
+            config=config,
+            clock=session.clock,
+            stop=session.stop.event,
+            one_process=actors.one_process,
+        )
         processes = {name: process.heartbeat for name, process in workers.reporting.items()}
         processes["rewards"] = actors.scorer.heartbeat
 
         async def work() -> int:
             with session.during("loading"):
-                chosen = await unless(session.stop, _start(session, config, actors, workers))
-                return await _coordinate(session, config, actors, workers, chosen)
+                chosen = await unless(session.stop, _start(session, actors))
+                return await _coordinate(session, actors, workers, chosen)
 
         return await session.reporter.watched(work(), processes)
     except WorkerDied as death:
@@ -242,21 +232,7 @@ def _end_at_once(session: _Session, death: WorkerDied) -> NoReturn:
     os._exit(EXIT_DIED if SUPERVISOR in os.environ else EXIT_FAILED)
 
 
-def _workers(session: _Session, config: Config, actors: RunActors) -> Workers:
-    """The workers of the run; none is prepared yet."""
-    return Workers(
-        samplers=actors.samplers,
-        learner=actors.learner,
-        scorer=actors.scorer,
-        sizes=first_sizes(config, session.prepared.folder.plan),
-        config=config,
-        clock=session.clock,
-        stop=session.stop.event,
-        one_process=actors.one_process,
-    )
-
-
-async def _start(session: _Session, config: Config, actors: RunActors, workers: Workers) -> Chosen:
+async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
@@ -264,8 +240,8 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
-    during = session.during
-    with session.clock.waiting(), during("device_wait"):
+    config = session.prepared.config
+    with session.clock.waiting(), session.during("device_wait"):
         await wait_for_devices(actors.devices, config.plan)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
@@ -284,12 +260,11 @@ async def _start(session: _Session, config: Config, actors: RunActors, workers: 
             "command again",
             EXIT_FAILED,
         )
-    workers.sizes = chosen.sizes
     return chosen
 
 
 async def _coordinate(
-    session: _Session, config: Config, actors: RunActors, workers: Workers, chosen: Chosen
+    session: _Session, actors: RunActors, workers: Workers, chosen: Chosen
 ) -> int:
     """Resumes and runs the coordinator; returns the exit status.
 
@@ -297,7 +272,8 @@ async def _coordinate(
         OutOfMemory: if there are no smaller sizes to continue with.
         WorkerDied: if a process dies, or has run out of memory.
     """
-    prepared, clock, folder = session.prepared, session.clock, session.prepared.folder
+    prepared, clock = session.prepared, session.clock
+    config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
     check_restored(restored, folder)
     at = 0 if restored.meta is None else restored.meta["step"]
@@ -334,6 +310,7 @@ async def _coordinate(
         deadline=deadline,
         clock=clock,
         progress=progress,
+        sizes=chosen.sizes,
         resumed_from=resumed_from,
     )
     try:
@@ -362,14 +339,14 @@ def _report_failure(session: _Session, error: Exception) -> None:
     """Journals and shows an error that ends the run."""
     folder = session.prepared.folder
     problem = disk_problem(error)
-    with suppress(*([] if problem is None else [OSError])):
+    with suppress(OSError):  # the disk may be full
         folder.journal("failed", error=f"{type(error).__name__}: {error}")
-    if problem is not None or isinstance(error, MismatchError | TrainingStopped):
+    if problem is not None or isinstance(error, MismatchError | TrainingStopped | DamagedFileError):
         say(problem or error, file=sys.stderr)
     else:
         say("".join(traceback.format_exception(error)).rstrip(), file=sys.stderr)
-    # After a refused check the same command would fail again; its message has the remedy.
-    if not isinstance(error, MismatchError):
+    # After these the same command would fail again; their messages have the remedy.
+    if not isinstance(error, MismatchError | DamagedFileError):
         accept = isinstance(error, TrainingStopped)
         remedy = " (after a change of the rewards with --accept rewards)" if accept else ""
         say(f"the run failed; the same command continues from its last checkpoint{remedy}")
@@ -397,13 +374,7 @@ def _tracker(prepared: Prepared) -> Tracker:
 
 
 def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) -> None:
-    """Journals the start of the process, and starts W&B.
-
-    Args:
-        prepared: the run.
-        records: of the run.
-        spent: the time of the start, see `RunMeter.start`.
-    """
+    """Journals the start of the process with its time (see `RunMeter.start`), and starts W&B."""
     folder, tracker, code = prepared.folder, records.tracker, code_version()
     before = provenance(folder.entries()).get("code", code)
     if before != code:

@@ -28,7 +28,6 @@ from launch.progress import forget_report, read_report
 from launch.stop import AT_ONCE, stop_signals
 from pipeline.budget import Budget, used_s
 from pipeline.run.folder_lock import LockedFolder
-from pipeline.run.record_files import DamagedFileError
 from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 
@@ -43,12 +42,7 @@ _KILL_S = 30.0
 
 
 def supervise(argv: Sequence[str], config: Config) -> int:
-    """Runs `launch.train` until it ends; returns its exit status.
-
-    Args:
-        argv: arguments of `launch.train`.
-        config: of the run.
-    """
+    """Runs `launch.train` with these arguments until it ends; returns its exit status."""
     scratch = LockedFolder(Path(tempfile.gettempdir()), prefix="grpo-")
     try:
         return _Supervisor(argv, config, scratch.path).run()
@@ -78,7 +72,7 @@ class _Supervisor:
         argv = list(self._argv)
         # With SPT_NOENV the environment of Ray's agents, which rename themselves, can be read.
         environment = {**os.environ, SUPERVISOR: str(self._scratch), "SPT_NOENV": "1"}
-        extensions, self._done = self._count("extended"), self._steps()
+        extensions, self._done = self._extensions(), self._steps()
         while True:
             self._lived_s = time.monotonic()
             status = self._run_child(argv, environment)
@@ -92,7 +86,7 @@ class _Supervisor:
             pause_s = self._pause_s(why)
             if pause_s is None:
                 return EXIT_FAILED
-            if self._count("extended") > extensions:
+            if self._extensions() > extensions:
                 argv = without(argv, "--extend")
             if self._signalled.wait(pause_s):
                 return 128 + self._received
@@ -101,8 +95,8 @@ class _Supervisor:
 
     def _count_time(self) -> None:
         """Counts the time since the process was last seen alive as used by the run."""
-        with suppress(OSError, DamagedFileError):  # there is no folder, or none to resume
-            gap_s = time.monotonic() - self._lived_s
+        gap_s = time.monotonic() - self._lived_s
+        with suppress(OSError):  # there is no folder
             self._folder.record_used_s(used_s(self._folder) + gap_s)
 
     def _pause_s(self, why: str) -> float | None:
@@ -167,10 +161,8 @@ class _Supervisor:
     def _stuck_s(self, *, slow: bool) -> float:
         limit_s = self._config.faults.stuck_s
         if limit_s is None:
-            rewards, longest_s = self._config.rewards, 0.0
-            with suppress(DamagedFileError):
-                rows = self._folder.metrics
-                longest_s = max((row.get("time/step_s", 0.0) for row in rows), default=0.0)
+            rewards, rows = self._config.rewards, self._folder.metrics
+            longest_s = max((row.get("time/step_s", 0.0) for row in rows), default=0.0)
             limits = [one.timeout_s or rewards.timeout_s for one in rewards.functions]
             limit_s = max(_STUCK_S, _STUCK_STEPS * longest_s, _STUCK_CALLS * max(limits, default=0))
         return max(limit_s, _SLOW_S) if slow else limit_s
@@ -188,20 +180,14 @@ class _Supervisor:
         return None
 
     def _is_time_up(self) -> bool:
-        with suppress(DamagedFileError):
-            budget = Budget.of(self._config, self._folder)
-            return budget.is_used_up(elapsed_s=used_s(self._folder), now_s=time.time())
-        return False
+        budget = Budget.of(self._config, self._folder)
+        return budget.is_used_up(elapsed_s=used_s(self._folder), now_s=time.time())
 
-    def _count(self, event: str) -> int:
-        with suppress(DamagedFileError):
-            return sum(1 for _ in self._folder.events(event))
-        return 0
+    def _extensions(self) -> int:
+        return sum(1 for _ in self._folder.events("extended"))
 
     def _steps(self) -> int:
-        with suppress(DamagedFileError):
-            return max((row["step"] for row in self._folder.metrics), default=0)
-        return 0
+        return max((row["step"] for row in self._folder.metrics), default=0)
 
     def _on_signal(self, number: int, _: object) -> None:
         if not self._received:

@@ -104,7 +104,7 @@ class AlarmWatch:
         Args:
             rows: metrics of the steps.
             validations: journal entries.
-            journaled: journal entries of the alarms.
+            journaled: those of the alarms.
         """
         known, before, alarms = _known(validations), dict(self._streaks), tuple[Alarm, ...]()
         for row in rows:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
+from configs.base import parse_duration_s
 from configs.budget import Budget as Setting
-from configs.schema import Config, parse_duration_s
+from configs.schema import Config
 from pipeline.deadline import CHECKPOINT, EXPORT, show_duration
 from pipeline.run.run_folder import RunFolder
 
@@ -43,16 +42,12 @@ class Budget:
             return given
         for entry in history.entries():
             # A `budget` entry with other values was replaced, or never came into force.
-            if entry["event"] == "budget" and Budget.of_entry(entry) == given:
-                total = given
+            if entry["event"] == "budget":
+                if Budget(entry["steps"], entry["time_s"], entry["until_s"]) == given:
+                    total = given
             elif entry["event"] == "extended":
                 total += Budget(entry["steps"], entry["time_s"])
         return total
-
-    @staticmethod
-    def of_entry(entry: Mapping[str, Any]) -> Budget:
-        """Reads a journal entry."""
-        return Budget(entry["steps"], entry["time_s"], entry["until_s"])
 
     @staticmethod
     def given(setting: Setting) -> Budget:

@@ -17,7 +17,7 @@ and scoring are abandoned, an update finishes, then a checkpoint is written.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -25,9 +25,11 @@ from configs.schema import Config
 from pipeline.clock import Clock, Stopwatch
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
-from pipeline.deadline import CHECKPOINT, EXPORT, SYNC, Deadline
+from pipeline.deadline import SYNC, Deadline
 from pipeline.evaluate.exports import Exports
+from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
+from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
 from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.mismatch import check_mean
@@ -38,7 +40,7 @@ from pipeline.run.meter import RunMeter
 from pipeline.run.profile import Profiler
 from pipeline.run.records import Records
 from pipeline.step_recorder import StepRecorder
-from pipeline.types import AdapterRef, TrainStep, WorkDeadline
+from pipeline.types import AdapterRef, TrainStep
 
 REFUSED = "refused"
 """Journal event: not one step fits into the budget."""
@@ -58,6 +60,7 @@ class Coordinator:
         meter: measures the phases and makes the metrics of each step.
         deadline: what fits into the time.
         progress: where to continue.
+        sizes: for which samplers and learner are compiled.
         resumed_from: step of the checkpoint that this process started from, if any.
     """
 
@@ -73,6 +76,7 @@ class Coordinator:
         deadline: Deadline,
         clock: Clock,
         progress: Progress,
+        sizes: Sizes,
         resumed_from: int | None,
     ) -> None:
         self.config = config
@@ -84,15 +88,14 @@ class Coordinator:
         self.deadline = deadline
         self.clock = clock
         self.progress = progress
-        self.resumed_from = resumed_from
         self.producer = RolloutProducer(
             config,
             data=data,
             maker=maker,
             workers=workers,
             records=records,
-            has_time_for=lambda step: self.deadline.allows_step(step, self._now_s),
-            now=clock.now,
+            deadline=deadline,
+            clock=clock,
         )
         self.schedule = EvaluationSchedule(
             config,
@@ -100,11 +103,11 @@ class Coordinator:
             maker=maker,
             workers=workers,
             records=records,
-            now=clock.now,
-            measure=self._measured,
+            deadline=deadline,
+            clock=clock,
         )
         self.exports = Exports(
-            self.schedule, workers=workers, records=records, now=clock.now, measure=self._measured
+            self.schedule, workers=workers, records=records, deadline=deadline, clock=clock
         )
         self.profiler = Profiler(config.profile.range, workers=workers, records=records)
         self.checkpoints = Checkpoints(
@@ -112,7 +115,7 @@ class Coordinator:
             records=records,
             phases=meter.phases,
             clock=clock,
-            measure=self._measured,
+            deadline=deadline,
         )
         self.recorder = StepRecorder(
             config,
@@ -122,6 +125,8 @@ class Coordinator:
             deadline=deadline,
             clock=clock,
             schedule=self.schedule,
+            sizes=sizes,
+            resumed_from=resumed_from,
         )
         entries = list(records.folder.entries())
         deadline.recall(records.folder.metrics, entries)
@@ -150,7 +155,7 @@ class Coordinator:
                 await self.profiler.close()
 
     async def _run(self) -> Literal["finished", "interrupted"]:
-        self.records.truncation(self.config)
+        record_truncation(self.records, self.config)
         try:
             await self._start()
             while step := self._next_step():
@@ -164,7 +169,7 @@ class Coordinator:
             await self._finish()
         except Interrupted:
             await self.checkpoints.save_at_stop(self.progress)
-            self._summarize(self.progress, ended="interrupted")
+            self.recorder.summarize(self.progress, ended="interrupted")
             return "interrupted"
         except TrainingStopped:
             # A step that was trained and not counted would be trained twice after a resume.
@@ -185,7 +190,12 @@ class Coordinator:
         self.records.best(self.schedule.best)
         self.recorder.stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
         await self._perform("probe", self._check_mismatch())
-        in_time = await self._evaluate_before()
+        evaluating = self.schedule.evaluate_before(
+            self.progress.step, self.deadline.leaving_an_export
+        )
+        in_time = await self._perform(
+            "evaluation", evaluating, abandoned="the evaluation before training"
+        )
         if (
             in_time
             and self.deadline.is_timed
@@ -213,15 +223,7 @@ class Coordinator:
         )
         watch = Stopwatch(self.clock.now)
         await self.workers.publish()
-        self._measured(SYNC, watch.total_s)
-
-    async def _evaluate_before(self) -> bool:
-        evaluating = self.schedule.evaluate_before(
-            self.progress.step, self.deadline.leaving_an_export
-        )
-        return await self._perform(
-            "evaluation", evaluating, abandoned="the evaluation before training"
-        )
+        self.deadline.parts.observe(SYNC, watch.total_s)
 
     def _refuse_too_small(self, *, abandoned: bool) -> None:
         """Refuses a budget of time into which not one step fits, if no process has trained yet.
@@ -274,8 +276,9 @@ class Coordinator:
         await self.workers.uses()  # seconds of devices count in steps only
         watch, during = Stopwatch(self.clock.now), self.phases.during
         data = await self.producer.take(step, self.progress.sampling, self.phases)
-        metrics = data.metrics(self.config)
+        metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
+            metrics = data.metrics(self.config)
             self.recorder.check_rewards(data, step, metrics, step_s=watch.total_s)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s
@@ -294,7 +297,7 @@ class Coordinator:
         syncing = Stopwatch(self.clock.now)
         with during("sync"):
             await self.workers.publish()
-        self._measured(SYNC, syncing.total_s)
+        self.deadline.parts.observe(SYNC, syncing.total_s)
         step_s, uses = watch.total_s, await self.workers.uses()
         await self.profiler.end(step.number + 1)
         self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
@@ -398,22 +401,21 @@ class Coordinator:
             await self._export(self.exports.best(self.progress.step), reason="best")
         exported = best and self.deadline.is_timed
         share = self.deadline.test_share(self._now_s, exported=exported)
-        await self._test(self.deadline.during_test(exported=exported), share=share)
+        until = self.deadline.during_test(exported=exported)
+        with self.phases.during("evaluation"):
+            compared = await self.schedule.test(self.progress.step, until, share=share)
         if not self.deadline.is_timed:
             await self._export(self.exports.best(self.progress.step), reason="last")
-        elif not best and not self.exports.is_loaded and self.exports.may_be_replaced:
+        elif not (best or self.exports.is_loaded) and (
+            "after" in compared or not self.exports.is_evaluated
+        ):
             await self._export("current", reason="last")
-        await self._summarize_end()
-
-    async def _test(self, deadline: WorkDeadline | None, *, share: float) -> None:
-        testing = self.schedule.test(self.progress.step, deadline, share=share)
-        await self._perform("evaluation", testing, abandoned="the test")
-
-    async def _summarize_end(self) -> None:
-        """Writes the summary of the whole run; rollouts that no step was trained on are dropped."""
         await self.checkpoints.settle()
-        result, progress = self.schedule.result, self.progress
-        assert result is not None
+        self._summarize(compared)
+
+    def _summarize(self, compared: Mapping[str, Any]) -> None:
+        """Writes the summary of the whole run; rollouts that no step was trained on are dropped."""
+        progress, best = self.progress, self.schedule.best_facts
         unused, partial = self.producer.unused, progress.sampling.partial
         stale, lost = (0, 0) if unused is None else (unused.tokens, len(unused.all_rollouts))
         progress = replace(
@@ -421,12 +423,9 @@ class Coordinator:
             tokens_generated=progress.tokens_generated + stale,
             dropped=progress.dropped + len(partial) + lost,
         )
-        best = {} if result.best is None else {"best": result.best}
-        untrained = self.exports.untrained(progress.step)
-        self._summarize(progress, ended="finished", eval=result.compared, **best, **untrained)
-
-    def _summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
-        self.recorder.summarize(progress, ended=ended, resumed_from=self.resumed_from, **more)
+        more: dict[str, Any] = {} if best is None else {"best": best}
+        more |= self.exports.untrained(progress.step)
+        self.recorder.summarize(progress, ended="finished", eval=compared, **more)
 
     # --- exports and checkpoints
 
@@ -474,10 +473,3 @@ class Coordinator:
     @property
     def _now_s(self) -> float:
         return self.clock.elapsed_s
-
-    def _measured(self, part: str, seconds: float) -> None:
-        """Reports the duration of a part of the end; a resumed run reads it in the journal."""
-        self.deadline.parts.observe(part, seconds)
-        in_journal = part == EXPORT and self.deadline.is_timed
-        if in_journal or part not in {EXPORT, SYNC, CHECKPOINT}:
-            self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self._now_s)

@@ -30,11 +30,6 @@ class PartialRollouts:
         """Number of rollouts, finished ones included."""
         return len(self.completions)
 
-    @property
-    def tokens(self) -> int:
-        """Number of their tokens."""
-        return sum(len(completion.tokens) for completion in self.completions)
-
     def requests(self) -> list[RolloutRequest]:
         """Requests that continue the truncated rollouts."""
         return [
@@ -187,11 +182,7 @@ class Progress:
         return Progress(**{**found, "sampling": state})
 
     def counts(self, *, dynamic: bool) -> dict[str, Any]:
-        """The counters of steps, samples, tokens and rollouts for `summary.json`.
-
-        Args:
-            dynamic: whether the run has dynamic sampling.
-        """
+        """The counters for `summary.json`; `dynamic`: the run has dynamic sampling."""
         return {
             "steps": self.step,
             "samples": self.samples,

@@ -247,7 +247,7 @@ class Learner(Worker, Protocol):
             sha256: hash of the best adapter.
 
         Raises:
-            ValueError: if the checkpoint is gone, with the remedy.
+            DamagedFileError: if the checkpoint is gone, with the remedy.
         """
 
     async def export(

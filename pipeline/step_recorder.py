@@ -14,6 +14,7 @@ from pipeline.alarms import AlarmWatch
 from pipeline.clock import Clock
 from pipeline.deadline import Deadline
 from pipeline.evaluate.schedule import EvaluationSchedule
+from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -39,6 +40,8 @@ class StepRecorder:
         deadline: of the run.
         clock: of the run.
         schedule: has the validations, on which alarms are judged.
+        sizes: for which samplers and learner are compiled.
+        resumed_from: step of the checkpoint that this process started from, if any.
 
     Attributes:
         checkpoint_requested: an alarm asks for a checkpoint.
@@ -54,6 +57,8 @@ class StepRecorder:
         deadline: Deadline,
         clock: Clock,
         schedule: EvaluationSchedule,
+        sizes: Sizes,
+        resumed_from: int | None,
     ) -> None:
         self.checkpoint_requested = False
         self._config = config
@@ -63,6 +68,8 @@ class StepRecorder:
         self._deadline = deadline
         self._clock = clock
         self._schedule = schedule
+        self._sizes = sizes
+        self._resumed_from = resumed_from
         self._alarms = AlarmWatch(config)
         folder = records.folder
         changed = max(folder.reward_changes, default=0)
@@ -123,7 +130,7 @@ class StepRecorder:
                 uses,
                 Work.of(data.decode_work, learned, passes=passes),
                 progress=progress,
-                sizes=self._workers.sizes,
+                sizes=self._sizes,
             ),
             **self._deadline.outlook(number, self._clock.elapsed_s),
             "faults/reward_errors": float(progress.reward_errors),
@@ -180,17 +187,8 @@ class StepRecorder:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
 
-    def summarize(
-        self, progress: Progress, *, ended: str, resumed_from: int | None, **more: Any
-    ) -> None:
-        """Writes `summary.json`.
-
-        Args:
-            progress: of the run.
-            ended: how it ended.
-            resumed_from: step of the checkpoint that this process started from, if any.
-            more: further keys.
-        """
+    def summarize(self, progress: Progress, *, ended: str, **more: Any) -> None:
+        """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""
         config, deadline, now_s = self._config, self._deadline, self._clock.elapsed_s
         use, seconds = self._meter.end(elapsed_s=now_s)
         cost = self._meter.cost(progress)
@@ -207,7 +205,7 @@ class StepRecorder:
             "adapter_sha256": published.sha256 if published else None,
             **use.to_json(),
             "cost": cost,
-            "resumed_from": resumed_from,
+            "resumed_from": self._resumed_from,
             **({} if config.run.fork is None else {"forked_from": config.run.fork}),
             "faults": {
                 "reward_errors": progress.reward_errors,

@@ -247,15 +247,10 @@ class DecodeWork:
     prompt_tokens: int = 0
 
     @property
-    def useful(self) -> float:
-        """Share of the slot steps that sampled a kept token."""
-        return self.tokens / max(1, self.slot_steps)
-
-    @property
     def metrics(self) -> dict[str, float]:
-        """Metrics for W&B and the run folder."""
+        """Share of the slot steps that sampled a kept token, and the prefilled positions."""
         return {
-            "rollout/slots_useful": self.useful,
+            "rollout/slots_useful": self.tokens / max(1, self.slot_steps),
             "rollout/prompt_positions": float(self.prompt_tokens),
         }
 
@@ -378,9 +373,6 @@ TrainingPhase = Literal["sft", "grpo"]
 
 ShowProgress = Callable[[int, int], None]
 """Takes how much is done, and of how much."""
-
-Measure = Callable[[str, float], None]
-"""Takes a part of the end of the run and the seconds that it took; see `pipeline.deadline`."""
 
 _LEAST_STOPPING_S = 3.0
 

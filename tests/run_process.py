@@ -190,7 +190,6 @@ class Process:
             samplers=samplers,
             learner=learner,
             scorer=self.scorer,
-            sizes=first_sizes(config, self.folder.plan),
             config=config,
             clock=self.clock,
             stop=script.stop,
@@ -211,6 +210,7 @@ class Process:
             deadline=self.deadline,
             clock=self.clock,
             progress=self.progress,
+            sizes=first_sizes(self.config, self.folder.plan),
             resumed_from=self.resumed_from,
         )
 

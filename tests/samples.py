@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -93,6 +94,7 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self) -> None:
         self.pad_id, self.eos_id, self.bos_id = 0, EOS, 2
+        self.vocab_size = sys.maxunicode + 1
 
     def encode(self, text: str) -> np.ndarray:
         return np.array([ord(character) for character in text], np.int32)

@@ -27,10 +27,6 @@ _SHARES = {
 }
 """Shares in the table, by key, with their titles; those that a metric or data set lacks are not
 shown."""
-_CHANGES = (
-    *("paired_difference", "paired_ci95", "paired_p", "paired_test", "gained", "lost"),
-    "paired_n",
-)
 
 
 def document(
@@ -94,9 +90,8 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
 def _compared(before: Evaluation, after: Evaluation | None) -> dict[str, Any]:
     if after is None:
         return {"base": before.summary(), "tuned": None}
-    found = evaluation.compare(before, after)
-    changes = {key: found[key] for key in _CHANGES if key in found}
-    return {"base": found["before"], "tuned": found["after"], **changes}
+    changes = evaluation.compare(before, after)
+    return {"base": changes.pop("before"), "tuned": changes.pop("after"), **changes}
 
 
 def _change(one: Mapping[str, Any]) -> str:

@@ -342,9 +342,6 @@ async def evaluate(
         maker: makes prompts as the run does.
         score: calls the reward functions, which reward metrics need; None: the answers are not
             scored.
-
-    Raises:
-        ValueError: if they are completions of other requests.
     """
     tags, scored = Tags.of_run(config), list[Rollout]()
     assert score is not None or not config.uses_rewards
@@ -390,22 +387,14 @@ def judge(
         metric: a value of `eval.metric`.
         of_accuracy: as in `Evaluation`.
         scored: the completions with their rewards, which reward metrics need; empty: none.
-
-    Raises:
-        ValueError: if they are completions of other requests.
     """
-    samples, rest = divmod(len(completions), len(prompts))
+    samples = len(completions) // len(prompts)
     requested = [(prompt, sample) for prompt in prompts for sample in range(samples)]
-    names = [(completion.name.prompt_id, completion.name.sample) for completion in completions]
-    if rest or names != [(prompt.id, sample) for prompt, sample in requested]:
-        raise ValueError(
-            f"{len(completions)} completions are not those of {len(prompts)} prompts in their order"
-        )
-    scores: Sequence[Rollout | None]
-    scores = scored or [None] * len(completions)
+    scores: Sequence[Rollout | None] = scored or [None] * len(completions)
     answers = []
     for (prompt, sample), completion, one in zip(requested, completions, scores, strict=True):
-        text, reference = maker.text_of(completion), prompt.answer
+        name, text, reference = completion.name, maker.text_of(completion), prompt.answer
+        assert (name.prompt_id, name.sample) == (prompt.id, sample), name
         found = correct = None
         if reference is not None:
             found = find_answer(text, tags=tags, extraction=extraction)

@@ -5,17 +5,16 @@ When to export, and which version, is the coordinator's decision; the learner wr
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.clock import Stopwatch
-from pipeline.deadline import EXPORT
+from pipeline.clock import Clock, Stopwatch
+from pipeline.deadline import EXPORT, Deadline
 from pipeline.evaluate.notices import UNTRAINED_EXPORT, untrained_export
 from pipeline.evaluate.schedule import EvaluationSchedule
 from pipeline.rollout.workers import Workers
 from pipeline.run.records import Records
-from pipeline.types import AdapterRef, Measure
+from pipeline.types import AdapterRef
 
 
 class Exports:
@@ -25,8 +24,8 @@ class Exports:
         schedule: has the best version, and answers to compare log-probs on.
         workers: the learner writes the files.
         records: journal of the exports, those of earlier processes included.
-        now: reads the clock, in seconds.
-        measure: receives how long each export takes.
+        deadline: learns how long each export takes.
+        clock: of the run.
     """
 
     def __init__(
@@ -35,14 +34,14 @@ class Exports:
         *,
         workers: Workers,
         records: Records,
-        now: Callable[[], float],
-        measure: Measure,
+        deadline: Deadline,
+        clock: Clock,
     ) -> None:
         self._schedule = schedule
         self._workers = workers
         self._records = records
-        self._now = now
-        self._measure = measure
+        self._deadline = deadline
+        self._clock = clock
         self._journaled = list(records.folder.events("exported"))
 
     @property
@@ -70,12 +69,11 @@ class Exports:
         return bool(current["adapter_sha256"] == loaded.sha256)
 
     @property
-    def may_be_replaced(self) -> bool:
-        """Whether a version without validation may: not if only the exported one was evaluated."""
-        result, current = self._schedule.result, self.current
-        if (result is not None and result.tested) or current is None:
-            return True
-        return not self._schedule.is_evaluated(current["adapter_sha256"])
+    def is_evaluated(self) -> bool:
+        """Whether any split was evaluated with the exported adapter."""
+        evaluated = self._records.events("evaluated")
+        exported = None if self.current is None else self.current["adapter_sha256"]
+        return any(entry["adapter_sha256"] == exported for entry in evaluated)
 
     def best(self, step: int) -> AdapterRef:
         """The best version by validation, or the current one; `step` training steps are done."""
@@ -83,11 +81,7 @@ class Exports:
         return "current" if best is None or best["step"] == step else "best"
 
     def untrained(self, step: int) -> dict[str, str]:
-        """For `summary.json`: says that the export is the model before training; empty if not.
-
-        Args:
-            step: training steps done.
-        """
+        """For `summary.json` after `step` steps: why the export is untrained, if it is."""
         current, schedule = self.current, self._schedule
         if current is None or current["version"]:
             return {}
@@ -95,13 +89,8 @@ class Exports:
         return {} if text is None else {UNTRAINED_EXPORT: text}
 
     async def export(self, which: AdapterRef, *, reason: str) -> None:
-        """Replaces the export.
-
-        Args:
-            which: adapter to export.
-            reason: for the journal.
-        """
-        watch = Stopwatch(self._now)
+        """Replaces the export by that of an adapter; `reason` is for the journal."""
+        watch = Stopwatch(self._clock.now)
         examples = await self._schedule.examples()
         folder = str(self._records.folder.export)
         report = await self._workers.learner.export(folder, examples, which=which)
@@ -115,5 +104,8 @@ class Exports:
             "reason": reason,
         }
         self._journaled.append(facts)
-        self._measure(EXPORT, watch.total_s)
+        self._deadline.parts.observe(EXPORT, watch.total_s)
+        if self._deadline.is_timed:  # a resumed run reads it
+            now_s = self._clock.elapsed_s
+            self._records.journal("reserved", reason=EXPORT, seconds=watch.total_s, elapsed_s=now_s)
         self._records.exported(facts)

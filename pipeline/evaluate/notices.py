@@ -33,17 +33,13 @@ _FIX_FORM = (
 
 
 def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
-    """What the data show about the form of answers, without a completion of the model.
-
-    Args:
-        config: of the run.
-        prompts: of training.
-    """
+    """What the training prompts show about the form of answers, without a completion."""
     tags = replace(Tags.of_run(config), answer=config.extraction)
     marks = {"tags": tags.answer_open, "boxed": "boxed", "stated": "answer"}
     mark = marks.get(tags.answer)
     starts_trained = config.run.has_sft_phase or config.has_initial_adapter
-    if mark and not starts_trained and not any(_asks(prompt, tags, mark) for prompt in prompts):
+    asked = (f"{prompt.text}{tags.prefix}".casefold() for prompt in prompts)
+    if mark and not starts_trained and not any(mark.casefold() in text for text in asked):
         yield (
             f"answers are {PLACES[tags.answer]}, but no training prompt contains {mark!r}, and "
             "neither an SFT phase nor a trained adapter comes before GRPO: only a model that was "
@@ -60,23 +56,36 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
         )
 
 
-def _asks(prompt: Prompt, tags: Tags, mark: str) -> bool:
-    return mark.casefold() in f"{prompt.text}{tags.prefix}".casefold()
-
-
 def _is_reachable(answer: str, tags: Tags) -> bool:
     """Whether a completion of the expected form with this answer counts as right."""
     text = expected_form(tags).replace(REASONING, "").replace(ANSWER, answer)
     return is_correct(tags.prefix + text, answer=answer, tags=tags)
 
 
-def evaluation_notice(found: Evaluation, config: Config) -> str | None:
-    """Why all answers to a set may be wrong, or all right; None if it is neither.
+def record_truncation(records: Records, config: Config) -> None:
+    """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
+    rollout, cap = config.rollout, config.learner.importance_cap
+    if not rollout.truncates:
+        return
+    cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
+    shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
+    corrects = (
+        f"importance weights up to {cap:g} correct for it, except for excluded tokens"
+        if cap
+        else "nothing corrects for it (learner.importance_cap is 0)"
+    )
+    records.event(
+        "truncated_rollouts",
+        f"rollouts are sampled from a truncated distribution ({shown}): the sampler is not the "
+        "policy that is trained; the loss uses log-probs of the full distribution, and "
+        f"{corrects}",
+        **cut,
+        importance_cap=cap,
+    )
 
-    Args:
-        found: an evaluation before training.
-        config: of the run.
-    """
+
+def evaluation_notice(found: Evaluation, config: Config) -> str | None:
+    """Why all answers before training may be wrong, or all right; None if it is neither."""
     values = found.verdicts if found.is_accuracy else found.scores
     prompts, known = len(values), values[~np.isnan(values)]
     if prompts < _LEAST_PROMPTS or not len(known) or known.min() != known.max():
@@ -127,13 +136,7 @@ def _why_all_wrong(found: Evaluation, config: Config) -> str:
 def untrained_export(
     config: Config, *, step: int, validations: Sequence[Mapping[str, Any]]
 ) -> str | None:
-    """Says why the model before training is exported; None before the first step.
-
-    Args:
-        config: of the run.
-        step: training steps done.
-        validations: those that count.
-    """
+    """Says after `step` steps why the model before training is exported; None before the first."""
     if step == 0:
         return None
     trained = sum(entry["step"] > 0 for entry in validations)

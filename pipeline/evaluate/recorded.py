@@ -7,33 +7,12 @@ that is a change of the rewards, because scores by other rewards are not compara
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from configs.schema import Config
 from pipeline.evaluate.summary import mean_key, mean_of, show_mean
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of the final evaluation.
-
-    Attributes:
-        compared: for `summary.json`: the test split before and after, and each further set. If the
-            deadline left no time, only the evaluation before training.
-        best: for `summary.json`: the exported version and the last one, by validation; None without
-            a validation split.
-    """
-
-    compared: dict[str, Any]
-    best: dict[str, Any] | None
-
-    @property
-    def tested(self) -> bool:
-        """Whether the test split was evaluated with the version to export."""
-        return "after" in self.compared
 
 
 def comparable_since(config: Config) -> str | None:
@@ -53,12 +32,6 @@ def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, 
         elif entry["event"] == "evaluated" and entry["name"] == name:
             found = entry
     return found
-
-
-def validations(folder: RunFolder, *, since: str | None) -> dict[int, dict[str, Any]]:
-    """Journal entries of the validations that count, by step; those after the event `since`."""
-    entries = folder.valid_entries("evaluated", since=since)
-    return {entry["step"]: entry for entry in entries if entry["name"] == "validation"}
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

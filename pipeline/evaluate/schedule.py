@@ -7,42 +7,36 @@ and exported. When to evaluate is the coordinator's decision.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import ceil
 from typing import Any
 
 from configs.schema import Config
-from pipeline.clock import Stopwatch
+from pipeline.clock import Clock, Stopwatch
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
-from pipeline.deadline import evaluation_part
+from pipeline.deadline import Deadline, evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.examples import COUNT, recorded_examples
 from pipeline.evaluate.notices import record_notice
 from pipeline.evaluate.recorded import (
-    Result,
     best_facts,
     comparable_since,
     is_better,
     last_entry,
-    validations,
 )
 from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
 from pipeline.run.history import rewards_version
 from pipeline.run.records import Records
-from pipeline.types import AdapterRef, Completion, Measure, Prompt, WorkDeadline
+from pipeline.types import Completion, Prompt, WorkDeadline
 
 _PIECES = (0.5, 0.75, 1.0)
 """Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""
-
-Save = Callable[[], Awaitable[None]]
-"""Writes a checkpoint."""
 
 
 class EvaluationSchedule:
@@ -54,12 +48,13 @@ class EvaluationSchedule:
         maker: decodes completions.
         workers: generate answers.
         records: hold the results, those of earlier processes included.
-        now: reads the clock, in seconds.
-        measure: receives how long each evaluation takes.
+        deadline: learns how long each evaluation takes.
+        clock: of the run.
 
     Attributes:
         config: of the run.
-        result: of the final evaluation; None: not there yet.
+        best_facts: for `summary.json`: the best version and the last one, by validation; None:
+            `load_best` has found none.
     """
 
     def __init__(
@@ -70,11 +65,10 @@ class EvaluationSchedule:
         maker: PromptMaker,
         workers: Workers,
         records: Records,
-        now: Callable[[], float],
-        measure: Measure,
+        deadline: Deadline,
+        clock: Clock,
     ) -> None:
         self.config = config
-        self._metric, self._of_accuracy = config.metric, config.has_accuracy_reward
         self._since = comparable_since(config)
         self._validation = data.validation.prompts if data.validation else ()
         self._tests = {"test": data.test.prompts} | {
@@ -84,15 +78,12 @@ class EvaluationSchedule:
         self._workers = workers
         self._records = records
         self._folder = records.folder
-        self._now = now
-        self._measure = measure
+        self._deadline = deadline
+        self._clock = clock
         self._sampled: Sequence[Completion] = ()
-        self._validated = validations(self._folder, since=self._since)
-        self._read: dict[int, Evaluation] = {}
-        self._before: dict[str, Evaluation] | None = None
-        self._best_facts: dict[str, Any] | None = None
-        self._evaluated = {entry["adapter_sha256"] for entry in self._folder.events("evaluated")}
-        self.result: Result | None = None
+        entries = self._folder.valid_entries("evaluated", since=self._since)
+        self._validated = {one["step"]: one for one in entries if one["name"] == "validation"}
+        self.best_facts: dict[str, Any] | None = None
 
     @property
     def validated(self) -> frozenset[int]:
@@ -116,10 +107,6 @@ class EvaluationSchedule:
                 best = entry
         return best
 
-    def is_evaluated(self, adapter_sha256: str) -> bool:
-        """Whether any split was evaluated with this adapter."""
-        return adapter_sha256 in self._evaluated
-
     async def examples(self) -> Sequence[Completion]:
         """Answers to compare two ways of scoring: of the last evaluation, or recorded ones."""
         if not self._sampled:  # by this process
@@ -141,15 +128,20 @@ class EvaluationSchedule:
             OutOfTime: at the deadline.
             TrainingStopped: if the initial adapter is another than at the start of the run.
         """
-        found = self._recorded_before()
-        missing = [name for name in self._tests if name not in found]
-        if missing:
-            async with self._loaded("initial" if step else "current"):
-                for name in missing:
-                    self._check_initial(name)
-                    found[name] = await self._timed(name, self._tests[name], deadline)
-                    self._record(f"{name}_before", 0, found[name])
-        self._before = found
+        recorded = self._recorded_before()
+        missing = [name for name in self._tests if name not in recorded]
+        if not missing:
+            return
+        if step:
+            await self._workers.publish("initial")
+        try:
+            for name in missing:
+                self._check_initial(name)
+                found = await self._timed(name, self._tests[name], deadline)
+                self._record(f"{name}_before", 0, found)
+        finally:
+            if step:
+                await self._workers.publish()
 
     def _check_initial(self, name: str) -> None:
         """Refuses to repeat the evaluation before training with another adapter."""
@@ -172,13 +164,16 @@ class EvaluationSchedule:
 
     # --- validation
 
-    async def validate(self, step: int, deadline: WorkDeadline | None, *, save: Save) -> None:
+    async def validate(
+        self, step: int, deadline: WorkDeadline | None, *, save: Callable[[], Awaitable[None]]
+    ) -> None:
         """Validates the current version; keeps its adapter if it is the best so far.
 
         Args:
             step: the current version.
             deadline: when the validation is abandoned.
-            save: called before the adapter is kept: a resumed run must find this version.
+            save: writes a checkpoint before the adapter is kept: a resumed run must find this
+                version.
 
         Raises:
             OutOfTime: at the deadline.
@@ -190,12 +185,11 @@ class EvaluationSchedule:
             await self._workers.learner.keep_best()
         file = f"validation_{step:06d}"
         self._validated[step] = self._record("validation", step, found, file=file)
-        self._read[step] = found
         if found.mean is None:
             self._records.event(
                 "validation_excluded",
                 f"step {step}: no answer of the validation has a score by eval.metric = "
-                f'"{self._metric}", so this version is not compared with others',
+                f'"{self.config.metric}", so this version is not compared with others',
                 step=step,
             )
 
@@ -203,7 +197,7 @@ class EvaluationSchedule:
         """Ensures that the file of the best adapter holds it: a kill may come before it does.
 
         Raises:
-            ValueError: if neither the file nor the checkpoint of the best version is there.
+            DamagedFileError: if neither the file nor the checkpoint of the best version is there.
         """
         best = self.best
         if best is not None:
@@ -212,11 +206,7 @@ class EvaluationSchedule:
     # --- the end of the run
 
     async def load_best(self, step: int) -> None:
-        """Loads the best version into the samplers.
-
-        Args:
-            step: training steps done.
-        """
+        """Loads the best version into the samplers, after `step` training steps."""
         best = self.best
         if best is None:
             return
@@ -225,11 +215,14 @@ class EvaluationSchedule:
             published = await self._workers.publish("best")
             assert published.version == at, (published.version, at)
         facts, text = best_facts(best, last)
-        facts |= self._paired(last["step"], at)
-        self._records.event("best", text, **facts)
-        self._best_facts = facts
+        compared = evaluation.compare(self._evaluation(last), self._evaluation(best))
+        paired = ("paired_difference", "paired_ci95", "paired_p")
+        self.best_facts = facts | {key: compared[key] for key in paired}
+        self._records.event("best", text, **self.best_facts)
 
-    async def test(self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0) -> None:
+    async def test(
+        self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0
+    ) -> dict[str, Any]:
         """Evaluates the loaded version on each test set, unless an earlier end has done so.
 
         Args:
@@ -237,11 +230,14 @@ class EvaluationSchedule:
             deadline: when the evaluation is abandoned.
             share: share of each set's prompts to evaluate, the first ones; base and tuned policy
                 are compared on these.
+
+        Returns:
+            For `summary.json`: the test split before and after, and each further set under `sets`.
+            If the deadline left no time, only the evaluation before training.
         """
-        before = self._recorded_before() if self._before is None else self._before
-        best = self._best_facts
+        before = self._recorded_before()
         compared: dict[str, Any] = {}
-        version = step if best is None else best["step"]
+        version = step if self.best_facts is None else self.best_facts["step"]
         for name in self._tests:
             result = await self._test(
                 name,
@@ -255,7 +251,7 @@ class EvaluationSchedule:
                 compared = result
             else:
                 compared.setdefault("sets", {})[name] = result
-        self.result = Result(compared, best)
+        return compared
 
     async def _test(
         self,
@@ -300,32 +296,18 @@ class EvaluationSchedule:
         self._records.comparison(name, result)
         return result
 
-    def _paired(self, last: int, best: int) -> dict[str, Any]:
-        """The difference of two validations."""
-        compared = evaluation.compare(self._answers(last), self._answers(best))
-        return {key: compared[key] for key in ("paired_difference", "paired_ci95", "paired_p")}
-
     # --- single evaluations
-
-    @asynccontextmanager
-    async def _loaded(self, which: AdapterRef) -> AsyncIterator[None]:
-        """Loads an adapter into the samplers, and the current one again afterwards."""
-        if which == "current":
-            yield
-            return
-        await self._workers.publish(which)
-        try:
-            yield
-        finally:
-            await self._workers.publish()
 
     async def _timed(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> Evaluation:
         """An evaluation that the end of the run repeats; measures its duration."""
-        watch = Stopwatch(self._now)
+        watch = Stopwatch(self._clock.now)
         found, self._sampled = await self._evaluate(name, prompts, deadline)
-        self._measure(evaluation_part(name), watch.total_s)
+        part, seconds, now_s = evaluation_part(name), watch.total_s, self._clock.elapsed_s
+        self._deadline.parts.observe(part, seconds)
+        # A resumed run reads it.
+        self._records.journal("reserved", reason=part, seconds=seconds, elapsed_s=now_s)
         return found
 
     async def _evaluate(
@@ -371,24 +353,18 @@ class EvaluationSchedule:
                     sampled += new
         except OutOfTime:
             pass
-        return Evaluation(tuple(answers), self._metric, self._of_accuracy), sampled
-
-    def _answers(self, step: int) -> Evaluation:
-        """The answers of a validation."""
-        if step not in self._read:
-            self._read[step] = self._evaluation(self._validated[step])
-        return self._read[step]
+        config = self.config
+        return Evaluation(tuple(answers), config.metric, config.has_accuracy_reward), sampled
 
     def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
         """The recorded answers; raises `DamagedFileError` as `RunFolder.read_rollouts`."""
-        rows = self._folder.read_rollouts(entry["file"])
-        return Evaluation.of(rows, metric=self._metric, of_accuracy=self._of_accuracy)
+        rows, config = self._folder.read_rollouts(entry["file"]), self.config
+        return Evaluation.of(rows, metric=config.metric, of_accuracy=config.has_accuracy_reward)
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
         assert self._workers.published is not None
         adapter = self._workers.published.sha256
-        self._evaluated.add(adapter)
         for part, errors in found.errors.items():
             self._records.event(
                 "evaluation_errors",

@@ -89,14 +89,8 @@ def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
 
     The interval is that of `mean_interval` for the prompts' differences, the p-value that of
     `sign_flip_test`.
-
-    Raises:
-        ValueError: if they have different shapes.
     """
-    if before.shape != after.shape:
-        raise ValueError(
-            f"scores of shapes {before.shape} before and {after.shape} after are no pairs"
-        )
+    assert before.shape == after.shape, (before.shape, after.shape)
     found = _known(_of_prompts(after) - _of_prompts(before))
     p, test = sign_flip_test(found) if len(found) else (None, "none")
     return ScoreChange(
@@ -166,7 +160,9 @@ def sign_flip_test(differences: np.ndarray) -> tuple[float, str]:
             sums = np.concatenate([sums - size, sums + size])
         return float((np.abs(sums) >= observed).mean()), "sign flips, exact"
     rng, far = np.random.default_rng(_SEED), 0
-    for count in _chunks(DRAWS, width=len(sizes)):
+    at_once = max(1, _AT_ONCE // len(sizes))
+    for start in range(0, DRAWS, at_once):
+        count = min(at_once, DRAWS - start)
         signs = rng.integers(0, 2, (count, len(sizes)), dtype=np.int8)
         sums = 2 * (signs @ sizes) - sizes.sum()
         far += int((np.abs(sums) >= observed).sum())
@@ -189,9 +185,3 @@ def _interval(values: np.ndarray) -> tuple[float, float] | None:
     if len(values) < 2 or np.ptp(values) <= _EQUAL * np.abs(values).max():
         return None
     return mean_interval(values)
-
-
-def _chunks(total: int, *, width: int) -> list[int]:
-    """Parts of `total` rows with at most `_AT_ONCE` numbers each."""
-    most = max(1, _AT_ONCE // width)
-    return [min(most, total - start) for start in range(0, total, most)]

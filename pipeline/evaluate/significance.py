@@ -1,8 +1,8 @@
 """Confidence intervals of accuracies, and paired comparison of two accuracies.
 
 Answers are bool arrays `prompts samples`, or `prompts` with one sample each, with the same prompts
-in the same order before and after. Samples of one prompt are not independent, so the unit of
-analysis is the prompt. Intervals are 95% intervals; p-values are two-sided.
+in the same order before and after; at least one. Samples of one prompt are not independent, so the
+unit of analysis is the prompt. Intervals are 95% intervals; p-values are two-sided.
 """
 
 from __future__ import annotations
@@ -63,9 +63,6 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
     the number of independent answers with the variance found between the prompts' means (Kish's
     design effect; Franco et al., J. Survey Stat. Methodol. 7, 2019, 334-364). It is at least the
     number of prompts (identical samples) and at most that of answers (independent samples).
-
-    Raises:
-        ValueError: if there are no answers.
     """
     means, samples = _means(correct)
     share = float(means.mean())
@@ -89,14 +86,8 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     share of the 2**n choices of signs whose sum is at least as far from 0. It is exact, not sampled
     (Pagano and Tritchler, J. Am. Stat. Assoc. 78, 1983, 435-440), and equals McNemar's with one
     sample per prompt.
-
-    Raises:
-        ValueError: if there are no answers, or different numbers of them.
     """
-    if before.shape != after.shape:
-        raise ValueError(
-            f"answers of shapes {before.shape} before and {after.shape} after are no pairs"
-        )
+    assert before.shape == after.shape, (before.shape, after.shape)
     before_means, samples = _means(before)
     after_means, _ = _means(after)
     risen = np.rint((after_means - before_means) * samples).astype(np.int64)
@@ -140,11 +131,8 @@ def pass_at(correct: np.ndarray, k: int) -> float:
 
 def _means(correct: np.ndarray) -> tuple[np.ndarray, int]:
     """Each prompt's share of right answers, float64 `prompts`, and its number of samples."""
-    if correct.dtype != np.bool_ or correct.ndim not in {1, 2} or correct.size == 0:
-        raise ValueError(
-            f"answers are {correct.dtype} of shape {correct.shape}; expected bool `prompts` or "
-            "`prompts samples`, at least one"
-        )
+    assert correct.dtype == np.bool_, correct.dtype
+    assert correct.size
     rows = correct.reshape(len(correct), -1)
     return rows.mean(axis=1), rows.shape[1]
 

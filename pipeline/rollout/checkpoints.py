@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.clock import Clock, PhaseClock, Stopwatch
-from pipeline.deadline import CHECKPOINT
+from pipeline.deadline import CHECKPOINT, Deadline
 from pipeline.progress import Progress
 from pipeline.rollout.workers import Workers
 from pipeline.run.history import provenance
 from pipeline.run.records import Records
-from pipeline.types import Measure
 
 STOP_S = 30.0
 """Maximum seconds that the checkpoint at a stop signal may take."""
@@ -29,7 +28,7 @@ class Checkpoints:
         records: journal of the checkpoints, those of earlier processes included.
         phases: of the driver.
         clock: of the run.
-        measure: receives how long each checkpoint takes.
+        deadline: learns how long each checkpoint takes.
     """
 
     def __init__(
@@ -39,13 +38,13 @@ class Checkpoints:
         records: Records,
         phases: PhaseClock,
         clock: Clock,
-        measure: Measure,
+        deadline: Deadline,
     ) -> None:
         self._workers = workers
         self._records = records
         self._phases = phases
         self._clock = clock
-        self._measure = measure
+        self._deadline = deadline
         saved = [entry["step"] for entry in records.folder.events("checkpoint")]
         self._saved = saved[-1] if saved else -1
         self._saving: dict[str, Any] | None = None
@@ -54,16 +53,13 @@ class Checkpoints:
     async def save(self, progress: Progress) -> None:
         """Begins to write a checkpoint; it counts from when `settle` finds it complete.
 
-        The first one of a run is waited for: the planner needs to know its duration.
-
-        Args:
-            progress: where the run is.
+        The first one of a run is waited for: the deadline needs to know its duration.
         """
         await self.settle()
         progress = replace(progress, wall_s=self._clock.elapsed_s)
         watch = Stopwatch(self._clock.now)
         with self._phases.during("checkpoint"):
-            await self._workers.save({**progress.to_meta(), "provenance": self._provenance})
+            await self._workers.learner.save({**progress.to_meta(), "provenance": self._provenance})
         self._saving = {
             "step": progress.step,
             "wall_s": progress.wall_s,
@@ -73,20 +69,16 @@ class Checkpoints:
             await self.settle()
 
     async def settle(self, *, wait: bool = True) -> None:
-        """Journals the checkpoint that is being written, if there is one and it is complete.
-
-        Args:
-            wait: until it is complete.
-        """
+        """Journals the checkpoint that is being written, once it is complete or if it is now."""
         if self._saving is None:
             return
         with self._phases.during("checkpoint"):
-            seconds = await self._workers.saved(wait=wait)
+            seconds = await self._workers.learner.saved(wait=wait)
         if seconds is None:
             return
         saving, self._saving = self._saving, None
         if saving["step"] != self._saved:
-            self._measure(CHECKPOINT, seconds)
+            self._deadline.parts.observe(CHECKPOINT, seconds)
         self._saved = saving["step"]
         self._records.checkpoint({**saving, "seconds": seconds})
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from itertools import groupby
 from typing import Any
 
 from configs.rollout import min_finished
-from pipeline.protocols import Sampler, WorkerDied
+from pipeline.protocols import Sampler
 from pipeline.types import (
     Completion,
     DecodeWork,
@@ -60,8 +59,7 @@ async def _reporting(
         while not task.done():
             await asyncio.wait({task}, timeout=REPORT_S)
             if not task.done():
-                with suppress(WorkerDied):  # the task raises it, too
-                    report(await sampler.finished())
+                report(await sampler.finished())
     finally:
         if not task.done():
             task.cancel()

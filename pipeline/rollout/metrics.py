@@ -112,7 +112,9 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
     parts = _part_names(rollouts)
     values = _series([[rollout.rewards[part] for part in parts] for rollout in rollouts])
     (reward,) = _series([[rollout.reward] for rollout in rollouts])
-    lengths, correct = _yardsticks(rollouts, config)
+    # NaN where it is not known whether the answer is right.
+    table = [[len(rollout.completion.tokens), _right(rollout, config)] for rollout in rollouts]
+    lengths, correct = _series(table)
     yardsticks = {"corr_length": lengths, "corr_correct": correct}
     found: dict[str, float | None] = {
         "reward/group_std": groups.spread(reward[None])[0],
@@ -215,13 +217,6 @@ def _part_names(rollouts: Sequence[Rollout]) -> list[str]:
 def _series(rows: Sequence[Sequence[float | None]]) -> np.ndarray:
     """Columns of a table as float64 `columns rows`, NaN for None."""
     return np.array(rows, dtype=float).T
-
-
-def _yardsticks(rollouts: Sequence[Rollout], config: Config) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens of each rollout, and whether its answer is right; NaN where that is not known."""
-    table = [[len(rollout.completion.tokens), _right(rollout, config)] for rollout in rollouts]
-    lengths, right = _series(table)
-    return lengths, right
 
 
 def _right(rollout: Rollout, config: Config) -> float | None:

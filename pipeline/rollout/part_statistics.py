@@ -107,9 +107,7 @@ def distribution(values: np.ndarray) -> dict[str, float]:
         return {}
     return {
         "std": float(values.std()),
-        **dict(
-            zip(_QUANTILES, np.quantile(values, list(_QUANTILES.values())).tolist(), strict=True)
-        ),
+        **{name: float(np.quantile(values, share)) for name, share in _QUANTILES.items()},
         "at_min": float((values == values.min()).mean()),
         "at_max": float((values == values.max()).mean()),
     }

@@ -27,16 +27,17 @@ A round's prompts are a function of what was sampled before, and with a time bud
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 
 from configs.schema import Config
-from pipeline.clock import PhaseClock
+from pipeline.clock import Clock, PhaseClock
 from pipeline.data.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.data.packing import sequences_for_step
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.prompts import PromptMaker
+from pipeline.deadline import Deadline
 from pipeline.progress import SamplingState, SignalShare
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
@@ -63,9 +64,8 @@ class RolloutProducer:
         maker: decodes completions.
         workers: sample and score.
         records: show progress and notices.
-        has_time_for: whether there is time for another step of this number: asked before a further
-            round.
-        now: reads the clock, in seconds.
+        deadline: asked for the time of another step before a further round.
+        clock: of the run.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class RolloutProducer:
         maker: PromptMaker,
         workers: Workers,
         records: Records,
-        has_time_for: Callable[[int], bool],
-        now: Callable[[], float],
+        deadline: Deadline,
+        clock: Clock,
     ) -> None:
         self._config = config
         self._data = data
@@ -86,8 +86,8 @@ class RolloutProducer:
         self._tags = Tags.of_run(config)
         self._workers = workers
         self._records = records
-        self._has_time_for = has_time_for
-        self._now = now
+        self._deadline = deadline
+        self._clock = clock
         self._ahead: asyncio.Task[RolloutStep] | None = None
 
     async def take(self, step: TrainStep, state: SamplingState, phases: PhaseClock) -> TrainingStep:
@@ -134,7 +134,7 @@ class RolloutProducer:
         if step is None:
             yield
             return
-        sampling = asyncio.create_task(self._sample(step, state, PhaseClock(self._now)))
+        sampling = asyncio.create_task(self._sample(step, state, PhaseClock(self._clock.now)))
         try:
             yield
         except BaseException:
@@ -224,7 +224,7 @@ class RolloutProducer:
         self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, phases: PhaseClock
     ) -> SamplingRound:
         """A group for each prompt, and the continuation of partial rollouts."""
-        config, workers, began_s = self._config, self._workers, self._now()
+        config, workers, began_s = self._config, self._workers, self._clock.now()
         new = [
             RolloutRequest(RolloutName("train", step.number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
@@ -263,7 +263,7 @@ class RolloutProducer:
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
-        seconds = self._now() - began_s
+        seconds = self._clock.now() - began_s
         return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
 
     def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
@@ -277,6 +277,7 @@ class RolloutProducer:
         assert settings.max_prompts_per_step is not None
         missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
         left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
-        if missing <= 0 or left <= 0 or not self._has_time_for(step):
+        has_time = self._deadline.allows_step(step, self._clock.elapsed_s)
+        if missing <= 0 or left <= 0 or not has_time:
             return 0
         return dynamic_sampling.round_size(missing, left=left, share=signal.share)

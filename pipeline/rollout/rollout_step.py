@@ -94,12 +94,7 @@ class RolloutStep:
         return reward_errors(self.all_rollouts)
 
     def stop_reason(self, config: Config, *, alarm: str | None) -> str | None:
-        """Why the run stops before the update; None: it goes on.
-
-        Args:
-            config: of the run.
-            alarm: that stops the run; None: none does.
-        """
+        """Why the run stops before the update, by an error or an alarm; None: it goes on."""
         error = stopping_error(self.all_rollouts, config.rewards)
         if error is not None:
             return f"step {self.number + 1}: {error}"
@@ -221,8 +216,6 @@ class DemonstrationStep:
     sequences: Sequence[PackedRow]
     state: SamplingState
 
-    seconds = 0.0
-    tokens = 0
     overflow = ""
     learner_prefix = "sft"
 
@@ -257,10 +250,6 @@ class DemonstrationStep:
         records.sft_step(self.number + 1, metrics)
         if skipped:
             records.demonstrations(self.name, self.sequences)
-
-    def metrics(self, config: Config) -> dict[str, float]:  # noqa: ARG002
-        """Nothing: all metrics of an SFT step come from its update."""
-        return {}
 
 
 TrainingStep = RolloutStep | DemonstrationStep

@@ -9,13 +9,12 @@ adapter. The death of a process raises `WorkerDied`, which ends the process of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.clock import Clock
-from pipeline.plan.sizes import Sizes
 from pipeline.protocols import Learner, ProcessUse, Sampler, Scorer, Worker
 from pipeline.rollout import dispatch, mismatch
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
@@ -67,18 +66,14 @@ class Workers:
         samplers: at least one.
         learner: of the run.
         scorer: the reward workers.
-        sizes: for which samplers and learner are compiled.
         config: of the run.
         clock: the run's.
         stop: set from outside to end the run early.
         one_process: the sampler and the learner are the same process.
 
     Attributes:
-        learner: of the run.
-        scorer: the reward workers.
         reporting: samplers and learner, by name.
         published: the adapter that the samplers hold; None: none yet.
-        sizes: as given.
     """
 
     def __init__(
@@ -87,7 +82,6 @@ class Workers:
         samplers: Sequence[Sampler],
         learner: Learner,
         scorer: Scorer,
-        sizes: Sizes,
         config: Config,
         clock: Clock,
         stop: asyncio.Event,
@@ -96,14 +90,11 @@ class Workers:
         self.reporting: dict[str, Worker] = {"learner": learner}
         if not one_process:
             self.reporting |= {f"sampler {n}": sampler for n, sampler in enumerate(samplers)}
-        self.sizes = sizes
-        self._probe_bound = config.mismatch_bounds.probe
-        self._max_new_tokens = config.rollout.max_new_tokens
+        self._config = config
         self.published: Published | None = None
         self._samplers = samplers
         self.learner = learner
         self.scorer = scorer
-        self._temperature = config.rollout.temperature
         self._clock = clock
         self._stop = stop
         self._stuck = False
@@ -120,9 +111,9 @@ class Workers:
             self._samplers,
             self.learner,
             prompts,
-            bound=self._probe_bound,
-            temperature=self._temperature,
-            max_new_tokens=self._max_new_tokens,
+            bound=self._config.mismatch_bounds.probe,
+            temperature=self._config.rollout.temperature,
+            max_new_tokens=self._config.rollout.max_new_tokens,
         )
         return await self._within(None, work, aborts=self._samplers)
 
@@ -203,18 +194,6 @@ class Workers:
         if data.overflow and not metrics["tokens_trained"]:
             metrics["skipped_updates"] = 1.0
         return metrics
-
-    async def save(self, meta: Mapping[str, Any]) -> None:
-        """Begins to write a checkpoint with `meta`."""
-        await self.learner.save(meta)
-
-    async def saved(self, *, wait: bool) -> float | None:
-        """Seconds until the last checkpoint was complete; None: it is not.
-
-        Args:
-            wait: until it is complete.
-        """
-        return await self.learner.saved(wait=wait)
 
     # --- use of time and memory
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
-from configs.schema import Config
 from pipeline.data.packed_batch import PackedRow
 from pipeline.evaluate.summary import (
     NO_VALUE,
@@ -157,27 +156,6 @@ class Records:
         if trained:
             self.tracker.log(metrics, step=step, rollouts=rollouts)
         self.console.step(step, metrics)
-
-    def truncation(self, config: Config) -> None:
-        """Warns and journals if top_k, top_p or min_p truncate the sampling distribution."""
-        rollout, cap = config.rollout, config.learner.importance_cap
-        if not rollout.truncates:
-            return
-        cut = {"top_k": rollout.top_k, "top_p": rollout.top_p, "min_p": rollout.min_p}
-        shown = ", ".join(f"{name} {value:g}" for name, value in cut.items())
-        corrects = (
-            f"importance weights up to {cap:g} correct for it, except for excluded tokens"
-            if cap
-            else "nothing corrects for it (learner.importance_cap is 0)"
-        )
-        self.event(
-            "truncated_rollouts",
-            f"rollouts are sampled from a truncated distribution ({shown}): the sampler is not the "
-            "policy that is trained; the loss uses log-probs of the full distribution, and "
-            f"{corrects}",
-            **cut,
-            importance_cap=cap,
-        )
 
     def reward_errors(self, step: int, errors: Mapping[str, Sequence[RewardError]]) -> None:
         """Journals the errors of each part by cause; shows the first of each kind.

@@ -8,10 +8,13 @@ import pytest
 
 from configs.errors import unknown_key
 from configs.load import load_config
+from configs.nearest import FROM_TRL
+from configs.settings import settings_by_path
 
 from .conftest import SMALL, Write
 from .test_load import mistakes
 
+FROM_TRL_PAGE = Path(__file__).parents[2] / "docs" / "from_trl.md"
 PATHS = "supported are file system paths"
 MOUNT = "mount or download data that is stored elsewhere"
 KEYS = (
@@ -169,11 +172,22 @@ def test_a_missing_table_names_its_keys(write: Write) -> None:
         ("rewards.functions.3.wieght", ["rewards.functions.3.weight"]),
         ("rewards.functions.N.weight", ["rewards.functions.0.weight"]),
         ("budgt", ["budget"]),
+        ("learner.beta", ["learner.kl_coef"]),
+        ("rollout.num-generations", ["rollout.group_size"]),
+        ("max_steps", ["budget.steps"]),
     ],
 )
 def test_an_unknown_key_suggests_the_nearest_keys(path: str, meant: list[str]) -> None:
     suggestion = str(unknown_key(tuple(path.split("."))))
     assert suggestion == f"{path}: unknown; did you mean {' or '.join(meant)}?"
+
+
+def test_each_name_of_trl_in_the_table_has_a_key_of_ours() -> None:
+    page = FROM_TRL_PAGE.read_text(encoding="utf-8")
+    for theirs, ours in FROM_TRL.items():
+        assert theirs not in settings_by_path()
+        assert ours in settings_by_path()
+        assert f"`{theirs}`" in page or f"`{theirs} = " in page
 
 
 def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:

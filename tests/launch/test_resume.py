@@ -38,10 +38,3 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     # The next start finds the accepted code.
     check_same_code(folder, new, accept=())
     assert record_reward_changes(folder, config, new, step=9) == []
-
-
-def test_a_new_run_has_no_changed_rewards(tmp_path: Path):
-    config = make_config(tmp_path)
-    run = RunFolder.of(config)
-    assert record_reward_changes(run, config, {"correct": "a" * 64}, step=0) == []
-    assert list(tmp_path.iterdir()) == []

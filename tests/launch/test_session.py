@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,24 +18,24 @@ from launch.code_version import code_version
 from launch.preparation import Prepared
 from launch.progress import Reporter
 from launch.session import (
-    _clock,
     _coordinate,
     _deadline,
-    _meter,
     _recording_time,
+    _run_and_upload,
     _Session,
     _tracker,
-    _workers,
 )
 from launch.stop import Stop
-from pipeline.budget import Budget
-from pipeline.clock import Clock
+from pipeline.budget import Budget, used_s
+from pipeline.clock import Clock, PhaseClock
 from pipeline.plan.choose_sizes import Chosen
 from pipeline.plan.search.fitting import first_sizes
+from pipeline.rollout.workers import Workers
 from pipeline.run import tracking
 from pipeline.run.console import Console
+from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror
-from pipeline.run.record_files import read_rows
+from pipeline.run.record_files import DamagedFileError, read_rows
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
 from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
@@ -45,8 +45,6 @@ from tests.stub_workers import Disk, StubLearner, StubSampler
 
 class Session:
     """One process of a run, with fake actors that a test may alter before `run`."""
-
-    one_process = False
 
     def __init__(
         self,
@@ -75,21 +73,28 @@ class Session:
         )
 
     def run(self, *, started: float = 0.0) -> int:
-        clock = _clock(self.prepared, started=started)
         config = self.prepared.config
-        actors = cast("RunActors", self)
-        session = self._session(clock)
-        workers = _workers(session, config, actors)
+        session = self._session(started)
+        workers = Workers(
+            samplers=self.samplers,
+            learner=self.learner,
+            scorer=self.scorer,
+            config=config,
+            clock=session.clock,
+            stop=self.stop.event,
+        )
         chosen = Chosen(first_sizes(config, self.folder.plan), 0.0, (), {})
 
         async def run() -> int:
-            return await _coordinate(session, config, actors, workers, chosen)
+            return await _coordinate(session, cast("RunActors", self), workers, chosen)
 
         with closing(self.folder):
             return asyncio.run(run())
 
-    def _session(self, clock: Clock) -> _Session:
-        meter = _meter(self.prepared, started=time.monotonic())
+    def _session(self, started: float) -> _Session:
+        clock = Clock(started, used_before_s=used_s(self.folder), now=self.script.clock)
+        config = self.prepared.config
+        meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
         prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
         reporter = Reporter(meter.phases)
@@ -104,11 +109,9 @@ class Session:
 
 
 @pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+def now() -> FakeClock:
     """The clock of all processes."""
-    clock = FakeClock()
-    monkeypatch.setattr("launch.session.Clock", partial(Clock, now=clock))
-    return clock
+    return FakeClock()
 
 
 def test_a_resume_with_other_code_says_so(
@@ -165,8 +168,21 @@ def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     assert "Traceback" not in shown.err
     assert "the same command continues" not in shown.out + shown.err
     assert session.folder.summary is None
-    session.folder.create(session.prepared.config)
-    session.folder.close()
+
+
+def test_a_lost_best_version_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    session = Session(make_config(tmp_path), Disk())
+
+    async def gone(*_: object) -> None:
+        raise DamagedFileError("the best version is gone; put it back")
+
+    monkeypatch.setattr("pipeline.coordinator.EvaluationSchedule.recover_best", gone)
+    assert session.run() == 1
+    shown = capsys.readouterr()
+    assert shown.err == "the best version is gone; put it back\n"
+    assert "the same command continues" not in shown.out
 
 
 def test_failing_rewards_exit_with_1_and_one_sentence(
@@ -273,6 +289,25 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
 
 
 # --- W&B
+
+
+@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 2), (130, 0), (143, 0)])
+def test_a_run_that_was_stopped_is_no_failure_in_wandb(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, told: int
+):
+    found = list[int]()
+
+    class Ending(FakeTracker):
+        async def finish(self, *, exit_status: int) -> None:
+            found.append(exit_status)
+
+    async def ended(_: _Session) -> int:
+        return status
+
+    monkeypatch.setattr("launch.session._run", ended)
+    session = replace(Session(make_config(tmp_path), Disk())._session(0.0), tracker=Ending())
+    assert asyncio.run(_run_and_upload(session)) == status
+    assert found == [told]
 
 
 class Trackers:

@@ -44,19 +44,6 @@ def test_a_second_ctrl_c_ends_a_process_with_one_line(first: signal.Signals):
     assert (child.returncode, out, err) == (130, "", "stopped at once; nothing was waited for\n")
 
 
-def test_real_signals_arrive():
-    async def run() -> Stop:
-        stop = Stop("stopping")
-        stop.listen()
-        signal.raise_signal(signal.SIGTERM)
-        await stop.event.wait()
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-        return stop
-
-    assert asyncio.run(run()).exit_status == 143
-
-
 def test_a_signal_cancels_the_work():
     ended: list[str] = []
 

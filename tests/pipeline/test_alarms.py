@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.alarm_rules import Earlier, Rule
+from pipeline.alarm_rules import Rule
 from pipeline.alarms import Alarm, AlarmWatch
 from pipeline.rollout.part_statistics import Groups
 from tests.samples import make_config
@@ -67,14 +66,6 @@ def test_a_replay_is_not_quadratic():
     rows = numbered([{"learner/grad_norm": Counted(7 * n % 100)} for n in range(steps)])
     AlarmWatch(settings()).replay(rows, [], [])
     assert 0 < Counted.comparisons < 20 * steps
-
-
-@pytest.mark.parametrize("values", [[3.0], [3.0, 1.0], [3.0, 1.0, 2.0], [3.0, 1.0, 2.0, 7.0]])
-def test_the_median_of_earlier_values(values: list[float]):
-    earlier = Earlier()
-    for value in values:
-        earlier.add(value)
-    assert earlier.median == median(values)
 
 
 def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_cleared():

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.base import parse_duration_s
 from configs.budget import parse_instant
-from configs.schema import Config, parse_duration_s
+from configs.schema import Config
 from pipeline.budget import (
     Budget,
     check_more,
@@ -36,11 +37,6 @@ def folder_of(config: Config, *, ended: str | None = "finished") -> RunFolder:
 @pytest.fixture
 def timed(tmp_path: Path) -> Config:
     return make_config(tmp_path, budget={"time": "1h", "steps": None})
-
-
-def test_budgets_of_the_same_kind_are_added():
-    assert Budget(3, None) + Budget(4, None) == Budget(7, None)
-    assert Budget(None, 3.5) + Budget(None, 4.0) == Budget(None, 7.5)
 
 
 def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, timed: Config):

@@ -366,32 +366,6 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(tmp_path: Pat
     assert left_behind(fixed.folder) == left_behind(whole.folder)
 
 
-@pytest.mark.parametrize(("most", "stops"), [(0.0, True), (0.25, False), (1.0, False)])
-def test_the_allowed_share_of_missing_rewards_is_a_setting(
-    tmp_path: Path, most: float, stops: bool
-):
-    config = make_config(tmp_path, alarms={"excluded": {"above": most}}, budget={"steps": 1})
-    run = broken(StubRun(config), {0: 4 if most == 1 else 1})
-    if stops:
-        with pytest.raises(TrainingStopped, match=r"step 1: 25\.0% of the rollouts"):
-            run.run()
-    else:
-        assert run.run() == "finished"
-
-
-def test_a_part_of_weight_0_never_stops_a_run(tmp_path: Path):
-    functions = [
-        {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
-        {"name": "format", "function": "rewards.format:well_formed"},
-    ]
-    config = make_config(tmp_path, rewards={"functions": functions}, budget={"steps": 1})
-    run = broken(StubRun(config), {0: 4})
-    assert run.run() == "finished"
-    (metrics,) = run.folder.metrics
-    assert (metrics["reward/excluded_share"], metrics["reward/errors"]) == (0.0, 4.0)
-    assert run.summary["faults"]["reward_errors"] == 4
-
-
 @pytest.mark.parametrize(
     "more",
     [

@@ -273,9 +273,7 @@ def test_a_shortened_test_is_kept_where_no_more_can_be_answered(tmp_path: Path):
     assert third.summary["eval"]["after"]["n"] > answered
 
 
-def test_an_unevaluated_version_does_not_replace_an_evaluated_export(
-    tmp_path: Path,
-):
+def test_an_unevaluated_version_does_not_replace_an_evaluated_export(tmp_path: Path):
     # Without a validation split, and with a final test that never ends.
     run = simulated(config_of(tmp_path, 250), stalls={(TEST, 2): 1e6})
     assert run.exports == [(0, "first")]

@@ -30,8 +30,3 @@ def test_keys_differ_for_every_part_of_the_name():
     ]
     keys = {name.key(5).tobytes() for name in names} | {NAME.key(6).tobytes()}
     assert len(keys) == len(names) + 1
-
-
-def test_names_have_an_order():
-    names = [RolloutName("train", 0, prompt, sample) for prompt in (10, 9) for sample in (1, 0)]
-    assert [(n.prompt_id, n.sample) for n in sorted(names)] == [(9, 0), (9, 1), (10, 0), (10, 1)]

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from configs.schema import Prompt
@@ -25,7 +24,6 @@ from pipeline.evaluate.evaluation import (
 )
 from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
-from pipeline.types import RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
 from tests.samples import CharTokenizer, completion, make_config, make_data, make_prompts
 
@@ -71,12 +69,6 @@ def test_answers_are_judged_against_their_own_prompts():
         "truncated": 0.25,
         "num_tokens_mean": 14.75,
     }
-
-
-def test_completions_of_other_prompts_are_refused():
-    name = RolloutRequest(RolloutName("test", 0, 1, 0), np.zeros(1, np.int32))
-    with pytest.raises(ValueError, match="1 completions are not those of 4 prompts"):
-        judge(PROMPTS, [completion(name)], maker=MAKER, tags=TAGS)
 
 
 def test_the_answer_is_extracted_as_configured():

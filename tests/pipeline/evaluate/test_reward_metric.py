@@ -101,8 +101,7 @@ def score(skill: float) -> float:
 def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_path: Path):
     run = styled(tmp_path, [0.2, 0.4, 0.8, 0.6])
     assert run.run() == "finished"
-    summary = run.folder.summary
-    assert summary is not None
+    summary = run.summary
     best = summary["best"]
     assert (best["step"], best["last_step"]) == (2, 3)
     assert best["score"] == pytest.approx(score(0.8))
@@ -131,8 +130,7 @@ def test_a_validation_without_any_score_is_never_the_best(tmp_path: Path):
     run.run()
     assert [entry["step"] for entry in run.events("validation_excluded")] == [0, 3]
     assert validated(run.folder) == [0, 1, 2, 3]  # not repeated for ever
-    summary = run.folder.summary
-    assert summary is not None
+    summary = run.summary
     best = summary["best"]
     # All scores that exist are 1: the earliest version.
     assert (best["step"], best["score"], best["last_score"]) == (1, 1.0, None)
@@ -189,8 +187,7 @@ def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
         "after_step": 2,
         "changes": [["rewards.functions.style.weight", 1.0, 2.0]],
     }
-    summary = again.folder.summary
-    assert summary is not None
+    summary = again.summary
     # Version 1 has the better style, by rewards that are no longer those of the run.
     assert summary["best"]["step"] == 3
     assert again.script.calls[-1] == "learner.export 3"

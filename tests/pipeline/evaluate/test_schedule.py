@@ -27,7 +27,6 @@ def collapsing(
     folder: Path,
     *,
     disk: Disk | None = None,
-    script: Script | None = None,
     every_steps: int = 1,
     **tables: Mapping[str, Any],
 ) -> StubRun:
@@ -39,7 +38,7 @@ def collapsing(
         "checkpoint": {"every_steps": 3},
     }
     config = make_config(folder, **(usual | tables))
-    return skilled(config, disk=disk, script=script)
+    return skilled(config, disk=disk)
 
 
 def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> StubRun:
@@ -52,8 +51,7 @@ def skilled(config: Config, *, disk: Disk | None = None, script: Script | None =
 def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     run = collapsing(tmp_path)
     assert run.run() == "finished"
-    summary = run.folder.summary
-    assert summary is not None
+    summary = run.summary
     assert run.learner.version == summary["steps"] == STEPS
     best = summary["best"]
     assert (best["step"], best["last_step"]) == (COLLAPSE - 1, STEPS)
@@ -77,8 +75,7 @@ def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 4}, rewards={"functions": [part]})
     run.sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
     run.run()
-    assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == 2
+    assert run.summary["best"]["step"] == 2
     keeps = [call for call in run.script.calls if "keep_best" in call]
     assert keeps == ["learner.keep_best 0", "learner.keep_best 1", "learner.keep_best 2"]
 
@@ -90,8 +87,7 @@ def test_of_equal_accuracies_the_higher_mean_reward_is_the_best(tmp_path: Path):
     rewards = {entry["step"]: entry["reward"] for entry in run.events("evaluated")[1:-1]}
     best = max(rewards, key=lambda step: (rewards[step], -step))
     assert len(set(rewards.values())) > 2
-    assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == best
+    assert run.summary["best"]["step"] == best
     (told,) = run.events("best")
     assert told["accuracy"] == told["last_accuracy"] == 0.5
 
@@ -112,49 +108,34 @@ def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
     run.sampler.skill = lambda version: 0.8 - 0.1 * version
     run.run()
-    assert run.folder.summary is not None
-    told = run.folder.summary["untrained_export"]
+    told = run.summary["untrained_export"]
     assert told.startswith(
         "no validated version was better than the untrained model; the export is the untrained "
         "model (2 validations over 2 steps, by 'exact_answer'). Likely causes: "
     )
     better = collapsing(tmp_path / "better")
     better.run()
-    assert better.folder.summary is not None
-    assert "untrained_export" not in better.folder.summary
-
-
-SKILLS = [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
-
-
-def peaking(folder: Path, disk: Disk, *, steps: int, script: Script | None = None) -> StubRun:
-    """A run that validates every other step; version 4 is its best, version 2 the second."""
-    run = collapsing(
-        folder,
-        disk=disk,
-        script=script,
-        every_steps=2,
-        budget={"steps": steps},
-        checkpoint={"every_steps": 1},
-    )
-    run.sampler.skill = lambda version: SKILLS[version]
-    return run
+    assert "untrained_export" not in better.summary
 
 
 def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exported(
     tmp_path: Path,
 ):
-    disk = Disk()
-    first = peaking(tmp_path, disk, steps=5)
-    first.run()
-    assert first.learner.best[0] == 4
+    disk, skills = Disk(), [0.2, 0.3, 0.6, 0.5, 0.7, 0.1]
+
+    def validated_every_other_step(*, steps: int) -> StubRun:
+        budget, checkpoint = {"steps": steps}, {"every_steps": 1}
+        run = collapsing(tmp_path, disk=disk, every_steps=2, budget=budget, checkpoint=checkpoint)
+        run.sampler.skill = lambda version: skills[version]
+        run.run()
+        return run
+
+    assert validated_every_other_step(steps=5).learner.best[0] == 4
     for version in [version for version in disk if version > 3]:
         del disk[version]
-    run = peaking(tmp_path, disk, steps=3)
-    run.run()
+    run = validated_every_other_step(steps=3)
     assert run.script.calls[-1] == "learner.export 2"
-    assert run.folder.summary is not None
-    assert run.folder.summary["best"]["step"] == 2
+    assert run.summary["best"]["step"] == 2
 
 
 def by_the_clock(
@@ -180,9 +161,7 @@ def test_validations_at_intervals_of_minutes(tmp_path: Path):
     assert validated(run.folder) == [0, 3, 6, 9, 10]
 
 
-def test_a_kept_but_unrecorded_best_version_is_validated_again(
-    tmp_path: Path,
-):
+def test_a_kept_but_unrecorded_best_version_is_validated_again(tmp_path: Path):
     disk, script = Disk(), Script()
     run = by_the_clock(tmp_path, disk=disk, script=script)
 
@@ -194,8 +173,7 @@ def test_a_kept_but_unrecorded_best_version_is_validated_again(
     again = by_the_clock(tmp_path, disk=disk)
     again.sampler.skill = run.sampler.skill
     again.run()
-    assert again.folder.summary is not None
-    assert again.folder.summary["best"]["step"] == 3
+    assert again.summary["best"]["step"] == 3
     assert again.script.calls[-1] == "learner.export 3"
 
 
@@ -203,8 +181,7 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
     sets = [{"name": "forgotten", "path": "forgotten.jsonl"}]
     run = collapsing(tmp_path, eval={"every_steps": 1, "sets": sets})
     run.run()
-    assert run.folder.summary is not None
-    compared = run.folder.summary["eval"]["sets"]["forgotten"]
+    compared = run.summary["eval"]["sets"]["forgotten"]
     assert compared["before"]["accuracy"] == 0.2
     assert compared["after"]["accuracy"] == 0.7
     assert compared["before"]["n"] == PROMPTS
@@ -219,19 +196,15 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
 # --- the SFT phase
 
 
-def warmed(folder: Path, *, disk: Disk, script: Script | None = None) -> StubRun:
+def test_sft_steps_come_first_and_count(tmp_path: Path):
     config = make_config(
-        folder,
+        tmp_path,
         run={"phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
         budget={"steps": 6},
         checkpoint={"every_steps": 2},
     )
-    return StubRun(config, disk=disk, script=script, data=make_data(sft=9))
-
-
-def test_sft_steps_come_first_and_count(tmp_path: Path):
-    run = warmed(tmp_path, disk=Disk())
+    run = StubRun(config, data=make_data(sft=9))
     assert run.run() == "finished"
     learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
     assert learned == [
@@ -240,10 +213,9 @@ def test_sft_steps_come_first_and_count(tmp_path: Path):
     ]
     assert [row["step"] for row in run.folder.metrics] == [1, 2, 3, 4, 5, 6]
     assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 3 + [False] * 3
-    assert run.folder.summary is not None
-    assert run.folder.summary["steps"] == 6
+    assert run.summary["steps"] == 6
     # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
-    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}), disk=Disk())
+    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}))
     plain.run()
 
     def prompts(run: StubRun, step: int) -> list[int]:

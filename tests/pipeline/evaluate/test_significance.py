@@ -7,7 +7,7 @@ from math import comb
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.evaluate.significance import compare_paired, measure_accuracy, pass_at
@@ -134,12 +134,13 @@ def test_intervals_have_the_stated_coverage_for_clustered_samples():
 
 
 @given(ANSWERS)
+@example(np.ones((40, 1), bool))
+@example(np.zeros((41, 1), bool))
 def test_accuracy_lies_in_its_interval(answers: np.ndarray):
     measured = measure_accuracy(answers)
     low, high = measured.ci95
     assert measured.accuracy == pytest.approx(answers.mean())
-    assert 0 <= low <= measured.accuracy + 1e-12
-    assert measured.accuracy - 1e-12 <= high <= 1
+    assert 0 <= low <= measured.accuracy <= high <= 1
 
 
 @given(PAIRS)
@@ -171,20 +172,3 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(answers: np.ndarray
         choices = [list(chosen) for chosen in combinations(range(samples), k)]
         expected = np.mean([answers[:, chosen].any(axis=1).mean() for chosen in choices])
         assert pass_at(answers, k) == pytest.approx(expected)
-
-
-def test_invalid_answer_arrays_are_refused():
-    right = np.array([True, False])
-    with pytest.raises(ValueError, match=r"shapes \(2,\) before and \(1,\) after are no pairs"):
-        compare_paired(right, right[:1])
-    with pytest.raises(ValueError, match=r"shape \(0,\); expected bool"):
-        measure_accuracy(np.zeros(0, bool))
-    with pytest.raises(ValueError, match="answers are float64"):
-        measure_accuracy(np.ones(3))
-
-
-@pytest.mark.parametrize("n", [20, 40, 41, 200])
-def test_a_share_is_never_outside_its_interval(n: int):
-    for right in (False, True):
-        found = measure_accuracy(np.full(n, right))
-        assert found.ci95[0] <= found.accuracy <= found.ci95[1]

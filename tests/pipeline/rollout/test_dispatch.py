@@ -33,13 +33,6 @@ def test_groups_are_assigned_round_robin_in_the_order_of_their_names():
     assert names(second) == [(5, 0), (5, 1)]
 
 
-def test_a_sampler_may_be_idle():
-    assert [names(share) for share in shares([request(0), request(0, 1)], samplers=2)] == [
-        [(0, 0), (0, 1)],
-        [],
-    ]
-
-
 @given(st.permutations(range(9)), st.integers(1, 4))
 def test_the_order_of_the_requests_does_not_matter(order: list[int], samplers: int):
     dealt = shares([request(n) for n in order], samplers=samplers)
@@ -55,9 +48,6 @@ class BlockingSampler:
         self.asked: list[tuple[int, int]] = []
         self.temperature = 0.0
         self.min_finished: int | None = None
-
-    async def load(self, published: object) -> str:
-        raise NotImplementedError
 
     async def generate(
         self,
@@ -77,12 +67,6 @@ class BlockingSampler:
 
     async def work(self) -> DecodeWork:
         return DecodeWork({4: 2}, slot_steps=8, tokens=len(self.asked), prompt_tokens=16)
-
-    async def resume(self) -> None:
-        raise NotImplementedError
-
-    async def abort(self) -> None:
-        raise NotImplementedError
 
 
 def many(*samplers: BlockingSampler) -> list[Sampler]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from pipeline.rollout.mismatch import (
     probe_statistic,
     sync,
 )
-from pipeline.types import Published, RolloutName, RolloutRequest
+from pipeline.types import Completion, Published, RolloutName, RolloutRequest
 from tests import samples, stub_workers
 from tests.run_process import Script
 from tests.samples import FRESH, PROBE, changed, completion, make_prompts
@@ -91,63 +92,48 @@ def test_two_sides_that_both_ignore_the_adapter_are_caught(monkeypatch: pytest.M
         probe(samplers, learner)
 
 
-def test_a_single_sampler_that_differs_is_named_with_causes_and_remedies():
-    _, samplers, learner = team(2)
-    draw = samplers[1].draw
-
-    def wrong_positions(request: RolloutRequest, temperature: float):
-        drawn = draw(request, temperature)
-        drawn.segments[0].logprobs[:] += 0.2 * EFFECT
-        return drawn
-
-    samplers[1].draw = wrong_positions  # type: ignore[method-assign]
-    message = (
-        r"log-probs of sampler 1 differ from the learner's by 0\.2 of .* allowed 0\.001 "
-        r"\(mismatch\.probe; .* wrong position or mask .* --mismatch\.probe 0\.4"
-    )
-    with pytest.raises(MismatchError, match=message):
-        probe(samplers, learner)
+def shifted(drawn: Completion) -> Completion:
+    """As with wrong positions."""
+    drawn.segments[0].logprobs[:] += 0.2 * EFFECT
+    return drawn
 
 
-def test_a_sampler_that_ignores_the_adapter_is_named():
-    _, samplers, learner = team(1)
-    draw = samplers[0].draw
-
-    def base_model(request: RolloutRequest, temperature: float):
-        drawn = draw(request, temperature)
-        drawn.segments[0].logprobs[:] = samples.logprobs(drawn.tokens, learner.adapter)
-        return drawn
-
-    samplers[0].draw = base_model  # type: ignore[method-assign]
-    with pytest.raises(MismatchError, match="LoRA does not reach the sampler"):
-        probe(samplers, learner)
+def without_adapter(drawn: Completion) -> Completion:
+    drawn.segments[0].logprobs[:] = samples.logprobs(drawn.tokens, FRESH)
+    return drawn
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-def test_a_nan_log_prob_is_detected_at_any_position(at: int):
-    _, samplers, learner = team(1)
-    draw = samplers[0].draw
-
-    def broken(request: RolloutRequest, temperature: float):
-        drawn = draw(request, temperature)
-        if request.name.prompt_id == at + 1:
+def nan_in(prompt_id: int) -> Callable[[Completion], Completion]:
+    def broken(drawn: Completion) -> Completion:
+        if drawn.name.prompt_id == prompt_id:
             drawn.segments[0].logprobs[2] = np.nan
         return drawn
 
-    samplers[0].draw = broken  # type: ignore[method-assign]
-    with pytest.raises(MismatchError, match="by nan of what the adapter changes"):
-        probe(samplers, learner)
+    return broken
 
 
-def test_probe_completions_must_carry_the_probes_label():
-    _, samplers, learner = team(1)
-    draw = samplers[0].draw
-
-    def mislabelled(request: RolloutRequest, temperature: float):
-        return changed(draw(request, temperature), version=0)
-
-    samplers[0].draw = mislabelled  # type: ignore[method-assign]
-    with pytest.raises(MismatchError, match=r"was sampled by version 0 .* published is -1"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            shifted,
+            r"of sampler 1 differ .* by 0\.2 of .* allowed 0\.001 .* --mismatch\.probe 0\.4",
+        ),
+        (without_adapter, "LoRA does not reach sampler 1"),
+        *[(nan_in(prompt), "by nan of what the adapter changes") for prompt in (1, 2, 3)],
+        (
+            lambda drawn: changed(drawn, version=0),
+            r"was sampled by version 0 .* published is -1",
+        ),
+    ],
+)
+def test_a_single_sampler_that_differs_is_named_with_causes_and_remedies(
+    change: Callable[[Completion], Completion], message: str
+):
+    _, samplers, learner = team(2)
+    draw = samplers[1].draw
+    samplers[1].draw = lambda *given: change(draw(*given))  # type: ignore[method-assign]
+    with pytest.raises(MismatchError, match=message):
         probe(samplers, learner)
 
 

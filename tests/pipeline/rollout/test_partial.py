@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -150,10 +149,3 @@ def test_versions_by_token():
     assert one.versions.dtype == np.int32
     assert one.num_new == 2
     assert cut(0, 1, 0, "").versions.tolist() == []
-
-
-@pytest.mark.parametrize("partial", ["keep", "drop"])
-def test_a_step_without_finished_groups(partial: Any):
-    settled = split_partial([cut(0, 1, 0), cut(0, 1, 1)], PartialRollouts(), mode=partial)
-    assert settled.finished == []
-    assert len(settled.partial) == (2 if partial == "keep" else 0)

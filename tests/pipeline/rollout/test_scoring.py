@@ -67,8 +67,13 @@ def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
     ]
 
 
-def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path):
-    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
+@pytest.mark.parametrize(
+    # Over the sample deviation sqrt(0.5), or not.
+    ("kind", "high"),
+    [("grpo", 0.5**0.5), ("dr_grpo", 0.5)],
+)
+def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path, kind: str, high: float):
+    config = make_config(tmp_path, learner={"advantage": kind})
     rollouts, stats = score_rollouts(
         GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
     )
@@ -76,7 +81,8 @@ def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path):
     assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
     assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
-    assert [rollout.advantage for rollout in rollouts] == pytest.approx([0.5, -0.5, 0, 0])
+    advantages = [rollout.advantage for rollout in rollouts]
+    assert advantages == pytest.approx([high, -high, 0, 0], abs=1e-5)
     assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
 
 
@@ -94,34 +100,6 @@ def test_groups_are_identified_by_name_even_if_incomplete(tmp_path: Path):
     assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
     nobody = score_rollouts([], [], [], config=config, step=0)
     assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
-
-
-def test_advantages_use_the_configured_formula(tmp_path: Path):
-    rollouts, *_ = score_rollouts(
-        GROUPS,
-        inputs_of(GROUPS),
-        outcomes(1.0, 0.0, 0.5, 0.5),
-        config=make_config(tmp_path),
-        step=0,
-    )
-    # 0.5 over the sample deviation sqrt(0.5).
-    scaled = [rollout.advantage for rollout in rollouts]
-    assert scaled == pytest.approx([0.5**0.5, -(0.5**0.5), 0, 0], abs=1e-5)
-
-
-def test_promise_5_one_part_without_a_value_excludes_the_rollout(tmp_path: Path):
-    rollouts, stats = score_rollouts(
-        GROUPS,
-        inputs_of(GROUPS),
-        outcomes(1.0, None, 0.0, 1.0),
-        config=make_config(tmp_path),
-        step=0,
-    )
-    assert rollouts[1].rewards == {"correct": None, "format": 1.0}
-    assert rollouts[1].reward is None
-    assert rollouts[0].reward == pytest.approx(1.1)
-    assert [rollouts[0].advantage, rollouts[1].advantage] == [0.0, 0.0]
-    assert stats == GroupStats(mixed=1, all_equal=0, short=1, excluded=1)
 
 
 def test_promise_5_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
@@ -237,7 +215,10 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     rollouts, stats = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
     assert [rollout.excluded for rollout in rollouts] == excluded
-    assert stats.excluded == sum(reward is None for reward in rewards)
+    assert rollouts[0].rewards == {"correct": None, "format": 1.0}
+    assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
+    missing = sum(reward is None for reward in rewards)
+    assert stats == GroupStats(mixed=0, all_equal=1, short=1, excluded=missing)
 
 
 def test_an_error_that_stops_names_part_and_prompt(tmp_path: Path):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.clock import Clock
 from pipeline.data.splits import LoadedData
-from pipeline.plan.search.fitting import first_sizes
 from pipeline.protocols import ProcessUse
 from pipeline.rollout import workers as workers_module
 from pipeline.rollout.workers import OutOfTime, Workers
@@ -54,12 +54,16 @@ def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
         samplers=[sampler],
         learner=StubLearner(script, disk={}),
         scorer=LocalScorer(script, config),
-        sizes=first_sizes(config, None),
         config=config,
         clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
         stop=script.stop,
     )
     return found, sampler
+
+
+def simulate(work: Coroutine[Any, Any, None]) -> None:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(work)
 
 
 def until(seconds: float, *, stopped_by_s: float = 105.0) -> WorkDeadline:
@@ -77,8 +81,7 @@ def test_overlong_sampling_is_abandoned_and_the_sampler_works_again(tmp_path: Pa
         completions, _ = await workers.generate(requests(), temperature=1.0)
         assert len(completions) == len(DATA.train.prompts)
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(run())
+    simulate(run())
 
 
 def test_work_is_not_started_after_its_deadline(tmp_path: Path):
@@ -89,8 +92,7 @@ def test_work_is_not_started_after_its_deadline(tmp_path: Path):
             await workers.generate(requests(), temperature=1.0, deadline=until(0.0))
         assert not any("generate" in call for call in sampler.script.calls)
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(run())
+    simulate(run())
 
 
 @pytest.mark.parametrize(("most_s", "stopping_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
@@ -115,8 +117,7 @@ def test_a_sampler_that_does_not_stop_is_not_called_again(
         with pytest.raises(OutOfTime):
             await workers.generate(requests(), temperature=1.0)
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(run())
+    simulate(run())
 
 
 def test_a_process_that_is_stuck_or_dead_reports_no_use(tmp_path: Path):
@@ -136,5 +137,4 @@ def test_a_process_that_is_stuck_or_dead_reports_no_use(tmp_path: Path):
             assert found.keys() == {"learner", "reward correct", "reward format"}
             assert asyncio.get_running_loop().time() - began_s == waited_s
 
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(run())
+    simulate(run())
