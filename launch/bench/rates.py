@@ -43,7 +43,6 @@ from pipeline.types import (
     Prompt,
     Rollout,
     RolloutName,
-    RolloutPhase,
     RolloutRequest,
 )
 from rewards.base import Tags
@@ -146,24 +145,16 @@ class Runs:
             "well_formed": float(sampled.well_formed.mean()),
         }
 
-    def measure(
-        self,
-        prompts: Sequence[Prompt],
-        adapter: Params,
-        *,
-        samples: int,
-        phase: RolloutPhase = "validation",
-    ) -> Evaluation:
+    def measure(self, prompts: Sequence[Prompt], adapter: Params, *, samples: int) -> Evaluation:
         """The judged answers to prompts.
 
         Args:
             prompts: of one split.
             adapter: of the policy.
             samples: of each prompt; one is greedy, several are sampled at temperature 1.
-            phase: names the noise.
         """
         temperature = 0.0 if samples == 1 else 1.0
-        asked = requests(prompts, phase=phase, samples=samples)
+        asked = requests(prompts, phase="validation", samples=samples)
         drawn = self._generate(asked, adapter, temperature=temperature)
         return judge(prompts, drawn, maker=self._maker, tags=self._tags)
 
