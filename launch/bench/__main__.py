@@ -28,18 +28,22 @@ BENCHMARKS = {
     "with the undisturbed adapter, on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
-    "learner": "gradients beside Tunix's on this machine's CPU; some minutes",
+    "learner": "gradients beside Tunix's, and prompts that a group shares, on this machine's CPU; "
+    "some minutes",
+    "mismatch": "what rounding and planted faults do to the probe of sampler against learner, for "
+    "any model, on the device that JAX finds",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
+    "rates": "GRPO runs of a configuration with several learning rates, without Ray, on the device "
+    "that JAX finds",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
 }
 DESCRIPTION = """\
-Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its
-own.
-Progress goes to standard error, the tables (Markdown) to standard output.
+Each row is measured in a process of its own, with peers in the same run. Progress goes to standard
+error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
 
@@ -47,34 +51,71 @@ Exit status: 0 everything was measured and all claims hold, 1 a row failed or a 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _prepare(given), lambda prepared: _run(*prepared))
+    return exit_status(lambda: prepare(given), lambda prepared: _run(*prepared))
 
 
-def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
+def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     """Returns the request, and the benchmark with the requested rows.
 
     Raises:
         ValueError: for a mistake in the request, one line.
+        FileNotFoundError: for a configuration or a model that is missing.
     """
+    request = _parser().parse_args(argv)
+    request.json = json_file(request)
+    module = importlib.import_module(f"launch.bench.{request.name}")
+    own = request.name in _ARGUMENTS
+    benchmark: Benchmark = module.benchmark(request) if own else module.BENCHMARK
+    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m launch.bench",
         usage="python -m launch.bench NAME [options]",
-        description=DESCRIPTION,
-        epilog="benchmarks:\n" + "\n".join(f"  {n:<10}{what}" for n, what in BENCHMARKS.items()),
+        description=f"Measure the claims of docs/benchmarks.md.\n{DESCRIPTION}",
+        epilog="python -m launch.bench NAME --help lists the options of a benchmark.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help="the benchmark")
-    parser.add_argument(
-        "--only",
-        metavar="PATTERN",
-        help="measure only rows whose SECTION/ROW contains PATTERN, with * and ? as wildcards",
-    )
-    add_json(parser)
-    request = parser.parse_args(argv)
-    request.json = json_file(request)
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+    names = parser.add_subparsers(dest="name", metavar="NAME", title="benchmarks", required=True)
+    for name, what in BENCHMARKS.items():
+        command = names.add_parser(
+            name,
+            help=what,
+            prog=f"python -m launch.bench {name}",
+            description=f"Measure {what}. {DESCRIPTION}",
+            allow_abbrev=False,
+        )
+        _ARGUMENTS.get(name, lambda _: None)(command)
+        command.add_argument(
+            "--only",
+            metavar="PATTERN",
+            help="measure only rows whose SECTION/ROW contains PATTERN; * and ? are wildcards",
+        )
+        add_json(command)
+    return parser
+
+
+def _add_rates(command: argparse.ArgumentParser) -> None:
+    command.add_argument("config", metavar="CONFIG.toml", help="e.g. configs/demo.toml")
+    command.add_argument("--lr", type=float, nargs="+", required=True, help="peak learning rates")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
+    command.add_argument("--steps", type=int, help="updates of a run; default: budget.steps")
+    command.add_argument("--model", help="model folder in place of model.path")
+
+
+def _add_mismatch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL_DIR", help="Hugging Face folder of a model")
+    command.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
+    command.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
+
+
+_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates}
+"""Benchmarks with arguments of their own, which their function `benchmark` reads.
+
+The others have a constant `BENCHMARK`.
+"""
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
