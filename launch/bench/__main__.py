@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file
+from pipeline.run.record_files import write_json
 
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
@@ -175,7 +174,7 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
             print(f"{progress}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             content["sections"][section.name][row.name] = found
             if request.json:
-                _write(request.json, content)
+                write_json(request.json, content)
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
@@ -190,12 +189,6 @@ def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bo
             print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
             success &= one.holds
     return success
-
-
-def _write(path: Path, content: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

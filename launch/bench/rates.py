@@ -8,7 +8,6 @@ configuration's.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -36,6 +35,7 @@ from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.evaluate.evaluation import Evaluation, judge, requests
 from pipeline.rollout.advantages import group_advantages
 from pipeline.types import (
+    NO_TEXT,
     Completion,
     Prompt,
     Rollout,
@@ -123,7 +123,7 @@ class Runs:
                 prompts_per_step=self.config.rollout.prompts_per_step,
             )
             began = time.monotonic()
-            rollouts, shares = self._rollouts(prompts, learner.state.adapter, seed=seed, step=step)
+            rollouts, shares = self._rollouts(prompts, seed=seed, step=step)
             metrics = learner.update(rollouts, rate=float(schedule(step)))
             kept = ("grad_norm", "adapter_norm", "entropy", "mismatch_mean", "mismatch_p999")
             shares |= {name: metrics[name] for name in kept if name in metrics}
@@ -157,37 +157,43 @@ class Runs:
         return judge(prompts, drawn, maker=self._maker, tags=self._tags)
 
     def _generate(
-        self, asked: Sequence[RolloutRequest], adapter: Params, *, temperature: float
+        self,
+        asked: Sequence[RolloutRequest],
+        adapter: Params,
+        *,
+        temperature: float,
+        version: int = 0,
     ) -> list[Completion]:
         return self._engine.generate(
-            asked, adapter=adapter, version=0, adapter_sha256="", temperature=temperature
+            asked, adapter=adapter, version=version, adapter_sha256="", temperature=temperature
         )
 
     def _rollouts(
-        self, prompts: Sequence[Prompt], adapter: Params, *, seed: int, step: int
+        self, prompts: Sequence[Prompt], *, seed: int, step: int
     ) -> tuple[list[Rollout], dict[str, float]]:
-        group, number = self.config.rollout.group_size, 10_000 * seed + step
+        """The rollouts of a step by the learner's policy, and their shares."""
+        number, state = 10_000 * seed + step, self._learner.state
         asked = [
             RolloutRequest(RolloutName("train", number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
-            for sample in range(group)
+            for sample in range(self.config.rollout.group_size)
         ]
-        drawn = self._generate(asked, adapter, temperature=self.config.rollout.temperature)
+        drawn = self._generate(
+            asked,
+            state.adapter,
+            temperature=self.config.rollout.temperature,
+            version=state.version,
+        )
         judged = judge(prompts, drawn, maker=self._maker, tags=self._tags)
         right = judged.correct.astype(float)
         advantages, stats = group_advantages(
             right.tolist(), kind=self.config.learner.variant.advantage
         )
-        rollouts: list[Rollout] = []
-        for one, reward, advantage in zip(
-            drawn, right.ravel(), np.concatenate(advantages), strict=True
-        ):
-            prompt = prompts[len(rollouts) // group]
-            given = prompt.reward_input("", stop_reason=one.stop_reason, tags=self._tags)
-            (segment,) = one.segments
-            current = dataclasses.replace(segment, version=self._learner.state.version)
-            sampled = dataclasses.replace(one, segments=(current,))
-            rollouts.append(Rollout(sampled, given, {}, float(reward), float(advantage)))
+        scored = zip(drawn, right.ravel(), np.concatenate(advantages), strict=True)
+        rollouts = [
+            Rollout(completion, NO_TEXT, {}, float(reward), float(advantage))
+            for completion, reward, advantage in scored
+        ]
         return rollouts, {
             "accuracy": float(right.mean()),
             "well_formed": float(judged.well_formed.mean()),
