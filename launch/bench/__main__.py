@@ -8,18 +8,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import json
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
 from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file
+from pipeline.run.record_files import write_json
 
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
@@ -28,18 +27,22 @@ BENCHMARKS = {
     "with the undisturbed adapter, on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
-    "learner": "gradients beside Tunix's on this machine's CPU; some minutes",
+    "learner": "gradients beside Tunix's, and prompts that a group shares, on this machine's CPU; "
+    "some minutes",
+    "mismatch": "what rounding and planted faults do to the probe of sampler against learner, for "
+    "any model, on the device that JAX finds",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
+    "rates": "GRPO runs of a configuration with several learning rates, without Ray, on the device "
+    "that JAX finds",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
 }
 DESCRIPTION = """\
-Measure the claims of docs/benchmarks.md, with peers in the same run, each row in a process of its
-own.
-Progress goes to standard error, the tables (Markdown) to standard output.
+Each row is measured in a process of its own, with peers in the same run. Progress goes to standard
+error, the tables (Markdown) to standard output.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
 
@@ -47,34 +50,71 @@ Exit status: 0 everything was measured and all claims hold, 1 a row failed or a 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _prepare(given), lambda prepared: _run(*prepared))
+    return exit_status(lambda: prepare(given), lambda prepared: _run(*prepared))
 
 
-def _prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
+def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:
     """Returns the request, and the benchmark with the requested rows.
 
     Raises:
         ValueError: for a mistake in the request, one line.
+        FileNotFoundError: for a configuration or a model that is missing.
     """
+    request = _parser().parse_args(argv)
+    request.json = json_file(request)
+    module = importlib.import_module(f"launch.bench.{request.name}")
+    own = request.name in _ARGUMENTS
+    benchmark: Benchmark = module.benchmark(request) if own else module.BENCHMARK
+    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="python -m launch.bench",
         usage="python -m launch.bench NAME [options]",
-        description=DESCRIPTION,
-        epilog="benchmarks:\n" + "\n".join(f"  {n:<10}{what}" for n, what in BENCHMARKS.items()),
+        description=f"Measure the claims of docs/benchmarks.md.\n{DESCRIPTION}",
+        epilog="python -m launch.bench NAME --help lists the options of a benchmark.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help="the benchmark")
-    parser.add_argument(
-        "--only",
-        metavar="PATTERN",
-        help="measure only rows whose SECTION/ROW contains PATTERN, with * and ? as wildcards",
-    )
-    add_json(parser)
-    request = parser.parse_args(argv)
-    request.json = json_file(request)
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{request.name}").BENCHMARK
-    return request, replace(benchmark, sections=_choose(benchmark.sections, request.only))
+    names = parser.add_subparsers(dest="name", metavar="NAME", title="benchmarks", required=True)
+    for name, what in BENCHMARKS.items():
+        command = names.add_parser(
+            name,
+            help=what,
+            prog=f"python -m launch.bench {name}",
+            description=f"Measure {what}. {DESCRIPTION}",
+            allow_abbrev=False,
+        )
+        _ARGUMENTS.get(name, lambda _: None)(command)
+        command.add_argument(
+            "--only",
+            metavar="PATTERN",
+            help="measure only rows whose SECTION/ROW contains PATTERN; * and ? are wildcards",
+        )
+        add_json(command)
+    return parser
+
+
+def _add_rates(command: argparse.ArgumentParser) -> None:
+    command.add_argument("config", metavar="CONFIG.toml", help="e.g. configs/demo.toml")
+    command.add_argument("--lr", type=float, nargs="+", required=True, help="peak learning rates")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
+    command.add_argument("--steps", type=int, help="updates of a run; default: budget.steps")
+    command.add_argument("--model", help="model folder in place of model.path")
+
+
+def _add_mismatch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="MODEL_DIR", help="Hugging Face folder of a model")
+    command.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
+    command.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
+
+
+_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates}
+"""Benchmarks with arguments of their own, which their function `benchmark` reads.
+
+The others have a constant `BENCHMARK`.
+"""
 
 
 def _choose(sections: Sequence[Section], pattern: str | None) -> list[Section]:
@@ -134,7 +174,7 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
             print(f"{progress}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
             content["sections"][section.name][row.name] = found
             if request.json:
-                _write(request.json, content)
+                write_json(request.json, content)
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
@@ -149,12 +189,6 @@ def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bo
             print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
             success &= one.holds
     return success
-
-
-def _write(path: Path, content: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    partial.replace(path)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,31 +29,19 @@ SIGNALLED_AFTER = 5
 """Steps; the last checkpoint is that of step 4."""
 
 
-@dataclass(frozen=True)
-class Role:
-    """A process of a run.
-
-    Attributes:
-        pattern: of its command line; of several, the one that was started first gets the signal.
-        settings: that it needs.
-    """
-
-    pattern: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-
-
 SIGNALS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
-ROLES: Mapping[str, Role] = {
-    "the run's process": Role(r"launch\.train .*--no-supervise"),
-    "its parent": Role(r"launch\.train (?!.*--no-supervise)"),
-    "learner": Role(r"^ray::LearnerActor"),
-    "sampler": Role(r"^ray::SamplerActor"),
-    "colocated": Role(r"^ray::ColocatedActor", {"plan.placement": "colocated"}),
-    "rewards' host": Role(r"^ray::RewardActor"),
-    "reward process": Role(r"rewards\.processes"),
-    "raylet": Role(r"/raylet "),
-    "GCS": Role(r"/gcs_server "),
+ROLES = {
+    "the run's process": r"launch\.train .*--no-supervise",
+    "its parent": r"launch\.train (?!.*--no-supervise)",
+    "learner": r"^ray::LearnerActor",
+    "sampler": r"^ray::SamplerActor",
+    "colocated": r"^ray::ColocatedActor",
+    "rewards' host": r"^ray::RewardActor",
+    "reward process": r"rewards\.processes",
+    "raylet": r"/raylet ",
+    "GCS": r"/gcs_server ",
 }
+"""Patterns of command lines; of several processes, the oldest gets the signal."""
 _MARK = "GEMMA_GRPO_CHAOS"
 """Environment variable that marks the processes of a run."""
 _POLL_S = 0.02
@@ -89,7 +76,7 @@ def measure(*, role: str = "", event: str = "") -> Figures:
     """
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="c") as scratch:
-        run = _Run(Path(scratch), ROLES.get(role, Role("$^")))
+        run = _Run(Path(scratch), role)
         try:
             run.start()
             lost_s = run.lost_s(SIGNALS[event]) if role else 0.0
@@ -110,13 +97,14 @@ def measure(*, role: str = "", event: str = "") -> Figures:
 class _Run:
     """A run in a folder of its own."""
 
-    def __init__(self, scratch: Path, role: Role) -> None:
+    def __init__(self, scratch: Path, role: str) -> None:
         self._role, self._log = role, scratch / "log"
         self._mark, project = uuid.uuid4().hex, Path(configs.__file__).parents[1]
         self._environment = os.environ | {_MARK: self._mark, "PYTHONPATH": str(project)}
-        settings = {**_SETTINGS, "run.dir": scratch, **role.settings}
-        if "plan.placement" not in role.settings:
-            settings["plan.sampler_devices"] = 1
+        placement: Mapping[str, Any] = {"plan.sampler_devices": 1}
+        if role == "colocated":
+            placement = {"plan.placement": "colocated"}
+        settings = {**_SETTINGS, "run.dir": scratch, **placement}
         self._command = [
             *(sys.executable, "-m", "launch.train", f"{project}/configs/demo.toml"),
             *(f"--{key}={value}" for key, value in settings.items()),
@@ -134,9 +122,9 @@ class _Run:
     def lost_s(self, number: signal.Signals) -> float:
         """Sends the role's process a signal; returns the seconds until there is a new step."""
         self._wait_for_step(SIGNALLED_AFTER)
-        next(self._processes(self._role.pattern)).send_signal(number)
+        next(self._processes(ROLES[self._role])).send_signal(number)
         signalled_s = time.monotonic()
-        if self._role is ROLES["its parent"]:
+        if self._role == "its parent":
             assert self._process is not None
             self._process.wait()
             self.start()

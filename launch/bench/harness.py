@@ -30,7 +30,10 @@ CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
 """Environment of measurements on the CPU, the same as in a run's processes."""
 
 Figures: TypeAlias = Mapping[str, Any]
-"""Figures of a row by name, JSON values, in the order of the table's columns."""
+"""Figures of a row by name, JSON values, in the order of the table's columns.
+
+Lists are only written by `--json`.
+"""
 
 _PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "google-tunix", "qwix")
 
@@ -112,7 +115,8 @@ class Section:
 
     def table(self, found: Mapping[str, Figures]) -> str:
         """Returns the measured rows as a Markdown table."""
-        keys = list(dict.fromkeys(key for figures in found.values() for key in figures))
+        figures = [(key, value) for row in found.values() for key, value in row.items()]
+        keys = list(dict.fromkeys(key for key, value in figures if not isinstance(value, list)))
         rows = [["", *(key.replace("_", " ") for key in keys)], ["---"] * (1 + len(keys))]
         rows += [[name, *(_cell(one.get(key)) for key in keys)] for name, one in found.items()]
         return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -1,18 +1,13 @@
-"""The probe of sampler against learner: what rounding does to it, and what planted faults do.
+"""`python -m launch.bench mismatch`: what rounding and planted faults do to the probe.
 
-    python -m launch.bench.mismatch MODEL_DIR [--formats bfloat16 int8_caches ...] [--adapters 20]
-
-For each number format it takes random adapters through the rollout engine and the learner, without
-Ray on one device, and prints the largest value of the probe's statistic by rounding alone, and the
-smallest under each fault (`pipeline.rollout.mismatch.probe_statistic`).
+Random adapters go through the rollout engine and the learner, without Ray on one device; see
+`pipeline.rollout.mismatch.probe_statistic`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,7 +17,8 @@ import jax
 import numpy as np
 
 from configs.schema import Config
-from launch.bench.harness import machine
+from launch.bench.harness import Benchmark, Row, Section
+from launch.bench.small_gemma import preset
 from pipeline.compute.decode import cache
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights
@@ -36,14 +32,14 @@ from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.rollout.mismatch import probe_statistic
 from pipeline.types import Completion, RolloutName, RolloutRequest
 
-FORMATS: dict[str, dict[str, dict[str, str]]] = {
-    "float32": {"model": {"dtype": "float32"}},
+FORMATS: dict[str, dict[str, str]] = {
+    "float32": {"model__dtype": "float32"},
     "bfloat16": {},
-    "merged": {"plan": {"rollout_weights": "merged"}},
-    "int8_weights": {"plan": {"rollout_weights": "int8"}},
-    "int8_base": {"model": {"quantization": "int8"}},
-    "int8_caches": {"plan": {"kv_cache": "int8"}},
-    "int8_matmul": {"plan": {"rollout_weights": "int8_matmul"}},
+    "merged": {"plan__rollout_weights": "merged"},
+    "int8_weights": {"plan__rollout_weights": "int8"},
+    "int8_base": {"model__quantization": "int8"},
+    "int8_caches": {"plan__kv_cache": "int8"},
+    "int8_matmul": {"plan__rollout_weights": "int8_matmul"},
 }
 """Changes of a bfloat16 run's settings, by name of the format."""
 
@@ -63,36 +59,31 @@ Admit = Callable[[np.ndarray], None]
 """Changes the table of `SlotAdmissions`."""
 
 
-def probe_config(model: Path, *, number_format: str) -> Config:
+def probe_config(model: str, *, number_format: str) -> Config:
     """Settings of a run of this format with eight slots."""
     changes = FORMATS[number_format]
-    cap = {"importance_cap": 2.0} if "rollout_weights" in changes.get("plan", {}) else {}
-    tables: dict[str, Any] = {
-        "run": {"name": "mismatch"},
-        "model": {"path": str(model), "dtype": "bfloat16"} | changes.get("model", {}),
-        "lora": {"rank": 16, "alpha": 32.0},
-        "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
-        "rewards": {"functions": [{"name": "r", "function": "rewards.correctness:exact_answer"}]},
-        "rollout": {
-            "group_size": len(TEXTS),
-            "prompts_per_step": 1,
-            "max_prompt_tokens": LONGEST,
-            "max_new_tokens": NEW,
-            "stop_tokens": ["<eos>"],
-        },
-        "learner": {"lr": 1e-5, **cap},
-        "plan": {
-            "platform": "cpu",
-            "placement": "colocated",
-            "slots": len(TEXTS),
-            "slot_buckets": (),
-            "row_tokens": 128,
-            "micro_batch_tokens": 1024,
-        }
-        | changes.get("plan", {}),
-        "budget": {"steps": 1},
+    settings: dict[str, Any] = {
+        "model__path": model,
+        "model__dtype": "bfloat16",
+        "rollout__group_size": len(TEXTS),
+        "rollout__prompts_per_step": 1,
+        "rollout__max_prompt_tokens": LONGEST,
+        "rollout__max_new_tokens": NEW,
+        "rollout__stop_tokens": '["<eos>"]',
+        "plan__placement": "colocated",
+        "plan__samplers": "none",
+        "plan__sampler_devices": "none",
+        "plan__learner_devices": 1,
+        "plan__slots": len(TEXTS),
+        "plan__slot_buckets": [],
+        "plan__segment_steps": 32,
+        "plan__prefill_tokens": 4096,
+        "plan__row_tokens": 128,
+        "plan__micro_batch_tokens": 1024,
     }
-    return Config.model_validate(tables)
+    if "plan__rollout_weights" in changes:
+        settings["learner__importance_cap"] = 2.0
+    return preset("demo", **settings | changes)
 
 
 class Probe:
@@ -103,11 +94,11 @@ class Probe:
         number_format: a key of `FORMATS`.
     """
 
-    def __init__(self, model: Path, *, number_format: str) -> None:
+    def __init__(self, model: str, *, number_format: str) -> None:
         config = probe_config(model, number_format=number_format)
-        tokenizer = read_tokenizer(model)
+        tokenizer = read_tokenizer(Path(model))
         self.policy, self._base = open_policy(
-            model,
+            Path(model),
             dtype=config.model.dtype,
             lora=config.lora,
             mesh=make_mesh(jax.devices()[:1]),
@@ -236,8 +227,8 @@ _MASKS = {
 
 
 def measure(
-    model: Path, *, number_format: str, adapters: int, faulty: int, engine: bool = True
-) -> dict[str, float]:
+    *, model: str, number_format: str, adapters: int, faulty: int, engine: bool = True
+) -> dict[str, Any]:
     """The statistic by rounding (largest) and by fault (smallest).
 
     Args:
@@ -249,7 +240,10 @@ def measure(
     """
     probe = Probe(model, number_format=number_format)
     whole = [probe.policy.probe_adapter(seed) for seed in range(adapters)]
-    found = {"rounding": max(probe.statistic(adapter, adapter) for adapter in whole)}
+    found: dict[str, Any] = {
+        "device": jax.devices()[0].device_kind,
+        "rounding": max(probe.statistic(adapter, adapter) for adapter in whole),
+    }
     for seed in range(faulty):
         faults = [*probe.adapter_faults(seed), *(probe.engine_faults(seed) if engine else ())]
         for name, value in faults:
@@ -257,38 +251,23 @@ def measure(
     return found
 
 
-def table(found: Mapping[str, Mapping[str, float]]) -> str:
-    """A Markdown table with a column for each format."""
-    rows = list(dict.fromkeys(name for column in found.values() for name in column))
-    lines = [f"| | {' | '.join(found)} |", f"|---|{'---|' * len(found)}"]
-    for row in rows:
-        cells = [f"{column[row]:.2g}" if row in column else "" for column in found.values()]
-        lines.append(f"| {row} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """A row for each number format.
 
-
-def main() -> None:
-    """Parses the command line, measures and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    Raises:
+        FileNotFoundError: if there is no such model.
+    """
+    if not Path(request.model).is_dir():
+        raise FileNotFoundError(f"command line: {request.model}: no such folder")
+    given = {"model": request.model, "adapters": request.adapters, "faulty": request.faulty}
+    return Benchmark(
+        [
+            Section(
+                "formats",
+                f"The probe's statistic: the largest value by rounding, with {request.adapters} "
+                f"random adapters, and the smallest under each fault, with {request.faulty}",
+                [Row(name, measure, {**given, "number_format": name}) for name in FORMATS],
+                environment={},
+            )
+        ]
     )
-    parser.add_argument("model", type=Path, help="Hugging Face folder of a model")
-    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS))
-    parser.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
-    parser.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
-    parser.add_argument("--json", type=Path, help="file for the figures")
-    given = parser.parse_args()
-    found: dict[str, Any] = {}
-    for name in given.formats:
-        found[name] = measure(
-            given.model, number_format=name, adapters=given.adapters, faulty=given.faulty
-        )
-        print(table({name: found[name]}), file=sys.stderr, flush=True)
-        if given.json is not None:
-            about = machine() | {"device": jax.devices()[0].device_kind}
-            given.json.write_text(json.dumps({"machine": about, "found": found}, indent=1) + "\n")
-    print(table(found))
-
-
-if __name__ == "__main__":
-    main()

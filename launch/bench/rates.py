@@ -1,18 +1,13 @@
-"""GRPO runs of a configuration in one process, without Ray: to compare learning rates.
+"""`python -m launch.bench rates`: GRPO runs of a configuration, to compare learning rates.
 
-    python -m launch.bench.rates CONFIG.toml --lr 5e-5 1e-4 [--seeds 0 1 2] [--steps 45]
-
-First samples the base: the share of right answers to training prompts. Each run then trains a fresh
-adapter and measures the accuracy on the validation split before and after. A rollout's reward is 1
-for a right answer, whatever `rewards.functions` says; schedule and lengths are the configuration's.
+A run trains a fresh adapter in one process without Ray, on the device that JAX finds. A rollout's
+reward is 1 for a right answer, whatever `rewards.functions` says; schedule and lengths are the
+configuration's.
 """
 
 from __future__ import annotations
 
 import argparse
-import dataclasses
-import json
-import sys
 import time
 from collections.abc import Sequence
 from functools import cached_property
@@ -24,7 +19,7 @@ import numpy as np
 
 from configs.load import load_config
 from configs.schema import Config
-from launch.bench.harness import machine
+from launch.bench.harness import Benchmark, Figures, Row, Section
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.learner.optimizer import grpo_rate
@@ -32,6 +27,7 @@ from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
+from pipeline.compute.program_cache import use_program_cache
 from pipeline.data.load import load_data
 from pipeline.data.order import prompts_for_step
 from pipeline.data.text.prompts import PromptMaker
@@ -39,11 +35,11 @@ from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.evaluate.evaluation import Evaluation, judge, requests
 from pipeline.rollout.advantages import group_advantages
 from pipeline.types import (
+    NO_TEXT,
     Completion,
     Prompt,
     Rollout,
     RolloutName,
-    RolloutPhase,
     RolloutRequest,
 )
 from rewards.base import Tags
@@ -64,6 +60,7 @@ class Runs:
     """
 
     def __init__(self, config: Config) -> None:
+        use_program_cache()
         folder = Path(config.model.path)
         tokenizer = read_tokenizer(folder)
         self.config, self.data = config, load_data(config, tokenizer)
@@ -126,7 +123,7 @@ class Runs:
                 prompts_per_step=self.config.rollout.prompts_per_step,
             )
             began = time.monotonic()
-            rollouts, shares = self._rollouts(prompts, learner.state.adapter, seed=seed, step=step)
+            rollouts, shares = self._rollouts(prompts, seed=seed, step=step)
             metrics = learner.update(rollouts, rate=float(schedule(step)))
             kept = ("grad_norm", "adapter_norm", "entropy", "mismatch_mean", "mismatch_p999")
             shares |= {name: metrics[name] for name in kept if name in metrics}
@@ -146,59 +143,57 @@ class Runs:
             "well_formed": float(sampled.well_formed.mean()),
         }
 
-    def measure(
-        self,
-        prompts: Sequence[Prompt],
-        adapter: Params,
-        *,
-        samples: int,
-        phase: RolloutPhase = "validation",
-    ) -> Evaluation:
+    def measure(self, prompts: Sequence[Prompt], adapter: Params, *, samples: int) -> Evaluation:
         """The judged answers to prompts.
 
         Args:
             prompts: of one split.
             adapter: of the policy.
             samples: of each prompt; one is greedy, several are sampled at temperature 1.
-            phase: names the noise.
         """
         temperature = 0.0 if samples == 1 else 1.0
-        asked = requests(prompts, phase=phase, samples=samples)
+        asked = requests(prompts, phase="validation", samples=samples)
         drawn = self._generate(asked, adapter, temperature=temperature)
         return judge(prompts, drawn, maker=self._maker, tags=self._tags)
 
     def _generate(
-        self, asked: Sequence[RolloutRequest], adapter: Params, *, temperature: float
+        self,
+        asked: Sequence[RolloutRequest],
+        adapter: Params,
+        *,
+        temperature: float,
+        version: int = 0,
     ) -> list[Completion]:
         return self._engine.generate(
-            asked, adapter=adapter, version=0, adapter_sha256="", temperature=temperature
+            asked, adapter=adapter, version=version, adapter_sha256="", temperature=temperature
         )
 
     def _rollouts(
-        self, prompts: Sequence[Prompt], adapter: Params, *, seed: int, step: int
+        self, prompts: Sequence[Prompt], *, seed: int, step: int
     ) -> tuple[list[Rollout], dict[str, float]]:
-        group, number = self.config.rollout.group_size, 10_000 * seed + step
+        """The rollouts of a step by the learner's policy, and their shares."""
+        number, state = 10_000 * seed + step, self._learner.state
         asked = [
             RolloutRequest(RolloutName("train", number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
-            for sample in range(group)
+            for sample in range(self.config.rollout.group_size)
         ]
-        drawn = self._generate(asked, adapter, temperature=self.config.rollout.temperature)
+        drawn = self._generate(
+            asked,
+            state.adapter,
+            temperature=self.config.rollout.temperature,
+            version=state.version,
+        )
         judged = judge(prompts, drawn, maker=self._maker, tags=self._tags)
         right = judged.correct.astype(float)
         advantages, stats = group_advantages(
             right.tolist(), kind=self.config.learner.variant.advantage
         )
-        rollouts: list[Rollout] = []
-        for one, reward, advantage in zip(
-            drawn, right.ravel(), np.concatenate(advantages), strict=True
-        ):
-            prompt = prompts[len(rollouts) // group]
-            given = prompt.reward_input("", stop_reason=one.stop_reason, tags=self._tags)
-            (segment,) = one.segments
-            current = dataclasses.replace(segment, version=self._learner.state.version)
-            sampled = dataclasses.replace(one, segments=(current,))
-            rollouts.append(Rollout(sampled, given, {}, float(reward), float(advantage)))
+        scored = zip(drawn, right.ravel(), np.concatenate(advantages), strict=True)
+        rollouts = [
+            Rollout(completion, NO_TEXT, {}, float(reward), float(advantage))
+            for completion, reward, advantage in scored
+        ]
         return rollouts, {
             "accuracy": float(right.mean()),
             "well_formed": float(judged.well_formed.mean()),
@@ -206,58 +201,65 @@ class Runs:
         }
 
 
-def table(runs: Sequence[dict[str, Any]]) -> str:
-    """The runs as a Markdown table, a row for each rate with the accuracies of its seeds."""
-    lines = ["| lr | validation, greedy, before -> after, by seed | sampled, before -> after | "]
-    lines[0] += "rollouts of the steps, mean of the seeds |"
-    lines.append("|---|---|---|---|")
-    for lr in dict.fromkeys(run["lr"] for run in runs):
-        own = [run for run in runs if run["lr"] == lr]
-        greedy, sampled = (
-            ", ".join(f"{run['before'][how]:.3f} -> {run['after'][how]:.3f}" for run in own)
-            for how in ("greedy", "sampled")
-        )
-        curve = np.mean([[step["accuracy"] for step in run["steps"]] for run in own], axis=0)
-        steps = ", ".join(f"{share:.2f}" for share in curve)
-        lines.append(f"| {lr:g} | {greedy} | {sampled} | {steps} |")
-    return "\n".join(lines)
+def base(*, config: str, model: str | None) -> Figures:
+    """What the base does with training prompts, see `Runs.ability`."""
+    return Runs(_load(config, model)).ability()
 
 
-def main() -> None:
-    """Parses the command line, trains and prints the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("config", help="configuration, e.g. configs/demo.toml")
-    parser.add_argument("--lr", type=float, nargs="+", required=True, help="peak learning rates")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="default: 0")
-    parser.add_argument("--steps", type=int, help="updates of a run; default: budget.steps")
-    parser.add_argument("--model", help="model folder in place of model.path")
-    parser.add_argument("--json", type=Path, help="file for all steps of all runs")
-    given = parser.parse_args()
-    try:
-        config = load_config(given.config, [("model.path", given.model)] if given.model else [])
-    except (FileNotFoundError, ValueError) as mistake:
-        parser.error(str(mistake))
-    steps = given.steps or config.budget.steps
+def trained(
+    *, config: str, model: str | None, lr: float, seeds: Sequence[int], steps: int
+) -> Figures:
+    """Runs with one learning rate.
+
+    Returns:
+        `greedy`, `sampled`: accuracy on the validation split before and after, by seed; `rollouts`:
+        that of the rollouts of each step, mean of the seeds; `runs`: all figures of `Runs.run`.
+    """
+    opened = Runs(_load(config, model))
+    runs = [opened.run(lr=lr, seed=seed, steps=steps) for seed in seeds]
+    curve = np.mean([[step["accuracy"] for step in run["steps"]] for run in runs], axis=0)
+    accuracies = {
+        how: ", ".join(f"{run['before'][how]:.3f} -> {run['after'][how]:.3f}" for run in runs)
+        for how in ("greedy", "sampled")
+    }
+    rollouts = ", ".join(f"{share:.2f}" for share in curve)
+    device = jax.devices()[0].device_kind
+    return {"device": device, **accuracies, "rollouts": rollouts, "runs": runs}
+
+
+def _load(config: str, model: str | None) -> Config:
+    return load_config(config, [("model.path", model)] if model else [])
+
+
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """A row for the base, and one for each learning rate.
+
+    Raises:
+        ValueError: for a mistake in the configuration, or if it says too little.
+        FileNotFoundError: if there is no such configuration.
+    """
+    config = _load(request.config, request.model)
+    steps = request.steps or config.budget.steps
     if steps is None:
-        parser.error("--steps: give the number of updates; budget.steps is not set")
+        raise ValueError("--steps: give the number of updates; budget.steps is not set")
     if config.data.validation is None:
-        parser.error("data.validation is missing: rates are compared on it")
-    trained = Runs(config)
-    ability, runs = trained.ability(), list[dict[str, Any]]()
-    print("base:", ", ".join(f"{name} {share:.3f}" for name, share in ability.items()), flush=True)
-    for lr in given.lr:
-        for seed in given.seeds:
-            runs.append(trained.run(lr=lr, seed=seed, steps=steps))
-            after = runs[-1]["after"]
-            print(f"lr {lr:g}, seed {seed}: {after}", file=sys.stderr, flush=True)
-            if given.json is not None:
-                about = machine() | {"device": jax.devices()[0].device_kind}
-                result = {"machine": about, "command": sys.argv, "base": ability, "runs": runs}
-                given.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(table(runs))
-
-
-if __name__ == "__main__":
-    main()
+        raise ValueError("data.validation is missing: rates are compared on it")
+    given = {"config": request.config, "model": request.model}
+    runs = {"seeds": request.seeds, "steps": steps}
+    return Benchmark(
+        (
+            Section(
+                "base",
+                f"Shares of the base on training prompts, {SAMPLES} samples each at temperature 1",
+                [Row("base", base, given)],
+                environment={},
+            ),
+            Section(
+                "rates",
+                f"Accuracy on the validation split, greedy and of {SAMPLES} samples at temperature "
+                "1, before -> after by seed; that of the rollouts of each step, mean of the seeds",
+                [Row(f"lr {lr:g}", trained, {**given, **runs, "lr": lr}) for lr in request.lr],
+                environment={},
+            ),
+        )
+    )

@@ -104,11 +104,16 @@ def random_weights(
         )
         for name, kept in sorted(policy.base_shapes.items())
     }
+    return base, random_adapter(policy, rng)
+
+
+def random_adapter(policy: Policy, rng: np.random.Generator) -> Params:
+    """Returns a normal LoRA with a standard deviation of 0.1."""
     adapter = {
         name: 0.1 * rng.standard_normal(kept.shape, np.float32)
         for name, kept in sorted(policy.adapter_shapes.items())
     }
-    return base, policy.place_adapter(adapter)
+    return policy.place_adapter(adapter)
 
 
 def make_requests(lengths: Sequence[int]) -> list[RolloutRequest]:

@@ -17,7 +17,7 @@ from pipeline.compute.aot.compile import DoesNotFitError, compile_for
 from pipeline.compute.aot.estimated_time import program_seconds
 from pipeline.data.models.find_shape import shape_of
 from pipeline.plan.compiler import compile_programs
-from pipeline.plan.search.fitting import first_sizes
+from pipeline.plan.search.fitting import first_sizes, with_chosen_placement
 from pipeline.plan.sizes import sized
 from pipeline.plan.topology import GIB, HBM_GIB
 
@@ -54,7 +54,8 @@ def v5e_config(model: str, *, length: int, devices: int = 1, **changes: Any) -> 
 
 
 def planned(config: Config) -> Config:
-    """Returns the configuration with the sizes that a run begins with."""
+    """Returns the configuration with the placement and the sizes that a run begins with."""
+    config = with_chosen_placement(config, None)
     return sized(config, first_sizes(config, None))
 
 

@@ -1,14 +1,11 @@
 """Converts a Gemma 3 270m or 1b in llama.cpp's GGUF format into a Hugging Face folder.
 
-    python -m launch.demo.gguf_folder gemma-3-270m.gguf --tokenizer tokenizer.model --out DIR
-
 Needs the package `gguf`, which dequantizes the weights. The tokenizer is not read from the GGUF
 file: there all special pieces are control pieces, so that turns would not be found in texts.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 from pathlib import Path
@@ -59,7 +56,7 @@ def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
 
     Args:
         source: GGUF file of a Gemma 3 270m or 1b.
-        tokenizer: its `tokenizer.model`, or a folder of tokenizer files.
+        tokenizer: its `tokenizer.model`.
         out: a folder, which is made.
 
     Raises:
@@ -94,8 +91,7 @@ def convert(source: Path, *, tokenizer: Path, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write_shards(out, plan_shards(specs, shard_bytes=_SHARD_BYTES), map(value, specs))
     (out / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for path in tokenizer.iterdir() if tokenizer.is_dir() else (tokenizer,):
-        shutil.copyfile(path, out / (path.name if tokenizer.is_dir() else "tokenizer.model"))
+    shutil.copyfile(tokenizer, out / "tokenizer.model")
 
 
 def _config(reader: Any) -> dict[str, Any]:
@@ -128,24 +124,3 @@ def _gguf_name(name: str) -> str:
         return "output_norm.weight"
     layer, module = name.removeprefix("model.layers.").removesuffix(".weight").split(".", 1)
     return f"blk.{layer}.{_MODULES[module]}.weight"
-
-
-def main() -> None:
-    """Parses the command line and converts."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("source", type=Path, help="GGUF file of a Gemma 3 270m or 1b")
-    parser.add_argument(
-        "--tokenizer", type=Path, required=True, help="tokenizer.model, or a folder"
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder to write")
-    given = parser.parse_args()
-    try:
-        convert(given.source, tokenizer=given.tokenizer, out=given.out)
-    except (ModuleNotFoundError, FileNotFoundError, ValueError) as mistake:
-        parser.error(str(mistake))
-
-
-if __name__ == "__main__":
-    main()

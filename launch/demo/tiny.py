@@ -12,17 +12,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from tqdm import trange
 
 from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
+from pipeline.compute.model import save, weights
+from pipeline.compute.model.head import scaled_logits
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.model.sharding import make_mesh
 from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING
 from pipeline.data.text import chat
 from pipeline.data.text.tokenizer import Tokenizer
@@ -104,10 +114,10 @@ def _prompt(question: str, turns: chat.Turns) -> str:
     return chat.render(PromptConfig(), {"question": question}, template=None, turns=turns)
 
 
-def batches(tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]) -> Iterator[Any]:
+def batches(
+    tokenizer: Tokenizer, *, seed: int, held_out: set[Terms]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields training batches without end: tokens `batch seq`, and the mask of solution tokens."""
-    import numpy as np
-
     rng = Random(seed)
     end = tokenizer.piece_id("<end_of_turn>")
     while True:
@@ -139,16 +149,6 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         seed: of the data and the initial parameters.
         steps: optimizer updates.
     """
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-    import optax
-    from tqdm import trange
-
-    from pipeline.compute.model import save, weights
-    from pipeline.compute.model.policy import Policy
-    from pipeline.compute.model.sharding import make_mesh
-
     architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
     policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
     no_adapter = policy.no_adapter()
@@ -180,13 +180,10 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     save.save_folder(out, written, like=draft)
 
 
-def _loss(params: Any, policy: Any, adapter: Any, tokens: Any, learned: Any) -> Any:
+def _loss(
+    params: Params, policy: Policy, adapter: Params, tokens: jax.Array, learned: jax.Array
+) -> jax.Array:
     """Mean cross entropy of the learned tokens, with whole logits: the embedding is trained."""
-    import jax.numpy as jnp
-    import optax
-
-    from pipeline.compute.model.head import scaled_logits
-
     positions = jnp.broadcast_to(jnp.arange(TOKENS - 1), (BATCH, TOKENS - 1))
     hidden, _ = policy.bind(params, adapter)(tokens[:, :-1], positions)
     logits = scaled_logits(
@@ -200,13 +197,10 @@ def _loss(params: Any, policy: Any, adapter: Any, tokens: Any, learned: Any) -> 
     return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
 
 
-def _initial(shapes: Any, *, seed: int, scale: float) -> Any:
+def _initial(
+    shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, scale: float
+) -> dict[str, jax.Array]:
     """Initializes: normal, variance 1 / fan-in; scales of norms `scale`, a factor of 1."""
-    import math
-
-    import jax
-    import jax.numpy as jnp
-
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     params = {}
     for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True):
@@ -237,7 +231,7 @@ def main() -> None:
         "--steps", type=int, default=STEPS, help=f"pretraining steps (default: {STEPS})"
     )
     args = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    jax.config.update("jax_platforms", "cpu")
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder)

@@ -101,6 +101,11 @@ def test_bounds_are_claimed_for_their_rows():
         ),
         (["hbm", "--only", "128x"], "command line: --only 128x: no such row; nearest: "),
         (["hbm", "--json", "/nowhere/x"], "command line: --json: no folder /nowhere\n"),
+        (["mismatch", "/nowhere"], "command line: /nowhere: no such folder\n"),
+        (
+            ["rates", "configs/demo.toml"],
+            "command line: the following arguments are required: --lr",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(capsys, argv, expected):
@@ -114,10 +119,18 @@ def env_value(name: str) -> dict[str, str | None]:
     return {name: os.environ.get(name)}
 
 
-@pytest.mark.parametrize("name", bench.BENCHMARKS)
-def test_rows_have_own_names_and_arguments_that_a_child_can_read(name: str):
-    benchmark: Benchmark = importlib.import_module(f"launch.bench.{name}").BENCHMARK
+REQUESTS = [
+    *([name] for name in bench.BENCHMARKS if name not in {"mismatch", "rates"}),
+    ["mismatch", "launch/demo/tiny_gemma3"],
+    ["rates", "configs/demo.toml", "--lr", "1e-3", "2e-3"],
+]
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=lambda request_: request_[0])
+def test_rows_have_own_names_and_arguments_that_a_child_can_read(request_: list[str]):
+    _, benchmark = bench.prepare(request_)
     rows = [(section.name, row) for section in benchmark.sections for row in section.rows]
+    assert rows
     assert len({(section, row.name) for section, row in rows}) == len(rows)
     for _, each in rows:
         json.dumps(each.arguments)

@@ -109,13 +109,13 @@ def gradients() -> learner.Case:
             patch.setitem(learner.BODY, name, value)
         patch.setattr(learner, "PROMPT", 6)
         patch.setattr(learner, "COMPLETION", 10)
-        return learner.Case.make(sequences=3, dtype="float32")
+        return learner.wide_case(sequences=3, dtype="float32")
 
 
 def test_our_gradient_equals_those_of_whole_logits_and_of_tunix(gradients):
-    ours = gradients.ours()()
+    ours = gradients.ours().run()
     assert learner.apart(ours, gradients.materialised()) < 1e-5
-    assert learner.apart(ours, gradients.theirs(remat=True)()) < 1e-4
+    assert learner.apart(ours, gradients.theirs(remat=True).run()) < 1e-4
 
 
 def test_all_variants_train_on_the_same_tokens(small, monkeypatch: pytest.MonkeyPatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load_config
-from launch.demo.ability import measure
+from launch.bench.rates import SAMPLES, Runs
 from tests.launch.cluster_fixtures import PROJECT
 
 FOLDER = PROJECT / "launch" / "demo" / "tiny_gemma3"
@@ -24,10 +24,12 @@ def test_the_base_has_correct_and_wrong_answers():
         PROJECT / "configs" / "demo.toml",
         [("plan.sampler_devices", "1"), ("model.path", str(FOLDER))],
     )
-    found = measure(config, prompts=200)
-    assert 0.25 <= found["pass@1"] <= 0.45
-    assert found["pass@8"] >= 0.85
-    assert found["well formed"] >= 0.9
+    runs = Runs(config)
+    prompts, base = runs.data.test.prompts[:200], runs.policy.no_adapter()
+    sampled = runs.measure(prompts, base, samples=SAMPLES)
+    assert 0.25 <= sampled.correct.mean() <= 0.45
+    assert sampled.correct.any(axis=1).mean() >= 0.85
+    assert runs.measure(prompts, base, samples=1).well_formed.mean() >= 0.9
 
 
 def test_the_folder_is_small_and_complete():
