@@ -41,7 +41,6 @@ from pipeline.types import (
     Completion,
     DecodeWork,
     Report,
-    RolloutName,
     RolloutRequest,
     Segment,
     StopReason,
@@ -180,8 +179,9 @@ class Engine:
         """Samples one completion per request, in request order.
 
         Args:
-            requests: prompts of at most `rollout.max_prompt_tokens` tokens; requests with
-                `partial` only with `rollout.partial = "keep"`.
+            requests: with distinct names, which determine the noise, and prompts of 1 to
+                `rollout.max_prompt_tokens` tokens; requests with `partial`, of fewer than
+                `rollout.max_new_tokens` tokens, only with `rollout.partial = "keep"`.
             adapter: on this policy's mesh.
             version: recorded in every completion.
             adapter_sha256: recorded in every completion.
@@ -194,9 +194,6 @@ class Engine:
 
         Raises:
             Aborted: if `abort` was called, also before this call; checked between two segments.
-            ValueError: if two requests have the same name; if a prompt is empty or longer than
-                `rollout.max_prompt_tokens`; if a request's limit exceeds
-                `rollout.max_new_tokens` or leaves no new token. Raised before any computation.
         """
         self._check(requests)
         base = self._base if base is None else base
@@ -233,33 +230,13 @@ class Engine:
         self._abort.clear()
 
     def _check(self, requests: Sequence[RolloutRequest]) -> None:
-        """Validates the requests; see `generate`."""
+        """Checks what `generate` requires; the callers make requests that meet it."""
         rollout, longest = self._config.rollout, max(self._config.prompt_buckets)
-        names: set[RolloutName] = set()
+        assert len({request.name for request in requests}) == len(requests), "equal names"
         for request in requests:
-            if request.name in names:
-                raise ValueError(
-                    f"{request.name}: two requests have this name, which gives them the same noise"
-                )
-            names.add(request.name)
-            prompt, prefill = len(request.prompt_tokens), len(request.prefill_tokens)
-            if not 1 <= prompt <= rollout.max_prompt_tokens:
-                raise ValueError(
-                    f"{request.name}: its prompt has {prompt} tokens: must be from 1 to "
-                    f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
-                )
-            if not request.num_partial < self._limit(request) <= rollout.max_new_tokens:
-                raise ValueError(
-                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
-                    f"{request.num_partial + 1} to rollout.max_new_tokens = "
-                    f"{rollout.max_new_tokens}"
-                )
-            if prefill > longest:
-                raise ValueError(
-                    f"{request.name}: its prompt has {prompt} tokens and its partial completion "
-                    f"{request.num_partial}: at most {longest} can be prefilled; "
-                    f'rollout.partial = "{rollout.partial}"'
-                )
+            assert 1 <= len(request.prompt_tokens) <= rollout.max_prompt_tokens, request.name
+            assert request.num_partial < rollout.max_new_tokens, request.name
+            assert len(request.prefill_tokens) <= longest, request.name
 
     def _sample(
         self,
@@ -420,12 +397,6 @@ class Engine:
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](*weights, *inputs)
 
-    def _limit(self, request: RolloutRequest) -> int:
-        """Maximum number of completion tokens."""
-        if request.max_new_tokens is None:
-            return self._config.rollout.max_new_tokens
-        return request.max_new_tokens
-
     def _admissions(
         self, requests: Sequence[RolloutRequest], assigned: Sequence[SlotAssignment]
     ) -> np.ndarray:
@@ -442,5 +413,6 @@ class Engine:
             new.admitted[at] = True
             new.keys[at] = request.name.key(self._config.run.seed).view(np.int32)
             new.last[at], new.length[at] = tokens[-1], len(tokens) - 1
-            new.num_partial[at], new.limit[at] = request.num_partial, self._limit(request)
+            new.num_partial[at] = request.num_partial
+            new.limit[at] = self._config.rollout.max_new_tokens
         return table
