@@ -15,7 +15,7 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from pipeline.compute.device_memory import GIB, resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.model.building import Builder
+from pipeline.compute.model import building
 from pipeline.plan.sizes import Sizes, smaller
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion
@@ -192,12 +192,12 @@ def test_the_phase_that_ran_out_of_memory_is_told(
 def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
-    build = Builder.build
+    compile_program = building.compile_program
 
-    def limited(self: Builder, name: str, traced: jax.stages.Traced) -> Any:
-        return full() if name == "segment 3" else build(self, name, traced)
+    def limited(name: str, *given: Any) -> Any:
+        return full() if name == "segment 3" else compile_program(name, *given)
 
-    monkeypatch.setattr(Builder, "build", limited)
+    monkeypatch.setattr(building, "compile_program", limited)
     with pytest.raises(OutOfMemory) as told:
         actor.prepare(FEWER_SLOTS)
     assert told.value.phase == "generate"
