@@ -17,10 +17,8 @@ from configs.schema import Config
 from pipeline.clock import Heartbeat
 from pipeline.compute.builds import Building, Ready
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.opening import OpenedModel
 from pipeline.data.packed_batch import PackedRow
 from pipeline.data.splits import LoadedData
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes
 from pipeline.protocols import ProcessUse, SamplerTimes
 from pipeline.run.run_folder import RunFolder
@@ -36,10 +34,10 @@ from pipeline.types import (
     RolloutRequest,
 )
 from tests import tiny
+from tests.actors.two_layers import give_model
 from tests.run_process import Killed, Process, Script, left_behind
 from tests.samples import make_data
 
-DEMO = Path(__file__).parents[1] / "launch" / "demo" / "tiny_gemma3"
 PROMPTS = 8
 VALIDATED: dict[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},
@@ -79,11 +77,8 @@ def compiled_actor(folder: Path) -> ColocatedActor:
         rollout={"partial": "keep", "cut_off": 0.6},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-        patch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
         actor = ColocatedActor(config)
-        model = tiny.policy(layers=2), tiny.base(layers=2), tiny.VOCABULARY, read_tokenizer(DEMO)
-        actor.opening = OpenedModel(*model, 0.0)  # type: ignore[assignment]
+        give_model(actor, patch)
         actor.prepare(Sizes.of(config))
     return actor
 
