@@ -94,9 +94,8 @@ class Checkpoints:
         """
         began = time.monotonic()
         self.wait()
-        copy = replace(state.on_host(), previous=jax.device_get(state.previous))
         plain = json.loads(json.dumps(meta))
-        self._saving = self._writer.submit(self._write, copy, plain, began)
+        self._saving = self._writer.submit(self._write, state.on_host(), plain, began)
 
     def saved(self) -> float | None:
         """Seconds from the last `save` until its checkpoint was complete; None: it is not yet.
