@@ -119,11 +119,12 @@ def make_policy(
     import jax.numpy as jnp
 
     from pipeline.compute.model.adapter_source import needs_separate
+    from pipeline.compute.model.architecture import architecture
     from pipeline.compute.model.policy import Policy
-    from pipeline.compute.model.weights import read_architecture
+    from pipeline.compute.model.weights import read_text_config
 
     return Policy(
-        read_architecture(folder, dtype=jnp.dtype(dtype)),
+        architecture(read_text_config(folder), dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=mesh,
         quantization=quantization,

@@ -33,8 +33,6 @@ def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
         ValueError: if it is no such file.
     """
     path = folder / NAME
-    if not path.is_file():
-        raise FileNotFoundError(f"no adapter at {path}")
     try:
         with safe_open(path, framework="numpy") as file:
             version = int((file.metadata() or {})["version"])

@@ -183,8 +183,7 @@ class Policy:
         """Shapes of base and adapter with shardings, for ahead-of-time compilation."""
         whole = replicated(self.mesh)
         adapter = {
-            name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole)
-            for name, shape in self.adapter_shapes.items()
+            name: shape.update(sharding=whole) for name, shape in self.adapter_shapes.items()
         }
         shapes = dict(self.base_shapes)
         table = {_PER_LAYER: shapes.pop(_PER_LAYER)} if self.embeddings_in_host else {}

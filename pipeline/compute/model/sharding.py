@@ -130,9 +130,7 @@ def placed(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of base parameters with their `parameter_sharding`."""
     return {
-        name: jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=parameter_sharding(name, shape.shape, mesh)
-        )
+        name: shape.update(sharding=parameter_sharding(name, shape.shape, mesh))
         for name, shape in shapes.items()
     }
 
@@ -147,13 +145,8 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
-def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
-    """Compiles for the mesh's platform, which need not be on this machine."""
-    return lowered(traced, mesh).compile()
-
-
 def lowered(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Lowered:
-    """Lowers for the mesh's platform."""
+    """Lowers for the mesh's platform, which need not be on this machine."""
     kind = platform(mesh)
     # The platform is named "gpu" for devices and "cuda" for lowering.
     return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,))
