@@ -145,12 +145,12 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     import optax
     from tqdm import trange
 
-    from pipeline.compute.model import save, weights
-    from pipeline.compute.model.policy import Policy
+    from pipeline.compute.model import save
     from pipeline.compute.model.sharding import make_mesh
+    from pipeline.compute.opening import make_policy
 
-    architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    mesh = make_mesh(jax.devices()[:1])
+    policy = make_policy(draft, dtype="float32", lora=Lora(rank=1), mesh=mesh)
     no_adapter = policy.no_adapter()
     schedule = optax.warmup_cosine_decay_schedule(0.0, PEAK_LR, steps // 10, steps)
     optimizer = optax.chain(
@@ -167,7 +167,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         problem.terms for split in ("validation", "test") for problem in make_splits(seed)[split]
     }
     # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
-    scale = 1.0 if architecture.shape.value_norm else 0.0
+    scale = 1.0 if policy.architecture.shape.value_norm else 0.0
     params = _initial(policy.base_shapes, seed=seed, scale=scale)
     state = optimizer.init(params)
     feed = batches(read_tokenizer(draft), seed=seed + 1, held_out=held_out)
