@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from configs.schema import Config
 from pipeline.plan.sizes import WorkerPhase
 from pipeline.protocols import MemoryUse, OutOfMemory
+from pipeline.run.threads import first_line
 
 if TYPE_CHECKING:
     import jax
@@ -153,7 +154,7 @@ def catch_out_of_memory(phase: WorkerPhase, work: Callable[[], T]) -> T:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        what, share = _first_line(error), getattr(error, "share", None)
+        what, share = first_line(error), getattr(error, "share", None)
         # The traceback's frames hold caches, gradients and batches while the error lives.
         traceback.clear_frames(error.__traceback__)
     gc.collect()
@@ -168,7 +169,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, jax.errors.JaxRuntimeError):
         return "RESOURCE_EXHAUSTED" in str(error)
     return isinstance(error, MemoryError)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

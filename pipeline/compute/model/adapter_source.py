@@ -19,6 +19,7 @@ from pipeline.compute.model.peft_folder import fit_to_policy, read_peft, scale_p
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
 from pipeline.run.checkpoint_files import BEST
+from pipeline.run.threads import first_line
 
 Reader = Callable[[Path], tuple[dict[str, np.ndarray], int]]
 """Reads the adapter of a folder and its version."""
@@ -144,8 +145,7 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
         version = int(facts["version"])
         found = handler.restore(state, args=args)["adapter"]
     except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
-        line = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ValueError(f"damaged: {line}") from None
+        raise ValueError(f"damaged: {first_line(error)}") from None
     return {name: np.asarray(value) for name, value in found.items()}, version
 
 
