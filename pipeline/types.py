@@ -116,11 +116,14 @@ class RolloutRequest:
     Attributes:
         name: identity of the rollout.
         prompt_tokens: int32 `seq`.
+        max_new_tokens: limit of the completion's length, tokens of `partial` included; None:
+            `rollout.max_new_tokens`, which is also the maximum.
         partial: the truncated completion that this request continues; None: a new rollout.
     """
 
     name: RolloutName
     prompt_tokens: np.ndarray
+    max_new_tokens: int | None = None
     partial: Completion | None = None
 
     @property

@@ -180,8 +180,8 @@ class Engine:
 
         Args:
             requests: with distinct names, which determine the noise, and prompts of 1 to
-                `rollout.max_prompt_tokens` tokens; requests with `partial`, of fewer than
-                `rollout.max_new_tokens` tokens, only with `rollout.partial = "keep"`.
+                `rollout.max_prompt_tokens` tokens; each leaves at least one new token; requests
+                with `partial` only with `rollout.partial = "keep"`.
             adapter: on this policy's mesh.
             version: recorded in every completion.
             adapter_sha256: recorded in every completion.
@@ -235,7 +235,8 @@ class Engine:
         assert len({request.name for request in requests}) == len(requests), "equal names"
         for request in requests:
             assert 1 <= len(request.prompt_tokens) <= rollout.max_prompt_tokens, request.name
-            assert request.num_partial < rollout.max_new_tokens, request.name
+            limit = self._limit(request)
+            assert request.num_partial < limit <= rollout.max_new_tokens, request.name
             assert len(request.prefill_tokens) <= longest, request.name
 
     def _sample(
@@ -397,6 +398,12 @@ class Engine:
         inputs = jax.device_put((prompts.reshape(-1, bucket), lengths.reshape(-1)), self._place)
         return self._programs.prefill[bucket](*weights, *inputs)
 
+    def _limit(self, request: RolloutRequest) -> int:
+        """Maximum number of completion tokens."""
+        if request.max_new_tokens is None:
+            return self._config.rollout.max_new_tokens
+        return request.max_new_tokens
+
     def _admissions(
         self, requests: Sequence[RolloutRequest], assigned: Sequence[SlotAssignment]
     ) -> np.ndarray:
@@ -413,6 +420,5 @@ class Engine:
             new.admitted[at] = True
             new.keys[at] = request.name.key(self._config.run.seed).view(np.int32)
             new.last[at], new.length[at] = tokens[-1], len(tokens) - 1
-            new.num_partial[at] = request.num_partial
-            new.limit[at] = self._config.rollout.max_new_tokens
+            new.num_partial[at], new.limit[at] = request.num_partial, self._limit(request)
         return table

@@ -84,6 +84,19 @@ def test_promise_1_an_ending_by_length_gets_no_invented_token(sampled: list[Comp
         assert (completion.logprobs < 0).all()
 
 
+def test_a_request_may_have_a_lower_limit(sampled: list[Completion]):
+    limits = np.random.default_rng(0).integers(1, NEW + 1, len(REQUESTS))
+    limited = [
+        dataclasses.replace(request, max_new_tokens=int(limit))
+        for request, limit in zip(REQUESTS, limits, strict=True)
+    ]
+    found = generate(tiny.engine(), limited)
+    for whole, short, limit in zip(sampled, found, limits, strict=True):
+        np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
+        np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
+        assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
+
+
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:
     for one, two in zip(first, second, strict=True):
         assert one.name == two.name
