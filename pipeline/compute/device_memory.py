@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.schema import Config
 from pipeline.plan.sizes import WorkerPhase
+from pipeline.plan.topology import GIB
 from pipeline.protocols import MemoryUse, OutOfMemory
 from pipeline.run.threads import first_line
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     import jax
 
 T = TypeVar("T")
-
-GIB = 2**30
 
 
 class DeviceMemoryError(MemoryError):

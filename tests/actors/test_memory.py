@@ -13,10 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from actors.colocated_actor import ColocatedActor
-from pipeline.compute.device_memory import GIB, resident_bytes
+from pipeline.compute.device_memory import resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.model import building
 from pipeline.plan.sizes import Sizes, smaller
+from pipeline.plan.topology import GIB
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion
 from tests import tiny

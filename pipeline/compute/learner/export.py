@@ -24,6 +24,7 @@ from pipeline.data.models.hf_config import is_multimodal
 from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
 from pipeline.data.text.exported import check_exported, write_unigram_json
 from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.plan.topology import GIB
 from pipeline.run.record_files import replace_folder, unwritten
 from pipeline.types import Completion, ExportReport
 
@@ -32,7 +33,6 @@ ADAPTER = "adapter"
 BOUND = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """Mean log-prob difference between policy and export, by the coarser of their dtypes. In bfloat16 a
 single improbable token of Gemma 3 270m differs by 0.6 through rounding alone."""
-_GIB = 2**30
 
 
 class Score(Protocol):
@@ -198,7 +198,7 @@ class Exporter:
                 parameters,
                 shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
                 dtype=self.dtype,
-                shard_bytes=int(self.config.export.shard_gib * _GIB),
+                shard_bytes=int(self.config.export.shard_gib * GIB),
                 within=within,
             )
         else:
