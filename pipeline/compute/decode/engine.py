@@ -179,8 +179,8 @@ class Engine:
         """Samples one completion per request, in request order.
 
         Args:
-            requests: with distinct names, which determine the noise, and prompts of 1 to
-                `rollout.max_prompt_tokens` tokens; each leaves at least one new token; requests
+            requests: with distinct names, which determine the noise, prompts of 1 to
+                `rollout.max_prompt_tokens` tokens, and limits that leave at least one new token;
                 with `partial` only with `rollout.partial = "keep"`.
             adapter: on this policy's mesh.
             version: recorded in every completion.
