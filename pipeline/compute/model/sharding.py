@@ -56,12 +56,6 @@ def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> M
     return Mesh(grid, (*BATCH_AXES, TP), axis_types=(AxisType.Auto,) * 3)
 
 
-def mesh_of(sharding: NamedSharding) -> Mesh:
-    """The mesh of a sharding with a concrete mesh."""
-    assert isinstance(sharding.mesh, Mesh), sharding
-    return sharding.mesh
-
-
 def platform(mesh: Mesh) -> str:
     """Platform of its devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
