@@ -7,7 +7,7 @@ from typing import Any
 from actors.learner_actor import LearnerActor
 from actors.model_actor import during
 from actors.sampler_actor import SamplerActor
-from pipeline.compute.opening import LoadingModel, OpenedModel
+from pipeline.compute.opening import OpenedModel
 from pipeline.plan.sizes import WorkerPhase
 from pipeline.types import AdapterRef
 
@@ -15,12 +15,12 @@ from pipeline.types import AdapterRef
 class ColocatedActor(LearnerActor, SamplerActor):
     """Learner and sampler in one; adapters stay on the devices."""
 
-    def open(self, model: LoadingModel | OpenedModel) -> None:
+    def open(self, model: OpenedModel) -> None:
         """Opens the model once for both."""
         LearnerActor.open(self, model)
         SamplerActor.open(self, model)
 
-    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+    def programs(self, model: OpenedModel) -> list[str]:
         """See `ModelActor`; of learner and sampler."""
         return LearnerActor.programs(self, model) + SamplerActor.programs(self, model)
 

@@ -15,7 +15,8 @@ from pipeline.types import Completion
 from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
-    from pipeline.compute.learner.export import Exporter, Tuned
+    from pipeline.compute.learner.export import Exporter
+    from pipeline.compute.model.adapter_source import LoadedAdapter
 
 
 class ExporterActor:
@@ -32,7 +33,7 @@ class ExporterActor:
         self.config, self.described = config, described
         self.examples = examples
         self.exporter: Exporter
-        self.tuned: Tuned
+        self.loaded: LoadedAdapter
         self.unfinished: Path
 
     @logs(lambda _, what: f"opened {what}")
@@ -44,16 +45,14 @@ class ExporterActor:
             FileNotFoundError: if weights or adapter are missing.
         """
         opened = open_model(self.config, role="learner")
-        from pipeline.compute.learner.export import Tuned
         from pipeline.compute.model.adapter_source import load_adapter
 
         assert self.config.lora.start is not None
-        loaded = load_adapter(self.config.lora.start, opened.policy)
-        self.tuned = Tuned(loaded.adapter, loaded.version)
+        self.loaded = load_adapter(self.config.lora.start, opened.policy)
         self.exporter = make_exporter(
             opened, self.config, described=self.described, verify=bool(self.examples)
         )
-        return loaded.what
+        return self.loaded.what
 
     def begin(self, folder: str) -> None:
         """Makes the temporary folder beside `folder` that the export is written to."""
@@ -63,9 +62,11 @@ class ExporterActor:
 
     def add(self, kind: Format) -> float | None:
         """See `pipeline.compute.learner.export.Exporter.add`."""
-        return self.exporter.add(self.unfinished, kind, self.tuned, examples=self.examples)
+        return self.exporter.add(self.unfinished, kind, self.loaded.adapter, examples=self.examples)
 
-    @logs(lambda actor, _: f"exported version {actor.tuned.version}")
+    @logs(lambda actor, _: f"exported version {actor.loaded.version}")
     def finish(self, folder: str, formats: Sequence[Format]) -> None:
         """See `pipeline.compute.learner.export.Exporter.finish`."""
-        self.exporter.finish(self.unfinished, Path(folder), self.tuned, formats=formats)
+        self.exporter.finish(
+            self.unfinished, Path(folder), version=self.loaded.version, formats=formats
+        )

@@ -14,7 +14,7 @@ from actors.log import logs
 from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
-from pipeline.compute.opening import LoadingModel, OpenedModel
+from pipeline.compute.opening import OpenedModel
 from pipeline.data.packed_batch import PackedRow
 from pipeline.plan.sizes import WorkerPhase
 from pipeline.run.checkpoint_files import BEST, adapter_sha256
@@ -52,7 +52,7 @@ class LearnerActor(ModelActor):
         self.checkpoints: Checkpoints
         self._tokens: int | None = None
 
-    def open(self, model: LoadingModel | OpenedModel) -> None:
+    def open(self, model: OpenedModel) -> None:
         """See `ModelActor`."""
         from pipeline.compute.learner.checkpoint import Checkpoints
         from pipeline.compute.learner.learner import Learner
@@ -70,7 +70,8 @@ class LearnerActor(ModelActor):
                     progressed=self.phases.progress,
                 ),
             )
-            self._set_base(catch_out_of_memory("load", model.wait))
+            catch_out_of_memory("load", model.loading.result)
+            self._set_base(model)
             self.checkpoints = Checkpoints(
                 RunFolder.of(config).checkpoints,
                 keep=config.checkpoint.keep,
@@ -79,10 +80,10 @@ class LearnerActor(ModelActor):
         elif tokens != self._tokens:
             self._tokens = None  # no programs exist unless resizing succeeds
             self.compile("update", lambda: self.learner.resize(config, log=self.log))
-            self._set_base(model.wait())
+            self._set_base(model)
         self._tokens = tokens
 
-    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+    def programs(self, model: OpenedModel) -> list[str]:
         """See `ModelActor`."""
         from pipeline.compute.learner.programs import LearnerPrograms
 
@@ -238,10 +239,8 @@ class LearnerActor(ModelActor):
         Raises:
             OutOfMemory: if the export does not fit into memory; the folder is unchanged.
         """
-        from pipeline.compute.learner.export import Tuned
-
-        tuned = Tuned(*self.adapter_of(which))
-        return self.exporter.export(Path(folder), tuned, examples=examples)
+        adapter, version = self.adapter_of(which)
+        return self.exporter.export(Path(folder), adapter, version=version, examples=examples)
 
     @property
     def _best(self) -> Path:

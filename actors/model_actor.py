@@ -16,7 +16,7 @@ from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
 from pipeline.compute.device_memory import catch_out_of_memory, check_fits, memory_use
-from pipeline.compute.opening import LoadingModel, OpenedModel, start_loading
+from pipeline.compute.opening import OpenedModel, open_model
 from pipeline.compute.program_cache import share_programs
 from pipeline.data.models.fingerprint import weights_fingerprint
 from pipeline.data.models.hf_folder import check_folder
@@ -73,7 +73,7 @@ class ModelActor(ABC):
         end_with_parent()
         self.requested = self.config = config
         self.log = BuildLog()
-        self.opening: LoadingModel | None = None
+        self.opening: OpenedModel | None = None
         self.phases = PhaseClock()
         self._needs: Mapping[str, int] | None = None
 
@@ -97,7 +97,7 @@ class ModelActor(ABC):
         self._needs = None
         with self.phases.during("loading"):
             if self.opening is None:
-                self.opening = start_loading(self.config, role=self.role)
+                self.opening = open_model(self.config, role=self.role)
             self.log.begin(len(self.programs(self.opening)))
             self.open(self.opening)
             needs = self.needs()
@@ -105,7 +105,7 @@ class ModelActor(ABC):
                 catch_out_of_memory(phase, partial(check_fits, programs, self.config))
             self._needs = {name: size for one in needs.values() for name, size in one.items()}
             share_programs()
-            load_s = self.opening.wait().load_s
+            _, load_s = self.opening.loading.result()
             return Ready(load_s, self.log.read().done[known:])
 
     def find_model(self) -> str:
@@ -166,11 +166,11 @@ class ModelActor(ABC):
             return catch_out_of_memory(phase, work)
 
     @abstractmethod
-    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+    def programs(self, model: OpenedModel) -> list[str]:
         """Names of the programs that `open` will compile."""
 
     @abstractmethod
-    def open(self, model: LoadingModel | OpenedModel) -> None:
+    def open(self, model: OpenedModel) -> None:
         """Compiles for the configured sizes while the base is loaded; waits for the base.
 
         Raises:

@@ -12,7 +12,7 @@ from actors.log import logs
 from actors.model_actor import ModelActor, Role, during
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
-from pipeline.compute.opening import LoadingModel, OpenedModel
+from pipeline.compute.opening import OpenedModel
 from pipeline.plan.sizes import WorkerPhase
 from pipeline.protocols import SamplerTimes
 from pipeline.types import Completion, DecodeWork, OpenedAdapter, RolloutRequest
@@ -45,7 +45,7 @@ class SamplerActor(ModelActor):
         self._opened: dict[str | None, tuple[Params, int, str]] = {}
         self._finished = deque[Completion]()
 
-    def open(self, model: LoadingModel | OpenedModel) -> None:
+    def open(self, model: OpenedModel) -> None:
         """See `ModelActor`."""
         from pipeline.compute.decode.engine import Engine
         from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
@@ -65,9 +65,8 @@ class SamplerActor(ModelActor):
                     phases=self.phases,
                 ),
             )
-            opened = catch_out_of_memory("load", model.wait)
             self.weights = catch_out_of_memory(
-                "load", lambda: RolloutWeights(opened.policy, opened.base, config)
+                "load", lambda: RolloutWeights(model.policy, model.base, config)
             )
             # Merged weights take their memory from here on.
             catch_out_of_memory("sync", lambda: self.weights.load(self.policy.no_adapter()))
@@ -76,7 +75,7 @@ class SamplerActor(ModelActor):
             self.compile("generate", lambda: self.engine.resize(config, log=self.log))
         self._slots = slots
 
-    def programs(self, model: LoadingModel | OpenedModel) -> list[str]:
+    def programs(self, model: OpenedModel) -> list[str]:
         """See `ModelActor`."""
         from pipeline.compute.decode.programs import DecodePrograms
         from pipeline.compute.decode.rollout_weights import rollout_policy

@@ -16,9 +16,7 @@ from actors.colocated_actor import ColocatedActor
 from actors.handles import ColocatedHandle, P, T
 from configs.schema import Config
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.opening import OpenedModel
 from pipeline.data.splits import LoadedData
-from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.plan.sizes import Sizes
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import (
@@ -31,10 +29,10 @@ from pipeline.types import (
     RolloutRequest,
 )
 from tests import tiny
+from tests.actors.two_layers import give_model
 from tests.run_process import Killed, Process, Script, left_behind
 from tests.samples import make_data
 
-DEMO = Path(__file__).parents[1] / "launch" / "demo" / "tiny_gemma3"
 PROMPTS = 8
 VALIDATED: dict[str, Any] = {
     "data": {"validation": {"path": "validation.jsonl"}},
@@ -74,11 +72,8 @@ def compiled_actor(folder: Path) -> ColocatedActor:
         rollout={"partial": "keep", "cut_off": 0.6},
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("actors.model_actor.find_model", lambda _: DEMO)
-        patch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
         actor = ColocatedActor(config)
-        model = tiny.policy(layers=2), tiny.base(layers=2), tiny.VOCABULARY, read_tokenizer(DEMO)
-        actor.opening = OpenedModel(*model, 0.0)  # type: ignore[assignment]
+        give_model(actor, patch)
         actor.prepare(Sizes.of(config))
     return actor
 

@@ -220,7 +220,8 @@ def memory(
 
     decoded = figures(config, segment, beside=beside(segment))
     read = figures(config, prefill, beside=beside(prefill))
-    filled = traced_figures(trace(config, shape, fill), beside=beside(fill), timed=False)
+    traced, _ = trace(config, shape, fill)
+    filled = traced_figures(traced, beside=beside(fill), timed=False)
     found = {"segment_gib": decoded, "prefill_gib": read, "fill_gib": filled}
     sizes = {name: one["gib"] for name, one in found.items()}
     return {

@@ -29,10 +29,11 @@ from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
 from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
-from pipeline.compute.model import save, weights
+from pipeline.compute.model import save
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
+from pipeline.compute.opening import make_policy
 from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING
 from pipeline.data.text import chat
 from pipeline.data.text.tokenizer import Tokenizer
@@ -149,8 +150,8 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         seed: of the data and the initial parameters.
         steps: optimizer updates.
     """
-    architecture = weights.read_architecture(draft, dtype=jnp.dtype("float32"))
-    policy = Policy(architecture, lora=Lora(rank=1), mesh=make_mesh(jax.devices()[:1]))
+    mesh = make_mesh(jax.devices()[:1])
+    policy = make_policy(draft, dtype="float32", lora=Lora(rank=1), mesh=mesh)
     no_adapter = policy.no_adapter()
     schedule = optax.warmup_cosine_decay_schedule(0.0, PEAK_LR, steps // 10, steps)
     optimizer = optax.chain(
@@ -167,7 +168,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
         problem.terms for split in ("validation", "test") for problem in make_splits(seed)[split]
     }
     # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
-    scale = 1.0 if architecture.shape.value_norm else 0.0
+    scale = 1.0 if policy.architecture.shape.value_norm else 0.0
     params = _initial(policy.base_shapes, seed=seed, scale=scale)
     state = optimizer.init(params)
     feed = batches(read_tokenizer(draft), seed=seed + 1, held_out=held_out)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.schema import Config
 from pipeline.plan.sizes import WorkerPhase
+from pipeline.plan.topology import GIB
 from pipeline.protocols import MemoryUse, OutOfMemory
+from pipeline.run.threads import first_line
 
 if TYPE_CHECKING:
     import jax
 
 T = TypeVar("T")
-
-GIB = 2**30
 
 
 class DeviceMemoryError(MemoryError):
@@ -153,7 +153,7 @@ def catch_out_of_memory(phase: WorkerPhase, work: Callable[[], T]) -> T:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        what, share = _first_line(error), getattr(error, "share", None)
+        what, share = first_line(error), getattr(error, "share", None)
         # The traceback's frames hold caches, gradients and batches while the error lives.
         traceback.clear_frames(error.__traceback__)
     gc.collect()
@@ -168,7 +168,3 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, jax.errors.JaxRuntimeError):
         return "RESOURCE_EXHAUSTED" in str(error)
     return isinstance(error, MemoryError)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -27,36 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OpenedModel:
-    """The model that sampler and learner use.
-
-    Attributes:
-        policy: the model on this process's devices.
-        base: its frozen parameters, loaded once.
-        vocabulary: special token ids.
-        tokenizer: for stop strings.
-        load_s: seconds of loading the base.
-    """
-
-    policy: Policy
-    base: Params
-    vocabulary: Vocabulary
-    tokenizer: Tokenizer
-    load_s: float
-
-    def wait(self) -> OpenedModel:
-        """Returns itself; see `LoadingModel.wait`."""
-        return self
-
-
-@dataclass(frozen=True)
-class LoadingModel:
-    """A model whose base is being loaded.
+    """The model that sampler and learner use; its base may still be loading.
 
     Attributes:
         policy: the model on this process's devices.
         vocabulary: special token ids.
         tokenizer: for stop strings.
-        loading: the base, and the seconds of loading it.
+        loading: its frozen parameters, loaded once, and the seconds of loading them.
     """
 
     policy: Policy
@@ -64,31 +41,23 @@ class LoadingModel:
     tokenizer: Tokenizer
     loading: Future[tuple[Params, float]]
 
-    def wait(self) -> OpenedModel:
-        """Waits until the base is loaded.
+    @property
+    def base(self) -> Params:
+        """Its frozen parameters; waits until they are loaded.
 
         Raises:
             ValueError: if the weights do not match the configuration.
         """
-        base, load_s = self.loading.result()
-        return OpenedModel(self.policy, base, self.vocabulary, self.tokenizer, load_s)
+        return self.loading.result()[0]
 
 
 def open_model(config: Config, *, role: Literal["learner", "sampler"]) -> OpenedModel:
-    """Starts JAX on the devices of a learner or of a sampler and loads the base.
+    """Starts JAX on the devices of a learner or of a sampler and begins to load the base.
+
+    The base is loaded in a thread, so that programs can compile meanwhile.
 
     Raises:
-        ValueError: if devices, weights or tokenizer do not match the configuration.
-        FileNotFoundError: if there are no weights or no tokenizer.
-    """
-    return start_loading(config, role=role).wait()
-
-
-def start_loading(config: Config, *, role: Literal["learner", "sampler"]) -> LoadingModel:
-    """As `open_model`, but loads the base in a thread, so that programs can compile meanwhile.
-
-    Raises:
-        ValueError: if devices, weights or tokenizer do not match the configuration.
+        ValueError: if devices or tokenizer do not match the configuration.
         FileNotFoundError: if there are no weights or no tokenizer.
     """
     plan = config.plan
@@ -129,7 +98,7 @@ def start_loading(config: Config, *, role: Literal["learner", "sampler"]) -> Loa
     if policy.is_quantized:
         # Quantizing runs qwix's own code, which must not run while qwix patches JAX for a trace.
         wait([loading])
-    return LoadingModel(policy, vocabulary, tokenizer, loading)
+    return OpenedModel(policy, vocabulary, tokenizer, loading)
 
 
 def make_policy(
@@ -150,11 +119,12 @@ def make_policy(
     import jax.numpy as jnp
 
     from pipeline.compute.model.adapter_source import needs_separate
+    from pipeline.compute.model.architecture import architecture
     from pipeline.compute.model.policy import Policy
-    from pipeline.compute.model.weights import read_architecture
+    from pipeline.compute.model.weights import read_text_config
 
     return Policy(
-        read_architecture(folder, dtype=jnp.dtype(dtype)),
+        architecture(read_text_config(folder), dtype=jnp.dtype(dtype)),
         lora=lora,
         mesh=mesh,
         quantization=quantization,

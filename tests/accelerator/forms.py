@@ -23,7 +23,7 @@ import numpy as np
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
 from pipeline.compute.learner.batches import DeviceBatch, TopKLogprobs, place_inputs
-from pipeline.compute.learner.programs import CompiledLearner, LearnerPrograms
+from pipeline.compute.learner.programs import Compiled, LearnerPrograms
 from pipeline.compute.learner.scorer import Scorer
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import by_row, replicated
@@ -78,22 +78,23 @@ def update(model: SmallModel) -> Update:
             placed = _placed(model, compiled, batch, reference=zeros)
             assert placed.reference is not None
             dense.append(_dense(placed.reference, batch, vocab=model.policy.vocab_size))
-            gradient = compiled.gradient[len(batch.tokens)]
+            gradient = compiled[f"gradient {len(batch.tokens)}"]
             total, _, _ = gradient(model.base, model.adapter, total, placed)
         return Update({"top k": np.concatenate(dense)}, jax.device_get(total))
 
 
 def _placed(
-    model: SmallModel, compiled: CompiledLearner, batch: TokenBatch, *, reference: Params
+    model: SmallModel, compiled: Compiled, batch: TokenBatch, *, reference: Params
 ) -> DeviceBatch:
     """The batch on the devices, with the top k of the reference."""
     mesh = model.policy.mesh
     inputs = place_inputs(batch, mesh)
+    top_k = compiled[f"reference_top_k {len(batch.tokens)}"]
     coefficient = np.float32(model.config.learner.kl_coef)
     return DeviceBatch(
         inputs=inputs,
         advantages=jax.device_put(batch.advantages, by_row(mesh)),
-        reference=compiled.reference_top_k[len(batch.tokens)](model.base, reference, inputs),
+        reference=top_k(model.base, reference, inputs),
         kl_coef=jax.device_put(coefficient, replicated(mesh)),
     )
 

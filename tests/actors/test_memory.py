@@ -13,10 +13,11 @@ import orbax.checkpoint as ocp
 import pytest
 
 from actors.colocated_actor import ColocatedActor
-from pipeline.compute.device_memory import GIB, resident_bytes
+from pipeline.compute.device_memory import resident_bytes
 from pipeline.compute.learner.checkpoint import Checkpoints
-from pipeline.compute.model.building import Builder
+from pipeline.compute.model import building
 from pipeline.plan.sizes import Sizes, smaller
+from pipeline.plan.topology import GIB
 from pipeline.protocols import OutOfMemory
 from pipeline.types import Completion
 from tests import tiny
@@ -84,6 +85,10 @@ class FullOnce:
 
 def fill_up(programs: Any, name: str, *, at: int = 0) -> tuple[Any, FullOnce]:
     """Returns the programs with the largest of this name as a `FullOnce`, and that one."""
+    if isinstance(programs, dict):  # the learner's
+        key = max(own for own in programs if own.split()[0] == name)
+        failing = FullOnce(programs[key], at=at)
+        return {**programs, key: failing}, failing
     found = getattr(programs, name)
     if not isinstance(found, dict):
         failing = FullOnce(found, at=at)
@@ -192,12 +197,12 @@ def test_the_phase_that_ran_out_of_memory_is_told(
 def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     actor: ColocatedActor, monkeypatch: pytest.MonkeyPatch
 ):
-    build = Builder.build
+    compile_program = building.compile_program
 
-    def limited(self: Builder, name: str, traced: jax.stages.Traced) -> Any:
-        return full() if name == "segment 3" else build(self, name, traced)
+    def limited(name: str, *given: Any) -> Any:
+        return full() if name == "segment 3" else compile_program(name, *given)
 
-    monkeypatch.setattr(Builder, "build", limited)
+    monkeypatch.setattr(building, "compile_program", limited)
     with pytest.raises(OutOfMemory) as told:
         actor.prepare(FEWER_SLOTS)
     assert told.value.phase == "generate"
@@ -235,7 +240,7 @@ def test_sampler_and_learner_never_hold_their_peaks_at_once(
     actor.update(ROLLOUTS)
     publish(actor)
     idle, seen = resident_bytes(), dict[str, int]()
-    segment, gradient = actor.engine._programs.segment[4], actor.learner._compiled.gradient[2]
+    segment, gradient = actor.engine._programs.segment[4], actor.learner._compiled["gradient 2"]
 
     def watched(name: str, program: Any) -> Any:
         def run(*given: Any) -> Any:
@@ -253,9 +258,7 @@ def test_sampler_and_learner_never_hold_their_peaks_at_once(
     monkeypatch.setattr(
         actor.learner,
         "_compiled",
-        dataclasses.replace(
-            compiled, gradient={**compiled.gradient, 2: watched("gradient", gradient)}
-        ),
+        {**compiled, "gradient 2": watched("gradient", gradient)},
     )
     for _ in range(2):
         draw(actor)

@@ -14,11 +14,11 @@ from actors.sampler_actor import SamplerActor
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.programs import DecodePrograms
+from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.learner import learner as learner_module
 from pipeline.compute.learner.batches import place_inputs
 from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
-from pipeline.compute.opening import OpenedModel
 from pipeline.plan.sizes import Sizes
 from tests import tiny
 from tests.actors.test_learner_actor import trained, update
@@ -55,7 +55,7 @@ def delay(now: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Callable[[type, st
 @pytest.mark.parametrize(
     ("cls", "method", "phase"),
     [
-        (OpenedModel, "wait", "loading"),
+        (RolloutWeights, "__init__", "loading"),
         (DecodePrograms, "compile", "compile"),
         (SamplerActor, "set_adapter", "sync"),
         (Engine, "_prefill", "prefill"),
@@ -64,7 +64,7 @@ def delay(now: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Callable[[type, st
 )
 def test_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
     actor = SamplerActor(tiny.make_config(plan={"slots": 4, "slot_buckets": None}))
-    actor.opening, actor.phases = opened(), PhaseClock(now)  # type: ignore[assignment]
+    actor.opening, actor.phases = opened(), PhaseClock(now)
     delay(cls, method)
     actor.prepare(SIZES)
     actor.load(1, actor.policy.fresh_adapter(0))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from actors.model_actor import ModelActor
+from pipeline.compute.model.policy import Params
 from pipeline.compute.opening import OpenedModel
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests import tiny
@@ -17,12 +19,13 @@ DEMO = Path(__file__).parents[2] / "launch" / "demo" / "tiny_gemma3"
 
 def opened() -> OpenedModel:
     """The model on this process's first device."""
-    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
-    return OpenedModel(policy, base, tiny.VOCABULARY, read_tokenizer(DEMO), 0.0)
+    loading = Future[tuple[Params, float]]()
+    loading.set_result((tiny.base(layers=2), 0.0))
+    return OpenedModel(tiny.policy(layers=2), tiny.VOCABULARY, read_tokenizer(DEMO), loading)
 
 
 def give_model(actor: ModelActor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives the actor the opened model; nothing is compiled."""
     monkeypatch.setattr("actors.model_actor.find_model", lambda _: DEMO)
     monkeypatch.setattr("actors.model_actor.open_tokenizer", lambda _: SimpleNamespace(path=DEMO))
-    actor.opening = opened()  # type: ignore[assignment]
+    actor.opening = opened()

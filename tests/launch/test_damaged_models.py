@@ -31,7 +31,7 @@ def load(folder: Path) -> None:
     """Loads a model's folder as an actor does, without compiling programs."""
     mesh = make_mesh(jax.devices()[:1])
     policy = make_policy(folder, dtype="float32", lora=Lora(), mesh=mesh)
-    weights.load(folder, policy.plain_shapes)
+    dict(weights.stream(folder, policy.plain_shapes))
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from pipeline.compute.decode.engine import Engine
-from pipeline.compute.learner.export import Exporter, Tuned
+from pipeline.compute.learner.export import Exporter
 from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -68,7 +68,7 @@ def test_a_random_gemma_4_equals_hugging_faces(tmp_path: Path, seed: int):
     )
     # So small that it does not amplify rounding errors.
     adapter = {name: 0.3 * value for name, value in tiny.make_probe(policy).items()}
-    writer.export(out, Tuned(adapter, 1), examples=())
+    writer.export(out, adapter, version=1, examples=())
     (out / "tokenizer.model").unlink()
     reread = load_adapter(str(out), policy).adapter
     for name, value in adapter.items():

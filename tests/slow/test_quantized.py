@@ -22,7 +22,7 @@ from jax.experimental import topologies
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
-from pipeline.compute.model.sharding import build, make_mesh
+from pipeline.compute.model.sharding import lowered, make_mesh
 from tests import tiny
 from tests.pipeline.compute.model.test_quantize import GEMMA3_1B
 
@@ -41,7 +41,7 @@ for kind in ("none", "int8", "nf4"):
     base, adapter = policy.abstract_params()
     gradient = jax.jit(programs.gradient, donate_argnums=2)
     traced = gradient.trace(base, adapter, adapter, programs.abstract_batch(8))
-    memory = build(traced, policy.mesh).memory_analysis()
+    memory = lowered(traced, policy.mesh).compile().memory_analysis()
     size = sum(s.size * s.dtype.itemsize for s in policy.base_shapes.values())
     print(json.dumps({"kind": kind, "base": size, "arguments": memory.argument_size_in_bytes,
                       "temporary": memory.temp_size_in_bytes}))

@@ -22,7 +22,7 @@ import sentencepiece
 import tokenizers
 
 from launch.demo.gemma import FOLDER
-from pipeline.compute.learner.export import Exporter, Tuned
+from pipeline.compute.learner.export import Exporter
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
 from pipeline.data.text.exported import check_exported
@@ -86,7 +86,7 @@ def test_logits_greedy_text_and_exports_equal_transformers(tmp_path: Path):
         tokenizer=MODEL / "tokenizer.model",
         verify=False,
     )
-    writer.export(out, Tuned(adapter, 1), examples=())
+    writer.export(out, adapter, version=1, examples=())
     models = {"base": (MODEL, None), "merged": (out, None), "adapter": (out / "adapter", MODEL)}
     for text in PROMPTS:
         tokens = np.concatenate([[tokenizer.bos_id], tokenizer.encode(text)])[None]

@@ -34,7 +34,8 @@ config = choose_placement(case).chosen.config
 shape = read_model_shape(json.loads(Path(f"tests/slow/configs/{model}.json").read_text()))
 vocab = shape.vocab // (config.plan.fsdp * config.plan.tp)
 for name in programs_of(config):
-    program = compile_for(trace(config, shape, name))
+    traced, _ = trace(config, shape, name)
+    program = compile_for(traced)
     large = whole_logits(parse(program.text), vocab=vocab, model=(shape.embed, shape.hidden))
     found = {"name": name, "gib": program.hbm_bytes / 2**30, "large": [str(b) for b in large]}
     print(json.dumps(found), flush=True)

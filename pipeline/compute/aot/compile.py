@@ -157,43 +157,43 @@ def hbm_bytes(report: str) -> int:
     return int(found[1])
 
 
-def trace(config: Config, shape: ModelShape, program: str) -> jax.stages.Traced:
-    """Traces a program of the run, named as in `pipeline.plan.program_names`, for a v5e-8."""
+def trace(
+    config: Config, shape: ModelShape, program: str
+) -> tuple[jax.stages.Traced, float | None]:
+    """Traces a program of the run for a v5e-8.
+
+    Args:
+        config: of the run.
+        shape: of the model.
+        program: its name as in `pipeline.plan.program_names`.
+
+    Returns:
+        The traced program, and the expected trip count of its loops that have none of their own;
+        None: all have.
+    """
     kind, size = split_name(program)
-    policy = _policy(config, shape, program)
-    sized = (size,) if size else ()
-    if kind in SAMPLER:
-        decode = DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)
-        return getattr(decode, f"trace_{kind}")(*sized)
-    return getattr(LearnerPrograms(policy, config, VOCABULARY), f"trace_{kind}")(*sized)
-
-
-def expected_trips(config: Config, shape: ModelShape, program: str) -> float | None:
-    """Expected trip count of a program's loops that have none of their own; None: all have."""
-    kind, size = split_name(program)
-    if kind in SAMPLER or not size:
-        return None
-    policy = _policy(config, shape, program)
-    return LearnerPrograms(policy, config, VOCABULARY).expected_blocks(kind, size)
-
-
-def _policy(config: Config, shape: ModelShape, program: str) -> Policy:
     place = devices_of(config, program)
-    mesh = make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp)
-    return Policy(
+    policy = Policy(
         architecture(hf_config_of(shape), dtype=jnp.dtype(config.model.dtype)),
         lora=config.lora,
-        mesh=mesh,
+        mesh=make_mesh(v5e_devices(place.count), fsdp=place.fsdp, tp=place.tp),
         quantization=config.model.quantization,
         embeddings_in_host=config.plan.embeddings_in_host,
     )
+    sized = (size,) if size else ()
+    if kind in SAMPLER:
+        decode = DecodePrograms(rollout_policy(policy, config), config, VOCABULARY)
+        return getattr(decode, f"trace_{kind}")(*sized), None
+    learner = LearnerPrograms(policy, config, VOCABULARY)
+    trips = learner.expected_blocks(kind, size) if size else None
+    return getattr(learner, f"trace_{kind}")(*sized), trips
 
 
 def program_figures(config: Config, shape: ModelShape, program: str) -> dict[str, Any]:
     """Compiles a program; the fields of `plan.compiler.CompilerReport` as JSON values."""
     with _TRACING:
         began = time.monotonic()
-        traced, trips = trace(config, shape, program), expected_trips(config, shape, program)
+        traced, trips = trace(config, shape, program)
     try:
         compiled = compile_for(traced)
     except DoesNotFitError as error:

@@ -23,11 +23,10 @@ _BY_FUNCTION = {
     "FlashAttention": "attention",
     "gumbel_noise": "noise",
     "_member": "noise",
-    "_draw": "noise",
     "keys_at": "noise",
     "gathered_scores": "gathers",
-    "_gathered_grad": "gathers",
-    "_top_k_by_columns": "top k",
+    "gathered_gradient": "gathers",
+    "_top_k_of": "top k",
     "_best": "top k",
     "score": "head",
     "sample": "head",
@@ -36,7 +35,7 @@ _BY_FUNCTION = {
     "look_up": "embedding",
     "Gemma._embed": "embedding",
     "Policy.bind": "LoRA",
-    "_layer": "norms and RoPE",
+    "run_layer": "norms and RoPE",
 }
 _GATHERED = re.compile(r'op_name="[^"]*(?:/gather|\bpd->d\b[^"]*|\bd,pd\b[^"]*)"')
 """Rows of the embedding and their products: in a custom VJP the stack does not show them."""

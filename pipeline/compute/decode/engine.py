@@ -41,7 +41,6 @@ from pipeline.types import (
     Completion,
     DecodeWork,
     Report,
-    RolloutName,
     RolloutRequest,
     Segment,
     StopReason,
@@ -180,8 +179,9 @@ class Engine:
         """Samples one completion per request, in request order.
 
         Args:
-            requests: prompts of at most `rollout.max_prompt_tokens` tokens; requests with
-                `partial` only with `rollout.partial = "keep"`.
+            requests: with distinct names, which determine the noise, prompts of 1 to
+                `rollout.max_prompt_tokens` tokens, and limits that leave at least one new token;
+                with `partial` only with `rollout.partial = "keep"`.
             adapter: on this policy's mesh.
             version: recorded in every completion.
             adapter_sha256: recorded in every completion.
@@ -194,9 +194,6 @@ class Engine:
 
         Raises:
             Aborted: if `abort` was called, also before this call; checked between two segments.
-            ValueError: if two requests have the same name; if a prompt is empty or longer than
-                `rollout.max_prompt_tokens`; if a request's limit exceeds
-                `rollout.max_new_tokens` or leaves no new token. Raised before any computation.
         """
         self._check(requests)
         base = self._base if base is None else base
@@ -233,33 +230,14 @@ class Engine:
         self._abort.clear()
 
     def _check(self, requests: Sequence[RolloutRequest]) -> None:
-        """Validates the requests; see `generate`."""
+        """Checks what `generate` requires; the callers make requests that meet it."""
         rollout, longest = self._config.rollout, max(self._config.prompt_buckets)
-        names: set[RolloutName] = set()
+        assert len({request.name for request in requests}) == len(requests), "equal names"
         for request in requests:
-            if request.name in names:
-                raise ValueError(
-                    f"{request.name}: two requests have this name, which gives them the same noise"
-                )
-            names.add(request.name)
-            prompt, prefill = len(request.prompt_tokens), len(request.prefill_tokens)
-            if not 1 <= prompt <= rollout.max_prompt_tokens:
-                raise ValueError(
-                    f"{request.name}: its prompt has {prompt} tokens: must be from 1 to "
-                    f"rollout.max_prompt_tokens = {rollout.max_prompt_tokens}"
-                )
-            if not request.num_partial < self._limit(request) <= rollout.max_new_tokens:
-                raise ValueError(
-                    f"{request.name}: max_new_tokens = {request.max_new_tokens}: must be from "
-                    f"{request.num_partial + 1} to rollout.max_new_tokens = "
-                    f"{rollout.max_new_tokens}"
-                )
-            if prefill > longest:
-                raise ValueError(
-                    f"{request.name}: its prompt has {prompt} tokens and its partial completion "
-                    f"{request.num_partial}: at most {longest} can be prefilled; "
-                    f'rollout.partial = "{rollout.partial}"'
-                )
+            assert 1 <= len(request.prompt_tokens) <= rollout.max_prompt_tokens, request.name
+            limit = self._limit(request)
+            assert request.num_partial < limit <= rollout.max_new_tokens, request.name
+            assert len(request.prefill_tokens) <= longest, request.name
 
     def _sample(
         self,

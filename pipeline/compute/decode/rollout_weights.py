@@ -13,7 +13,7 @@ import jax
 from configs.schema import Config, Lora
 from pipeline.compute.model import lora as lora_lib
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.sharding import build
+from pipeline.compute.model.sharding import lowered
 
 
 def rollout_policy(policy: Policy, config: Config) -> Policy:
@@ -78,7 +78,7 @@ def _compile_merge(policy: Policy) -> dict[str, jax.stages.Compiled]:
         kind = (*name.split(".")[-2:], *(array.shape for array in arrays))
         if kind not in compiled:
             program = jax.jit(partial(_merge, name, policy.lora), out_shardings=matrix.sharding)
-            compiled[kind] = build(program.trace(*arrays), policy.mesh)
+            compiled[kind] = lowered(program.trace(*arrays), policy.mesh).compile()
         found[name] = compiled[kind]
     return found
 

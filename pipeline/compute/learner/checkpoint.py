@@ -27,6 +27,7 @@ from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.run.checkpoint_files import BEST, best_version
 from pipeline.run.record_files import unwritten
+from pipeline.run.threads import first_line
 
 Meta = dict[str, Any]
 """The state of the coordinator: counters and sampling state, as JSON."""
@@ -94,9 +95,8 @@ class Checkpoints:
         """
         began = time.monotonic()
         self.wait()
-        copy = replace(state.on_host(), previous=jax.device_get(state.previous))
         plain = json.loads(json.dumps(meta))
-        self._saving = self._writer.submit(self._write, copy, plain, began)
+        self._saving = self._writer.submit(self._write, state.on_host(), plain, began)
 
     def saved(self) -> float | None:
         """Seconds from the last `save` until its checkpoint was complete; None: it is not yet.
@@ -246,5 +246,5 @@ def _unreadable(error: BaseException, what: str, remedy: str) -> BaseException:
         error = error.__cause__
     if not isinstance(error, OSError | ValueError | LookupError | AttributeError | TypeError):
         return error
-    why = (str(error).strip() or repr(error)).splitlines()[0]
-    return ValueError(f"{what}: {why.partition(' [tensorstore_spec')[0]}. {remedy}")
+    why, *_ = first_line(error).partition(" [tensorstore_spec")
+    return ValueError(f"{what}: {why}. {remedy}")

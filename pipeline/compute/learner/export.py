@@ -6,7 +6,6 @@ import errno
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +24,7 @@ from pipeline.data.models.hf_config import is_multimodal
 from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
 from pipeline.data.text.exported import check_exported, write_unigram_json
 from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.plan.topology import GIB
 from pipeline.run.record_files import replace_folder, unwritten
 from pipeline.types import Completion, ExportReport
 
@@ -33,7 +33,6 @@ ADAPTER = "adapter"
 BOUND = {"float32": 1e-4, "float16": 0.02, "bfloat16": 0.1}
 """Mean log-prob difference between policy and export, by the coarser of their dtypes. In bfloat16 a
 single improbable token of Gemma 3 270m differs by 0.6 through rounding alone."""
-_GIB = 2**30
 
 
 class Score(Protocol):
@@ -43,14 +42,6 @@ class Score(Protocol):
         self, completions: Sequence[Completion], *, adapter: Params, base: Params
     ) -> list[np.ndarray]:
         """See the class."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The adapter to export, and the number of steps it was trained for."""
-
-    adapter: Params
-    version: int
 
 
 def merged(
@@ -137,8 +128,9 @@ class Exporter:
     def export(
         self,
         folder: Path,
-        tuned: Tuned,
+        adapter: Params,
         *,
+        version: int,
         examples: Sequence[Completion],
         formats: Sequence[Format] = ("hf", "peft"),
     ) -> ExportReport:
@@ -146,7 +138,8 @@ class Exporter:
 
         Args:
             folder: path of the export.
-            tuned: adapter and version.
+            adapter: on the devices.
+            version: number of steps it was trained for.
             examples: completions whose log-probs are compared.
             formats: formats to write.
 
@@ -159,19 +152,19 @@ class Exporter:
         fresh = begin(folder)
         with _naming(fresh):
             found = [
-                self.add(fresh, kind, tuned, examples=examples)
+                self.add(fresh, kind, adapter, examples=examples)
                 for kind in FORMATS
                 if kind in formats
             ]
-            self.finish(fresh, folder, tuned, formats=formats)
+            self.finish(fresh, folder, version=version, formats=formats)
         scored = [difference for difference in found if difference is not None]
         if not self._verify or len(scored) < len(found):
-            return ExportReport(str(folder), None, 0, tuned.version)
+            return ExportReport(str(folder), None, 0, version)
         tokens = sum(len(completion.tokens) for completion in examples)
-        return ExportReport(str(folder), max(scored), tokens, tuned.version)
+        return ExportReport(str(folder), max(scored), tokens, version)
 
     def add(
-        self, fresh: Path, kind: Format, tuned: Tuned, *, examples: Sequence[Completion]
+        self, fresh: Path, kind: Format, adapter: Params, *, examples: Sequence[Completion]
     ) -> float | None:
         """Writes one format into `fresh` and verifies it.
 
@@ -184,9 +177,9 @@ class Exporter:
             ValueError: if a number is too large for `export.dtype`.
         """
         if kind == "peft":
-            self._write_adapter(fresh / ADAPTER, tuned)
-            return self._check_adapter(fresh / ADAPTER, tuned) if self._verify else 0.0
-        parameters = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
+            self._write_adapter(fresh / ADAPTER, adapter)
+            return self._check_adapter(fresh / ADAPTER, adapter) if self._verify else 0.0
+        parameters = merged(self.policy, self.base, adapter, dtype=self.dtype)
         within = self.like if is_multimodal_folder(self.like) else None
         config = read_config(within) if within else weights.read_text_config(self.like)
         save.copy_companions(
@@ -205,18 +198,18 @@ class Exporter:
                 parameters,
                 shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
                 dtype=self.dtype,
-                shard_bytes=int(self.config.export.shard_gib * _GIB),
+                shard_bytes=int(self.config.export.shard_gib * GIB),
                 within=within,
             )
         else:
             save.save_flax(fresh, parameters)
-        return self._check_merged(fresh, tuned, examples) if self._verify else 0.0
+        return self._check_merged(fresh, adapter, examples) if self._verify else 0.0
 
-    def finish(self, fresh: Path, folder: Path, tuned: Tuned, *, formats: Sequence[Format]) -> None:
-        """Adds the model card and replaces `folder` with `fresh`."""
+    def finish(self, fresh: Path, folder: Path, *, version: int, formats: Sequence[Format]) -> None:
+        """Adds the model card of this version and replaces `folder` with `fresh`."""
         card = model_card(
             self._described,
-            step=tuned.version,
+            step=version,
             formats=formats,
             kind=weights.read_text_config(self.like)["model_type"],
             dtype=self.dtype,
@@ -230,30 +223,30 @@ class Exporter:
     def _multimodal(self) -> bool:
         return (self.like / "config.json").is_file() and is_multimodal(read_config(self.like))
 
-    def _write_adapter(self, folder: Path, tuned: Tuned) -> None:
+    def _write_adapter(self, folder: Path, adapter: Params) -> None:
         base, revision = base_name(self.config.model.path)
         peft_folder.write_peft(
             folder,
-            to_pairs(tuned.adapter),
+            to_pairs(adapter),
             lora=self.policy.lora,
             base=base,
             revision=revision,
             layers=peft_folder.MULTIMODAL if self._multimodal else peft_folder.TEXT,
         )
 
-    def _check_adapter(self, folder: Path, tuned: Tuned) -> float:
+    def _check_adapter(self, folder: Path, adapter: Params) -> float:
         found = peft_folder.fit_to_policy(peft_folder.read_peft(folder), self.policy)
-        if lora.sha256(found) != lora.sha256(tuned.adapter):
+        if lora.sha256(found) != lora.sha256(adapter):
             raise RuntimeError(f"the adapter in {folder} differs from the exported one")
         return 0.0
 
     def _check_merged(
-        self, fresh: Path, tuned: Tuned, examples: Sequence[Completion]
+        self, fresh: Path, adapter: Params, examples: Sequence[Completion]
     ) -> float | None:
         if self.policy.embeddings_in_host:  # to score, each device needs a second copy of them
-            self._compare_parameters(fresh, tuned)
+            self._compare_parameters(fresh, adapter)
             return None
-        trained = self._score(examples, adapter=tuned.adapter, base=self.base)
+        trained = self._score(examples, adapter=adapter, base=self.base)
         try:
             reloaded = self._score_plain(
                 examples, adapter=self.policy.no_adapter(), base=self._plain.load_base(fresh)
@@ -263,7 +256,7 @@ class Exporter:
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            self._compare_parameters(fresh, tuned)
+            self._compare_parameters(fresh, adapter)
             return None
         difference = float(np.abs(np.concatenate(reloaded) - np.concatenate(trained)).mean())
         bound = max(BOUND[self.dtype], BOUND[self.config.model.dtype])
@@ -274,8 +267,8 @@ class Exporter:
             )
         return difference
 
-    def _compare_parameters(self, fresh: Path, tuned: Tuned) -> None:
-        written = merged(self.policy, self.base, tuned.adapter, dtype=self.dtype)
+    def _compare_parameters(self, fresh: Path, adapter: Params) -> None:
+        written = merged(self.policy, self.base, adapter, dtype=self.dtype)
         read = weights.stream(fresh, self.policy.plain_params())
         for (name, value), (_, found) in zip(written, read, strict=True):
             if not np.array_equal(value.astype(found.dtype), found):

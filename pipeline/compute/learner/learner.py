@@ -17,19 +17,16 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog
-from pipeline.compute.device_memory import array_bytes
+from pipeline.compute.device_memory import array_bytes, program_bytes
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, place_inputs
+from pipeline.compute.learner.checkpoint import saved_optimizer
 from pipeline.compute.learner.optimizer import grpo_rate, sft_rate
-from pipeline.compute.learner.programs import (
-    BySize,
-    CompiledLearner,
-    LearnerPrograms,
-    combined,
-)
+from pipeline.compute.learner.programs import Compiled, LearnerPrograms, combined
 from pipeline.compute.learner.scorer import score_completions
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.learner.timing import fastest_s, full_micro_batch, plain_token
 from pipeline.compute.model import lora
+from pipeline.compute.model.adapter_source import load_adapter
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import by_row, replicated
 from pipeline.compute.model.vocabulary import Vocabulary
@@ -72,7 +69,7 @@ class Learner:
         self._teacher = _open_teacher(config.learner.teacher, policy)
         self._config: Config
         self._programs: LearnerPrograms
-        self._compiled: CompiledLearner
+        self._compiled: Compiled
         self.resize(config, log=log)
         self._zeros = policy.no_adapter()
         self._whole = replicated(policy.mesh)
@@ -95,8 +92,17 @@ class Learner:
 
     @property
     def needs(self) -> dict[str, int]:
-        """Bytes per device besides base and adapter, by program."""
-        return self._compiled.needs(array_bytes(self.policy.abstract_params()))
+        """Bytes per device besides base and adapter while a program runs, by its name.
+
+        `apply` and `apply_sft` are left out: they donate the optimizer state and need less than a
+        gradient.
+        """
+        weights = array_bytes(self.policy.abstract_params())
+        return {
+            name: program_bytes(program) - weights
+            for name, program in self._compiled.items()
+            if not name.startswith("apply")
+        }
 
     def initial_adapter(self) -> Params:
         """The initial adapter of the run, on the devices.
@@ -108,8 +114,6 @@ class Learner:
         start = self._config.lora.start
         if start is None:
             return self.policy.fresh_adapter(self._config.run.seed)
-        from pipeline.compute.model.adapter_source import load_adapter
-
         return load_adapter(start, self.policy).adapter
 
     def _fresh(self) -> LearnerState:
@@ -117,8 +121,6 @@ class Learner:
         start = self._config.lora.start
         if self._config.run.fork is None or start is None:
             return state
-        from pipeline.compute.learner.checkpoint import saved_optimizer
-
         return replace(state, optimizer=saved_optimizer(Path(start), state))
 
     def _begin_phase(self, adapter: Params, *, version: int) -> LearnerState:
@@ -185,8 +187,9 @@ class Learner:
         weight = float(sum(batch.weights.sum() for batch in batches))
         metrics = {"tokens_trained": float(sum(batch.num_tokens for batch in batches))}
         metrics |= padding_metrics(batches) | mismatch_ahead
+        schedule = grpo_rate(self._config)
         for number in range(self._config.learner.updates_per_batch if batches else 0):
-            now = self._rate() if rate is None else rate
+            now = float(schedule(self.state.updates)) if rate is None else rate
             found, logprobs = self._one_update(placed, now, weight=weight)
             if number == 0:
                 metrics |= mismatch(batches, logprobs, version=self.state.version)
@@ -214,19 +217,17 @@ class Learner:
             Metrics: the loss in nats per token, norms of gradient and adapter, the learning rate;
             `skipped_updates` (1) only if the update was skipped.
         """
-        apply = self._compiled.apply_sft
-        assert apply is not None
         batches = packed_batches(sequences, shape=self._programs.shape)
         state = self.state
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares = []
         for batch in batches:
             inputs = place_inputs(batch, self.policy.mesh)
-            program = self._compiled.sft_gradient[len(batch.tokens)]
+            program = self._compiled[f"sft_gradient {len(batch.tokens)}"]
             total, share = program(self.base, state.adapter, total, inputs)
             shares.append(jax.device_get(share))
             self._progressed()
-        found = self._apply(apply, total, combined(shares, weight=1.0))
+        found = self._apply("apply_sft", total, combined(shares, weight=1.0))
         version = state.version + 1
         self.state = replace(self.state, version=version)
         if version == self._config.sft_steps:
@@ -246,7 +247,7 @@ class Learner:
         """
         adapter, token = self.state.adapter, plain_token(self._vocabulary)
         batch = full_micro_batch(self._config, shape=self._programs.shape, token=token)
-        program = self._compiled.gradient[len(batch.weights)]
+        program = self._compiled[f"gradient {len(batch.weights)}"]
 
         def work() -> None:
             total = jax.tree.map(jnp.zeros_like, adapter)
@@ -267,7 +268,7 @@ class Learner:
         """
         weights, programs = (base or self.base, adapter), self._programs
         return score_completions(
-            completions, self._compiled.score, weights, shape=programs.shape, mesh=self.policy.mesh
+            completions, self._compiled, weights, shape=programs.shape, mesh=self.policy.mesh
         )
 
     def _mismatch_ahead(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
@@ -282,7 +283,7 @@ class Learner:
             return {}
         batch = batches[(now - 1) % len(batches)]
         inputs = place_inputs(batch, self.policy.mesh)
-        scored = np.asarray(self._run(self._compiled.score, adapter, inputs))
+        scored = np.asarray(self._run("score", adapter, inputs))
         return mismatch([batch], [scored], version=now - 1)
 
     def _pack(self, rollouts: Sequence[Rollout]) -> list[TokenBatch]:
@@ -292,10 +293,6 @@ class Learner:
             shape=self._programs.shape,
             keep_zero_advantage=self._programs.learns_without_advantage,
         )
-
-    def _rate(self) -> float:
-        """The learning rate of the next update by the schedule."""
-        return float(grpo_rate(self._config)(self.state.updates))
 
     def _place(self, batch: TokenBatch) -> DeviceBatch:
         """The batch on the devices, with the log-probs of reference and teacher."""
@@ -316,18 +313,18 @@ class Learner:
             placed = replace(placed, kl_coef=jax.device_put(coef, self._whole))
             reference = self._zeros if self.state.reference is None else self.state.reference
             if self._config.learner.kl == "topk":
-                top = self._run(self._compiled.reference_top_k, reference, inputs)
+                top = self._run("reference_top_k", reference, inputs)
                 placed = replace(placed, reference=top)
             else:
-                logprobs = self._run(self._compiled.score, reference, inputs)
+                logprobs = self._run("score", reference, inputs)
                 placed = replace(placed, reference_logprobs=logprobs)
         if self._teacher is not None:
-            top = self._run(self._compiled.reference_top_k, self._teacher, inputs)
+            top = self._run("reference_top_k", self._teacher, inputs)
             placed = replace(placed, teacher=top)
         return placed
 
-    def _run(self, programs: BySize, adapter: Params, inputs: Inputs) -> Any:
-        return programs[len(inputs.tokens)](self.base, adapter, inputs)
+    def _run(self, kind: str, adapter: Params, inputs: Inputs) -> Any:
+        return self._compiled[f"{kind} {len(inputs.tokens)}"](self.base, adapter, inputs)
 
     def _one_update(
         self, batches: Iterable[DeviceBatch], rate: float, *, weight: float
@@ -337,19 +334,19 @@ class Learner:
         total = jax.tree.map(jnp.zeros_like, state.adapter)
         shares, logprobs = [], []
         for batch in batches:
-            program = self._compiled.gradient[len(batch.advantages)]
+            program = self._compiled[f"gradient {len(batch.advantages)}"]
             total, share, scored = program(self.base, state.adapter, total, batch)
             del batch  # its memory is free before the next one is made
             # Summed on the host: sums of device scalars would be compiled at the first update.
             shares.append(jax.device_get(share))
             logprobs.append(np.asarray(scored))
             self._progressed()
-        found = self._apply(self._compiled.apply, total, combined(shares, weight=weight), rate)
+        found = self._apply("apply", total, combined(shares, weight=weight), rate)
         return found | {"lr": rate}, logprobs
 
     def _apply(
         self,
-        program: jax.stages.Compiled,
+        name: str,
         total: Params,
         metrics: Mapping[str, float],
         *rate: float,
@@ -357,7 +354,7 @@ class Learner:
         """Applies a gradient, or skips it if loss or norm is not finite; keeps the version.
 
         Args:
-            program: `apply` or `apply_sft`.
+            name: of the program: `apply` or `apply_sft`.
             total: the gradient.
             metrics: of the micro-batches; `loss` is their sum.
             rate: the learning rate, if the program takes it.
@@ -369,6 +366,7 @@ class Learner:
         with np.errstate(over="ignore"):
             given = [np.float32(value) for value in (metrics["loss"], *rate)]
         scalars = jax.device_put(given, self._whole)
+        program = self._compiled[name]
         adapter, optimizer, norms = program(state.adapter, state.optimizer, total, *scalars)
         found = {**metrics, **{name: float(norm) for name, norm in norms.items()}}
         finite = bool(np.isfinite(given[0]) & np.isfinite(found["grad_norm"]))  # as in the program
@@ -387,8 +385,6 @@ def _open_teacher(path: str | None, policy: Policy) -> Params | None:
     """
     if path is None:
         return None
-    from pipeline.compute.model.adapter_source import load_adapter
-
     try:
         return load_adapter(path, policy).adapter
     except (FileNotFoundError, ValueError) as mistake:

@@ -90,9 +90,14 @@ def _policy_loss(
     variant = settings.variant
     assert variant.clip_high is not None
     clip = {"low": variant.clip_low, "high": variant.clip_high}
-    # Ratio and importance weight are per rollout (gspo) or per token.
-    scale = _of_rollout if settings.loss == "gspo" else _of_token
-    log_ratio = scale(logprobs - old_logprobs, batch)
+
+    def scale(values: PerToken) -> PerToken:
+        """Ratio and importance weight are per rollout (gspo) or per token."""
+        if settings.loss != "gspo":
+            return values
+        return rollout_mean(values, segments=batch.inputs.segments, learned=batch.inputs.learned)
+
+    log_ratio = scale(logprobs - old_logprobs)
     if settings.loss == "cispo":
         loss, clipped = clipped_weight(log_ratio, logprobs, batch.advantages, **clip)
     else:
@@ -105,7 +110,7 @@ def _policy_loss(
         "clip_high": clipped * (log_ratio > 0),
     }
     if batch.processed_logprobs is not None:
-        difference = scale(old_logprobs - _learned(batch.processed_logprobs, batch), batch)
+        difference = scale(old_logprobs - _learned(batch.processed_logprobs, batch))
         weight = importance_weight(difference, cap=settings.importance_cap)
         capped = (weight >= settings.importance_cap).astype(jnp.float32)
         metrics |= {"importance_weight": weight, "importance_capped": capped}
@@ -131,12 +136,3 @@ def _top_k_kl(scores: Scores, reference: TopKLogprobs, batch: DeviceBatch) -> di
 
 def _learned(values: PerToken, batch: DeviceBatch) -> PerToken:
     return jnp.where(batch.inputs.learned, values, 0.0)
-
-
-def _of_token(values: PerToken, batch: DeviceBatch) -> PerToken:
-    del batch
-    return values
-
-
-def _of_rollout(values: PerToken, batch: DeviceBatch) -> PerToken:
-    return rollout_mean(values, segments=batch.inputs.segments, learned=batch.inputs.learned)

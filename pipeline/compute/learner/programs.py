@@ -21,7 +21,6 @@ from jaxtyping import Array, Float, Int
 
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog
-from pipeline.compute.device_memory import program_bytes
 from pipeline.compute.learner.batches import DeviceBatch, Inputs, TopKLogprobs
 from pipeline.compute.learner.losses import learned_max, weighted_sum
 from pipeline.compute.learner.objective import gather_tokens, objective
@@ -41,8 +40,9 @@ from pipeline.data.packed_batch import BatchShape
 from pipeline.plan.lengths import Lengths
 
 Scalars = dict[str, Float[Array, ""]]
-BySize = dict[int, jax.stages.Compiled]
-"""Programs by number of rows of a micro-batch."""
+Compiled = dict[str, jax.stages.Compiled]
+"""Programs by name, such as `gradient 8`: a kind and the rows of a micro-batch. Those that apply an
+update have no size."""
 
 SFT_TEMPERATURE = 1.0
 """Temperature of the demonstrations' log-probs, independent of the rollout temperature."""
@@ -68,49 +68,6 @@ def combined(shares: Sequence[Mapping[str, float]], *, weight: float) -> dict[st
         total = float(np.max(values)) if name in _MAXIMA else sum(values)
         found[name] = total if name in (*_SUMS, *_MAXIMA) else total / weight
     return found
-
-
-@dataclass(frozen=True)
-class CompiledLearner:
-    """The compiled programs of a learner.
-
-    Attributes:
-        score: log-probs of targets.
-        reference_top_k: top k of reference and teacher; empty if no setting uses it.
-        gradient: accumulates the GRPO gradient.
-        apply: applies a GRPO update; takes adapter, optimizer state, gradient, loss and learning
-            rate.
-        sft_gradient: accumulates the SFT gradient; empty without an SFT phase.
-        apply_sft: applies an SFT update; None without an SFT phase.
-    """
-
-    score: BySize
-    reference_top_k: BySize
-    gradient: BySize
-    apply: jax.stages.Compiled
-    sft_gradient: BySize
-    apply_sft: jax.stages.Compiled | None
-
-    def needs(self, weights: int) -> dict[str, int]:
-        """Bytes per device besides base and adapter while a program runs, by its name.
-
-        `apply` and `apply_sft` are left out: they donate the optimizer state and need less than a
-        gradient.
-
-        Args:
-            weights: bytes per device of base and adapter.
-        """
-        named = {
-            "score": self.score,
-            "reference_top_k": self.reference_top_k,
-            "gradient": self.gradient,
-            "sft_gradient": self.sft_gradient,
-        }
-        return {
-            f"{name} {size}": program_bytes(program) - weights
-            for name, programs in named.items()
-            for size, program in programs.items()
-        }
 
 
 @dataclass(frozen=True)
@@ -258,32 +215,17 @@ class LearnerPrograms:
         share = Packing.expected(self.config, Lengths.expected(self.config)).learned
         return min(-(-positions // size), share * positions / size + 0.5)
 
-    def compile(self, log: BuildLog | None = None) -> CompiledLearner:
+    def compile(self, log: BuildLog | None = None) -> Compiled:
         """Compiles all programs, several at a time; allocates nothing.
 
         Args:
             log: receives an entry for each program.
         """
-        built = build_all(self.programs, self.policy.mesh, log=log)
+        return build_all(self.programs, self.policy.mesh, log=log)
 
-        def by_size(kind: str) -> BySize:
-            named = {size: f"{kind} {size}" for size in self.shape.sizes}
-            return {size: built[name] for size, name in named.items() if name in built}
-
-        return CompiledLearner(
-            score=by_size("score"),
-            reference_top_k=by_size("reference_top_k"),
-            gradient=by_size("gradient"),
-            apply=built["apply"],
-            sft_gradient=by_size("sft_gradient"),
-            apply_sft=built.get("apply_sft"),
-        )
-
-    def compile_score(self) -> BySize:
+    def compile_score(self) -> Compiled:
         """Compiles the scoring program alone."""
-        traces = self._by_size("score", self.trace_score)
-        built = build_all(traces, self.policy.mesh)
-        return dict(zip(self.shape.sizes, built.values(), strict=True))
+        return build_all(self._by_size("score", self.trace_score), self.policy.mesh)
 
     @property
     def programs(self) -> dict[str, Trace]:
@@ -325,7 +267,7 @@ class LearnerPrograms:
         return program.trace(base, adapter, adapter, inputs)
 
     def trace_apply(self) -> jax.stages.Traced:
-        """Traces a GRPO update.
+        """Traces a GRPO update, of adapter, optimizer state, gradient, loss and learning rate.
 
         It takes the learning rate, so that neither a new plan of the decay nor a new peak compiles.
         """

@@ -9,7 +9,7 @@ from jax.sharding import Mesh
 
 from configs.schema import Config
 from pipeline.compute.learner.batches import place_inputs
-from pipeline.compute.learner.programs import BySize, LearnerPrograms
+from pipeline.compute.learner.programs import Compiled, LearnerPrograms
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.batching import batches_to_score
@@ -42,7 +42,7 @@ class Scorer:
 
 def score_completions(
     completions: Sequence[Completion],
-    programs: BySize,
+    programs: Compiled,
     weights: tuple[Params, Params],
     *,
     shape: BatchShape,
@@ -52,14 +52,14 @@ def score_completions(
 
     Args:
         completions: completions with distinct names.
-        programs: `LearnerPrograms.score` for each number of rows.
+        programs: `score` for each number of rows.
         weights: base and adapter.
         shape: sizes of micro-batches.
         mesh: mesh of the micro-batches.
     """
     scored: dict[RolloutName, np.ndarray] = {}
     for batch in batches_to_score(completions, shape=shape):
-        program = programs[len(batch.tokens)]
+        program = programs[f"score {len(batch.tokens)}"]
         logprobs = np.asarray(program(*weights, place_inputs(batch, mesh)))
         scored |= {name: logprobs[at.row, at.positions] for name, at in batch.completions.items()}
     return [scored[completion.name] for completion in completions]

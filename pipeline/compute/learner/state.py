@@ -34,7 +34,9 @@ class LearnerState:
     previous: Params | None = None
 
     def on_host(self) -> LearnerState:
-        """A copy in host memory; `previous`, which is never donated, stays on the devices."""
-        donated = self.adapter, self.optimizer, self.reference
-        adapter, optimizer, reference = jax.tree.map(np.array, donated)
-        return replace(self, adapter=adapter, optimizer=optimizer, reference=reference)
+        """A copy in host memory."""
+        arrays = self.adapter, self.optimizer, self.reference, self.previous
+        adapter, optimizer, reference, previous = jax.tree.map(np.array, arrays)
+        return replace(
+            self, adapter=adapter, optimizer=optimizer, reference=reference, previous=previous
+        )

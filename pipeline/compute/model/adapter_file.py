@@ -12,17 +12,15 @@ from safetensors.numpy import save_file
 from pipeline.compute.model import lora
 from pipeline.run.checkpoint_files import BEST_FILE
 
-NAME = BEST_FILE
-
 
 def write_adapter_file(folder: Path, adapter: Mapping[str, np.ndarray], *, version: int) -> None:
     """Replaces the adapter in `folder` atomically."""
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / f"{NAME}.tmp"
+    partial = folder / f"{BEST_FILE}.tmp"
     tensors = {name: np.ascontiguousarray(value, np.float32) for name, value in adapter.items()}
     facts = {"version": str(version), "sha256": lora.sha256(adapter)}
     save_file(tensors, partial, metadata=facts)
-    partial.replace(folder / NAME)
+    partial.replace(folder / BEST_FILE)
 
 
 def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
@@ -32,9 +30,7 @@ def read_adapter_file(folder: Path) -> tuple[dict[str, np.ndarray], int]:
         FileNotFoundError: if there is none.
         ValueError: if it is no such file.
     """
-    path = folder / NAME
-    if not path.is_file():
-        raise FileNotFoundError(f"no adapter at {path}")
+    path = folder / BEST_FILE
     try:
         with safe_open(path, framework="numpy") as file:
             version = int((file.metadata() or {})["version"])

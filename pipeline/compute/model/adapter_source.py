@@ -18,7 +18,8 @@ from pipeline.compute.model import adapter_file, peft_folder
 from pipeline.compute.model.peft_folder import fit_to_policy, read_peft, scale_problems
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.projections import needs_separate_lora_a
-from pipeline.run.checkpoint_files import BEST
+from pipeline.run.checkpoint_files import BEST, BEST_FILE
+from pipeline.run.threads import first_line
 
 Reader = Callable[[Path], tuple[dict[str, np.ndarray], int]]
 """Reads the adapter of a folder and its version."""
@@ -111,11 +112,11 @@ def _find(path: Path) -> tuple[Path, Reader | None]:
         if (folder / peft_folder.CONFIG).is_file():
             return folder, None
     checkpoints = path / "checkpoints"
-    if (path / adapter_file.NAME).is_file():
+    if (path / BEST_FILE).is_file():
         return path, adapter_file.read_adapter_file
     if path.name.isdecimal() and (path / "state").is_dir():
         return path, _read_checkpoint
-    if (checkpoints / BEST / adapter_file.NAME).is_file():
+    if (checkpoints / BEST / BEST_FILE).is_file():
         return checkpoints / BEST, adapter_file.read_adapter_file
     names = (state.parent.name for state in checkpoints.glob("*/state"))
     if steps := [int(name) for name in names if name.isdecimal()]:
@@ -144,8 +145,7 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
         version = int(facts["version"])
         found = handler.restore(state, args=args)["adapter"]
     except Exception as error:  # noqa: BLE001  # damage can cause any error; reported
-        line = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ValueError(f"damaged: {line}") from None
+        raise ValueError(f"damaged: {first_line(error)}") from None
     return {name: np.asarray(value) for name, value in found.items()}, version
 
 

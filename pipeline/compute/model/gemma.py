@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 from tunix.models.gemma3 import model as gemma3
 
@@ -32,7 +32,7 @@ from pipeline.compute.model.layer import (
 )
 from pipeline.compute.model.lookup import look_up, look_up_in_host
 from pipeline.compute.model.remat import Parts, Remat
-from pipeline.compute.model.sharding import ALL_AXES, gathered_sharding, mesh_of
+from pipeline.compute.model.sharding import ALL_AXES, by_row, gathered_sharding
 from pipeline.data.models.model_shape import ModelShape
 
 
@@ -41,7 +41,7 @@ class Gemma(nnx.Module):
 
     Args:
         architecture: its architecture.
-        activations: sharding of hidden states; None leaves it to the compiler.
+        mesh: devices; hidden states are sharded by row.
         rngs: initialises parameters.
 
     Attributes:
@@ -52,13 +52,13 @@ class Gemma(nnx.Module):
         self,
         architecture: Architecture,
         *,
-        activations: NamedSharding | None = None,
+        mesh: Mesh,
         rngs: nnx.Rngs,
     ) -> None:
         config = architecture.config
         dtype = config.param_dtype
         self.architecture = architecture
-        self.activations = activations
+        self.mesh = mesh
         self.attaching = False
         self.embedder = gemma3.Embedder(
             config.num_embed, config.embed_dim, rngs=rngs, param_dtype=dtype
@@ -121,9 +121,8 @@ class Gemma(nnx.Module):
         attend: Attend,
         remat: Remat,
     ) -> Float[Array, "batch seq embed"]:
-        assert self.activations is not None
         shape = self.architecture.shape
-        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=mesh_of(self.activations))
+        parts = Parts.of(*tokens.shape, tokens=remat.layer_tokens, mesh=self.mesh)
         gather = partial(nnx.map_state, partial(_gathered, parts.mesh))
         positions, attend = jax.tree.map(parts.split, (positions, attend))
         x, per_layer = jax.tree.map(parts.split, self._embed(tokens))
@@ -147,8 +146,7 @@ class Gemma(nnx.Module):
         self, tokens: Int[Array, "batch seq"]
     ) -> tuple[Float[Array, "batch seq embed"], Float[Array, "batch seq layers per_layer"] | None]:
         """The tokens' scaled embeddings and the inputs of all layers; None: layers have none."""
-        mesh = None if self.activations is None else mesh_of(self.activations)
-        x = look_up(tokens, self.embedder.input_embedding[...], mesh=mesh)
+        x = look_up(tokens, self.embedder.input_embedding[...], mesh=self.mesh)
         x = self._constrain(x * jnp.sqrt(x.shape[-1]).astype(x.dtype))
         shape = self.architecture.shape
         if not shape.per_layer_input:
@@ -158,18 +156,15 @@ class Gemma(nnx.Module):
         projected = normalize(embedder.norm, projected.reshape(*tokens.shape, *sizes))
         table = embedder.embedding[...]
         if table.ndim == 3:  # in host memory
-            assert mesh is not None
-            found = look_up_in_host(tokens, table, mesh=mesh)[..., : math.prod(sizes)]
+            found = look_up_in_host(tokens, table, mesh=self.mesh)[..., : math.prod(sizes)]
         else:
-            found = look_up(tokens, table, mesh=mesh, axes=ALL_AXES)
+            found = look_up(tokens, table, mesh=self.mesh, axes=ALL_AXES)
         found *= jnp.sqrt(shape.per_layer_input).astype(x.dtype)
         total = (projected + found.reshape(projected.shape)) * jnp.asarray(2**-0.5, x.dtype)
         return x, self._constrain(total)
 
     def _constrain(self, x: jax.Array) -> jax.Array:
-        if self.activations is None:
-            return x
-        return jax.lax.with_sharding_constraint(x, self.activations)
+        return jax.lax.with_sharding_constraint(x, by_row(self.mesh))
 
 
 def _per_layer_embedder(architecture: Architecture, rngs: nnx.Rngs) -> Group:

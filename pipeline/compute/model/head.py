@@ -13,7 +13,7 @@ Logits exist for one block of positions and one block of the vocabulary at a tim
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,8 +30,6 @@ FORBIDDEN = -1e30
 MAX_SHIFT = 60.0
 """Largest difference between the maximum score and the shift of the exponentials: e**60 times the
 vocabulary is far inside the range of float32, in both directions."""
-_LEARNED_BLOCK = 512
-"""Most positions of a device in a block if only some are learned."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,6 @@ class Head:
     tokens: int
     vocab: int
     mesh: Mesh
-
-    def of_learned(self, tokens: int) -> Head:
-        """As many logits at a time, for fewer positions: the last block is half empty on average.
-
-        Args:
-            tokens: positions of a device, learned or not.
-        """
-        most = min(self.tokens, tokens)
-        block = min(most, _LEARNED_BLOCK * self.mesh.shape[FSDP])
-        return replace(self, tokens=block, vocab=self.vocab * most // block)
 
     def score(self, logits: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         """Logits, soft-capped and divided by the temperature."""

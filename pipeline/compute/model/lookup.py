@@ -32,7 +32,7 @@ def look_up(
     tokens: Int[Array, "rows seq"],
     embedding: Float[Array, "vocab embed"],
     *,
-    mesh: Mesh | None,
+    mesh: Mesh,
     axes: tuple[str, ...] = VOCAB_AXES,
 ) -> Float[Array, "rows seq embed"]:
     """`embedding[tokens]`, exactly.
@@ -44,11 +44,11 @@ def look_up(
     Args:
         tokens: sharded by `sharding.by_row`, which divides `rows` evenly.
         embedding: sharded over `axes`, if they divide its rows.
-        mesh: the devices; with None or without sharded entries there is no communication.
+        mesh: the devices; without sharded entries there is no communication.
         axes: mesh axes, tp among them.
     """
-    parts = 1 if mesh is None else math.prod(mesh.shape[axis] for axis in axes)
-    if mesh is None or parts == 1 or len(embedding) % parts:
+    parts = math.prod(mesh.shape[axis] for axis in axes)
+    if parts == 1 or len(embedding) % parts:
         return embedding[tokens]
     by_row, by_entry = PartitionSpec(BATCH_AXES), PartitionSpec(axes)
     run = jax.shard_map(

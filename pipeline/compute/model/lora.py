@@ -22,7 +22,7 @@ from tunix.models.gemma3 import model as gemma3
 from configs.schema import Lora
 from pipeline.compute.model import quantize
 from pipeline.compute.model.gemma import Gemma
-from pipeline.compute.model.sharding import batch_shards, mesh_of, platform
+from pipeline.compute.model.sharding import batch_shards, platform
 from pipeline.compute.model.tensors import PROJECTIONS
 from pipeline.data.models.model_shape import select_targets
 
@@ -81,15 +81,13 @@ def attach(
         else:
             continue
         rules.setdefault(rule, []).append(path)
-    mesh = None if model.activations is None else mesh_of(model.activations)
     provider = quantize.Provider(
         [_at(rule, paths) for rule, paths in rules.items()],
         quantization=quantization,
-        flat=mesh is not None and platform(mesh) == "cpu",
+        flat=platform(model.mesh) == "cpu",
     )
     # One row per batch shard.
-    rows = 1 if mesh is None else batch_shards(mesh)
-    tokens = jnp.zeros((rows, 1), jnp.int32)
+    tokens = jnp.zeros((batch_shards(model.mesh), 1), jnp.int32)
     model.attaching = True
     wrapped: Gemma = qwix.apply_lora_to_model(model, provider, tokens, tokens, rngs=nnx.Rngs(0))
     model.attaching = wrapped.attaching = False

@@ -25,7 +25,7 @@ from pipeline.compute.model.architecture import Architecture
 from pipeline.compute.model.gemma import Gemma
 from pipeline.compute.model.layer import norm_factor
 from pipeline.compute.model.lookup import tiled, untiled
-from pipeline.compute.model.sharding import HOST_MEMORY, by_row, in_host, placed, replicated
+from pipeline.compute.model.sharding import HOST_MEMORY, in_host, placed, replicated
 
 Params = dict[str, Any]
 """Arrays by parameter path; shapes for ahead-of-time compilation."""
@@ -75,7 +75,7 @@ class Policy:
     def __post_init__(self) -> None:
         assert self.adapted or self.quantization == "none", self.quantization
         bare = model = nnx.eval_shape(
-            lambda: Gemma(self.architecture, activations=by_row(self.mesh), rngs=nnx.Rngs(0))
+            lambda: Gemma(self.architecture, mesh=self.mesh, rngs=nnx.Rngs(0))
         )
         plain = {
             _name(path): jax.ShapeDtypeStruct(variable.shape, variable.dtype)
@@ -183,8 +183,7 @@ class Policy:
         """Shapes of base and adapter with shardings, for ahead-of-time compilation."""
         whole = replicated(self.mesh)
         adapter = {
-            name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=whole)
-            for name, shape in self.adapter_shapes.items()
+            name: shape.update(sharding=whole) for name, shape in self.adapter_shapes.items()
         }
         shapes = dict(self.base_shapes)
         table = {_PER_LAYER: shapes.pop(_PER_LAYER)} if self.embeddings_in_host else {}

@@ -56,12 +56,6 @@ def make_mesh(devices: Sequence[jax.Device], *, fsdp: int = 1, tp: int = 1) -> M
     return Mesh(grid, (*BATCH_AXES, TP), axis_types=(AxisType.Auto,) * 3)
 
 
-def mesh_of(sharding: NamedSharding) -> Mesh:
-    """The mesh of a sharding with a concrete mesh."""
-    assert isinstance(sharding.mesh, Mesh), sharding
-    return sharding.mesh
-
-
 def platform(mesh: Mesh) -> str:
     """Platform of its devices: "cpu", "gpu" or "tpu"."""
     return mesh.devices.flat[0].platform
@@ -130,9 +124,7 @@ def placed(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Shapes and dtypes of base parameters with their `parameter_sharding`."""
     return {
-        name: jax.ShapeDtypeStruct(
-            shape.shape, shape.dtype, sharding=parameter_sharding(name, shape.shape, mesh)
-        )
+        name: shape.update(sharding=parameter_sharding(name, shape.shape, mesh))
         for name, shape in shapes.items()
     }
 
@@ -147,13 +139,8 @@ def batch_shards(mesh: Mesh) -> int:
     return mesh.shape[DATA] * mesh.shape[FSDP]
 
 
-def build(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Compiled:
-    """Compiles for the mesh's platform, which need not be on this machine."""
-    return lowered(traced, mesh).compile()
-
-
 def lowered(traced: jax.stages.Traced, mesh: Mesh) -> jax.stages.Lowered:
-    """Lowers for the mesh's platform."""
+    """Lowers for the mesh's platform, which need not be on this machine."""
     kind = platform(mesh)
     # The platform is named "gpu" for devices and "cuda" for lowering.
     return traced.lower(lowering_platforms=("cuda" if kind == "gpu" else kind,))

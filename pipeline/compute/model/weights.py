@@ -10,10 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.flax_checkpoint import FlaxCheckpoint, config_of
 from pipeline.compute.model.tensors import entry
 from pipeline.data.models import hf_folder
@@ -77,21 +75,6 @@ def read_text_config(folder: Path) -> dict[str, Any]:
         except ValueError as error:
             raise ValueError(f"model.path: {folder}: {error}") from None
     return hf_folder.read_text_config(folder)
-
-
-def read_architecture(folder: Path, *, dtype: jnp.dtype) -> Architecture:
-    """The architecture of a folder's model.
-
-    Raises:
-        FileNotFoundError: as `read_text_config`.
-        ValueError: as `read_text_config`.
-    """
-    return architecture(read_text_config(folder), dtype=dtype)
-
-
-def load(folder: Path, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
-    """All parameters of `stream`."""
-    return dict(stream(folder, shapes))
 
 
 def stream(

@@ -12,12 +12,12 @@ import pytest
 
 from configs.schema import Config
 from pipeline.compute.device_memory import (
-    GIB,
     DeviceMemoryError,
     catch_out_of_memory,
     check_fits,
     resident_bytes,
 )
+from pipeline.plan.topology import GIB
 from pipeline.protocols import OutOfMemory
 from tests import tiny
 

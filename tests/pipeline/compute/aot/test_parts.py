@@ -42,13 +42,16 @@ def parts(stack: tuple[str, ...], *, op: str = "jit(f)/neg") -> dict[str, str]:
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        (("normalize", "_unit", "_layer", "Gemma.__call__"), "norms and RoPE"),
-        (("PtqProvider.einsum", "LoraProvider.einsum", "Einsum.__call__", "_layer"), "projections"),
-        (("LoraProvider.einsum", "Einsum.__call__", "_layer"), "LoRA"),
+        (("normalize", "_unit", "run_layer", "Gemma.__call__"), "norms and RoPE"),
+        (
+            ("PtqProvider.einsum", "LoraProvider.einsum", "Einsum.__call__", "run_layer"),
+            "projections",
+        ),
+        (("LoraProvider.einsum", "Einsum.__call__", "run_layer"), "LoRA"),
         (("_compute_lora_delta", "LoraProvider.dot_general", "FeedForward.__call__"), "LoRA"),
         (("flush.<locals>.one", "flush", "DecodePrograms.segment"), "flush"),
-        (("_threefry", "gumbel_noise", "_draw", "_in_blocks", "sample"), "noise"),
-        (("Shard.scores", "_top_k_by_columns", "_forward", "score"), "top k"),
+        (("_threefry", "gumbel_noise", "_column_noise", "_in_one_pass", "sample"), "noise"),
+        (("Shard.scores", "_top_k_of", "_forward", "score"), "top k"),
         (("gathered_scores.<locals>.one", "_forward.<locals>.block", "score"), "gathers"),
         (("main",), "other"),
         ((), "other"),
@@ -75,7 +78,7 @@ def test_a_fusion_is_its_most_expensive_instruction():
 
 
 def test_a_copy_belongs_to_what_it_copies():
-    found = parts(("apply_rope", "_layer"))
+    found = parts(("apply_rope", "run_layer"))
     assert found["copied"] == found["converted"] == "norms and RoPE"
     assert found["moved"] == found["copy-start"] == "copies"
     assert found["copy-done"] == "waits"

@@ -95,24 +95,6 @@ def test_a_request_may_have_a_lower_limit(sampled: list[Completion]):
         np.testing.assert_array_equal(short.tokens, whole.tokens[:limit])
         np.testing.assert_array_equal(short.logprobs, whole.logprobs[:limit])
         assert short.stop_reason == ("length" if len(whole.tokens) > limit else whole.stop_reason)
-    for wrong in (0, NEW + 1):
-        with pytest.raises(ValueError, match=rf"max_new_tokens = {wrong}: must be from 1 to"):
-            generate(tiny.engine(), [dataclasses.replace(REQUESTS[0], max_new_tokens=wrong)])
-
-
-@pytest.mark.parametrize("length", [0, LONGEST + 1, 10 * LONGEST])
-def test_an_empty_or_too_long_prompt_is_an_error(length: int, monkeypatch: pytest.MonkeyPatch):
-    engine = tiny.engine()
-    monkeypatch.setattr(engine, "_programs", None)  # raised before any computation
-    (wrong,) = tiny.make_requests([length], step=7)
-    what = f"has {length} tokens: must be from 1 to rollout.max_prompt_tokens = {LONGEST}"
-    with pytest.raises(ValueError, match=re.escape(f"{wrong.name}: its prompt {what}")):
-        generate(engine, [*REQUESTS, wrong])
-
-
-def test_two_requests_with_one_name_are_an_error():
-    with pytest.raises(ValueError, match=re.escape(f"{REQUESTS[1].name}: two requests have this")):
-        generate(tiny.engine(), [*REQUESTS, REQUESTS[1]])
 
 
 def same_bits(first: Sequence[Completion], second: Sequence[Completion]) -> None:

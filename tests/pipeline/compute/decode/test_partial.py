@@ -203,17 +203,6 @@ def test_tokens_of_the_partial_completion_count_in_the_limit(whole: list[Complet
     (found,) = sample(keeping(), [dataclasses.replace(request, max_new_tokens=11)])
     np.testing.assert_array_equal(found.tokens, long.tokens[:11])
     assert found.stop_reason == "length"
-    with pytest.raises(ValueError, match=r"max_new_tokens = 9: must be from 10 to .* = 28"):
-        sample(keeping(), [dataclasses.replace(request, max_new_tokens=9)])
-
-
-def test_a_partial_completion_too_long_for_a_prefill_is_an_error(whole: list[Completion]):
-    long = next(one for one in whole if len(one.tokens) == NEW)
-    (request,) = continue_requests([truncated(long, NEW - 1)])
-    assert len(request.prefill_tokens) > CONFIG.rollout.max_prompt_tokens
-    message = rf"partial completion {NEW - 1}: at most 14 can be prefilled"
-    with pytest.raises(ValueError, match=message):
-        sample(tiny.engine(), [request])
 
 
 def test_a_stop_string_may_start_before_the_truncation(

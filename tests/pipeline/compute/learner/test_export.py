@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from configs.schema import Config
 from pipeline.compute.learner import export as export_module
-from pipeline.compute.learner.export import Exporter, Tuned, merged
+from pipeline.compute.learner.export import Exporter, merged
 from pipeline.compute.learner.learner import Learner
 from pipeline.compute.learner.model_card import base_name, model_card
 from pipeline.compute.model import weights
@@ -70,8 +70,8 @@ def exporter(learner: Learner, like: Path, **export: Any) -> Exporter:
     )
 
 
-def tuned(learner: Learner) -> Tuned:
-    return Tuned(learner.state.adapter, learner.state.version)
+def tuned(learner: Learner) -> dict[str, Any]:
+    return {"adapter": learner.state.adapter, "version": learner.state.version}
 
 
 def examples() -> list[Completion]:
@@ -93,7 +93,7 @@ FILES = {
 
 def test_promise_9_the_loaded_export_is_the_policy(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "run" / "export"
-    report = exporter(learner, like).export(folder, tuned(learner), examples=examples())
+    report = exporter(learner, like).export(folder, **tuned(learner), examples=examples())
     assert report.folder == str(folder)
     assert report.tokens == 31
     reloaded = learner.policy.load_base(folder)
@@ -116,14 +116,14 @@ def test_an_export_that_does_not_fit_on_the_disk_leaves_the_one_before(
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"the one before")
     with pytest.raises(OSError, match=r"No space left on device: '.*/export.tmp'"):
-        exporter(learner, like).export(folder, tuned(learner), examples=examples())
+        exporter(learner, like).export(folder, **tuned(learner), examples=examples())
     assert [path.name for path in small_disk.iterdir()] == ["export"]
     assert (folder / "model.safetensors").read_bytes() == b"the one before"
 
 
 def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
-    exporter(learner, like).export(folder, tuned(learner), examples=examples())
+    exporter(learner, like).export(folder, **tuned(learner), examples=examples())
     found = load_adapter(str(folder), learner.policy)
     assert found.what == f"PEFT adapter {folder / 'adapter'}"
     for name, value in learner.state.adapter.items():
@@ -146,7 +146,7 @@ def test_the_dtype_of_the_weights_is_configurable(
 ):
     folder = tmp_path / "export"
     writer = exporter(learner, like, dtype=dtype)
-    report = writer.export(folder, tuned(learner), examples=examples(), formats=("hf",))
+    report = writer.export(folder, **tuned(learner), examples=examples(), formats=("hf",))
     assert report.mean_difference is not None
     assert 1e-5 < report.mean_difference <= bound
     tensors = load_file(folder / "model.safetensors")
@@ -164,7 +164,7 @@ def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, li
     with pytest.raises(
         ValueError, match=rf"has a maximum of 65504, and {name} has .*valid: \"bfloat16\""
     ):
-        writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
+        writer.export(tmp_path / "export", adapter, version=1, examples=examples())
     assert not (tmp_path / "export").exists()
 
 
@@ -173,8 +173,8 @@ def test_a_large_model_is_split_into_files_with_an_index(
 ):
     writer = exporter(learner, like, shard_gib=10_000 / 2**30)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    exporter(learner, like).export(whole, tuned(learner), examples=examples())
-    writer.export(cut, tuned(learner), examples=examples(), formats=("hf",))
+    exporter(learner, like).export(whole, **tuned(learner), examples=examples())
+    writer.export(cut, **tuned(learner), examples=examples(), formats=("hf",))
     files = sorted(cut.glob("*.safetensors"))
     assert len(files) > 3
     assert all(file.stat().st_size < 11_500 for file in files)
@@ -188,7 +188,7 @@ def test_a_large_model_is_split_into_files_with_an_index(
 def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learner, like: Path):
     folder = tmp_path / "export"
     report = exporter(learner, like).export(
-        folder, tuned(learner), examples=examples(), formats=("orbax",)
+        folder, **tuned(learner), examples=examples(), formats=("orbax",)
     )
     assert report.mean_difference is not None
     assert report.mean_difference <= 1e-4
@@ -221,7 +221,7 @@ def test_the_export_of_a_multimodal_folder_has_its_other_parts_unchanged(
     writer = Exporter(policy, base, config, tiny.VOCABULARY, like=like, tokenizer=pieces)
     adapter = tiny.make_probe(policy)
     folder = tmp_path / "export"
-    report = writer.export(folder, Tuned(adapter, 1), examples=examples())
+    report = writer.export(folder, adapter, version=1, examples=examples())
     assert (report.mean_difference is None) == in_host  # parameters are compared instead
     assert {path.name for path in folder.iterdir()} == {
         *(FILES - {"LICENSE", "tokenizer_config.json"}),
@@ -257,7 +257,7 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
         ci95 = [0.125, 0.875]
         RunFolder(run).journal("evaluated", name=name, step=step, accuracy=accuracy, n=8, ci95=ci95)
     adapter = learner.state.adapter
-    writer.export(tmp_path / "export", Tuned(adapter, 7), examples=examples())
+    writer.export(tmp_path / "export", adapter, version=7, examples=examples())
     card = (tmp_path / "export" / "README.md").read_text()
     assert card.startswith('---\ntags: ["grpo", "lora"]\n')
     assert '\nlicense: "gemma"\n' in card
@@ -381,11 +381,11 @@ def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: 
     for name in (".export.replaced", "export.tmp"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "stale").write_text("older")
-    writer.export(folder, tuned(learner), examples=examples())
+    writer.export(folder, **tuned(learner), examples=examples())
     first = load_file(folder / "model.safetensors")
     assert not (folder / "stale").exists()
     learner.update(tiny.make_rollouts([(3, 9), (14, 20)], advantages=[1.0, -1.0]))
-    writer.export(folder, tuned(learner), examples=examples())
+    writer.export(folder, **tuned(learner), examples=examples())
     second = load_file(folder / "model.safetensors")
     key = "model.layers.0.mlp.up_proj.weight"
     assert (first[key] != second[key]).any()
@@ -396,7 +396,7 @@ def test_promise_9_a_failed_verification_leaves_the_old_export(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
     folder, writer = tmp_path / "export", exporter(learner, like)
-    writer.export(folder, tuned(learner), examples=examples())
+    writer.export(folder, **tuned(learner), examples=examples())
     before = (folder / "model.safetensors").read_bytes()
 
     def wrong(*args: Any, **settings: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -406,7 +406,7 @@ def test_promise_9_a_failed_verification_leaves_the_old_export(
 
     monkeypatch.setattr(export_module, "merged", wrong)
     with pytest.raises(RuntimeError, match=r"scores tokens differently from the policy: .*, allow"):
-        writer.export(folder, tuned(learner), examples=examples())
+        writer.export(folder, **tuned(learner), examples=examples())
     assert (folder / "model.safetensors").read_bytes() == before
 
 
@@ -419,7 +419,7 @@ def test_without_memory_for_a_second_model_parameters_are_compared(
 ):
     monkeypatch.setattr(Policy, "load_base", no_room)
     writer, folder = exporter(learner, like), tmp_path / "export"
-    report = writer.export(folder, tuned(learner), examples=examples())
+    report = writer.export(folder, **tuned(learner), examples=examples())
     assert (report.mean_difference, report.tokens) == (None, 0)
     before = (folder / "model.safetensors").read_bytes()
     kept = weights.stream
@@ -430,7 +430,7 @@ def test_without_memory_for_a_second_model_parameters_are_compared(
 
     monkeypatch.setattr(weights, "stream", damaged)
     with pytest.raises(RuntimeError, match=r"does not hold the policy's layers\.1\.mlp\.down_proj"):
-        writer.export(folder, tuned(learner), examples=examples())
+        writer.export(folder, **tuned(learner), examples=examples())
     assert (folder / "model.safetensors").read_bytes() == before
 
 
@@ -442,7 +442,7 @@ def test_another_device_error_is_not_out_of_memory(
 
     monkeypatch.setattr(Policy, "load_base", broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
-        exporter(learner, like).export(tmp_path / "e", tuned(learner), examples=examples())
+        exporter(learner, like).export(tmp_path / "e", **tuned(learner), examples=examples())
 
 
 def test_nan_fails_verification(
@@ -452,7 +452,7 @@ def test_nan_fails_verification(
     base["final_norm.scale"] = base["final_norm.scale"] * np.nan
     monkeypatch.setattr(learner, "base", base)
     with pytest.raises(RuntimeError, match=r"cannot be loaded: .*model\.norm\.weight has NaN"):
-        exporter(learner, like).export(tmp_path / "export", tuned(learner), examples=examples())
+        exporter(learner, like).export(tmp_path / "export", **tuned(learner), examples=examples())
     assert not (tmp_path / "export").exists()
 
 
@@ -473,7 +473,7 @@ def test_a_quantized_base_is_exported_dequantized(tmp_path: Path, like: Path, qu
         tokenizer=like / "tokenizer.model",
     )
     adapter = tiny.probe(layers=2)
-    report = writer.export(tmp_path / "export", Tuned(adapter, 1), examples=examples())
+    report = writer.export(tmp_path / "export", adapter, version=1, examples=examples())
     assert report.mean_difference is not None
     assert report.mean_difference <= 1e-4
     # The export has the quantized base's values, not the original ones.

@@ -403,9 +403,9 @@ def test_promise_1_the_sampled_policy_is_the_learned_policy(plan: dict[str, Any]
 def test_promise_7_only_the_update_program_donates_the_state():
     learner = start(usual())
     for program, donated in (
-        (learner._compiled.score[1], set()),
-        (learner._compiled.gradient[1], {2}),
-        (learner._compiled.apply, {0, 1}),
+        (learner._compiled["score 1"], set()),
+        (learner._compiled["gradient 1"], {2}),
+        (learner._compiled["apply"], {0, 1}),
     ):
         arguments, _ = program.args_info
         for number, argument in enumerate(arguments):
@@ -416,7 +416,7 @@ def test_promise_7_only_the_update_program_donates_the_state():
     before = host(base)
     # If the large program runs out of memory, no state is lost.
     batch = learner._place(learner._pack(ROLLOUTS)[0])
-    program = learner._compiled.gradient[len(batch.advantages)]
+    program = learner._compiled[f"gradient {len(batch.advantages)}"]
     program(base, state.adapter, _zeros(learner), batch)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((state.adapter, state.optimizer)))
     learner.update(ROLLOUTS)

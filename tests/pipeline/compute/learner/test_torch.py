@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Lora
-from pipeline.compute.learner.export import Exporter, Tuned
+from pipeline.compute.learner.export import Exporter
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import open_policy
 from tests import tiny
@@ -73,7 +73,7 @@ def test_the_merged_model_and_the_adapter_compute_the_policy(
     )
     adapter = tiny.make_probe(policy)
     out = tmp_path / "export"
-    writer.export(out, Tuned(adapter, 1), examples=())
+    writer.export(out, adapter, version=1, examples=())
     (out / "tokenizer.model").unlink()
     assert ((out / "model.safetensors.index.json").is_file()) == (shard_gib < 1)
     tokens = np.load(like / "golden.npz")["tokens"]

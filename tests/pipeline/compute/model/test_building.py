@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.compute.builds import Building, BuildLog, Built, built_facts
 from pipeline.compute.device_memory import array_bytes, program_bytes, result_bytes
-from pipeline.compute.model.building import Builder, build_all
+from pipeline.compute.model import building
+from pipeline.compute.model.building import build_all
 from pipeline.compute.model.sharding import by_row, make_mesh, replicated
 
 MESH = make_mesh(jax.devices()[:2])
@@ -38,28 +39,29 @@ def test_each_program_is_logged_and_runs():
 def test_a_compiled_program_is_read_from_the_cache():
     log, factor = BuildLog(), SystemRandom().random()  # programs are kept between runs of the tests
     for _ in range(2):
-        with Builder(MESH, log=log) as builder:
-            builder.build("unlike any other", traced(factor))
+        build_all({"unlike any other": partial(traced, factor)}, MESH, log=log)
     first, second = log.read().done
     assert (first.cached, second.cached) == (False, True)
 
 
 def test_a_compiler_error_is_raised(monkeypatch: pytest.MonkeyPatch):
-    def bad(self: Builder, name: str, program: jax.stages.Lowered) -> jax.stages.Compiled:
+    compile_program = building.compile_program
+
+    def bad(name: str, *given: Any) -> jax.stages.Compiled:
         if name == "bad":
             raise ZeroDivisionError
-        return program.compile()
+        return compile_program(name, *given)
 
-    monkeypatch.setattr(Builder, "_compile", bad)
+    monkeypatch.setattr(building, "compile_program", bad)
     with pytest.raises(ZeroDivisionError):
         build_all({name: partial(traced, 5.0) for name in ("good", "bad")}, MESH)
 
 
 def test_compiled_programs_as_log_lines_and_journal_entries():
     built = (Built("gradient 8", 12.34, cached=False), Built("score 8", 0.5004, cached=True))
-    building = Building(built, 9)
-    assert building.line(0) == "gradient 8: 12.3 s, 1 of 9"
-    assert building.line(1) == "score 8: 0.5 s from the cache, 2 of 9"
+    progress = Building(built, 9)
+    assert progress.line(0) == "gradient 8: 12.3 s, 1 of 9"
+    assert progress.line(1) == "score 8: 0.5 s from the cache, 2 of 9"
     assert built_facts(built) == {
         "programs": {"gradient 8": 12.34, "score 8": 0.5},
         "program_seconds": 12.84,
@@ -81,8 +83,7 @@ def test_each_compilation_counts_from_1_to_a_total_that_is_known_before():
 
 
 def test_bytes_are_per_device():
-    with Builder(MESH) as builder:
-        program = builder.build("half", traced(0.5)).result()
+    program = build_all({"half": partial(traced, 0.5)}, MESH)["half"]
     half = 4 * 8 * 4 // 2
     assert result_bytes(program) == half
     assert program_bytes(program) == 2 * half

@@ -22,7 +22,7 @@ from tunix.models.gemma4 import model as gemma4
 from tunix.models.gemma4 import params as gemma4_params
 
 from pipeline.compute.model import flax_checkpoint, save, weights
-from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.architecture import Architecture, architecture
 from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
@@ -42,9 +42,13 @@ def shapes_of(name: str) -> Mapping[str, jax.ShapeDtypeStruct]:
     return make_policy(formats.GOLDEN / name, dtype="float32", lora=LORA, mesh=mesh).plain_shapes
 
 
+def architecture_of(folder: Path) -> Architecture:
+    return architecture(weights.read_text_config(folder), dtype=jnp.dtype("float32"))
+
+
 def read(folder: Path, name: str) -> Params:
     """A folder's parameters, with the shapes of the golden folder of that name."""
-    return weights.load(folder, shapes_of(name))
+    return dict(weights.stream(folder, shapes_of(name)))
 
 
 @functools.cache
@@ -132,8 +136,7 @@ def flax(folder: Path, name: str, *, turned: bool = True, config: bool = True) -
 def test_a_flax_checkpoint_gives_the_same_model(tmp_path: Path, name: str, turned: bool):
     folder = flax(tmp_path, name, turned=turned)
     assert check_folder(folder) == []
-    expected = weights.read_architecture(formats.GOLDEN / name, dtype=jnp.dtype("float32"))
-    assert weights.read_architecture(folder, dtype=jnp.dtype("float32")) == expected
+    assert architecture_of(folder) == architecture_of(formats.GOLDEN / name)
     assert_same(read(folder, name), golden(name))
 
 
@@ -171,8 +174,7 @@ def test_a_published_model_is_identified_by_its_shapes(
         weights.read_text_config(folder)
     known = {"sliding_window": 8, "query_pre_attn_scalar": 9}
     monkeypatch.setitem(flax_checkpoint._PUBLISHED, ("gemma3_text", 7, 40), known)
-    expected = weights.read_architecture(formats.GOLDEN / "gemma3", dtype=jnp.dtype("float32"))
-    assert weights.read_architecture(folder, dtype=jnp.dtype("float32")) == expected
+    assert architecture_of(folder) == architecture_of(formats.GOLDEN / "gemma3")
     assert_same(read(folder, "gemma3"), golden("gemma3"))
 
 

@@ -388,7 +388,7 @@ def test_promise_7_no_batch_by_seq_by_vocabulary_array_exists(devices: int):
     sampler = DecodePrograms(policy, config, vocabulary).compile()
     # Learner: logits of a block of positions. Prefill computes none.
     of_block = LIMIT * config.plan.head_vocab
-    for program in (learner.gradient[8 * devices], learner.score[8 * devices]):
+    for program in (learner[f"gradient {8 * devices}"], learner[f"score {8 * devices}"]):
         elements, shape = largest_shape(program)
         assert elements == of_block, shape
     for program in (sampler.prefill[160], sampler.segment[8 * devices]):

@@ -209,7 +209,7 @@ def test_a_sharded_quantized_base_has_the_same_codes_and_values(kind: str):
 def test_a_folder_is_loaded_sharded():
     mesh = make_mesh(jax.devices(), fsdp=2, tp=2)
     shapes = make_policy(GOLDEN, dtype="float32", lora=tiny.LORA, mesh=mesh).plain_shapes
-    places, one = placed(shapes, mesh), weights.load(GOLDEN, shapes)
+    places, one = placed(shapes, mesh), dict(weights.stream(GOLDEN, shapes))
     held = dict.fromkeys(jax.devices(), 0)
     for name, value in weights.stream(GOLDEN, places):
         np.testing.assert_array_equal(value, one[name])

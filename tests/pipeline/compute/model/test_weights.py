@@ -39,7 +39,7 @@ def write(folder: Path, policy: Policy, *, dtype: str = "float32", **changes: An
 
 
 def read(folder: Path, policy: Policy) -> dict[str, Any]:
-    return weights.load(folder, policy.abstract_params()[0])
+    return dict(weights.stream(folder, policy.abstract_params()[0]))
 
 
 def change(folder: Path, edit: Any) -> None:
