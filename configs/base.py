@@ -283,6 +283,8 @@ def parse_duration_s(text: str) -> int:
     """
     match = _DURATION.fullmatch(text)
     amounts = match.groups(default="0") if match else ("0",) * 4
+    # Python refuses to read thousands of digits.
+    amounts = tuple(n.lstrip("0")[: len(str(_LONGEST_S)) + 1] or "0" for n in amounts)
     seconds = sum(int(n) * unit for n, unit in zip(amounts, _DURATION_UNITS_S, strict=True))
     if seconds == 0:
         raise ValueError(f"{text!r} is not a duration; write for example '9h', '1h30m' or '90s'")

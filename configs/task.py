@@ -23,8 +23,8 @@ from configs.base import (
     is_data_file,
 )
 
-_NO_COLUMN = re.compile(r"[\"'\\]|^\W+$")
-"""Names in braces that are JSON or LaTeX: with quotes or backslashes, or without a letter."""
+_NO_COLUMN = re.compile(r"[\"\\]|^'|^\W+$")
+"""Names in braces that are JSON, Python or LaTeX, or without a letter; not `user's name`."""
 
 
 def _pattern_problem(pattern: str) -> str | None:

@@ -16,7 +16,7 @@ COMMANDS = {
     "data": "show what the model will see",
     "reward": "try reward functions offline, or on recorded rollouts",
     "evaluate": "compare base and tuned policy on the test prompts",
-    "runs": "list runs and checkpoints; roll back",
+    "runs": "list runs and checkpoints",
     "export": "write the merged model and the adapter of a run",
     "chat": "ask base and tuned policy the same questions",
     "report": "write a run's report, or a comparison of runs, as one HTML page",

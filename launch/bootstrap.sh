@@ -61,7 +61,11 @@ install_python() {
         case $answer in [yY]*) ;; *) exit 1 ;; esac
     fi
     echo "$command"
-    DEBIAN_FRONTEND=noninteractive sh -c "$command" </dev/null
+    DEBIAN_FRONTEND=noninteractive sh -c "$command" </dev/null || {
+        echo "That failed. With another Python that has pip: python3 -m pip install --user uv;" \
+            "then repeat with ~/.local/bin on PATH." >&2
+        exit 1
+    }
     case $command in
         uv*) PYTHON=$(uv python find "$1") ;;
         conda*) PYTHON=$PWD/.python/bin/python ;;

@@ -68,9 +68,12 @@ def _command(argv: Sequence[str] | None) -> int:
         argument=f"{METAVAR}|CONFIG.toml",
         meaning=f"{MEANING}; or a configuration, for its base",
     )
+    # Imported late: `--help` does not need it.
+    from launch.preparation import placed
+
     overrides = (*AS_TRAINED, *command.overrides)
     if Path(command.path).suffix == ".toml":
-        config, adapter = load_config(command.path, overrides), None
+        config, adapter = placed(load_config(command.path, overrides)), None
     else:
         version = find_version(command.path)
         config, adapter = version.config(overrides), str(version.adapter)

@@ -37,7 +37,7 @@ def forked(config: Config) -> Config:
         raise ValueError(
             "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
         )
-    copy = _copied(folder)
+    copy = _copied(folder, config.run.fork)
     if copy is not None:
         return _started(config, copy)
     checkpoint = _checkpoint(config.run.fork)
@@ -54,12 +54,12 @@ def copy_start(config: Config) -> Config:
     if config.run.fork is None:
         return config
     folder = RunFolder.of(config)
-    copy = _copied(folder)
+    copy = _copied(folder, config.run.fork)
     if copy is None:
         checkpoint = _checkpoint(config.run.fork)
         copy = folder.start / checkpoint.name
         partial = copy.with_name(f".{copy.name}.tmp")
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(folder.start, ignore_errors=True)  # of a process that was killed
         shutil.copytree(checkpoint, partial)
         partial.rename(copy)
     return _started(config, copy)
@@ -112,9 +112,14 @@ def _check_shape(config: Config, run: RunFolder) -> None:
         )
 
 
-def _copied(folder: RunFolder) -> Path | None:
-    """The copy of the checkpoint in the run folder; None: there is none yet."""
-    return next((path for path in folder.start.glob("*") if path.name.isdecimal()), None)
+def _copied(folder: RunFolder, fork: str) -> Path | None:
+    """The copy of the checkpoint in the run folder; None: there is none yet.
+
+    A process that was killed before the run began may have left one of another step.
+    """
+    _, which = split_version(fork)
+    copies = (path for path in folder.start.glob("*") if path.name.isdecimal())
+    return next((path for path in copies if folder.holds_run or path.name == which), None)
 
 
 def _checkpoint(fork: str) -> Path:

@@ -67,8 +67,11 @@ class Host:
         found = {}
         for folder in self._at("/proc").glob("[0-9]*"):
             with suppress(OSError):  # the process has ended, or is of another user
-                # A Path would normalize the link.
-                opened = {os.readlink(link) for link in (folder / "fd").iterdir()}  # noqa: PTH115
+                opened = set[str]()
+                for link in (folder / "fd").iterdir():
+                    with suppress(OSError):  # it was closed meanwhile
+                        # A Path would normalize the link.
+                        opened.add(os.readlink(link))  # noqa: PTH115
                 if not opened.isdisjoint(devices):
                     name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
                     user = user_name(int(_fields(folder / "status")["Uid"].split()[1]))

@@ -68,11 +68,12 @@ def _has(host: Host, required: Requirement) -> bool:
 
 
 def _required(host: Host) -> list[Requirement]:
-    """What the project requires, and JAX of libtpu; a missing one of these requires itself."""
+    """What the project requires, if it is installed, and what JAX requires of libtpu."""
     found = []
     for name, part in (("gemma-grpo", ""), ("jax", _TPU_ONLY)):
         if host.version(name) is None:
-            found.append(Requirement(name))
+            if part:  # the project itself also runs from its sources
+                found.append(Requirement(name))
             continue
         lines = map(Requirement, metadata.requires(name) or ())
         found += [one for one in lines if (one.name == part if part else one.marker is None)]

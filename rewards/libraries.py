@@ -31,7 +31,11 @@ def library_parameters(names: Collection[str]) -> frozenset[str]:
 
     >>> sorted(library_parameters(["solution_str", "ground_truth", "scale"]))
     ['ground_truth', 'solution_str']
+    >>> sorted(library_parameters(["completion", "queries"]))
+    []
     """
+    if not {"completion", "completions"}.isdisjoint(names):
+        return frozenset()  # a form of this project or of TRL, with a column of that name
     for key, filled in (
         ("solution_str", _VERL),
         ("solution_strs", _VERL_BATCH),

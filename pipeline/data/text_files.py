@@ -171,7 +171,8 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 def _column_names(values: list[str], separator: str) -> list[str]:
     names = [value.strip() for value in values]
-    other = next((mark for mark in ";\t," if len(names) == 1 and mark in names[0]), None)
+    marks = ";\t,".replace(separator, "")
+    other = next((mark for mark in marks if len(names) == 1 and mark in names[0]), None)
     if other is not None:
         endings = {"\t": "call the file .tsv", ",": "call the file .csv"}
         advice = endings.get(other, "write commas or tabs")

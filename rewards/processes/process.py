@@ -128,6 +128,8 @@ class RewardProcess:
                 answer = await self._answer()
         except TimeoutError:
             raise ProcessEnded(f"importing it took longer than {START_TIMEOUT_S:g} s") from None
+        if not isinstance(answer, dict):
+            raise ProcessEnded(_BROKEN)
         if "refused" in answer:
             raise ValueError(answer["refused"])
         self.facts = answer["ready"] | {"columns": tuple(answer["ready"]["columns"])}
@@ -161,10 +163,14 @@ class RewardProcess:
         Raises:
             ProcessEnded: if there is none.
         """
-        number, value, error, named, trace = await self._answer()
+        answer = await self._answer()
         self.pass_output()
-        found = None if error is None else RewardError(*error)
-        return self.jobs.pop(number), Outcome(value, found, named), trace
+        try:
+            number, value, error, named, trace = answer
+            found = None if error is None else RewardError(*error)
+            return self.jobs.pop(number), Outcome(value, found, named), trace
+        except (TypeError, ValueError, KeyError):  # written by the function itself
+            raise ProcessEnded(_BROKEN) from None
 
     async def _answer(self) -> Any:
         try:

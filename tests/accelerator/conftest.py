@@ -115,7 +115,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             name = one.nodeid.rpartition("::")[2].removeprefix("test_")
             if "finding" in found:
                 terminalreporter.write_line(f"{name}: {found['finding']}")
-            seconds = round(one.duration, 1)
+            seconds = round(getattr(one, "duration", 0.0), 1)
             results.append({"check": name, "state": state, "seconds": seconds, **found})
     if (file := config.getoption("json", default=None)) is not None:
         text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"

@@ -90,6 +90,17 @@ def test_the_last_and_the_best_version_can_be_forked(
         forked(config_of(tmp_path, run, "best"))
 
 
+def test_a_copy_that_a_killed_process_left_is_not_taken_for_another_step(
+    tmp_path: Path, other: tuple[Path, list[np.ndarray]]
+):
+    run, _ = other
+    config = config_of(tmp_path, run)
+    (RunFolder.of(config).start / "7").mkdir(parents=True)
+    assert forked(config).lora.start == str(run / "checkpoints" / "2")
+    copy_start(config)
+    assert [path.name for path in RunFolder.of(config).start.iterdir()] == ["2"]
+
+
 def test_a_run_of_another_base_is_not_forked(tmp_path: Path, other: tuple[Path, list[np.ndarray]]):
     config = forked(config_of(tmp_path, other[0]))
     check_base(config, "b1")

@@ -93,6 +93,8 @@ _OTHERS = frozenset(
         *("cache_implementation", "hidden_act", "chunk_size_feed_forward", "id2label", "label2id"),
         *("is_encoder_decoder", "output_attentions", "output_hidden_states", "problem_type"),
         *("return_dict", "tokenizer_class", "is_decoder", "add_cross_attention"),
+        *("sliding_window_size", "pruned_heads", "torchscript", "use_bfloat16"),
+        *("tie_encoder_decoder", "temperature", "top_k", "top_p", "do_sample", "max_length"),
     }
 )
 """Keys of a text model that are read, or change nothing, besides those with defaults."""

@@ -63,6 +63,10 @@ def test_csv_values_may_be_long(path: Path):
     assert csv(path, f"q,a\n{long},1\n") == ([Row(2, {"q": long, "a": "1"})], [])
 
 
+def test_the_name_of_the_only_column_may_contain_a_comma(path: Path):
+    assert csv(path, '"Question, in full"\nx\n') == ([Row(2, {"Question, in full": "x"})], [])
+
+
 def test_a_first_column_without_a_name_is_ignored(path: Path):
     assert csv(path, ",q,a\n7,x,1\n") == ([Row(2, {"q": "x", "a": "1"})], [])
 

@@ -49,6 +49,11 @@ BAD = {
         "died",
         "wrote something else",
     ),
+    "writes_json": (
+        "[os.write(n, b'1\\n') for n in range(3, 256) if is_socket(n)]; time.sleep(1000)",
+        "died",
+        "wrote something else",
+    ),
     "raises": ("raise KeyError('x')", "raised", "raised KeyError: 'x' (bad_rewards.py:"),
     "leaves": ("sys.exit(1)", "raised", "raised SystemExit: 1"),
     "recursion": ("return recursion(completion, tools=tools)", "raised", "raised RecursionError"),
