@@ -32,7 +32,7 @@ def answers(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(v5e, "compile_programs", ask)
     # A fill is traced and compiled here: its program stands for the trace.
-    monkeypatch.setattr(rollout, "trace", lambda config, _, program: (config, program))
+    monkeypatch.setattr(rollout, "trace", lambda config, _, program: ((config, program), 1))
     monkeypatch.setattr(rollout, "traced_figures", traced)
     return figures, asked
 
