@@ -103,7 +103,8 @@ class _Run:
         self._environment = os.environ | {_MARK: self._mark, "PYTHONPATH": str(project)}
         placement: Mapping[str, Any] = {"plan.sampler_devices": 1}
         if role == "colocated":
-            placement = {"plan.placement": "colocated"}
+            samplers = {"plan.samplers": "none", "plan.sampler_devices": "none"}
+            placement = {"plan.placement": "colocated", **samplers}
         settings = {**_SETTINGS, "run.dir": scratch, **placement}
         self._command = [
             *(sys.executable, "-m", "launch.train", f"{project}/configs/demo.toml"),
@@ -153,6 +154,7 @@ class _Run:
                 if f'"step": {step},' in rows.read_text():
                     return
             time.sleep(_POLL_S)
+        raise RuntimeError(f"the run ended before step {step}: {self._log.read_text()[-400:]}")
 
     def _processes(self, pattern: str = "") -> Iterator[psutil.Process]:
         """The processes of the run, by the mark in their environment; the oldest first."""
