@@ -12,15 +12,14 @@ import argparse
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.cli import parse
-from configs.load import AS_TRAINED, load_config
+from configs.load import AS_TRAINED
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, exit_status
 from launch.flags import command_flags
-from launch.versions import MEANING, METAVAR, find_version
+from launch.versions import MEANING, METAVAR, read_policy
 
 if TYPE_CHECKING:
     import asyncio
@@ -68,15 +67,8 @@ def _command(argv: Sequence[str] | None) -> int:
         argument=f"{METAVAR}|CONFIG.toml",
         meaning=f"{MEANING}; or a configuration, for its base",
     )
-    # Imported late: `--help` does not need it.
-    from launch.preparation import placed
-
-    overrides = (*AS_TRAINED, *command.overrides)
-    if Path(command.path).suffix == ".toml":
-        config, adapter = placed(load_config(command.path, overrides)), None
-    else:
-        version = find_version(command.path)
-        config, adapter = version.config(overrides), str(version.adapter)
+    config, version = read_policy(command.path, (*AS_TRAINED, *command.overrides))
+    adapter = None if version is None else str(version.adapter)
     temperature = command.flags.temperature
     if not temperature >= 0:
         raise ValueError(f"command line: --temperature {temperature:g}: must be at least 0")

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from configs.base import home, nearest_hint
 from configs.cli import parse
-from configs.load import AS_TRAINED, config_to_json, load_config, read_saved_config
+from configs.load import AS_TRAINED, config_to_json, read_saved_config
 from configs.resume import diff_configs
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
-from launch.versions import MEANING, METAVAR, find_version
+from launch.versions import MEANING, METAVAR, read_policy
 
 if TYPE_CHECKING:
     from actors.groups import SamplerActors
@@ -83,17 +83,12 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
         argument=f"{METAVAR}|CONFIG.toml",
         meaning=f"{MEANING}; or a configuration, for its base",
     )
-    # Imported late: `--help` does not need it.
-    from launch.preparation import placed
-
-    overrides, adapter = (*AS_TRAINED, *command.overrides), _given_adapter(command.flags.adapter)
-    if Path(command.path).suffix == ".toml":
-        config, run = load_config(command.path, overrides), None
-    else:
-        version = find_version(command.path)
-        config, run = version.config(overrides), version.run
+    adapter = _given_adapter(command.flags.adapter)
+    config, version = read_policy(command.path, (*AS_TRAINED, *command.overrides))
+    if version is not None:
         adapter = adapter or str(version.adapter)
-    return prepare(placed(config), run=run, adapter=adapter, result=json_file(command.flags))
+    run = None if version is None else version.run
+    return prepare(config, run=run, adapter=adapter, result=json_file(command.flags))
 
 
 def _given_adapter(path: str | None) -> str | None:

@@ -49,6 +49,27 @@ class Version:
         return config.model_copy(update={"run": run})
 
 
+def read_policy(name: str, overrides: Sequence[Override]) -> tuple[Config, Version | None]:
+    """The settings of a policy, with the placement of its run, and its version.
+
+    Args:
+        name: of a version, or a TOML file, whose base is meant: it has no version.
+        overrides: of the settings.
+
+    Raises:
+        ConfigError: if the settings have mistakes.
+        FileNotFoundError: as `find_version`.
+        ValueError: as `find_version`.
+    """
+    # Imported late: `--help` does not need it, and it imports this module.
+    from launch.preparation import placed
+
+    if Path(name).suffix == ".toml":
+        return placed(load_config(name, overrides)), None
+    version = find_version(name)
+    return placed(version.config(overrides)), version
+
+
 def split_version(name: str) -> tuple[Path, str | None]:
     """The folder in a version's name, and the step, `best` or `last`; None: not given."""
     match, folder = VERSION.fullmatch(name), home() / Path(name).expanduser()
