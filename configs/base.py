@@ -247,9 +247,6 @@ OutputPath = Annotated[
     Text, checked(scheme_problem), AfterValidator(lambda path: absolute_path(path, home()))
 ]
 MirrorURL = Annotated[Text, checked(mirror_problem), AfterValidator(absolute_url)]
-VERSION = re.compile(r"(?P<run>.+)@(?P<version>\d+|best|last)")
-"""A version of a run's policy: RUN_DIR@STEP, RUN_DIR@best or RUN_DIR@last."""
-
 FolderPath = Annotated[
     Text,
     Field(json_schema_extra={"input": "folder"}),

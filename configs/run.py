@@ -10,7 +10,6 @@ from pydantic import ConfigDict, Field
 
 from configs.base import (
     FREE,
-    VERSION,
     FolderPath,
     MirrorURL,
     OutputPath,
@@ -52,9 +51,9 @@ class Run(Table):
     )
     fork: FolderPath | None = Field(
         None,
-        description="RUN_DIR@STEP, RUN_DIR@best or RUN_DIR@last: begin from this checkpoint of "
-        "another run, with its optimizer state; other settings may differ but for the base and the "
-        "shape of the adapter",
+        description="RUN_DIR, RUN_DIR@STEP, RUN_DIR@best or RUN_DIR@last: begin from this "
+        "checkpoint of another run, with its optimizer state; other settings may differ but for "
+        "the base and the shape of the adapter",
     )
     seed: int = Field(
         0,
@@ -68,12 +67,10 @@ class Run(Table):
     )
 
     def conflicts(self) -> Iterator[Problem]:
-        """GRPO is the last phase; a fork names a step, and has the optimizer's state of GRPO."""
+        """GRPO is the last phase; a fork has the optimizer's state of GRPO."""
         if self.phases not in {("grpo",), ("sft", "grpo")}:
             yield "phases", 'nearest valid: ["grpo"] or ["sft", "grpo"]'
-        if self.fork is not None and not VERSION.fullmatch(self.fork):
-            yield "fork", 'must be RUN_DIR@STEP, such as "runs/a@40", RUN_DIR@best or RUN_DIR@last'
-        elif self.fork is not None and self.has_sft_phase:
+        if self.fork is not None and self.has_sft_phase:
             yield "fork", 'goes with phases = ["grpo"] only'
 
     @property

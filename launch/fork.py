@@ -132,7 +132,7 @@ def _checkpoint(fork: str) -> Path:
     if not run.is_dir():
         raise FileNotFoundError(f"run.fork: no run folder {run}{nearest_hint(run)}")
     best = best_version(RunFolder(run).checkpoints)
-    if which == BEST and best is not None:
+    if which in {None, BEST} and best is not None:
         which = str(best)
     try:
         return find_checkpoint(run, which)

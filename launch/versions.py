@@ -1,16 +1,17 @@
 """Names the version of a policy: RUN_DIR, RUN_DIR@STEP, RUN_DIR@best, RUN_DIR@last, an export.
 
-`launch.evaluate`, `launch.chat` and `launch.export` take such a name, and `run.fork` those with a
-run folder. RUN_DIR alone is the best version by validation if there is one, otherwise the last.
+`launch.evaluate`, `launch.chat` and `launch.export` take such a name, and `run.fork` all but an
+export. RUN_DIR alone is the best version by validation if there is one, otherwise the last.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.base import VERSION, home, nearest_hint
+from configs.base import home, nearest_hint
 from configs.load import load_config, read_saved_config
 from configs.overrides import Override
 from configs.schema import Config
@@ -23,6 +24,7 @@ MEANING = (
     "(default: the best if there is one, otherwise the last); or the export in a run folder"
 )
 LAST = "last"
+_VERSION = re.compile(r"(?P<run>.+)@(?P<version>\d+|best|last)")
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def read_policy(name: str, overrides: Sequence[Override]) -> tuple[Config, Versi
 
 def split_version(name: str) -> tuple[Path, str | None]:
     """The folder in a version's name, and the step, `best` or `last`; None: not given."""
-    match, folder = VERSION.fullmatch(name), home() / Path(name).expanduser()
+    match, folder = _VERSION.fullmatch(name), home() / Path(name).expanduser()
     if match is None or folder.exists():
         return folder, None
     return home() / Path(match["run"]).expanduser(), match["version"]
