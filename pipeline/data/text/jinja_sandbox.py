@@ -98,7 +98,7 @@ def _main() -> int:
     cpu_s = int(time.process_time()) + 1 + _CPU_S
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     # Beyond what is reserved already: each thread of NumPy's BLAS takes 40 MiB of addresses.
-    with open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123  # nothing imported
+    with open("/proc/self/statm", encoding="ascii") as sizes:  # noqa: PTH123
         most = int(sizes.read().split()[0]) * resource.getpagesize() + _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
