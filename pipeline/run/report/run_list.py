@@ -54,9 +54,9 @@ class RunFacts:
         return max(one.get("time", "") for one in (self.records.status, last_entry))
 
     def complete(self, step: int) -> str:
-        """When the checkpoint of a step was complete; "" if its process was killed just then."""
-        saved = self.records.entries("checkpoint")
-        return next((entry["time"] for entry in saved if entry["step"] == step), "")
+        """When the checkpoint of a step was last complete; "" if a kill came before its record."""
+        saved = {entry["step"]: entry["time"] for entry in self.records.entries("checkpoint")}
+        return saved.get(step, "")
 
     def why_kept(self, step: int) -> str:
         """Why retention keeps the checkpoint of a step."""
