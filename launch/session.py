@@ -44,6 +44,7 @@ from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
+from pipeline.run_context import RunContext
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads the weights: estimated as three loads until measured."""
@@ -300,7 +301,7 @@ async def _coordinate(
     folder.journal("compiled", **built_facts(chosen.built))
     folder.journal("sizes", **chosen.sizes.to_json(), measured=chosen.measured)
     folder.write_plan(plan_file(config, chosen.sizes))
-    coordinator = Coordinator(
+    context = RunContext(
         config,
         data=prepared.data,
         maker=PromptMaker(config.prompt, prepared.tokenizer),
@@ -309,10 +310,10 @@ async def _coordinate(
         meter=session.meter,
         deadline=deadline,
         clock=clock,
-        progress=progress,
         sizes=chosen.sizes,
         resumed_from=resumed_from,
     )
+    coordinator = Coordinator(context, progress)
     try:
         ended = await coordinator.run()
     except BudgetTooSmallError as mistake:

@@ -8,9 +8,9 @@ steps. `alarms.py` decides when a rule is judged, and what follows.
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import hypot
 from statistics import fmean, median
 from typing import Any
@@ -48,49 +48,28 @@ class Validation:
         return Validation(evaluated["step"], value, value - interval[0], *shown)
 
 
-@dataclass
-class Earlier:
-    """The values of a metric in the earlier steps that have it.
-
-    Attributes:
-        first: of the first `START_STEPS` steps, in their order.
-        ascending: all.
-    """
-
-    first: list[float] = field(default_factory=list)
-    ascending: list[float] = field(default_factory=list)
-
-    def add(self, value: float) -> None:
-        """Adds the value of the next step."""
-        if len(self.first) < START_STEPS:
-            self.first.append(value)
-        insort(self.ascending, value)
-
-    @property
-    def median(self) -> float:
-        """The median of all values, of which there must be one."""
-        middle = len(self.ascending) // 2
-        low, high = self.ascending[middle - 1 + len(self.ascending) % 2], self.ascending[middle]
-        return (low + high) / 2
-
-
 @dataclass(frozen=True)
 class History:
     """What rules know of a run.
 
     Attributes:
         config: of the run.
-        metrics: of this step; after its validation only its number.
-        rows: metrics of the steps so far, this one included, as far as rules compare steps.
-        earlier: the same without this step, by metric.
-        validations: in the order of their steps.
+        rows: metrics of the steps so far, the one that is judged last.
+        validations: so far, in the order of their steps.
     """
 
     config: Config
-    metrics: Mapping[str, float]
     rows: Sequence[Mapping[str, float]]
-    earlier: Mapping[str, Earlier]
     validations: Sequence[Validation]
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the step that is judged."""
+        return self.rows[-1]
+
+    def series(self, name: str) -> list[float]:
+        """A metric of the steps that have it."""
+        return [row[name] for row in self.rows if name in row]
 
     def of_parts(self, name: str) -> dict[str, float]:
         """A metric of the parts that have it, by part; `{}` in the name stands for the part."""
@@ -136,13 +115,10 @@ def _to_start(name: str) -> Values:
     """A metric relative to its mean in the first `START_STEPS` steps that have it."""
 
     def values(history: History) -> dict[str, float]:
-        if name not in history.metrics:
+        first = history.series(name)[:START_STEPS]
+        if name not in history.metrics or len(first) < START_STEPS or not fmean(first):
             return {}
-        now = history.metrics[name]
-        first = [*history.earlier[name].first, now][:START_STEPS]
-        if len(first) < START_STEPS or not fmean(first):
-            return {}
-        return {"": now / fmean(first)}
+        return {"": history.metrics[name] / fmean(first)}
 
     return values
 
@@ -151,14 +127,10 @@ def _to_median(name: str) -> Values:
     """A metric relative to its median in the earlier steps, of which `START_STEPS` have it."""
 
     def values(history: History) -> dict[str, float]:
-        earlier = history.earlier[name]
-        if (
-            name not in history.metrics
-            or len(earlier.ascending) < START_STEPS
-            or not earlier.median
-        ):
+        *earlier, now = history.series(name) or [0.0]
+        if name not in history.metrics or len(earlier) < START_STEPS or not median(earlier):
             return {}
-        return {"": history.metrics[name] / earlier.median}
+        return {"": now / median(earlier)}
 
     return values
 
@@ -202,10 +174,8 @@ def _start(validations: Sequence[Validation], *, sft_steps: int) -> Validation:
 
 
 def _validation_falls(history: History) -> dict[str, float]:
-    """Distance of this step's validation to that at the start, in half-widths of the latter."""
+    """Distance of the last validation to that at the start, in half-widths of the latter."""
     validations = history.validations
-    if not validations or validations[-1].step != history.metrics["step"]:
-        return {}
     start = _start(validations, sft_steps=history.config.sft_steps)
     if not start.half_width:
         return {}
@@ -395,20 +365,3 @@ RULES = (
         "and smaller sizes in the journal, and other work on the host",
     ),
 )
-
-
-COMPARED = (
-    "reward/group_std",
-    "rollout/tokens_mean",
-    "rollout/entropy",
-    "learner/grad_norm",
-    "speed/generated_tokens_per_s",
-)
-"""Metrics that rules compare with the first steps or with all earlier ones."""
-
-FALLING = tuple(
-    f"rollout/{name}{suffix}"
-    for name in ("well_formed_share", "correct_share", "entropy")
-    for suffix in ("", "_half_width")
-)
-"""Metrics that rules compare with the steps directly before."""

@@ -21,24 +21,19 @@ from collections.abc import Awaitable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from configs.schema import Config
-from pipeline.clock import Clock, Stopwatch
-from pipeline.data.splits import LoadedData
-from pipeline.data.text.prompts import PromptMaker
-from pipeline.deadline import SYNC, Deadline
+from pipeline.checkpoint_writer import CheckpointWriter
+from pipeline.clock import Stopwatch
+from pipeline.deadline import SYNC
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.notices import record_truncation
 from pipeline.evaluate.schedule import EvaluationSchedule
-from pipeline.plan.sizes import Sizes
 from pipeline.progress import Progress
-from pipeline.rollout.checkpoints import Checkpoints
 from pipeline.rollout.mismatch import check_mean
 from pipeline.rollout.producer import RolloutProducer
 from pipeline.rollout.rollout_step import RolloutStep
-from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped, Workers
-from pipeline.run.meter import RunMeter
+from pipeline.rollout.workers import Interrupted, OutOfTime, TrainingStopped
 from pipeline.run.profile import Profiler
-from pipeline.run.records import Records
+from pipeline.run_context import RunContext
 from pipeline.step_recorder import StepRecorder
 from pipeline.types import AdapterRef, TrainStep
 
@@ -51,90 +46,31 @@ class Coordinator:
     """One process of a run, from the mismatch probe to the summary.
 
     Args:
-        config: of the run.
-        data: prompts of the splits, and demonstrations if there is an SFT phase.
-        maker: decodes completions.
-        workers: sample, score and learn.
-        records: where the run is recorded.
-        clock: the run's.
-        meter: measures the phases and makes the metrics of each step.
-        deadline: what fits into the time.
+        run: what the parts of the loop share.
         progress: where to continue.
-        sizes: for which samplers and learner are compiled.
-        resumed_from: step of the checkpoint that this process started from, if any.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        data: LoadedData,
-        maker: PromptMaker,
-        workers: Workers,
-        records: Records,
-        meter: RunMeter,
-        deadline: Deadline,
-        clock: Clock,
-        progress: Progress,
-        sizes: Sizes,
-        resumed_from: int | None,
-    ) -> None:
-        self.config = config
-        self.data = data
-        self.workers = workers
-        self.records = records
-        self.meter = meter
-        self.phases = meter.phases
-        self.deadline = deadline
-        self.clock = clock
+    def __init__(self, run: RunContext, progress: Progress) -> None:
+        self.context = run
+        self.config = run.config
+        self.workers = run.workers
+        self.records = run.records
+        self.phases = run.phases
+        self.deadline = run.deadline
         self.progress = progress
-        self.producer = RolloutProducer(
-            config,
-            data=data,
-            maker=maker,
-            workers=workers,
-            records=records,
-            deadline=deadline,
-            clock=clock,
-        )
-        self.schedule = EvaluationSchedule(
-            config,
-            data=data,
-            maker=maker,
-            workers=workers,
-            records=records,
-            deadline=deadline,
-            clock=clock,
-        )
-        self.exports = Exports(
-            self.schedule, workers=workers, records=records, deadline=deadline, clock=clock
-        )
-        self.profiler = Profiler(config.profile.range, workers=workers, records=records)
-        self.checkpoints = Checkpoints(
-            workers=workers,
-            records=records,
-            phases=meter.phases,
-            clock=clock,
-            deadline=deadline,
-        )
-        self.recorder = StepRecorder(
-            config,
-            workers=workers,
-            records=records,
-            meter=meter,
-            deadline=deadline,
-            clock=clock,
-            schedule=self.schedule,
-            sizes=sizes,
-            resumed_from=resumed_from,
-        )
-        entries = list(records.folder.entries())
-        deadline.recall(records.folder.metrics, entries)
+        self.producer = RolloutProducer(run)
+        self.schedule = EvaluationSchedule(run)
+        self.exports = Exports(run, self.schedule)
+        self.checkpoints = CheckpointWriter(run)
+        self.recorder = StepRecorder(run, self.schedule)
+        self.profiler = Profiler(run.config.profile.range, workers=run.workers, records=run.records)
+        rows, entries = run.folder.metrics, list(run.folder.entries())
+        self.deadline.recall(rows, entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
-        self._may_refuse = progress.step == 0 and (was_refused or not clock.used_before_s)
+        self._may_refuse = progress.step == 0 and (was_refused or not run.clock.used_before_s)
         self._began_s = self._saved_at_s = self._now_s
         last = max(self.schedule.validated, default=0)
-        at_s = (row["time/elapsed_s"] for row in records.folder.metrics if row["step"] == last)
+        at_s = (row["time/elapsed_s"] for row in rows if row["step"] == last)
         self._validated_at_s = next(at_s, 0.0)
         self._is_uncounted = False
 
@@ -188,7 +124,7 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        self.recorder.stop_by_alarms(self.progress.step, {})  # of a validation that is not repeated
+        self.recorder.check_validation(self.progress.step)  # one that is not repeated
         await self._perform("probe", self._check_mismatch())
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
@@ -206,14 +142,14 @@ class Coordinator:
             in_time = await self._validate()
         await self._perform("checkpoint", self.schedule.recover_best())
         if self.deadline.is_timed:
-            answers = self.config.eval.samples * len(self.data.test.prompts)
+            answers = self.config.eval.samples * len(self.context.data.test.prompts)
             self.deadline.estimate_step(answers=answers)
             self._refuse_too_small(abandoned=not in_time)
             await self._export_if_better()
 
     async def _check_mismatch(self) -> None:
         bound = self.config.mismatch_bounds.probe
-        largest = await self.workers.probe(self.data.train.prompts)
+        largest = await self.workers.probe(self.context.data.train.prompts)
         self.records.event(
             "mismatch",
             f"mismatch: sampler and learner differ by {largest:.2g} of what a random adapter "
@@ -221,7 +157,7 @@ class Coordinator:
             largest=largest,
             bound=bound,
         )
-        watch = Stopwatch(self.clock.now)
+        watch = Stopwatch(self.context.clock.now)
         await self.workers.publish()
         self.deadline.parts.observe(SYNC, watch.total_s)
 
@@ -241,7 +177,7 @@ class Coordinator:
         error = deadline.too_small(
             now_s,
             began_s=self._began_s,
-            used_before_s=self.clock.used_before_s,
+            used_before_s=self.context.clock.used_before_s,
             abandoned=abandoned,
             exported=exported is not None and exported["version"] == 0,
         )
@@ -274,8 +210,8 @@ class Coordinator:
         began_s = self._now_s
         await self.profiler.begin(step.number + 1)
         await self.workers.uses()  # seconds of devices count in steps only
-        watch, during = Stopwatch(self.clock.now), self.phases.during
-        data = await self.producer.take(step, self.progress.sampling, self.phases)
+        watch, during = Stopwatch(self.context.clock.now), self.phases.during
+        data = await self.producer.take(step, self.progress.sampling)
         metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
             metrics = data.metrics(self.config)
@@ -286,7 +222,7 @@ class Coordinator:
                 raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(self._step_ahead(step), data.next_state):
-                updating = Stopwatch(self.clock.now)
+                updating = Stopwatch(self.context.clock.now)
                 with during("learn"):
                     learned = await self.workers.update(data, step)
                 self._is_uncounted = True
@@ -294,7 +230,7 @@ class Coordinator:
                     updating.total_s, prompts=step.prompts, phase=step.phase
                 )
         check_mean(learned, bound=self.config.mismatch_bounds.mean_stop)
-        syncing = Stopwatch(self.clock.now)
+        syncing = Stopwatch(self.context.clock.now)
         with during("sync"):
             await self.workers.publish()
         self.deadline.parts.observe(SYNC, syncing.total_s)
@@ -365,7 +301,7 @@ class Coordinator:
         if not await self._perform("evaluation", validating, abandoned="the validation"):
             return False
         self._validated_at_s = self._now_s
-        self.recorder.stop_by_alarms(self.progress.step, {})
+        self.recorder.check_validation(self.progress.step)
         return True
 
     async def _validate_last(self) -> None:
@@ -389,8 +325,7 @@ class Coordinator:
     async def _finish(self) -> None:
         """Validates the last version, exports and evaluates the best one, as time permits.
 
-        There is an export in any case. A version without any evaluation does not replace an
-        exported version that has one.
+        There is an export in any case. A version that is not evaluated replaces no other.
         """
         await self.checkpoints.settle(wait=False)
         await self._perform("checkpoint", self._save())
@@ -407,7 +342,7 @@ class Coordinator:
         if not self.deadline.is_timed:
             await self._export(self.exports.best(self.progress.step), reason="last")
         elif not (best or self.exports.is_loaded) and (
-            "after" in compared or not self.exports.is_evaluated
+            "after" in compared or self.exports.current is None
         ):
             await self._export("current", reason="last")
         await self.checkpoints.settle()
@@ -472,4 +407,4 @@ class Coordinator:
 
     @property
     def _now_s(self) -> float:
-        return self.clock.elapsed_s
+        return self.context.now_s

@@ -26,6 +26,7 @@ from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.records import Records
 from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
+from pipeline.run_context import RunContext
 from rewards.base import Outcome, RewardFacts, RewardInput
 from rewards.forms import recognise
 from rewards.resolve import resolve
@@ -200,7 +201,7 @@ class Process:
 
     def connect(self) -> None:
         """Makes the coordinator, from what is in the journal."""
-        self.coordinator = Coordinator(
+        context = RunContext(
             self.config,
             data=self.data,
             maker=PromptMaker(self.config.prompt, CharTokenizer()),
@@ -209,10 +210,10 @@ class Process:
             meter=self.meter,
             deadline=self.deadline,
             clock=self.clock,
-            progress=self.progress,
             sizes=first_sizes(self.config, self.folder.plan),
             resumed_from=self.resumed_from,
         )
+        self.coordinator = Coordinator(context, self.progress)
 
     def run(
         self, loop: type[asyncio.AbstractEventLoop] | None = None

@@ -13,11 +13,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from configs.schema import Config
-from pipeline.clock import Clock, Stopwatch
-from pipeline.data.splits import LoadedData
-from pipeline.data.text.prompts import PromptMaker
-from pipeline.deadline import Deadline, evaluation_part
+from pipeline.clock import Stopwatch
+from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.evaluate.examples import COUNT, recorded_examples
@@ -30,9 +27,9 @@ from pipeline.evaluate.recorded import (
 )
 from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
-from pipeline.rollout.workers import OutOfTime, TrainingStopped, Workers
+from pipeline.rollout.workers import OutOfTime
 from pipeline.run.history import rewards_version
-from pipeline.run.records import Records
+from pipeline.run_context import RunContext
 from pipeline.types import Completion, Prompt, WorkDeadline
 
 _PIECES = (0.5, 0.75, 1.0)
@@ -42,46 +39,21 @@ _PIECES = (0.5, 0.75, 1.0)
 class EvaluationSchedule:
     """Evaluations of one run, and which version is the best.
 
-    Args:
-        config: the evaluation protocol.
-        data: the splits.
-        maker: decodes completions.
-        workers: generate answers.
-        records: hold the results, those of earlier processes included.
-        deadline: learns how long each evaluation takes.
-        clock: of the run.
-
     Attributes:
-        config: of the run.
         best_facts: for `summary.json`: the best version and the last one, by validation; None:
             `load_best` has found none.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        *,
-        data: LoadedData,
-        maker: PromptMaker,
-        workers: Workers,
-        records: Records,
-        deadline: Deadline,
-        clock: Clock,
-    ) -> None:
-        self.config = config
-        self._since = comparable_since(config)
+    def __init__(self, run: RunContext) -> None:
+        data = run.data
+        self._run = run
+        self._since = comparable_since(run.config)
         self._validation = data.validation.prompts if data.validation else ()
         self._tests = {"test": data.test.prompts} | {
             name: split.prompts for name, split in data.sets.items()
         }
-        self._maker = maker
-        self._workers = workers
-        self._records = records
-        self._folder = records.folder
-        self._deadline = deadline
-        self._clock = clock
         self._sampled: Sequence[Completion] = ()
-        entries = self._folder.valid_entries("evaluated", since=self._since)
+        entries = run.folder.valid_entries("evaluated", since=self._since)
         self._validated = {one["step"]: one for one in entries if one["name"] == "validation"}
         self.best_facts: dict[str, Any] | None = None
 
@@ -110,8 +82,10 @@ class EvaluationSchedule:
     async def examples(self) -> Sequence[Completion]:
         """Answers to compare two ways of scoring: of the last evaluation, or recorded ones."""
         if not self._sampled:  # by this process
-            longest = self.config.rollout.max_tokens
-            found = recorded_examples(self._folder, self._maker.tokenizer, max_tokens=longest)
+            longest = self._run.config.rollout.max_tokens
+            found = recorded_examples(
+                self._run.folder, self._run.maker.tokenizer, max_tokens=longest
+            )
             self._sampled = found or await self._sample("test", self._tests["test"][:COUNT], None)
         return self._sampled[:COUNT]
 
@@ -126,38 +100,25 @@ class EvaluationSchedule:
 
         Raises:
             OutOfTime: at the deadline.
-            TrainingStopped: if the initial adapter is another than at the start of the run.
         """
         recorded = self._recorded_before()
         missing = [name for name in self._tests if name not in recorded]
         if not missing:
             return
         if step:
-            await self._workers.publish("initial")
+            await self._run.workers.publish("initial")
         try:
             for name in missing:
-                self._check_initial(name)
                 found = await self._timed(name, self._tests[name], deadline)
                 self._record(f"{name}_before", 0, found)
         finally:
             if step:
-                await self._workers.publish()
-
-    def _check_initial(self, name: str) -> None:
-        """Refuses to repeat the evaluation before training with another adapter."""
-        assert self._workers.published is not None
-        entry = last_entry(self._folder, f"{name}_before", since=None)
-        if entry is not None and entry["adapter_sha256"] != self._workers.published.sha256:
-            raise TrainingStopped(
-                "lora.start is another adapter than at the start of the run, and the evaluation "
-                "before training has to be repeated, because the rewards have changed; restore "
-                "the adapter, or start another run with --run.name"
-            )
+                await self._run.workers.publish()
 
     def _recorded_before(self) -> dict[str, Evaluation]:
         """Evaluations before training in the run folder."""
         entries = {
-            name: last_entry(self._folder, f"{name}_before", since=self._since)
+            name: last_entry(self._run.folder, f"{name}_before", since=self._since)
             for name in self._tests
         }
         return {name: self._evaluation(entry) for name, entry in entries.items() if entry}
@@ -179,17 +140,17 @@ class EvaluationSchedule:
             OutOfTime: at the deadline.
         """
         found = await self._timed("validation", self._validation, deadline)
-        rewards = rewards_version(self._folder.entries())
+        rewards = rewards_version(self._run.folder.entries())
         if is_better({**found.means, "rewards_version": rewards}, self.best):
             await save()
-            await self._workers.learner.keep_best()
+            await self._run.workers.learner.keep_best()
         file = f"validation_{step:06d}"
         self._validated[step] = self._record("validation", step, found, file=file)
         if found.mean is None:
-            self._records.event(
+            self._run.records.event(
                 "validation_excluded",
                 f"step {step}: no answer of the validation has a score by eval.metric = "
-                f'"{self.config.metric}", so this version is not compared with others',
+                f'"{self._run.config.metric}", so this version is not compared with others',
                 step=step,
             )
 
@@ -201,7 +162,7 @@ class EvaluationSchedule:
         """
         best = self.best
         if best is not None:
-            await self._workers.learner.recover_best(best["step"], best["adapter_sha256"])
+            await self._run.workers.learner.recover_best(best["step"], best["adapter_sha256"])
 
     # --- the end of the run
 
@@ -212,13 +173,13 @@ class EvaluationSchedule:
             return
         at, last = best["step"], self._validated[max(self._validated)]
         if at != step:
-            published = await self._workers.publish("best")
+            published = await self._run.workers.publish("best")
             assert published.version == at, (published.version, at)
         facts, text = best_facts(best, last)
         compared = evaluation.compare(self._evaluation(last), self._evaluation(best))
         paired = ("paired_difference", "paired_ci95", "paired_p")
         self.best_facts = facts | {key: compared[key] for key in paired}
-        self._records.event("best", text, **self.best_facts)
+        self._run.records.event("best", text, **self.best_facts)
 
     async def test(
         self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0
@@ -264,17 +225,17 @@ class EvaluationSchedule:
         deadline: WorkDeadline | None,
     ) -> dict[str, Any]:
         """The result of one set: of recorded answers of this version, unless more are possible."""
-        assert self._workers.published is not None
-        prompts, adapter = self._tests[name], self._workers.published.sha256
-        entry = last_entry(self._folder, f"{name}_after", since=self._since)
+        assert self._run.workers.published is not None
+        prompts, adapter = self._tests[name], self._run.workers.published.sha256
+        entry = last_entry(self._run.folder, f"{name}_after", since=self._since)
         if entry is not None and entry["adapter_sha256"] != adapter:
             entry = None
         known = 0 if entry is None else prompts_of(entry)
         if known < len(prompts):
             found, sampled = await self._evaluate_share(name, prompts, share, deadline)
-            count = len(sampled) // self.config.eval.samples
+            count = len(sampled) // self._run.config.eval.samples
             if count < len(prompts):
-                self._records.event(
+                self._run.records.event(
                     "evaluation_shortened",
                     f"{name}: there is time for {count} of {len(prompts)} prompts",
                     name=name,
@@ -293,7 +254,7 @@ class EvaluationSchedule:
         if before is None:
             return {"after": found.summary()}
         result = evaluation.compare(before.first(known), found)
-        self._records.comparison(name, result)
+        self._run.records.comparison(name, result)
         return result
 
     # --- single evaluations
@@ -302,36 +263,36 @@ class EvaluationSchedule:
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> Evaluation:
         """An evaluation that the end of the run repeats; measures its duration."""
-        watch = Stopwatch(self._clock.now)
+        watch = Stopwatch(self._run.clock.now)
         found, self._sampled = await self._evaluate(name, prompts, deadline)
-        part, seconds, now_s = evaluation_part(name), watch.total_s, self._clock.elapsed_s
-        self._deadline.parts.observe(part, seconds)
+        part, seconds, now_s = evaluation_part(name), watch.total_s, self._run.now_s
+        self._run.deadline.parts.observe(part, seconds)
         # A resumed run reads it.
-        self._records.journal("reserved", reason=part, seconds=seconds, elapsed_s=now_s)
+        self._run.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=now_s)
         return found
 
     async def _evaluate(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> tuple[Evaluation, list[Completion]]:
         completions = await self._sample(name, prompts, deadline)
-        scored = self.config.uses_rewards or name == "validation"
+        scored = self._run.config.uses_rewards or name == "validation"
         found = await evaluation.evaluate(
             prompts,
             completions,
-            config=self.config,
-            maker=self._maker,
-            score=partial(self._workers.score, deadline=deadline) if scored else None,
+            config=self._run.config,
+            maker=self._run.maker,
+            score=partial(self._run.workers.score, deadline=deadline) if scored else None,
         )
         return found, completions
 
     async def _sample(
         self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
     ) -> list[Completion]:
-        requests = evaluation.requests(prompts, phase=name, samples=self.config.eval.samples)
-        with self._records.activity(name, "answers") as show:
-            completions, _ = await self._workers.generate(
+        requests = evaluation.requests(prompts, phase=name, samples=self._run.config.eval.samples)
+        with self._run.records.activity(name, "answers") as show:
+            completions, _ = await self._run.workers.generate(
                 requests,
-                temperature=self.config.eval.temperature,
+                temperature=self._run.config.eval.temperature,
                 deadline=deadline,
                 report=counting(show, len(requests)),
             )
@@ -353,20 +314,20 @@ class EvaluationSchedule:
                     sampled += new
         except OutOfTime:
             pass
-        config = self.config
+        config = self._run.config
         return Evaluation(tuple(answers), config.metric, config.has_accuracy_reward), sampled
 
     def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
         """The recorded answers; raises `DamagedFileError` as `RunFolder.read_rollouts`."""
-        rows, config = self._folder.read_rollouts(entry["file"]), self.config
+        rows, config = self._run.folder.read_rollouts(entry["file"]), self._run.config
         return Evaluation.of(rows, metric=config.metric, of_accuracy=config.has_accuracy_reward)
 
     def _record(self, name: str, step: int, found: Evaluation, **more: Any) -> dict[str, Any]:
         """Records answers of the loaded adapter; see `Records.evaluation`."""
-        assert self._workers.published is not None
-        adapter = self._workers.published.sha256
+        records, published = self._run.records, self._run.workers.published
+        assert published is not None
         for part, errors in found.errors.items():
-            self._records.event(
+            records.event(
                 "evaluation_errors",
                 f"{name}: {len(errors)} answer(s) without reward {part!r}, first: {errors[0]}",
                 evaluation=name,
@@ -375,8 +336,9 @@ class EvaluationSchedule:
                 count=len(errors),
                 first=errors[0],
             )
-        summary, rows = found.summary(), found.rows
-        entry = self._records.evaluation(name, step, summary, answers=rows, adapter=adapter, **more)
+        entry = records.evaluation(
+            name, step, found.summary(), answers=found.rows, adapter=published.sha256, **more
+        )
         if step == 0:
-            record_notice(self._records, name, step, found, config=self.config)
+            record_notice(records, name, step, found, config=self._run.config)
         return entry

@@ -13,7 +13,6 @@ from pipeline.types import (
     Completion,
     DecodeWork,
     Report,
-    RolloutName,
     RolloutRequest,
     ShowProgress,
 )
@@ -36,16 +35,14 @@ def shares(requests: Sequence[RolloutRequest], *, samplers: int) -> list[list[Ro
 
 
 def counting(show: ShowProgress, total: int) -> Report:
-    """A report that shows how many of `total` rollouts have ended.
-
-    A repeated call reports rollouts again: each is counted once.
-    """
-    ended = set[RolloutName]()
+    """A report that shows how many of `total` rollouts have ended."""
+    ended = 0
     show(0, total)
 
     def report(completions: Sequence[Completion]) -> None:
-        ended.update(completion.name for completion in completions)
-        show(len(ended), total)
+        nonlocal ended
+        ended += len(completions)
+        show(ended, total)
 
     return report
 

@@ -31,13 +31,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 
-from configs.schema import Config
-from pipeline.clock import Clock, PhaseClock
+from pipeline.clock import PhaseClock
 from pipeline.data.order import consecutive_prompts, evenly_spaced, prompts_for_step
 from pipeline.data.packing import sequences_for_step
-from pipeline.data.splits import LoadedData
-from pipeline.data.text.prompts import PromptMaker
-from pipeline.deadline import Deadline
 from pipeline.progress import SamplingState, SignalShare
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
@@ -49,77 +45,48 @@ from pipeline.rollout.rollout_step import (
     TrainingStep,
 )
 from pipeline.rollout.scoring import EarlyScoring, reward_inputs, score_rollouts
-from pipeline.rollout.workers import Interrupted, OutOfTime, Workers
-from pipeline.run.records import Records
+from pipeline.rollout.workers import Interrupted, OutOfTime
+from pipeline.run_context import RunContext
 from pipeline.types import Completion, Prompt, RolloutName, RolloutRequest, TrainStep
 from rewards.base import RewardInput, Tags
 
 
 class RolloutProducer:
-    """Produces the data of one training step after the other.
+    """Produces the data of one training step after the other."""
 
-    Args:
-        config: of the run.
-        data: prompts and demonstrations.
-        maker: decodes completions.
-        workers: sample and score.
-        records: show progress and notices.
-        deadline: asked for the time of another step before a further round.
-        clock: of the run.
-    """
-
-    def __init__(
-        self,
-        config: Config,
-        *,
-        data: LoadedData,
-        maker: PromptMaker,
-        workers: Workers,
-        records: Records,
-        deadline: Deadline,
-        clock: Clock,
-    ) -> None:
-        self._config = config
-        self._data = data
-        self._prompts = {prompt.id: prompt for prompt in data.train.prompts}
-        self._maker = maker
-        self._tags = Tags.of_run(config)
-        self._workers = workers
-        self._records = records
-        self._deadline = deadline
-        self._clock = clock
+    def __init__(self, run: RunContext) -> None:
+        self._run = run
+        self._prompts = {prompt.id: prompt for prompt in run.data.train.prompts}
+        self._tags = Tags.of_run(run.config)
         self._ahead: asyncio.Task[RolloutStep] | None = None
 
-    async def take(self, step: TrainStep, state: SamplingState, phases: PhaseClock) -> TrainingStep:
+    async def take(self, step: TrainStep, state: SamplingState) -> TrainingStep:
         """The data of a step, with the newest version loaded into the samplers.
 
         Args:
             step: to train.
             state: of the sampling before this step.
-            phases: gets "sample" and "reward" if the rollouts are sampled now.
 
         Raises:
             Interrupted: if the run is stopped.
             OutOfTime: at the deadline of the step.
         """
-        self._workers.raise_if_stopped()
+        config, workers, phases = self._run.config, self._run.workers, self._run.phases
+        workers.raise_if_stopped()
         if step.phase == "sft":
             return self._demonstrations(step, state)
         if self._ahead is not None:
             found, self._ahead = self._ahead.result(), None
             assert found.number == step.number
             return found
-        if self._config.rollout.ahead == "off" or step.number == self._config.sft_steps:
+        if config.rollout.ahead == "off" or step.number == config.sft_steps:
             return await self._sample(step, state, phases)
         # A resumed run: the rollouts that the killed process sampled ahead.
-        await self._workers.publish("previous")
+        await workers.publish("previous")
         try:
-            found = await self._sample(step, state, phases)
-        except (Interrupted, OutOfTime):
-            await self._workers.publish()  # the run ends with the newest version
-            raise
-        await self._workers.publish()
-        return found
+            return await self._sample(step, state, phases)
+        finally:
+            await workers.publish()
 
     @asynccontextmanager
     async def ahead(self, step: TrainStep | None, state: SamplingState) -> AsyncIterator[None]:
@@ -134,7 +101,7 @@ class RolloutProducer:
         if step is None:
             yield
             return
-        sampling = asyncio.create_task(self._sample(step, state, PhaseClock(self._clock.now)))
+        sampling = asyncio.create_task(self._sample(step, state, PhaseClock(self._run.clock.now)))
         try:
             yield
         except BaseException:
@@ -155,10 +122,10 @@ class RolloutProducer:
         return self._ahead.result()
 
     def _demonstrations(self, step: TrainStep, state: SamplingState) -> DemonstrationStep:
-        config = self._config
-        assert self._data.sft is not None
+        config = self._run.config
+        assert self._run.data.sft is not None
         sequences = sequences_for_step(
-            self._data.sft.demonstrations,
+            self._run.data.sft.demonstrations,
             seed=config.run.seed,
             step=step.number,
             sequences=config.sft.sequences_per_step,
@@ -170,7 +137,7 @@ class RolloutProducer:
         self, step: TrainStep, state: SamplingState, phases: PhaseClock
     ) -> RolloutStep:
         """The rollouts of a step under the loaded adapter."""
-        settings = self._config.rollout
+        settings = self._run.config.rollout
         if settings.dynamic_sampling == "off":
             only = await self._round(self._prompts_of(step), step, state, phases)
             return RolloutStep(step.number, state, (only,), only.rollouts, 0, 0, state.signal)
@@ -199,32 +166,32 @@ class RolloutProducer:
         )
 
     def _prompts_of(self, step: TrainStep) -> tuple[Prompt, ...]:
-        config = self._config
+        config = self._run.config
         prompts = prompts_for_step(
-            self._data.train.prompts,
+            self._run.data.train.prompts,
             seed=config.run.seed,
             step=step.number - config.sft_steps,
             prompts_per_step=config.rollout.prompts_per_step,
-            weights=self._data.weights,
+            weights=self._run.data.weights,
         )
         return evenly_spaced(prompts, step.prompts)
 
     def _next_prompts(self, sampled: int, size: int) -> tuple[Prompt, ...]:
-        assert self._config.rollout.max_prompts_per_step is not None
+        assert self._run.config.rollout.max_prompts_per_step is not None
         return consecutive_prompts(
-            self._data.train.prompts,
-            seed=self._config.run.seed,
+            self._run.data.train.prompts,
+            seed=self._run.config.run.seed,
             start=sampled,
             count=size,
-            window=self._config.rollout.max_prompts_per_step,
-            weights=self._data.weights,
+            window=self._run.config.rollout.max_prompts_per_step,
+            weights=self._run.data.weights,
         )
 
     async def _round(
         self, prompts: Sequence[Prompt], step: TrainStep, state: SamplingState, phases: PhaseClock
     ) -> SamplingRound:
         """A group for each prompt, and the continuation of partial rollouts."""
-        config, workers, began_s = self._config, self._workers, self._clock.now()
+        config, workers, began_s = self._run.config, self._run.workers, self._run.clock.now()
         new = [
             RolloutRequest(RolloutName("train", step.number, prompt.id, sample), prompt.tokens)
             for prompt in prompts
@@ -240,7 +207,7 @@ class RolloutProducer:
         try:
             with (
                 phases.during("sample"),
-                self._records.activity(f"step {step.number + 1}", "rollouts") as show,
+                self._run.records.activity(f"step {step.number + 1}", "rollouts") as show,
             ):
                 count = counting(show, len(requests))
                 sampled, work = await workers.generate(
@@ -259,25 +226,25 @@ class RolloutProducer:
         finally:
             early.cancel()
         for notice in notices:
-            self._records.say(f"{notice} (all output is in rewards.log)")
+            self._run.records.say(f"{notice} (all output is in rewards.log)")
         rollouts, stats = score_rollouts(
             completions, inputs, outcomes, config=config, step=step.number
         )
-        seconds = self._clock.now() - began_s
+        seconds = self._run.clock.now() - began_s
         return SamplingRound(rollouts, stats, split, work, len(prompts), seconds)
 
     def _inputs_of(self, completions: Sequence[Completion]) -> list[RewardInput]:
-        return reward_inputs(completions, self._prompts, maker=self._maker, tags=self._tags)
+        return reward_inputs(completions, self._prompts, maker=self._run.maker, tags=self._tags)
 
     def _further_round(
         self, step: int, rounds: Sequence[SamplingRound], signal: SignalShare
     ) -> int:
         """Prompts of a further round; 0: none."""
-        settings = self._config.rollout
+        settings = self._run.config.rollout
         assert settings.max_prompts_per_step is not None
         missing = settings.prompts_per_step - sum(part.stats.mixed for part in rounds)
         left = settings.max_prompts_per_step - sum(part.prompts for part in rounds)
-        has_time = self._deadline.allows_step(step, self._clock.elapsed_s)
+        has_time = self._run.deadline.allows_step(step, self._run.now_s)
         if missing <= 0 or left <= 0 or not has_time:
             return 0
         return dynamic_sampling.round_size(missing, left=left, share=signal.share)

@@ -331,16 +331,6 @@ def test_promise_6_a_run_of_steps_resumed_with_a_deadline_is_exported(
     assert export[0] == expected
 
 
-def test_an_unevaluated_version_replaces_an_unevaluated_export(tmp_path: Path):
-    disk: Disk = {}
-    done = steps_killed(tmp_path, config_of, disk)
-    run = simulated(config_of(tmp_path, 450), disk=disk, stalls={(TEST, 1): 1e6})
-    assert "after" not in run.summary["eval"]
-    assert run.summary["steps"] > done
-    assert run.exports == [(done, "first"), (run.summary["steps"], "last")]
-    assert run.summary["wall_s"] <= 450
-
-
 def test_a_smaller_step_uses_the_remaining_time_if_configured(tmp_path: Path):
     rollout = {"prompts_per_step": 4, "min_prompts_per_step": 1}
     run = simulated(config_of(tmp_path, 265, rollout=rollout))

@@ -1,0 +1,60 @@
+"""What the parts of the training loop share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from configs.schema import Config
+from pipeline.clock import Clock, PhaseClock
+from pipeline.data.splits import LoadedData
+from pipeline.data.text.prompts import PromptMaker
+from pipeline.deadline import Deadline
+from pipeline.plan.sizes import Sizes
+from pipeline.rollout.workers import Workers
+from pipeline.run.meter import RunMeter
+from pipeline.run.records import Records
+from pipeline.run.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """One process of a run.
+
+    Attributes:
+        config: of the run.
+        data: prompts of the splits, and demonstrations if there is an SFT phase.
+        maker: decodes completions.
+        workers: sample, score and learn.
+        records: where the run is recorded; they hold what earlier processes have recorded, too.
+        meter: measures the phases and makes the metrics of each step.
+        deadline: what fits into the time.
+        clock: the run's.
+        sizes: for which samplers and learner are compiled.
+        resumed_from: step of the checkpoint that this process started from, if any.
+    """
+
+    config: Config
+    data: LoadedData
+    maker: PromptMaker
+    workers: Workers
+    records: Records
+    meter: RunMeter
+    deadline: Deadline
+    clock: Clock
+    sizes: Sizes
+    resumed_from: int | None
+
+    @property
+    def phases(self) -> PhaseClock:
+        """The phases of the driver."""
+        return self.meter.phases
+
+    @property
+    def folder(self) -> RunFolder:
+        """The run folder."""
+        return self.records.folder
+
+    @property
+    def now_s(self) -> float:
+        """Seconds that the run has used."""
+        return self.clock.elapsed_s
