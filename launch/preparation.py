@@ -21,7 +21,7 @@ from launch.exits import say
 from launch.flags import SUBMITTED
 from launch.fork import check_base
 from launch.reward_columns import check_columns, scored_splits
-from pipeline.budget import Budget, check_more, extension
+from pipeline.budget import Budget, extension, used_s
 from pipeline.data.load import check_rows, load_data, setting_name
 from pipeline.data.models import hf_folder
 from pipeline.data.models.fingerprint import weights_fingerprint
@@ -462,22 +462,24 @@ def _check_time(
     """
     now_s, budget = time.time(), budget if more is None else budget + more
     clock = f"it is {datetime.now().astimezone():%Y-%m-%dT%H:%M:%S%z} now"
-    if folder.summary is not None and folder.summary["ended"] == "finished":
-        check_more(budget, folder, now_s=now_s, added=more)
-        return
-    if budget.until_s is not None and budget.until_s <= now_s:
-        if not any(entry["step"] for entry in folder.events("checkpoint")):
+    summary = folder.summary
+    is_finished = summary is not None and summary["ended"] == "finished"
+    if budget.until_s is not None and not is_finished:
+        if budget.until_s > now_s:
+            say(f"{budget.name}; {clock}")
+        elif any(entry["step"] for entry in folder.events("checkpoint")):
+            say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
+        else:
             raise ValueError(f"{budget.name} has passed: {clock}; set a later one")
-        say(f"{budget.name} has passed: {clock}; the run ends with its latest version")
-    elif budget.until_s is not None:
-        say(f"{budget.name}; {clock}")
-    deadline_s = budget.deadline_s(elapsed_s=0.0, now_s=now_s)
-    least_s = least_run_s(weights_bytes)
-    begun = any(True for _ in folder.events(STARTED))
-    if deadline_s is not None and deadline_s < least_s and not begun:
+    elapsed_s = used_s(folder) if is_finished else 0.0
+    deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
+    if deadline_s is None or (not is_finished and any(True for _ in folder.events(STARTED))):
+        return
+    left_s, least_s = max(deadline_s - elapsed_s, 0.0), least_run_s(weights_bytes)
+    if left_s < least_s:
         raise ValueError(
-            f"{budget.name} is too short: loading, one step and the export at the end "
-            f"take at least {show_duration(least_s)} (estimated)"
+            f"{budget.name} is too short: {show_duration(left_s)} of it are left; loading, one "
+            f"step and the export at the end take at least {show_duration(least_s)} (estimated)"
         )
 
 

@@ -8,11 +8,8 @@ from datetime import datetime
 from configs.base import parse_duration_s
 from configs.budget import Budget as Setting
 from configs.schema import Config
-from pipeline.deadline import CHECKPOINT, EXPORT, show_duration
+from pipeline.deadline import show_duration
 from pipeline.run.run_folder import RunFolder
-
-_TYPING_S = 60.0
-"""Added to a suggested minimum instant, so that it has not passed when the user enters it."""
 
 
 @dataclass(frozen=True)
@@ -97,63 +94,6 @@ def used_s(history: RunFolder) -> float:
     for entry in history.entries():
         known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
     return max(known, default=0.0)
-
-
-def least_more_s(history: RunFolder) -> float:
-    """Lower bound, from the run's records, of the seconds for a start, one step and the end.
-
-    Sums the shortest measurement of each part.
-    """
-    parts: dict[str, float] = {}
-
-    def took(part: str, seconds: float) -> None:
-        parts[part] = min(seconds, parts.get(part, seconds))
-
-    before_s = 0.0
-    for entry in history.entries():
-        match entry["event"]:
-            case "started":
-                took("start", entry["elapsed_s"] - before_s)
-            case "reserved":
-                took(entry["reason"], entry["seconds"])
-            case "exported":
-                took(EXPORT, entry["seconds"])
-            case "checkpoint":
-                took(CHECKPOINT, entry["seconds"])
-        before_s = max(before_s, entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0))
-    for row in history.metrics:
-        took("step", row["time/step_s"])
-    return sum(parts.values())
-
-
-def check_more(budget: Budget, history: RunFolder, *, now_s: float, added: Budget | None) -> None:
-    """Refuses a budget that leaves a finished run too little time for a start, a step and an end.
-
-    Args:
-        budget: extensions included.
-        history: of a finished run.
-        now_s: seconds since 1970 now.
-        added: the requested extension, if any.
-
-    Raises:
-        ValueError: with the smallest budget that is accepted.
-    """
-    elapsed_s, more_s = used_s(history), least_more_s(history)
-    deadline_s = budget.deadline_s(elapsed_s=elapsed_s, now_s=now_s)
-    if deadline_s is None or deadline_s >= elapsed_s + more_s:
-        return
-    missing_s = elapsed_s + more_s - deadline_s
-    if budget.until_s is not None:
-        missing_s += _TYPING_S
-    least = (budget + Budget(None, missing_s)).name
-    if added is not None:
-        least = f"--extend {show_duration((added.time_s or 0.0) + missing_s)}"
-    left = show_duration(max(deadline_s - elapsed_s, 0.0))
-    raise ValueError(
-        f"{budget.name} is too short: {left} of it are left after what the finished run in "
-        f"{history.path} has used; to start, a step and the end took it at least "
-        f"{show_duration(more_s)}; the shortest that suffices is {least}"
-    )
 
 
 def extension(text: str, config: Config, history: RunFolder) -> Budget:

@@ -313,12 +313,9 @@ class Coordinator:
             await self._validate()
 
     async def _export_if_better(self) -> None:
-        """Exports the best version if it is not the exported one, unless later is better."""
-        if self.exports.is_behind and (
-            self.exports.current is None or self.deadline.allows_export(self._now_s)
-        ):
-            took_s = await self._export(self.exports.best(self.progress.step), reason="better")
-            self.deadline.observe_training_export(took_s)
+        """Exports the best version if it is not the exported one."""
+        if self.exports.is_behind:
+            await self._export(self.exports.best(self.progress.step), reason="better")
 
     # --- the end
 
@@ -364,11 +361,8 @@ class Coordinator:
 
     # --- exports and checkpoints
 
-    async def _export(self, which: AdapterRef, *, reason: str) -> float:
-        """Replaces the export; returns the seconds that it took."""
-        began_s = self._now_s
+    async def _export(self, which: AdapterRef, *, reason: str) -> None:
         await self._perform("export", self.exports.export(which, reason=reason))
-        return self._now_s - began_s
 
     async def _save(self) -> None:
         await self.checkpoints.save(self.progress)

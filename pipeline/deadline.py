@@ -10,14 +10,12 @@ arguments: `now_s` is the time that the run has used, in seconds.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median_high
 from typing import Any
 
 from configs.schema import Config
-from pipeline.types import WorkDeadline
 
 EXPORT, CHECKPOINT, SYNC, EXIT = "export", "checkpoint", "sync", "exit"
 VALIDATION = "validation evaluation"
@@ -26,10 +24,6 @@ SAFETY = 1.2
 """A part of the end may take this many times its last measurement."""
 IDLE_SHARE = 0.02
 """Share of the budget that slack may leave unused."""
-EXPORT_SHARE = 0.05
-"""Share of the time used that exports during training may take, before the end is near."""
-_NEAR_EXPORTS = 4
-"""The end is near when the time left without the end is less than so many exports take."""
 _TEST_MARGIN = 0.2
 """Relative margin for the final evaluations."""
 _UPDATE_PER_SAMPLING = 1.5
@@ -193,7 +187,6 @@ class Deadline:
     update_times: StepTimes = field(default_factory=StepTimes)
     restart_s: float = 0.0
     _trains_from_s: float | None = None
-    _exports_s: float = 0.0
 
     @property
     def is_timed(self) -> bool:
@@ -239,10 +232,6 @@ class Deadline:
         """Adds the duration of the update in a step."""
         if phase == "grpo":
             self.update_times.observe(seconds, share=self._share(prompts, phase))
-
-    def observe_training_export(self, seconds: float) -> None:
-        """Adds the duration of an export between two steps; see `allows_export`."""
-        self._exports_s += seconds
 
     def estimate_step(self, *, answers: int) -> None:
         """Estimates a step from the evaluation before training, until one was measured.
@@ -300,27 +289,17 @@ class Deadline:
         """Steps that the run will have, if those from `number` on take as long as the last ones."""
         if self.steps is not None:
             return self.steps
-        phase, each_s = self.config.phase_of(number), self.parts.expected_s(VALIDATION)
-        step_s, between_s = self.step_times.expected_s(phase=phase), self.step_times.between_s
+        step_s = self.step_times.expected_s(phase=self.config.phase_of(number))
+        between_s, validation_s = self.step_times.between_s, self.parts.expected_s(VALIDATION)
         free_s = self.left_s(now_s) - self.reserve_s - self._slack_s(step_s + between_s)
-
-        def too_many(steps: int) -> bool:
-            validations = self._validations(number, steps, step_s=step_s)
-            return steps * step_s + (steps - 1) * between_s + validations * each_s > free_s
-
-        most = int((free_s + between_s) / (step_s + between_s)) if step_s > 0 else 1
-        return number + max(1, bisect_right(range(1, most + 1), False, key=too_many))
-
-    def _validations(self, number: int, steps: int, *, step_s: float) -> int:
-        """Validations between `steps` steps of `step_s` seconds; the first is step `number`."""
         settings = self.config.eval
         if settings.every_minutes is not None:
-            # A validation is due after the step in which the interval ends.
-            every = math.ceil(_MINUTE_S * settings.every_minutes / step_s) if step_s > 0 else steps
-            return (steps - 1) // every
-        if not settings.every_steps:
-            return 0
-        return (number + steps - 1) // settings.every_steps - number // settings.every_steps
+            # Of this much time, the steps and what is between them have the rest.
+            free_s *= 1 - validation_s / (validation_s + _MINUTE_S * settings.every_minutes)
+        elif settings.every_steps:
+            between_s += validation_s / settings.every_steps
+        steps = (free_s + between_s) / (step_s + between_s) if step_s > 0 else 1
+        return number + max(1, int(steps))
 
     def _share(self, prompts: int, phase: str) -> float:
         """A step's prompts as a share of a full step."""
@@ -395,8 +374,8 @@ class Deadline:
 
     # --- work that can be abandoned, or left out
 
-    def during_step(self, *, validated: bool, exported: bool) -> WorkDeadline | None:
-        """When the sampling and scoring of a step are abandoned.
+    def during_step(self, *, validated: bool, exported: bool) -> float | None:
+        """When the sampling and scoring of a step are abandoned, in seconds on the run's clock.
 
         Args:
             validated: whether the version that samples is validated, or need not be.
@@ -410,15 +389,13 @@ class Deadline:
         return self.leaving(self._writing_s + self.tests_s + margin_s)
 
     @property
-    def leaving_an_export(self) -> WorkDeadline | None:
+    def leaving_an_export(self) -> float | None:
         """When an evaluation is abandoned, so that an export is still possible."""
         return self.leaving(self._reserve_for_export_s)
 
-    def leaving(self, seconds: float) -> WorkDeadline | None:
-        """The deadline of work after which `seconds` are left; None in a run of steps."""
-        if self.time_s is None:
-            return None
-        return WorkDeadline(self.time_s - seconds, self.time_s - self._reserve_for_export_s)
+    def leaving(self, seconds: float) -> float | None:
+        """When so many seconds are left, on the run's clock; None in a run of steps."""
+        return None if self.time_s is None else self.time_s - seconds
 
     @property
     def _reserve_for_export_s(self) -> float:
@@ -430,11 +407,6 @@ class Deadline:
             return True
         needed_s = SAFETY * self.parts.expected_s(VALIDATION) + self._reserve_for_export_s
         return needed_s < self.left_s(now_s)
-
-    def allows_export(self, now_s: float) -> bool:
-        """Whether to export a better version now: it is cheap, or the end is near."""
-        near = self.left_s(now_s) - self.end_s < _NEAR_EXPORTS * self.export_s
-        return near or self._exports_s + self.export_s <= EXPORT_SHARE * now_s
 
     def test_share(self, now_s: float, *, exported: bool) -> float:
         """Share of the test prompts that fits into the time left, at most 1.
@@ -449,7 +421,7 @@ class Deadline:
         times = (self.left_s(now_s) - reserved_s) / max(self.tests_s, 1e-9)
         return 1.0 if times >= SAFETY else max(0.0, min(_CLOSE, times))
 
-    def during_test(self, *, exported: bool) -> WorkDeadline | None:
+    def during_test(self, *, exported: bool) -> float | None:
         """When the final evaluations are abandoned; see `test_share`."""
         return self.leaving(self.exit_s if exported else self._reserve_for_export_s)
 

@@ -30,7 +30,7 @@ from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime
 from pipeline.run.history import rewards_version
 from pipeline.run_context import RunContext
-from pipeline.types import Completion, Prompt, WorkDeadline
+from pipeline.types import Completion, Prompt
 
 _PIECES = (0.5, 0.75, 1.0)
 """Ends of the pieces, as shares of the prompts, of a set for which time may be too short."""
@@ -91,7 +91,7 @@ class EvaluationSchedule:
 
     # --- before training
 
-    async def evaluate_before(self, step: int, deadline: WorkDeadline | None) -> None:
+    async def evaluate_before(self, step: int, deadline: float | None) -> None:
         """Evaluates the policy at the start of the run on each test set, if the folder lacks it.
 
         Args:
@@ -126,7 +126,7 @@ class EvaluationSchedule:
     # --- validation
 
     async def validate(
-        self, step: int, deadline: WorkDeadline | None, *, save: Callable[[], Awaitable[None]]
+        self, step: int, deadline: float | None, *, save: Callable[[], Awaitable[None]]
     ) -> None:
         """Validates the current version; keeps its adapter if it is the best so far.
 
@@ -182,7 +182,7 @@ class EvaluationSchedule:
         self._run.records.event("best", text, **self.best_facts)
 
     async def test(
-        self, step: int, deadline: WorkDeadline | None, *, share: float = 1.0
+        self, step: int, deadline: float | None, *, share: float = 1.0
     ) -> dict[str, Any]:
         """Evaluates the loaded version on each test set, unless an earlier end has done so.
 
@@ -222,7 +222,7 @@ class EvaluationSchedule:
         version: int,
         step: int,
         share: float,
-        deadline: WorkDeadline | None,
+        deadline: float | None,
     ) -> dict[str, Any]:
         """The result of one set: of recorded answers of this version, unless more are possible."""
         assert self._run.workers.published is not None
@@ -260,7 +260,7 @@ class EvaluationSchedule:
     # --- single evaluations
 
     async def _timed(
-        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
+        self, name: str, prompts: Sequence[Prompt], deadline: float | None
     ) -> Evaluation:
         """An evaluation that the end of the run repeats; measures its duration."""
         watch = Stopwatch(self._run.clock.now)
@@ -272,7 +272,7 @@ class EvaluationSchedule:
         return found
 
     async def _evaluate(
-        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
+        self, name: str, prompts: Sequence[Prompt], deadline: float | None
     ) -> tuple[Evaluation, list[Completion]]:
         completions = await self._sample(name, prompts, deadline)
         scored = self._run.config.uses_rewards or name == "validation"
@@ -286,7 +286,7 @@ class EvaluationSchedule:
         return found, completions
 
     async def _sample(
-        self, name: str, prompts: Sequence[Prompt], deadline: WorkDeadline | None
+        self, name: str, prompts: Sequence[Prompt], deadline: float | None
     ) -> list[Completion]:
         requests = evaluation.requests(prompts, phase=name, samples=self._run.config.eval.samples)
         with self._run.records.activity(name, "answers") as show:
@@ -299,7 +299,7 @@ class EvaluationSchedule:
         return completions
 
     async def _evaluate_share(
-        self, name: str, prompts: Sequence[Prompt], share: float, deadline: WorkDeadline | None
+        self, name: str, prompts: Sequence[Prompt], share: float, deadline: float | None
     ) -> tuple[Evaluation, list[Completion]]:
         """Evaluates as many of the first prompts as time allows, in pieces if time is short."""
         count = ceil(share * len(prompts))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from configs.schema import Config
 from pipeline.clock import Clock
-from pipeline.protocols import Learner, ProcessUse, Sampler, Scorer, Worker
+from pipeline.protocols import Learner, ProcessUse, Sampler, Scorer, Worker, WorkerDied
 from pipeline.rollout import dispatch, mismatch
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.scoring import EarlyScoring
@@ -28,14 +28,11 @@ from pipeline.types import (
     Report,
     RolloutRequest,
     TrainStep,
-    WorkDeadline,
 )
 from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
-ANSWER_S = 10.0
-"""Maximum seconds to wait for the report of a process on its use."""
 TRACE_S = 60.0
 """Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
@@ -52,11 +49,6 @@ class OutOfTime(Exception):  # noqa: N818  # not an error: the remaining time is
 
 class TrainingStopped(Exception):  # noqa: N818  # a problem of the run, named in the message
     """Training makes no progress; the user has to act."""
-
-
-def _has_answered(task: asyncio.Future[Any]) -> bool:
-    """Whether a process has answered; the next call of one that is dead raises its error."""
-    return task.done() and not task.cancelled() and not isinstance(task.exception(), RuntimeError)
 
 
 class Workers:
@@ -97,7 +89,6 @@ class Workers:
         self.scorer = scorer
         self._clock = clock
         self._stop = stop
-        self._stuck = False
 
     # --- samplers
 
@@ -120,10 +111,10 @@ class Workers:
     async def publish(self, which: AdapterRef = "current") -> Published:
         """Loads an adapter of the learner into the samplers.
 
-        If a sampler did not stop after an abort, generation ends and no adapter is loaded.
+        When the run is stopped, no adapter is loaded: an aborted sampler may be gone.
         """
         self.published = await self.learner.publish(which)
-        if not self._stuck:
+        if not self._stop.is_set():
             await mismatch.sync(self._samplers, self.published)
         return self.published
 
@@ -133,7 +124,7 @@ class Workers:
         *,
         temperature: float,
         cut_off: float | None = None,
-        deadline: WorkDeadline | None = None,
+        deadline: float | None = None,
         report: Report | None = None,
     ) -> tuple[list[Completion], DecodeWork]:
         """One completion per request, in their order, under the published adapter.
@@ -142,7 +133,7 @@ class Workers:
             requests: of one phase.
             temperature: 0 is greedy.
             cut_off: see `dispatch.generate`.
-            deadline: when the work is abandoned.
+            deadline: when the work is abandoned, on the run's clock.
             report: receives rollouts soon after they end.
 
         Raises:
@@ -163,14 +154,14 @@ class Workers:
         self,
         inputs: Sequence[RewardInput],
         *,
-        deadline: WorkDeadline | None = None,
+        deadline: float | None = None,
         early: EarlyScoring | None = None,
     ) -> list[dict[str, Outcome]]:
         """The outcome of each reward function for each input.
 
         Args:
             inputs: finished completions.
-            deadline: when the work is abandoned.
+            deadline: when the work is abandoned, on the run's clock.
             early: has the scores of some of them.
 
         Raises:
@@ -201,21 +192,14 @@ class Workers:
         """What each process did with its time since the last call, and its memory, by name.
 
         The processes are learner, `sampler 0`, ...; those of a reward part are `reward PART`, with
-        their time only. One that does not answer, because it is stuck or dead, is left out.
+        their time only.
         """
-        asked = {name: process.use() for name, process in self.reporting.items()}
-        tasks = {name: asyncio.ensure_future(one) for name, one in asked.items()}
-        busy = asyncio.ensure_future(self.scorer.busy_s())
-        _, unanswered = await asyncio.wait([*tasks.values(), busy], timeout=ANSWER_S)
-        for one in unanswered:
-            one.cancel()
-        uses = {name: task.result() for name, task in tasks.items() if _has_answered(task)}
-        if _has_answered(busy):
-            uses |= {
-                f"reward {part}": ProcessUse({"scoring": seconds})
-                for part, seconds in busy.result().items()
-            }
-        return uses
+        found = await asyncio.gather(*(process.use() for process in self.reporting.values()))
+        busy = await self.scorer.busy_s()
+        return {
+            **dict(zip(self.reporting, found, strict=True)),
+            **{f"reward {part}": ProcessUse({"scoring": one}) for part, one in busy.items()},
+        }
 
     async def start_traces(self, folder: Path) -> dict[str, str]:
         """Begins a trace of each process in a folder of its own below `folder`; see `_of_each`."""
@@ -256,7 +240,7 @@ class Workers:
 
     async def _within(
         self,
-        deadline: WorkDeadline | None,
+        until_s: float | None,
         work: Coroutine[Any, Any, T],
         *,
         aborts: Sequence[Sampler] = (),
@@ -264,24 +248,22 @@ class Workers:
         """The result of `work`, abandoned at the deadline or when the run is stopped.
 
         Args:
-            deadline: None: there is none.
+            until_s: the deadline on the run's clock; None: there is none.
             work: not started if the run is stopped or the deadline has passed.
             aborts: samplers to abort; they get some time to stop.
 
         Raises:
             Interrupted: if the run is stopped.
             OutOfTime: at the deadline.
+            WorkerDied: if a sampler does not stop at the deadline.
         """
-        now_s = self._clock.elapsed_s
-        patience_s = None if deadline is None else max(0.0, deadline.until_s - now_s)
-        if self._stop.is_set() or patience_s == 0 or (aborts and self._stuck):
+        left_s = None if until_s is None else max(0.0, until_s - self._clock.elapsed_s)
+        if self._stop.is_set() or left_s == 0:
             work.close()
             raise Interrupted if self._stop.is_set() else OutOfTime
         task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
         try:
-            await asyncio.wait(
-                {task, stopped}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait({task, stopped}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             task.cancel()
             raise
@@ -293,16 +275,12 @@ class Workers:
         stopping = asyncio.gather(
             task, *(sampler.abort() for sampler in aborts), return_exceptions=True
         )
-        most_s = STOPPING_S
-        if deadline is not None and not self._stop.is_set():
-            most_s = min(most_s, deadline.stopping_s(self._clock.elapsed_s))
         try:
-            await asyncio.wait_for(stopping, most_s if aborts else 0)
+            await asyncio.wait_for(stopping, STOPPING_S if aborts else 0)
         except TimeoutError:
-            self._stuck = bool(aborts)
+            if aborts and not self._stop.is_set():
+                raise WorkerDied("sampler", f"it did not stop in {STOPPING_S:.0f} s") from None
         if self._stop.is_set():
-            self._stuck = bool(aborts)
             raise Interrupted
-        if not self._stuck:
-            await asyncio.gather(*(sampler.resume() for sampler in aborts))
+        await asyncio.gather(*(sampler.resume() for sampler in aborts))
         raise OutOfTime

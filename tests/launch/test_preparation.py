@@ -126,10 +126,10 @@ def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: C
     folder.write_summary({"ended": "finished", "steps": 1, "deadline_s": 300})
     before = tree(folder)
     with pytest.raises(
-        ValueError, match=r"^budget\.time = 5m10s is too short: 20s .* --extend 1m22s$"
+        ValueError, match=r"^budget\.time = 5m10s is too short: 20s .* take at least \d+s"
     ):
         prepare(timed(config, time="5m"), extend="10s")
-    with pytest.raises(ValueError, match=r"^budget\.time = 4m is .* is budget\.time = 6m22s$"):
+    with pytest.raises(ValueError, match=r"^budget\.time = 4m is too short: 0s of it are left"):
         prepare(timed(config, time="4m"), extend=None)
     with pytest.raises(ValueError, match=r"^budget\.until = 2020-.*: 0s of it are left"):
         prepare(timed(config, until="2020-01-01T10:00Z"), extend=None)

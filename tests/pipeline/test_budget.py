@@ -14,9 +14,7 @@ from configs.budget import parse_instant
 from configs.schema import Config
 from pipeline.budget import (
     Budget,
-    check_more,
     extension,
-    least_more_s,
     replaces_budget,
     used_s,
 )
@@ -169,50 +167,6 @@ def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
     assert used_s(folder) == 0.0
     folder.record_used_s(7.0)
     assert used_s(folder) == 7.0
-
-
-def finished_run(config: Config) -> RunFolder:
-    """Used 300 s; 12 s of the second start, 20 s of a step, and 40 + 5 + 2 s of the end."""
-    folder = folder_of(config)
-    folder.journal("started", elapsed_s=30.0)
-    folder.journal("reserved", reason="test evaluation", seconds=40.0, elapsed_s=70.0)
-    folder.journal("exported", seconds=5.0, version=0)
-    for step, seconds in ((1, 25.0), (2, 20.0)):
-        folder.write_metrics({"step": step, "time/step_s": seconds, "time/elapsed_s": 100.0})
-    folder.journal("checkpoint", step=2, wall_s=150.0, seconds=2.0)
-    folder.journal("started", elapsed_s=162.0)
-    folder.journal("exported", seconds=6.0, version=2)
-    folder.journal("reserved", reason="export", seconds=6.0, elapsed_s=300.0)
-    return folder
-
-
-def test_minimum_time_of_a_resume_is_the_sum_of_the_shortest_parts(timed: Config):
-    assert least_more_s(finished_run(timed)) == 12 + 20 + 40 + 5 + 2
-
-
-def check(folder: RunFolder, budget: Budget, *, added: Budget | None = None) -> None:
-    check_more(budget, folder, now_s=1e9, added=added)
-
-
-def test_promise_6_a_finished_run_is_not_resumed_with_too_little_time(timed: Config):
-    folder = finished_run(timed)
-    least_s = 300 + 79
-    told = rf"^budget\.time = 6m18s is too short: 1m18s of it .* {least_s // 60}m{least_s % 60}s$"
-    with pytest.raises(ValueError, match=told):
-        check(folder, Budget(None, least_s - 1))
-    check(folder, Budget(None, least_s))
-    with pytest.raises(ValueError, match=r"0s of it are left .* at least 1m19s; .* --extend 1m29s"):
-        check(folder, Budget(None, 300), added=Budget(None, 10))
-    check(folder, Budget(None, 290 + 89), added=Budget(None, 89))
-    check(folder, Budget(5, None))
-    until = Budget(None, None, 1e9 + 70)
-    with pytest.raises(
-        ValueError, match=r"is too short: 1m10s .* suffices is budget\.until = 2001-"
-    ):
-        check(folder, until)
-    with pytest.raises(ValueError, match=r"suffices is --extend 1m19s$"):  # 10 + 9 + 60 s
-        check(folder, until, added=Budget(None, 10))
-    check(folder, until + Budget(None, 9))
 
 
 def test_an_extension_of_another_kind_adds_nothing(timed: Config):
