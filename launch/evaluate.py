@@ -263,7 +263,6 @@ async def _measure(
             actors.samplers,
             prompts,
             config=config,
-            slots=prepared.sizes.slots,
             tokenizer=prepared.tokenizer,
             path=path,
             advance=progress.update,

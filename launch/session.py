@@ -273,6 +273,34 @@ async def _coordinate(
         OutOfMemory: if there are no smaller sizes to continue with.
         WorkerDied: if a process dies, or has run out of memory.
     """
+    config, folder = session.prepared.config, session.prepared.folder
+    coordinator = await _coordinator(session, actors, workers, chosen)
+    try:
+        ended = await coordinator.run()
+    except BudgetTooSmallError as mistake:
+        say(mistake, file=sys.stderr)
+        return EXIT_MISTAKE
+    except OutOfMemory as error:
+        less = reduced(config, chosen.sizes, error)
+        change = {"old": chosen.sizes.to_json(), "new": less.to_json(), "phase": error.phase}
+        folder.journal(REDUCED, step=coordinator.progress.step, reason=error.what, **change)
+        folder.write_plan(plan_file(config, less))
+        raise WorkerDied("run", f"{error}; plan.json has smaller sizes now") from None
+    except WorkerDied:
+        raise
+    except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
+        _report_failure(session, error)
+        return EXIT_FAILED
+    say(f"{ended}: {folder.path}")
+    if ended == "finished" and (why := (folder.summary or {}).get(UNTRAINED_EXPORT)):
+        say(f"WARNING: {why}")
+    return 0 if ended == "finished" else session.stop.exit_status
+
+
+async def _coordinator(
+    session: _Session, actors: RunActors, workers: Workers, chosen: Chosen
+) -> Coordinator:
+    """Restores the newest checkpoint and records the start; what follows is the training loop."""
     prepared, clock = session.prepared, session.clock
     config, folder = prepared.config, prepared.folder
     restored = await actors.learner.restore()
@@ -313,27 +341,7 @@ async def _coordinate(
         sizes=chosen.sizes,
         resumed_from=resumed_from,
     )
-    coordinator = Coordinator(context, progress)
-    try:
-        ended = await coordinator.run()
-    except BudgetTooSmallError as mistake:
-        say(mistake, file=sys.stderr)
-        return EXIT_MISTAKE
-    except OutOfMemory as error:
-        less = reduced(config, chosen.sizes, error)
-        change = {"old": chosen.sizes.to_json(), "new": less.to_json(), "phase": error.phase}
-        folder.journal(REDUCED, step=coordinator.progress.step, reason=error.what, **change)
-        folder.write_plan(plan_file(config, less))
-        raise WorkerDied("run", f"{error}; plan.json has smaller sizes now") from None
-    except WorkerDied:
-        raise
-    except Exception as error:  # noqa: BLE001  # any error: journaled, shown, exit status 1
-        _report_failure(session, error)
-        return EXIT_FAILED
-    say(f"{ended}: {folder.path}")
-    if ended == "finished" and (why := (folder.summary or {}).get(UNTRAINED_EXPORT)):
-        say(f"WARNING: {why}")
-    return 0 if ended == "finished" else session.stop.exit_status
+    return Coordinator(context, progress)
 
 
 def _report_failure(session: _Session, error: Exception) -> None:

@@ -108,7 +108,6 @@ class Conversation:
         (generated,) = await answer(
             self._samplers,
             [request],
-            at_once=1,
             temperature=self._temperature,
             adapter=adapter,
         )

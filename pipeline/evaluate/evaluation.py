@@ -22,14 +22,13 @@ from configs.schema import Config
 from configs.task import AnswerPlace
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.score_statistics import (
-    ScoreChange,
     compare_scores,
     mean_score,
     measure_scores,
 )
 from pipeline.evaluate.significance import (
     Accuracy,
-    PairedChange,
+    Change,
     compare_paired,
     measure_accuracy,
     pass_at,
@@ -52,7 +51,7 @@ from rewards.format import is_well_formed
 Score = Callable[[Sequence[RewardInput]], Awaitable[list[dict[str, Outcome]]]]
 """Returns for each input the outcome of each reward function, by name."""
 
-_NO_CHANGE = ScoreChange(None, None, None, "none", 0, 0, 0)
+_NO_CHANGE = Change(None, None, None, "none", 0, 0, 0)
 _OF_REWARDS = ("rewards", "score", "errors", "reward")
 """Fields of an answer that only those have that the reward functions scored."""
 
@@ -117,6 +116,11 @@ class Evaluation:
     ) -> Evaluation:
         """Reads the result of `rows`."""
         return Evaluation(tuple(Answer(**row) for row in rows), metric, of_accuracy)
+
+    @property
+    def prompts(self) -> int:
+        """Number of prompts."""
+        return len({answer.prompt_id for answer in self.answers})
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -258,9 +262,8 @@ class Evaluation:
             facts = asdict(self.accuracy)
         if self._is_exact:
             return facts
-        prompts = len(self.answers) // self.samples
         excluded = _share([answer.score is None for answer in self.answers])
-        return {**facts, "prompts": prompts, "excluded": excluded}
+        return {**facts, "prompts": self.prompts, "excluded": excluded}
 
     def _reward_facts(self) -> dict[str, float]:
         parts = dict.fromkeys(name for answer in self.answers for name in answer.rewards)
@@ -450,7 +453,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     return {**summaries, **_change_facts(scored), "paired_n": scored.n}
 
 
-def _change_facts(change: PairedChange | ScoreChange) -> dict[str, Any]:
+def _change_facts(change: Change) -> dict[str, Any]:
     return {
         "paired_difference": change.difference,
         "paired_ci95": None if change.ci95 is None else list(change.ci95),

@@ -27,11 +27,6 @@ class Measured:
     evaluations: Mapping[str, Evaluation]
 
 
-_REFILLS = 4
-"""Fillings of a sampler's slots per call: each call ends with idle slots, and progress is reported
-after each."""
-
-
 async def open_adapter(samplers: Sequence[Sampler], path: str | None) -> OpenedAdapter:
     """Loads the adapter at `path`, or none, into all samplers.
 
@@ -53,7 +48,6 @@ async def answer(
     samplers: Sequence[Sampler],
     requests: Sequence[RolloutRequest],
     *,
-    at_once: int,
     temperature: float,
     adapter: OpenedAdapter,
     advance: Advance = lambda _: None,
@@ -63,7 +57,6 @@ async def answer(
     Args:
         samplers: at least one.
         requests: of any groups.
-        at_once: requests per sampler and call; progress is reported after each call.
         temperature: 0 is greedy.
         adapter: the loaded one.
         advance: receives the number of new answers.
@@ -71,16 +64,19 @@ async def answer(
     Raises:
         MismatchError: if a completion was sampled under another adapter.
     """
-    named = sorted(requests, key=lambda request: request.name)
-    generated: dict[object, Completion] = {}
-    step = at_once * len(samplers)
-    for start in range(0, len(named), step):
-        part = named[start : start + step]
-        completions, _ = await dispatch.generate(samplers, part, temperature=temperature)
-        mismatch.check_labels(completions, Published(adapter.version, adapter.sha256, None))
-        generated |= {completion.name: completion for completion in completions}
-        advance(len(part))
-    return [generated[request.name] for request in requests]
+    ended = 0
+
+    def report(completions: Sequence[Completion]) -> None:
+        nonlocal ended
+        ended += len(completions)
+        advance(len(completions))
+
+    generated, _ = await dispatch.generate(
+        samplers, requests, temperature=temperature, report=report
+    )
+    mismatch.check_labels(generated, Published(adapter.version, adapter.sha256, None))
+    advance(len(generated) - ended)
+    return generated
 
 
 async def measure(
@@ -88,7 +84,6 @@ async def measure(
     tests: Mapping[str, Sequence[Prompt]],
     *,
     config: Config,
-    slots: int,
     tokenizer: Tokenizer,
     path: str | None,
     advance: Advance,
@@ -100,7 +95,6 @@ async def measure(
         samplers: at least one.
         tests: prompts by set.
         config: the protocol.
-        slots: of each sampler.
         tokenizer: decodes completions.
         path: of the adapter.
         advance: receives the number of new answers.
@@ -118,7 +112,6 @@ async def measure(
         completions = await answer(
             samplers,
             evaluation.requests(prompts, phase=name, samples=protocol.samples),
-            at_once=_REFILLS * slots,
             temperature=protocol.temperature,
             adapter=adapter,
             advance=advance,

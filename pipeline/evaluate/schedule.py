@@ -8,6 +8,7 @@ and exported. When to evaluate is the coordinator's decision.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from math import ceil
@@ -25,7 +26,6 @@ from pipeline.evaluate.recorded import (
     is_better,
     last_entry,
 )
-from pipeline.evaluate.summary import prompts_of
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime
 from pipeline.run.history import rewards_version
@@ -82,11 +82,11 @@ class EvaluationSchedule:
     async def examples(self) -> Sequence[Completion]:
         """Answers to compare two ways of scoring: of the last evaluation, or recorded ones."""
         if not self._sampled:  # by this process
-            longest = self._run.config.rollout.max_tokens
-            found = recorded_examples(
-                self._run.folder, self._run.maker.tokenizer, max_tokens=longest
-            )
-            self._sampled = found or await self._sample("test", self._tests["test"][:COUNT], None)
+            run = self._run
+            longest = run.config.rollout.max_tokens
+            self._sampled = recorded_examples(run.folder, run.maker.tokenizer, max_tokens=longest)
+        if not self._sampled:
+            self._sampled = await self._sample("test", self._tests["test"][:COUNT], None)
         return self._sampled[:COUNT]
 
     # --- before training
@@ -101,8 +101,7 @@ class EvaluationSchedule:
         Raises:
             OutOfTime: at the deadline.
         """
-        recorded = self._recorded_before()
-        missing = [name for name in self._tests if name not in recorded]
+        missing = [name for name in self._tests if self._recorded(f"{name}_before") is None]
         if not missing:
             return
         if step:
@@ -114,14 +113,6 @@ class EvaluationSchedule:
         finally:
             if step:
                 await self._run.workers.publish()
-
-    def _recorded_before(self) -> dict[str, Evaluation]:
-        """Evaluations before training in the run folder."""
-        entries = {
-            name: last_entry(self._run.folder, f"{name}_before", since=self._since)
-            for name in self._tests
-        }
-        return {name: self._evaluation(entry) for name, entry in entries.items() if entry}
 
     # --- validation
 
@@ -176,7 +167,7 @@ class EvaluationSchedule:
             published = await self._run.workers.publish("best")
             assert published.version == at, (published.version, at)
         facts, text = best_facts(best, last)
-        compared = evaluation.compare(self._evaluation(last), self._evaluation(best))
+        compared = evaluation.compare(self._of_entry(last), self._of_entry(best))
         paired = ("paired_difference", "paired_ci95", "paired_p")
         self.best_facts = facts | {key: compared[key] for key in paired}
         self._run.records.event("best", text, **self.best_facts)
@@ -196,65 +187,38 @@ class EvaluationSchedule:
             For `summary.json`: the test split before and after, and each further set under `sets`.
             If the deadline left no time, only the evaluation before training.
         """
-        before = self._recorded_before()
-        compared: dict[str, Any] = {}
-        version = step if self.best_facts is None else self.best_facts["step"]
-        for name in self._tests:
-            result = await self._test(
-                name,
-                before.get(name),
-                version=version,
-                step=step,
-                share=share,
-                deadline=deadline,
-            )
-            if name == "test":
-                compared = result
-            else:
-                compared.setdefault("sets", {})[name] = result
-        return compared
+        compared = {
+            name: await self._test(name, step, deadline, share=share) for name in self._tests
+        }
+        test = compared.pop("test")
+        return test | {"sets": compared} if compared else test
 
     async def _test(
-        self,
-        name: str,
-        before: Evaluation | None,
-        *,
-        version: int,
-        step: int,
-        share: float,
-        deadline: float | None,
+        self, name: str, step: int, deadline: float | None, *, share: float
     ) -> dict[str, Any]:
-        """The result of one set: of recorded answers of this version, unless more are possible."""
-        assert self._run.workers.published is not None
-        prompts, adapter = self._tests[name], self._run.workers.published.sha256
-        entry = last_entry(self._run.folder, f"{name}_after", since=self._since)
-        if entry is not None and entry["adapter_sha256"] != adapter:
-            entry = None
-        known = 0 if entry is None else prompts_of(entry)
-        if known < len(prompts):
-            found, sampled = await self._evaluate_share(name, prompts, share, deadline)
-            count = len(sampled) // self._run.config.eval.samples
-            if count < len(prompts):
-                self._run.records.event(
+        """The result of one set: of the recorded answers of this version, if there are any."""
+        run, prompts = self._run, self._tests[name]
+        assert run.workers.published is not None
+        before = self._recorded(f"{name}_before")
+        found = self._recorded(f"{name}_after", adapter=run.workers.published.sha256)
+        if found is None:
+            found = await self._evaluate_share(name, prompts, share, deadline)
+            if (count := found.prompts) < len(prompts):
+                run.records.event(
                     "evaluation_shortened",
                     f"{name}: there is time for {count} of {len(prompts)} prompts",
                     name=name,
                     prompts=count,
                     of=len(prompts),
                 )
-            if count > known:
-                entry, known = None, count
-                self._record(f"{name}_after", step, found, version=version)
-                if name == "test":
-                    self._sampled = sampled
-        if not known:
-            return {} if before is None else {"before": before.summary()}
-        if entry is not None:
-            found = self._evaluation(entry)
+            if not count:
+                return {} if before is None else {"before": before.summary()}
+            version = step if self.best_facts is None else self.best_facts["step"]
+            self._record(f"{name}_after", step, found, version=version)
         if before is None:
             return {"after": found.summary()}
-        result = evaluation.compare(before.first(known), found)
-        self._run.records.comparison(name, result)
+        result = evaluation.compare(before.first(found.prompts), found)
+        run.records.comparison(name, result)
         return result
 
     # --- single evaluations
@@ -264,7 +228,7 @@ class EvaluationSchedule:
     ) -> Evaluation:
         """An evaluation that the end of the run repeats; measures its duration."""
         watch = Stopwatch(self._run.clock.now)
-        found, self._sampled = await self._evaluate(name, prompts, deadline)
+        found = await self._evaluate(name, prompts, deadline)
         part, seconds, now_s = evaluation_part(name), watch.total_s, self._run.now_s
         self._run.deadline.parts.observe(part, seconds)
         # A resumed run reads it.
@@ -273,26 +237,27 @@ class EvaluationSchedule:
 
     async def _evaluate(
         self, name: str, prompts: Sequence[Prompt], deadline: float | None
-    ) -> tuple[Evaluation, list[Completion]]:
-        completions = await self._sample(name, prompts, deadline)
-        scored = self._run.config.uses_rewards or name == "validation"
-        found = await evaluation.evaluate(
+    ) -> Evaluation:
+        run = self._run
+        self._sampled = await self._sample(name, prompts, deadline)
+        scored = run.config.uses_rewards or name == "validation"
+        return await evaluation.evaluate(
             prompts,
-            completions,
-            config=self._run.config,
-            maker=self._run.maker,
-            score=partial(self._run.workers.score, deadline=deadline) if scored else None,
+            self._sampled,
+            config=run.config,
+            maker=run.maker,
+            score=partial(run.workers.score, deadline=deadline) if scored else None,
         )
-        return found, completions
 
     async def _sample(
         self, name: str, prompts: Sequence[Prompt], deadline: float | None
-    ) -> list[Completion]:
-        requests = evaluation.requests(prompts, phase=name, samples=self._run.config.eval.samples)
-        with self._run.records.activity(name, "answers") as show:
-            completions, _ = await self._run.workers.generate(
+    ) -> Sequence[Completion]:
+        run, settings = self._run, self._run.config.eval
+        requests = evaluation.requests(prompts, phase=name, samples=settings.samples)
+        with run.records.activity(name, "answers") as show:
+            completions, _ = await run.workers.generate(
                 requests,
-                temperature=self._run.config.eval.temperature,
+                temperature=settings.temperature,
                 deadline=deadline,
                 report=counting(show, len(requests)),
             )
@@ -300,25 +265,30 @@ class EvaluationSchedule:
 
     async def _evaluate_share(
         self, name: str, prompts: Sequence[Prompt], share: float, deadline: float | None
-    ) -> tuple[Evaluation, list[Completion]]:
+    ) -> Evaluation:
         """Evaluates as many of the first prompts as time allows, in pieces if time is short."""
         count = ceil(share * len(prompts))
         ends = [ceil(part * count) for part in ((1.0,) if share == 1 else _PIECES)]
         answers: list[Answer] = []
-        sampled: list[Completion] = []
-        try:
+        with suppress(OutOfTime):
             for start, end in pairwise([0, *ends]):
                 if start < end:
-                    found, new = await self._evaluate(name, prompts[start:end], deadline)
-                    answers += found.answers
-                    sampled += new
-        except OutOfTime:
-            pass
+                    answers += (await self._evaluate(name, prompts[start:end], deadline)).answers
         config = self._run.config
-        return Evaluation(tuple(answers), config.metric, config.has_accuracy_reward), sampled
+        return Evaluation(tuple(answers), config.metric, config.has_accuracy_reward)
 
-    def _evaluation(self, entry: Mapping[str, Any]) -> Evaluation:
-        """The recorded answers; raises `DamagedFileError` as `RunFolder.read_rollouts`."""
+    def _recorded(self, name: str, *, adapter: str | None = None) -> Evaluation | None:
+        """Recorded answers, of this adapter; None: there are none.
+
+        Raises:
+            DamagedFileError: as `RunFolder.read_rollouts`.
+        """
+        entry = last_entry(self._run.folder, name, since=self._since)
+        if entry is None or adapter not in {None, entry["adapter_sha256"]}:
+            return None
+        return self._of_entry(entry)
+
+    def _of_entry(self, entry: Mapping[str, Any]) -> Evaluation:
         rows, config = self._run.folder.read_rollouts(entry["file"]), self._run.config
         return Evaluation.of(rows, metric=config.metric, of_accuracy=config.has_accuracy_reward)
 

@@ -9,7 +9,7 @@ adapter. The death of a process raises `WorkerDied`, which ends the process of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,8 +33,6 @@ from rewards.base import Outcome, RewardInput
 
 T = TypeVar("T")
 
-TRACE_S = 60.0
-"""Maximum seconds that a process gets to begin or write a trace."""
 STOPPING_S = 30.0
 """Maximum seconds that an aborted sampler gets to stop."""
 
@@ -202,30 +200,21 @@ class Workers:
         }
 
     async def start_traces(self, folder: Path) -> dict[str, str]:
-        """Begins a trace of each process in a folder of its own below `folder`; see `_of_each`."""
-        return await self._of_each(
-            lambda name, process: process.start_trace(str(folder / name.replace(" ", "_")))
+        """Begins a trace of each process in a folder of its own below `folder`; see `_errors`."""
+        return await self._errors(
+            process.start_trace(str(folder / name.replace(" ", "_")))
+            for name, process in self.reporting.items()
         )
 
     async def stop_traces(self) -> dict[str, str]:
-        """Writes the traces; see `_of_each`."""
-        return await self._of_each(lambda _, process: process.stop_trace())
+        """Writes the traces; see `_errors`."""
+        return await self._errors(process.stop_trace() for process in self.reporting.values())
 
-    async def _of_each(self, call: Callable[[str, Worker], Awaitable[None]]) -> dict[str, str]:
-        """Calls samplers and learner; the errors, by name: a trace must not end the run."""
-
-        async def of(name: str, process: Worker) -> str | None:
-            try:
-                await asyncio.wait_for(call(name, process), TRACE_S)
-            except TimeoutError:
-                return f"it did not answer in {TRACE_S:.0f} s"
-            except (RuntimeError, OSError) as error:
-                return str(error)
-            return None
-
-        found = await asyncio.gather(*(of(*item) for item in self.reporting.items()))
+    async def _errors(self, calls: Iterable[Awaitable[None]]) -> dict[str, str]:
+        """The errors of a call of each process, by name: a trace must not end the run."""
+        found = await asyncio.gather(*calls, return_exceptions=True)
         pairs = zip(self.reporting, found, strict=True)
-        return {name: error for name, error in pairs if error is not None}
+        return {name: str(error) for name, error in pairs if error is not None}
 
     # --- stop signal and time limit
 
