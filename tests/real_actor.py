@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Concatenate
@@ -31,7 +32,7 @@ from pipeline.types import (
 from tests import tiny
 from tests.actors.two_layers import give_model
 from tests.run_process import Killed, Process, Script, left_behind
-from tests.samples import make_data
+from tests.samples import completion, make_data
 
 PROMPTS = 8
 VALIDATED: dict[str, Any] = {
@@ -84,11 +85,18 @@ class InProcess(ColocatedHandle):
     Attributes:
         loses_writes: whether no write to the checkpoints ends any more; who waits is killed.
         seen: rollouts of the updates.
+        metrics: override those of each update.
+        skips: versions whose updates get an advantage that is no number.
+        skill: share of the prompts, from the first, that a version answers right in evaluations;
+            None: what the model answers.
     """
 
     def __init__(self, actor: ColocatedActor, script: Script, config: Config) -> None:
         super().__init__(actor, "learner")
         self.script, self.loses_writes = script, False
+        self.metrics: dict[str, float] = {}
+        self.skips: Collection[int] = ()
+        self.skill: Callable[[int], float] | None = None
         actor.config = actor.learner._config = config
         actor.resume()  # a signal aborts the sampler of a process that ends
         actor.learner.state = actor.learner._fresh()
@@ -134,8 +142,20 @@ class InProcess(ColocatedHandle):
         return sha256
 
     async def generate(self, requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
-        await self.script.call(f"generate:{requests[-1].name.phase} {requests[-1].name.step}")
-        return await super().generate(requests, **how)
+        last = requests[-1].name
+        await self.script.call(f"generate:{last.phase} {last.step}")
+        if self.skill is None or last.phase in {"train", "probe"}:
+            return await super().generate(requests, **how)
+        label: dict[str, Any] = {"version": self.actor.version, "adapter_sha256": self.actor.sha256}
+        right = round(len(requests) * self.skill(self.actor.version))
+        return [
+            completion(
+                one,
+                f"<answer>{2 * one.name.prompt_id + (one.name.prompt_id > right)}</answer>",
+                **label,
+            )
+            for one in requests
+        ]
 
     async def restore(self) -> Restored:
         return self.restored
@@ -150,9 +170,10 @@ class InProcess(ColocatedHandle):
     async def update(
         self, rollouts: Sequence[Rollout], *, rate: float | None = None
     ) -> dict[str, float]:
-        metrics = await super().update(rollouts, rate=rate)
         self.seen.append(rollouts)
-        return metrics
+        if self.actor.learner.state.version in self.skips:
+            rollouts = [replace(one, advantage=float("nan")) for one in rollouts]
+        return {**await super().update(rollouts, rate=rate), **self.metrics}
 
     async def saved(self, *, wait: bool) -> float | None:
         if wait:

@@ -40,7 +40,7 @@ from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
 from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
 from tests.samples import CharTokenizer, make_config, make_data
-from tests.stub_workers import Disk, StubLearner, StubSampler
+from tests.stub_workers import Disk, StubWorker
 
 
 class Session:
@@ -60,8 +60,8 @@ class Session:
         if clock is not None:
             self.script.clock, self.script.durations = clock, durations or {}
         self.folder = RunFolder.of(config)
-        self.learner = StubLearner(self.script, disk=disk)
-        self.samplers = [StubSampler(self.script, seed=config.run.seed, number=0)]
+        self.learner: Any = StubWorker(self.script, disk=disk, seed=config.run.seed)
+        self.samplers = [self.learner]
         self.scorer = LocalScorer(self.script, config)
         self.prepared = Prepared(
             config,
@@ -380,7 +380,7 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     # Tests before: 600 s; a step of four: twice the time of their four answers; tests after: 600 s.
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
-    assert (session.folder.export / "adapter").exists()
+    assert session.folder.export.is_dir()
 
 
 def test_used_time_is_recorded_while_the_main_thread_is_busy(

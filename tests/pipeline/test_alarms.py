@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from configs.schema import Config
-from pipeline.alarm_rules import Rule
-from pipeline.alarms import Alarm, AlarmWatch
+from pipeline.alarms import Alarm, step_alarms, validation_alarms
 from pipeline.rollout.part_statistics import Groups
 from tests.samples import make_config
 
@@ -38,34 +37,15 @@ def numbered(rows: Sequence[Row]) -> list[Row]:
 def raised(
     config: Config, rows: Sequence[Row], validations: Sequence[Mapping[str, Any]] = ()
 ) -> list[Alarm]:
-    """Alarms of steps that are judged before their update and again after it."""
-    watch, alarms = AlarmWatch(config), list[Alarm]()
-    for row in numbered(rows):
-        alarms += watch.judge(row, validations)
-        assert watch.judge({**row, "learner/loss": 0.5}, validations) == ()
-    return alarms
+    """The alarms of each step."""
+    known = numbered(rows)
+    steps = range(1, len(rows) + 1)
+    return [one for step in steps for one in step_alarms(config, known[:step], validations)]
 
 
 def validation(step: int, accuracy: float) -> dict[str, Any]:
     """A result whose interval reaches 0.1 below it."""
     return {"step": step, "accuracy": accuracy, "ci95": [accuracy - 0.1, accuracy + 0.1]}
-
-
-class Counted(float):
-    """A number that counts its comparisons."""
-
-    comparisons = 0
-
-    def __lt__(self, other: float) -> bool:
-        Counted.comparisons += 1
-        return float(self) < float(other)
-
-
-def test_a_replay_is_not_quadratic():
-    steps = 500
-    rows = numbered([{"learner/grad_norm": Counted(7 * n % 100)} for n in range(steps)])
-    AlarmWatch(settings()).replay(rows, [], [])
-    assert 0 < Counted.comparisons < 20 * steps
 
 
 def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_cleared():
@@ -93,80 +73,6 @@ def test_an_alarm_is_raised_in_the_last_of_several_steps_and_again_after_it_clea
         "the reward does not tell answers apart"
     )
     assert raised(settings(all_equal={"action": "off"}), rows) == []
-
-
-@pytest.mark.parametrize("cut", range(10))
-def test_promise_3_a_resumed_run_raises_the_same_alarms(cut: int):
-    config = settings(
-        all_equal={"above": 0.5, "steps": 2},
-        length_correlation={"above": 0.5, "steps": 3},
-        rising_while_validation_falls={"above": 0.5, "steps": 2},
-        entropy_collapse={"steps": 2},
-        throughput_down={"steps": 2},
-    )
-    rows = numbered(
-        [
-            {
-                "groups/all_equal": float(number % 5 > 1),
-                "groups/mixed": float(number % 5 < 2),
-                "reward/corr_length": 0.6 if number % 7 else 0.1,
-                "reward/group_std": 1.0 if number < 12 else 0.01,
-                "reward/correct": float(number),
-                "rollout/entropy": 0.5 if number < 17 else 0.01,
-                "rollout/entropy_half_width": 0.05,
-                WELL_FORMED: 0.9 if number % 13 < 8 else 0.1,
-                f"{WELL_FORMED}_half_width": 0.1,
-                "learner/grad_norm": 1.0 if number % 11 else 20.0,
-                "speed/generated_tokens_per_s": 900.0 if number % 9 < 7 else 100.0,
-            }
-            for number in range(30)
-        ]
-    )
-    rollouts = [
-        {name: row[name] for name in row if not name.startswith(("learner", "speed"))}
-        for row in rows
-    ]
-    validations = [validation(step, 0.5 if step < 16 else 0.3) for step in range(0, 30, 4)]
-    whole, resumed = AlarmWatch(config), AlarmWatch(config)
-
-    def judged(watch: AlarmWatch, first: int) -> list[Alarm]:
-        """Alarms of steps that are judged before their update, after it and after a validation."""
-        moments = (
-            moment
-            for step in range(first, 30)
-            for moment in (rollouts[step], rows[step], {"step": step + 1})
-        )
-        return [alarm for row in moments for alarm in watch.judge(row, validations)]
-
-    alarms = judged(whole, 0)
-    assert {alarm.rule for alarm in alarms} == {
-        "all_equal",
-        "length_correlation",
-        "variance_gone",
-        "rising_while_validation_falls",
-        "entropy_falls",
-        "entropy_collapse",
-        "well_formed_falls",
-        "validation_falls",
-        "gradient_spike",
-        "throughput_down",
-    }
-    start = 3 * cut
-    resumed.replay(rows[:start], validations, [vars(alarm) for alarm in alarms])
-    assert judged(resumed, start) == [alarm for alarm in alarms if alarm.step > start]
-
-
-def test_a_rule_is_judged_once_in_a_step_when_its_metrics_are_there():
-    rule = Rule(
-        "length_correlation", lambda history: history.of_run("learner/loss"), "{value}", "look"
-    )
-    watch = AlarmWatch(settings(length_correlation={"above": 0.5, "steps": 2}), rules=[rule])
-    for step, loss in ((1, 0.9), (2, 0.9), (3, 0.9)):
-        sampled = {"step": step, "reward/group_std": 1.0}
-        assert watch.judge(sampled, ()) == ()
-        found = watch.judge({**sampled, "learner/loss": loss}, ())
-        assert [alarm.step for alarm in found] == ([2] if step == 2 else [])
-        assert watch.judge({**sampled, "learner/loss": 0.1}, ()) == ()
 
 
 def test_the_whole_run_or_each_part_has_an_alarm():
@@ -209,30 +115,36 @@ def test_variance_is_compared_with_the_first_steps():
     assert raised(config, [*first[:-3], *[{"reward/group_std": 0.001}] * 2]) == []
 
 
-RELATIVE = [
+RULES = [
     ("entropy_collapse", "rollout/entropy", 0.04, 0.06, 10),
     ("length_explosion", "rollout/tokens_mean", 3.1, 2.9, 10),
     ("gradient_spike", "learner/grad_norm", 10.1, 9.9, 1),
     ("throughput_down", "speed/generated_tokens_per_s", 0.49, 0.51, 5),
+    ("truncation", "rollout/truncated_share", 0.26, 0.25, 10),
+    ("kl", "learner/kl", 0.51, 0.5, 10),
+    ("disagreement", "learner/mismatch_p999", 1.1e-3, 1e-3, 1),
 ]
-"""Rule, metric, a value beyond the threshold and one that is not, where the start is 1; steps."""
+"""Rule, metric, a value beyond the threshold and one that is not, steps. The first four compare
+with the run itself, which begins with ten values of 1; the others have an absolute threshold."""
 
 
-@pytest.mark.parametrize(("rule", "name", "beyond", "within", "steps"), RELATIVE)
-def test_rules_that_compare_with_the_run_itself(
+@pytest.mark.parametrize(("rule", "name", "beyond", "within", "steps"), RULES)
+def test_rules_with_their_thresholds(
     rule: str, name: str, beyond: float, within: float, steps: int
 ):
-    rows = [{name: 1.0}] * 10 + [{name: beyond}] * steps
+    is_relative = rule in {row[0] for row in RULES[:4]}
+    start: list[Row] = [{name: 1.0}] * 10 if is_relative else []
+    rows = [*start, *[{name: beyond}] * steps]
     (alarm,) = raised(settings(), rows)
-    assert (alarm.rule, alarm.part, alarm.step) == (rule, "", 10 + steps)
-    assert alarm.value == pytest.approx(beyond)
-    assert alarm.action == "log"
+    assert (alarm.rule, alarm.part, alarm.step) == (rule, "", len(rows))
+    assert (alarm.value, alarm.action) == (pytest.approx(beyond), "log")
     assert raised(settings(), rows[:-1]) == []
-    assert raised(settings(), rows[:10] + [{name: within}] * steps) == []
-    # Another unit changes nothing; without ten steps there is nothing to compare with.
-    assert len(raised(settings(), [{name: 1000 * row[name]} for row in rows])) == 1
-    assert raised(settings(), rows[1 + steps :]) == []
-    assert raised(settings(), [{name: 0.0} for _ in rows]) == []
+    assert raised(settings(), [*start, *[{name: within}] * steps]) == []
+    if is_relative:
+        # Another unit changes nothing; without ten steps there is nothing to compare with.
+        assert len(raised(settings(), [{name: 1000 * row[name]} for row in rows])) == 1
+        assert raised(settings(), rows[1 + steps :]) == []
+        assert raised(settings(), [{name: 0.0} for _ in rows]) == []
 
 
 def test_a_sudden_change_is_one_from_the_median_of_all_earlier_steps():
@@ -335,14 +247,12 @@ def test_the_entropy_is_compared_with_the_step_before():
 
 def validated(config: Config, *accuracies: float, every: int = 5) -> list[tuple[int, Any]]:
     """Steps and values of the alarms of a run with these validations, the first before training."""
-    watch, alarms = AlarmWatch(config), list[Alarm]()
     entries = [validation(every * number, value) for number, value in enumerate(accuracies)]
-    for step in range(every * (len(entries) - 1) + 1):
-        known = [entry for entry in entries if entry["step"] <= step]
-        if step:
-            assert watch.judge({"step": step, "learner/loss": 0.5}, known) == ()
-        if known[-1]["step"] == step:
-            alarms += watch.judge({"step": step}, known)
+    alarms = [
+        alarm
+        for number, entry in enumerate(entries, start=1)
+        for alarm in validation_alarms(config, entry["step"], entries[:number])
+    ]
     assert {alarm.rule for alarm in alarms} <= {"validation_falls"}
     return [(alarm.step, alarm.value) for alarm in alarms]
 
@@ -359,7 +269,9 @@ def test_a_validation_below_the_interval_of_the_first_raises_an_alarm():
     assert [step for step, _ in validated(twice, 0.5, 0.3, 0.2, 0.5, 0.3)] == [10]
     # Without one right answer there is nothing to lose.
     none = {"step": 0, "accuracy": 0.0, "ci95": [0.0, 0.1]}
-    assert AlarmWatch(settings()).judge({"step": 5}, [none, validation(5, 0.0)]) == ()
+    assert validation_alarms(settings(), 5, [none, validation(5, 0.0)]) == []
+    # The step that follows has no validation of its own.
+    assert validation_alarms(settings(), 6, [validation(0, 0.5), validation(5, 0.0)]) == []
 
 
 def test_after_sft_a_validation_is_compared_with_that_at_its_end():
@@ -375,32 +287,9 @@ def test_after_sft_a_validation_is_compared_with_that_at_its_end():
     assert validated(sft, 0.5, 0.1, 0.1) == []
 
 
-@pytest.mark.parametrize(("steps", "at"), [(1, 2), (2, 4)])
-def test_a_replay_leaves_a_validation_whose_alarm_is_not_journaled_to_be_judged(
-    steps: int, at: int
-):
-    config = settings(validation_falls={"steps": steps})
-    rows = numbered([{"learner/loss": 0.5}] * 6)
-    entries = [validation(2 * n, 0.3 if n else 0.5) for n in range(4)]
-
-    def resumed(after: int, journaled: Sequence[Mapping[str, Any]]) -> list[int]:
-        watch, alarms = AlarmWatch(config), list[Alarm]()
-        watch.replay(rows[:after], entries[: after // 2 + 1], journaled)
-        for step in range(after, 7):
-            alarms += watch.judge({"step": step}, entries[: step // 2 + 1])
-        return [alarm.step for alarm in alarms]
-
-    assert resumed(0, []) == [at]
-    assert resumed(at, []) == [at]
-    other = {"rule": "length_correlation", "part": "", "step": at}
-    assert resumed(at, [other]) == [at]
-    for after in range(at, 7):
-        assert resumed(after, [{**other, "rule": "validation_falls"}]) == []
-
-
 def test_an_alarm_on_a_validation_says_both_figures():
     entries = [validation(0, 0.5), validation(5, 0.3)]
-    (alarm,) = AlarmWatch(settings()).judge({"step": 5}, entries)
+    (alarm,) = validation_alarms(settings(), 5, entries)
     assert alarm.text.startswith(
         "alarm validation_falls: step 5: the validation is 30.0%, 2.0 half-widths of the 95% "
         "interval below that before training, 50.0% [40.0%, 60.0%], above "
@@ -410,33 +299,11 @@ def test_an_alarm_on_a_validation_says_both_figures():
     assert "the best version is kept" in alarm.text
 
 
-ABSOLUTE = [
-    ("truncation", "rollout/truncated_share", 0.26, 0.25, 10),
-    ("kl", "learner/kl", 0.51, 0.5, 10),
-    ("disagreement", "learner/mismatch_p999", 1.1e-3, 1e-3, 1),
-]
-
-
-@pytest.mark.parametrize(("rule", "name", "beyond", "within", "steps"), ABSOLUTE)
-def test_rules_with_a_threshold_that_has_a_meaning_by_itself(
-    rule: str, name: str, beyond: float, within: float, steps: int
-):
-    assert raised(settings(), [{name: within}] * 30) == []
-    (alarm,) = raised(settings(), [{name: beyond}] * 30)
-    assert (alarm.rule, alarm.step, alarm.value) == (rule, steps, beyond)
-
-
 def test_the_threshold_of_a_disagreement_depends_on_the_number_format():
     rows = [{"learner/mismatch_p999": value} for value in (1.4, 1.6)]
     rounded = make_config(Path("runs"), model={"dtype": "bfloat16"})
     (alarm,) = raised(rounded, rows)
     assert (alarm.step, alarm.threshold) == (2, 1.5)
-    assert alarm.text == (
-        "alarm disagreement: step 2: the 99.9th percentile of the difference of sampler's and "
-        "learner's log-probs is 1.6, above alarms.disagreement.above = 1.5; see "
-        "learner/mismatch_mean and learner/mismatch_max; choose plan.rollout_weights and "
-        "plan.kv_cache with less rounding, or correct for it with learner.importance_cap"
-    )
     own = {"disagreement": {"above": 0.3}}
     given = make_config(Path("runs"), model={"dtype": "bfloat16"}, alarms=own)
     assert [alarm.threshold for alarm in raised(given, rows)] == [0.3]

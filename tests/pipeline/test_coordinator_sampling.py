@@ -12,18 +12,17 @@ from typing import Any
 import pytest
 
 from actors.colocated_actor import ColocatedActor
-from configs.schema import Config
 from pipeline.data.order import consecutive_prompts
 from pipeline.protocols import OutOfMemory
 from pipeline.rollout.dynamic_sampling import has_signal
 from pipeline.types import Completion, Rollout, RolloutRequest
+from rewards.base import Outcome, RewardInput
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Script, left_behind
 from tests.samples import changed, make_config, make_data
-from tests.stub_workers import Disk, StubRun, VirtualLoop
+from tests.stub_workers import StubRun, VirtualLoop
 
 STEPS, TRAIN, CAP = 5, 15, 7
-WRONG = "<reasoning>1</reasoning><answer>no</answer>"
 
 
 # --- dynamic sampling
@@ -32,36 +31,48 @@ WRONG = "<reasoning>1</reasoning><answer>no</answer>"
 class Watched:
     """A run with dynamic sampling, and the prompts of each of its rounds.
 
+    Three groups of two per step, from at most seven prompts.
+
     Args:
-        config: three groups of two per step, from at most seven prompts.
-        signal: ids of the prompts whose groups have signal; None: random.
+        signal: ids of the prompts whose groups have signal; None: as the reward says.
         script: durations.
     """
 
     def __init__(
-        self, config: Config, *, signal: set[int] | None = None, script: Script | None = None
+        self,
+        actor: ColocatedActor,
+        folder: Path,
+        *,
+        signal: set[int] | None = None,
+        script: Script | None = None,
+        **tables: Any,
     ) -> None:
-        self.run = StubRun(config, data=make_data(train=TRAIN), script=script)
+        rollout = {"dynamic_sampling": "capped", "max_prompts_per_step": CAP, "prompts_per_step": 3}
+        config = real_config(folder, rollout=rollout, **tables)
+        self.run = RealRun(config, actor, data=make_data(train=TRAIN), script=script)
         self.rounds: dict[int, list[list[int]]] = {}
-        self._decode = self.run.sampler._decode
-        self.run.sampler._decode = self._watch  # type: ignore[method-assign]
+        self._generate, self._score = self.run.worker.generate, self.run.scorer.score
+        self.run.worker.generate = self._watch  # type: ignore[method-assign]
         if signal is not None:
-            self.run.sampler.answer = lambda request: self._answer(request, signal)
+            self.run.scorer.score = lambda inputs: self._scored(inputs, signal)  # type: ignore[method-assign]
         assert self.run.run() == "finished"
+        self.run.worker.close()
 
-    async def _watch(self, requests: Sequence[RolloutRequest]) -> None:
+    async def _watch(self, requests: Sequence[RolloutRequest], **how: Any) -> list[Completion]:
         first = requests[0].name
         if first.phase == "train":
             asked = list(dict.fromkeys(request.name.prompt_id for request in requests))
             self.rounds.setdefault(first.step, []).append(asked)
-        await self._decode(requests)
+        return await self._generate(requests, **how)
 
-    def _answer(self, request: RolloutRequest, signal: set[int]) -> str | None:
-        name = request.name
-        if name.phase != "train":
-            return None
-        right = f"<reasoning>1</reasoning><answer>{2 * name.prompt_id}</answer>"
-        return right if name.prompt_id in signal and name.sample else WRONG
+    async def _scored(
+        self, inputs: Sequence[RewardInput], signal: set[int]
+    ) -> list[dict[str, Outcome]]:
+        await self._score(inputs)
+        return [
+            {"odd": Outcome(float(one.prompt_id in signal and number % 2))}
+            for number, one in enumerate(inputs)
+        ]
 
     @property
     def metrics(self) -> list[dict[str, float]]:
@@ -69,19 +80,16 @@ class Watched:
 
     def groups(self, step: int) -> list[list[Rollout]]:
         """The rollouts trained on in a step, group by group."""
-        pairs = zip(*[iter(self.run.learner.seen[step])] * 2, strict=True)
+        pairs = zip(*[iter(self.run.worker.seen[step])] * 2, strict=True)
         groups = [list(pair) for pair in pairs]
         assert all(one.completion.name.group == two.completion.name.group for one, two in groups)
         return groups
 
 
-def dynamic(folder: Path, **tables: Any) -> Config:
-    rollout = {"dynamic_sampling": "capped", "max_prompts_per_step": CAP, "prompts_per_step": 3}
-    return make_config(folder, **{"rollout": rollout, "budget": {"steps": STEPS}, **tables})
-
-
-def test_further_rounds_are_sampled_up_to_enough_signal_or_the_cap(tmp_path: Path):
-    watched = Watched(dynamic(tmp_path, budget={"steps": 12}))
+def test_further_rounds_are_sampled_up_to_enough_signal_or_the_cap(
+    tmp_path: Path, actor: ColocatedActor
+):
+    watched = Watched(actor, tmp_path, budget={"steps": 8})
     several, times = 0, Counter(range(1, TRAIN + 1))
     for step, row in enumerate(watched.metrics):
         rounds = watched.rounds[step]
@@ -102,16 +110,16 @@ def test_further_rounds_are_sampled_up_to_enough_signal_or_the_cap(tmp_path: Pat
     assert several > 1
 
 
-def test_rounds_by_hand(tmp_path: Path):
+def test_rounds_by_hand(tmp_path: Path, actor: ColocatedActor):
     prompts = make_data(train=TRAIN).train.prompts
     order = [
         prompt.id
         for start in range(TRAIN)
-        for prompt in consecutive_prompts(prompts, seed=3, start=start, count=1, window=CAP)
+        for prompt in consecutive_prompts(prompts, seed=5, start=start, count=1, window=CAP)
     ]
     # Of the first three groups the second has signal, of the next ones the third and fourth.
     signal = {order[1], order[5], order[6]}
-    watched = Watched(dynamic(tmp_path, budget={"steps": 1}), signal=signal)
+    watched = Watched(actor, tmp_path, signal=signal, budget={"steps": 1})
     # Two are missing, and 1 of 3 gives an estimated share of 1.5 / 4: six prompts would be needed,
     # but four are left.
     assert watched.rounds[0] == [sorted(order[:3]), sorted(order[3:7])]
@@ -120,8 +128,8 @@ def test_rounds_by_hand(tmp_path: Path):
     (row,) = watched.metrics
     assert (row["rollout/groups_replaced"], row["rollout/groups_surplus"]) == (4, 0)
     assert row["rollout/signal_share"] == 3.5 / 8
-    # Reward metrics cover all sampled rollouts: 3 of 14 are right, all well formed.
-    assert row["reward/correct"] == pytest.approx(3 / 14)
+    # Reward metrics cover all sampled rollouts: 3 of 14 are right.
+    assert row["reward/odd"] == pytest.approx(3 / 14)
     rows = watched.run.folder.read_rollouts("step_000001") or []
     assert [row["prompt_id"] for row in rows] == [id_ for id_ in kept for _ in range(2)]
     summary = watched.run.summary
@@ -129,25 +137,23 @@ def test_rounds_by_hand(tmp_path: Path):
     assert summary["tokens_generated"] == summary["tokens_trained"] + row["rollout/tokens_wasted"]
 
 
-def test_without_any_signal_the_first_groups_are_kept(tmp_path: Path):
-    watched = Watched(dynamic(tmp_path, budget={"steps": 2}), signal=set())
-    for step in range(2):
-        assert sum(map(len, watched.rounds[step])) == CAP
-        kept = [group[0].completion.name.prompt_id for group in watched.groups(step)]
-        assert sorted(kept) == watched.rounds[step][0]
-        assert {rollout.advantage for rollout in watched.run.learner.seen[step]} == {0.0}
-    # The share is known from the first step: all remaining prompts are requested at once.
-    assert [len(part) for part in watched.rounds[1]] == [3, 4]
-
-
-def test_a_step_without_time_has_no_further_round(tmp_path: Path):
-    config = dynamic(tmp_path, budget={"time": "83s", "steps": None})
-    script = Script(durations={"sampler0.generate:train": 10.0, "learner.update": 5.0})
-    watched = Watched(config, signal=set(), script=script)
+def test_without_any_signal_the_first_groups_are_kept_and_a_step_without_time_has_one_round(
+    tmp_path: Path, actor: ColocatedActor
+):
+    script = Script(durations={"generate:train": 10.0, "update": 5.0})
+    budget = {"time": "83s", "steps": None}
+    watched = Watched(actor, tmp_path, signal=set(), script=script, budget=budget)
     # 20 + 5 s per step while there is time; the third starts with 33 s left, and after its first
     # round 23 are left, less than a step of 25.
     assert [len(rounds) for rounds in watched.rounds.values()] == [2, 2, 1]
     assert watched.run.script.clock.seconds == 65
+    for step in range(2):
+        assert sum(map(len, watched.rounds[step])) == CAP
+        kept = [group[0].completion.name.prompt_id for group in watched.groups(step)]
+        assert sorted(kept) == watched.rounds[step][0]
+        assert {rollout.advantage for rollout in watched.run.worker.seen[step]} == {0.0}
+    # The share is known from the first step: all remaining prompts are requested at once.
+    assert [len(part) for part in watched.rounds[1]] == [3, 4]
 
 
 def test_metrics_of_what_is_off_are_left_out(tmp_path: Path):
@@ -335,23 +341,29 @@ def test_update_and_sampling_run_at_the_same_time(tmp_path: Path):
     assert [row["time/ahead_s"] for row in run.folder.metrics] == pytest.approx([5.0] * 4)
 
 
+ONE_AHEAD: dict[str, Any] = {
+    "rollout": {"ahead": "one"},
+    "plan": {"placement": "split"},
+    "budget": {"steps": 4},
+}
+
+
 @pytest.mark.parametrize("warm", [0, 2])
-def test_every_step_but_the_first_is_sampled_by_the_previous_version(tmp_path: Path, warm: int):
+def test_every_step_but_the_first_is_sampled_by_the_previous_version(
+    tmp_path: Path, actor: ColocatedActor, warm: int
+):
     phases: dict[str, dict[str, Any]] = {
         "run": {"phases": ["sft", "grpo"]},
-        "sft": {"train": {"path": "s.jsonl"}, "steps": warm},
+        "sft": {"train": {"path": "s.jsonl"}, "steps": warm, "sequences_per_step": 2},
     }
-    run = StubRun(make_config(tmp_path, **AHEAD, **(phases if warm else {})), data=make_data(sft=6))
+    run = RealRun(real_config(tmp_path, **ONE_AHEAD, **(phases if warm else {})), actor)
     assert run.run() == "finished"
-    hashes: dict[int, str] = {}
+    run.worker.close()
     for step in range(warm, 4):
         rows = run.folder.read_rollouts(f"step_{step + 1:06d}") or []
         ((version,),) = {tuple(row["versions"]) for row in rows}
         assert version == max(step - 1, warm)
-        (sha,) = {row["adapter_sha256"] for row in rows}
-        assert hashes.setdefault(version, sha) == sha
         assert run.folder.metrics[step]["rollout/staleness_max"] == step - version
-    assert len(set(hashes.values())) == len(hashes) == 3 - warm
 
 
 def test_rollouts_left_over_at_the_deadline_are_counted_as_dropped(tmp_path: Path):
@@ -366,38 +378,14 @@ def test_rollouts_left_over_at_the_deadline_are_counted_as_dropped(tmp_path: Pat
     assert run.summary["tokens_generated"] > run.summary["tokens_trained"]
 
 
-@pytest.mark.parametrize("call", ["learner.update 1", "sampler0.generate:train 2"])
-def test_a_signal_abandons_the_sampling_but_not_the_update(tmp_path: Path, call: str):
-    config, disk = make_config(tmp_path, **AHEAD), Disk()
-    run = StubRun(config, disk=disk)
-    run.script.on[call] = run.script.stop.set
-    assert run.run() == "interrupted"
-    assert (max(disk), [row["step"] for row in run.folder.metrics]) == (2, [1, 2])
-    assert run.summary["adapter_sha256"] == disk[2][0]
-    assert run.summary["rollouts"]["dropped"] == 0
-    aborted = "sampler0.abort" in run.script.calls
-    assert aborted == (call != "learner.update 1")
-    # An aborted sampler may be gone: it gets no more calls.
-    assert ("sampler0.load 2" in run.script.calls) == (not aborted)
-    # The resumed run samples again under the previous version.
-    second = StubRun(config, disk=disk)
-    assert second.run() == "finished"
-    calls = second.script.calls
-    again = calls.index("sampler0.generate:train 2")
-    assert calls[again - 2 : again + 4] == [
-        *("learner.publish 1", "sampler0.load 1", "sampler0.generate:train 2", "scorer.score"),
-        *("learner.publish 2", "sampler0.load 2"),
-    ]
-
-
-@pytest.mark.parametrize("call", ["learner.update 1", "sampler0.generate:train 2"])
+@pytest.mark.parametrize("call", ["update 1", "generate:train 2"])
 def test_an_error_on_either_side_ends_the_run_and_a_resumed_run_is_the_same(
-    tmp_path: Path, call: str
+    tmp_path: Path, actor: ColocatedActor, call: str
 ):
-    whole = StubRun(make_config(tmp_path / "whole", **AHEAD))
-    whole.run()
-    config, disk = make_config(tmp_path / "broken", **AHEAD), Disk()
-    run = StubRun(config, disk=disk)
+    whole = RealRun(real_config(tmp_path / "whole", **ONE_AHEAD), actor)
+    assert whole.run() == "finished"
+    whole.worker.close()
+    run = RealRun(real_config(tmp_path, **ONE_AHEAD), actor)
 
     def breaks() -> None:
         raise OutOfMemory("update", "no room")
@@ -413,9 +401,11 @@ def test_an_error_on_either_side_ends_the_run_and_a_resumed_run_is_the_same(
 
     asyncio.run(until_it_breaks())
     run.folder.close()
+    run.worker.close()
     assert pending == []
     # Where the sampling fails the update has succeeded, but its step is not counted.
     assert [row["step"] for row in run.folder.metrics] == [1]
-    again = StubRun(config, disk=disk)
+    again = RealRun(run.config, actor)
     assert again.run() == "finished"
+    again.worker.close()
     assert left_behind(again.folder) == left_behind(whole.folder)

@@ -28,7 +28,7 @@ def test_the_named_steps_are_profiled_and_their_results_are_the_same(tmp_path: P
     run = StubRun(config(tmp_path / "profiled", steps), disk=Disk())
     assert run.run() == "finished"
     assert left_behind(run.folder)["rollouts"] == left_behind(plain.folder)["rollouts"]
-    assert run.learner.adapter == plain.learner.adapter
+    assert run.worker.adapter == plain.worker.adapter
     assert traced(run) == ["learner", "sampler_0"]
 
 
