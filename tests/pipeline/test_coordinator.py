@@ -99,7 +99,7 @@ def test_promise_1_a_probe_difference_above_the_bound_stops_the_run(tmp_path: Pa
     with pytest.raises(MismatchError, match=message):
         run.run()
     assert not any("train" in call or "test" in call for call in run.script.calls)
-    assert (run.folder.summary, run.disk) == (None, {})
+    assert (run.folder.summary, run.worker.disk) == (None, {})
 
 
 def test_promise_1_a_sampler_that_keeps_an_old_adapter_is_caught_at_the_sync(

@@ -32,13 +32,8 @@ class Echo(FakeAdapterSampler):
         self.asked: list[tuple[RolloutRequest, float]] = []
 
     async def generate(
-        self,
-        requests: Sequence[RolloutRequest],
-        *,
-        temperature: float,
-        min_finished: int | None = None,
+        self, requests: Sequence[RolloutRequest], *, temperature: float, **_: Any
     ) -> list[Completion]:
-        assert min_finished is None
         self.asked += [(request, temperature) for request in requests]
         return [
             completion(
@@ -57,7 +52,8 @@ def conversation(
 ) -> Conversation:
     config = make_config(folder, prompt={"turn": "plain", **prompt})
     maker = PromptMaker(config.prompt, CharTokenizer())
-    return Conversation(config, maker, [sampler], adapter=adapter, temperature=0.5)
+    samplers: list[Any] = [sampler]
+    return Conversation(config, maker, samplers, adapter=adapter, temperature=0.5)
 
 
 def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_path: Path):
@@ -67,7 +63,7 @@ def test_both_policies_are_asked_with_the_runs_prompt_and_the_same_noise(tmp_pat
     assert base == Reply("base", "?cba", 5, ended=True)
     assert tuned == Reply("tuned", "?cba", 4, ended=False)
     assert (base.note, tuned.note) == ("(5 tokens)", "(4 tokens, cut off)")
-    assert sampler.script.calls == ["sampler0.open None", "sampler0.open /runs/a"]
+    assert sampler.script.calls == ["open None", "open /runs/a"]
     (first, temperature), (second, _) = sampler.asked
     assert (first.name, temperature) == (second.name, 0.5)
     asyncio.run(asked.ask({"question": "abc"}))

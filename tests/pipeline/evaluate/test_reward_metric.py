@@ -11,7 +11,6 @@ import pytest
 
 from launch.resume import record_reward_changes
 from pipeline.data.splits import LoadedSplit
-from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
 from rewards.base import Outcome, RewardInput
@@ -86,7 +85,7 @@ def styled(
     if accept:
         record_reward_changes(RunFolder.of(config), config, {}, step=max(disk))
     process = StubRun(config, disk=disk, script=script, data=data)
-    process.sampler.skill = lambda version: skills[version]
+    process.worker.skill = lambda version: skills[version]
     scorer = StyleScorer(process.script)
     scorer.silent = silent
     process.workers.scorer = scorer
@@ -115,7 +114,7 @@ def test_the_best_version_by_a_reward_is_exported_without_reference_answers(tmp_
     low, high = found["after"]["ci95"]
     assert low < found["after"]["score"] < high
     assert run.script.calls[-1] == "learner.export 2"
-    assert run.learner.best == (2, summary["adapter_sha256"])
+    assert run.worker.best == (2, summary["adapter_sha256"])
     sent = [metrics for _, metrics in run.tracker.logged if "eval/validation/score" in metrics]
     assert [metrics["eval/validation/score"] for metrics in sent] == pytest.approx(
         [score(skill) for skill in (0.2, 0.4, 0.8, 0.6)]
@@ -201,14 +200,3 @@ def test_after_an_accepted_change_of_rewards_the_best_version_is_searched_anew(
     process = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, eval=settings)
     assert process.coordinator.schedule.best is None
     process.folder.close()
-
-
-def test_the_base_is_not_evaluated_again_with_another_initial_adapter(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    disk = Disk()
-    interrupted(tmp_path, disk, metric="style")
-    monkeypatch.setattr("tests.stub_workers.FRESH", "another adapter")
-    again = styled(tmp_path, SKILLS, disk=disk, parts=HEAVIER, accept=True)
-    with pytest.raises(TrainingStopped, match=r"lora\.start is another adapter"):
-        again.run()

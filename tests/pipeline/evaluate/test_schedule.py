@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from actors.colocated_actor import ColocatedActor
 from configs.schema import Config
+from pipeline.data.order import prompts_for_step
 from pipeline.evaluate.recorded import is_better
+from tests.real_actor import RealRun, real_config
 from tests.run_process import Killed, Script, kill, validated
 from tests.samples import PROMPTS, make_config, make_data
 from tests.stub_workers import Disk, StubRun
@@ -44,7 +47,7 @@ def collapsing(
 def skilled(config: Config, *, disk: Disk | None = None, script: Script | None = None) -> StubRun:
     data = make_data(validation=PROMPTS, test=PROMPTS, sets=[s.name for s in config.eval.sets])
     run = StubRun(config, disk=Disk() if disk is None else disk, script=script, data=data)
-    run.sampler.skill = skill
+    run.worker.skill = skill
     return run
 
 
@@ -52,7 +55,7 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     run = collapsing(tmp_path)
     assert run.run() == "finished"
     summary = run.summary
-    assert run.learner.version == summary["steps"] == STEPS
+    assert run.worker.version == summary["steps"] == STEPS
     best = summary["best"]
     assert (best["step"], best["last_step"]) == (COLLAPSE - 1, STEPS)
     assert (best["accuracy"], best["last_accuracy"]) == (0.7, 0.05)
@@ -62,7 +65,7 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
     assert summary["eval"]["before"]["accuracy"] == 0.2
     assert summary["eval"]["after"]["accuracy"] == 0.7
     assert run.script.calls[-1] == f"learner.export {COLLAPSE - 1}"
-    assert run.learner.best == (COLLAPSE - 1, summary["adapter_sha256"])
+    assert run.worker.best == (COLLAPSE - 1, summary["adapter_sha256"])
     (after,) = [e for e in run.events("evaluated") if e["name"] == "test_after"]
     assert after["step"] == COLLAPSE - 1  # the version that was evaluated, for the model card
     # The test split is evaluated once before and once after training.
@@ -73,7 +76,7 @@ def test_the_best_version_of_a_collapsing_policy_is_exported(tmp_path: Path):
 def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
     part = {"name": "correct", "function": "rewards.correctness:exact_answer"}
     run = collapsing(tmp_path, budget={"steps": 4}, rewards={"functions": [part]})
-    run.sampler.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
+    run.worker.skill = lambda version: min(0.2 + 0.3 * version, 0.8)
     run.run()
     assert run.summary["best"]["step"] == 2
     keeps = [call for call in run.script.calls if "keep_best" in call]
@@ -82,7 +85,7 @@ def test_the_earliest_of_equally_good_versions_is_the_best(tmp_path: Path):
 
 def test_of_equal_accuracies_the_higher_mean_reward_is_the_best(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 4})  # with the reward of the form
-    run.sampler.skill = lambda _: 0.5
+    run.worker.skill = lambda _: 0.5
     run.run()
     rewards = {entry["step"]: entry["reward"] for entry in run.events("evaluated")[1:-1]}
     best = max(rewards, key=lambda step: (rewards[step], -step))
@@ -106,7 +109,7 @@ def test_mean_rewards_of_other_rewards_do_not_compare():
 
 def test_an_untrained_export_is_said_loudly(tmp_path: Path):
     run = collapsing(tmp_path, budget={"steps": 2})
-    run.sampler.skill = lambda version: 0.8 - 0.1 * version
+    run.worker.skill = lambda version: 0.8 - 0.1 * version
     run.run()
     told = run.summary["untrained_export"]
     assert told.startswith(
@@ -126,11 +129,11 @@ def test_without_the_newer_checkpoints_the_best_of_the_remaining_versions_is_exp
     def validated_every_other_step(*, steps: int) -> StubRun:
         budget, checkpoint = {"steps": steps}, {"every_steps": 1}
         run = collapsing(tmp_path, disk=disk, every_steps=2, budget=budget, checkpoint=checkpoint)
-        run.sampler.skill = lambda version: skills[version]
+        run.worker.skill = lambda version: skills[version]
         run.run()
         return run
 
-    assert validated_every_other_step(steps=5).learner.best[0] == 4
+    assert validated_every_other_step(steps=5).worker.best[0] == 4
     for version in [version for version in disk if version > 3]:
         del disk[version]
     run = validated_every_other_step(steps=3)
@@ -166,12 +169,12 @@ def test_a_kept_but_unrecorded_best_version_is_validated_again(tmp_path: Path):
     run = by_the_clock(tmp_path, disk=disk, script=script)
 
     script.on["learner.keep_best 3"] = kill
-    run.sampler.skill = lambda version: 0.9 if version == 3 else 0.2
+    run.worker.skill = lambda version: 0.9 if version == 3 else 0.2
     with pytest.raises(Killed):
         run.run()
     assert validated(run.folder) == [0]
     again = by_the_clock(tmp_path, disk=disk)
-    again.sampler.skill = run.sampler.skill
+    again.worker.skill = run.worker.skill
     again.run()
     assert again.summary["best"]["step"] == 3
     assert again.script.calls[-1] == "learner.export 3"
@@ -193,34 +196,19 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
     assert reserved == {"test evaluation", "forgotten evaluation", "validation evaluation"}
 
 
-# --- the SFT phase
-
-
-def test_sft_steps_come_first_and_count(tmp_path: Path):
-    config = make_config(
-        tmp_path,
-        run={"phases": ["sft", "grpo"]},
-        sft={"train": {"path": "sft.jsonl"}, "steps": 3, "sequences_per_step": 2},
-        budget={"steps": 6},
-        checkpoint={"every_steps": 2},
-    )
-    run = StubRun(config, data=make_data(sft=9))
+def test_sft_steps_come_first_and_count(tmp_path: Path, actor: ColocatedActor):
+    phases = {"phases": ["sft", "grpo"]}
+    sft = {"train": {"path": "sft.jsonl"}, "steps": 2, "sequences_per_step": 2}
+    run = RealRun(real_config(tmp_path, run=phases, sft=sft, budget={"steps": 4}), actor)
     assert run.run() == "finished"
-    learned = [call for call in run.script.calls if "imitate" in call or "update" in call]
-    assert learned == [
-        *(f"learner.sft_update {version}" for version in (0, 1, 2)),
-        *(f"learner.update {version}" for version in (3, 4, 5)),
+    run.worker.close()
+    assert [call for call in run.script.calls if "update" in call] == [
+        *("sft_update 0", "sft_update 1", "update 2", "update 3"),
     ]
-    assert [row["step"] for row in run.folder.metrics] == [1, 2, 3, 4, 5, 6]
-    assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 3 + [False] * 3
-    assert run.summary["steps"] == 6
+    assert [row["step"] for row in run.folder.metrics] == [1, 2, 3, 4]
+    assert ["sft/loss" in row for row in run.folder.metrics] == [True] * 2 + [False] * 2
     # GRPO starts with the same data as without an SFT phase; the noise depends on the step.
-    plain = StubRun(make_config(tmp_path / "plain", budget={"steps": 1}))
-    plain.run()
-
-    def prompts(run: StubRun, step: int) -> list[int]:
-        rows = run.folder.read_rollouts(f"step_{step:06d}")
-        assert rows is not None
-        return [row["prompt_id"] for row in rows]
-
-    assert prompts(run, 4) == prompts(plain, 1)
+    names = [rollout.completion.name for rollout in run.worker.seen[0]]
+    prompts = prompts_for_step(run.data.train.prompts, seed=5, step=0, prompts_per_step=2)
+    assert {name.prompt_id for name in names} == {prompt.id for prompt in prompts}
+    assert {name.step for name in names} == {2}

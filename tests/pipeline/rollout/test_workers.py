@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.clock import Clock
-from pipeline.data.splits import LoadedData
-from pipeline.protocols import ProcessUse
-from pipeline.rollout import workers as workers_module
-from pipeline.rollout.workers import OutOfTime, Workers
-from pipeline.types import RolloutName, RolloutRequest, WorkDeadline
+from pipeline.protocols import WorkerDied
+from pipeline.rollout.workers import STOPPING_S, OutOfTime, Workers
+from pipeline.types import RolloutName, RolloutRequest
 from tests.run_process import LocalScorer, Script
-from tests.samples import make_config, make_data
-from tests.stub_workers import StubLearner, StubSampler, VirtualLoop
+from tests.samples import make_config, make_prompts
+from tests.stub_workers import StubWorker, VirtualLoop
 
-DATA: LoadedData = make_data()
+REQUESTS = [RolloutRequest(RolloutName("train", 0, p.id, 0), p.tokens) for p in make_prompts(5)]
 
 
-class WaitingSampler(StubSampler):
+class WaitingWorker(StubWorker):
     """Returns when released or aborted.
 
     Attributes:
@@ -31,7 +29,7 @@ class WaitingSampler(StubSampler):
     """
 
     def __init__(self, script: Script) -> None:
-        super().__init__(script)
+        super().__init__(script, disk={})
         self.answers, self.notices = asyncio.Event(), True
 
     async def _decode(self, requests: Sequence[RolloutRequest]) -> None:
@@ -43,98 +41,49 @@ class WaitingSampler(StubSampler):
             await super().abort()
 
 
-def requests() -> list[RolloutRequest]:
-    return [RolloutRequest(RolloutName("train", 0, p.id, 0), p.tokens) for p in DATA.train.prompts]
+def simulate(folder: Path, work: Callable[[Workers, WaitingWorker], Awaitable[float]]) -> float:
+    """The result of `work`, with workers that hold an adapter, in simulated time."""
 
+    async def run() -> float:
+        config, script = make_config(folder), Script()
+        worker: Any = WaitingWorker(script)
+        found = Workers(
+            samplers=[worker],
+            learner=worker,
+            scorer=LocalScorer(script, config),
+            config=config,
+            clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
+            stop=script.stop,
+        )
+        await found.publish()
+        return await work(found, worker)
 
-def make_workers(tmp_path: Path) -> tuple[Workers, WaitingSampler]:
-    config, script = make_config(tmp_path), Script()
-    sampler = WaitingSampler(script)
-    found = Workers(
-        samplers=[sampler],
-        learner=StubLearner(script, disk={}),
-        scorer=LocalScorer(script, config),
-        config=config,
-        clock=Clock(0.0, now=lambda: asyncio.get_running_loop().time()),
-        stop=script.stop,
-    )
-    return found, sampler
-
-
-def simulate(work: Coroutine[Any, Any, None]) -> None:
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        runner.run(work)
+        return runner.run(run())
 
 
-def until(seconds: float, *, stopped_by_s: float = 105.0) -> WorkDeadline:
-    return WorkDeadline(seconds, stopped_by_s)
-
-
-def test_overlong_sampling_is_abandoned_and_the_sampler_works_again(tmp_path: Path):
-    async def run() -> None:
-        workers, sampler = make_workers(tmp_path)
-        await workers.publish()
-        with pytest.raises(OutOfTime):
-            await workers.generate(requests(), temperature=1.0, deadline=until(5.0))
-        assert asyncio.get_running_loop().time() == pytest.approx(5.0)
-        sampler.answers.set()
-        completions, _ = await workers.generate(requests(), temperature=1.0)
-        assert len(completions) == len(DATA.train.prompts)
-
-    simulate(run())
-
-
-def test_work_is_not_started_after_its_deadline(tmp_path: Path):
-    async def run() -> None:
-        workers, sampler = make_workers(tmp_path)
-        await workers.publish()
-        with pytest.raises(OutOfTime):
-            await workers.generate(requests(), temperature=1.0, deadline=until(0.0))
-        assert not any("generate" in call for call in sampler.script.calls)
-
-    simulate(run())
-
-
-@pytest.mark.parametrize(("most_s", "stopping_s", "ended_s"), [(7, 9, 12), (7, 4, 9)])
-def test_a_sampler_that_does_not_stop_is_not_called_again(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    most_s: float,
-    stopping_s: float,
-    ended_s: float,
+@pytest.mark.parametrize("deadline", [5.0, 0.0])
+def test_sampling_is_abandoned_at_its_deadline_and_the_sampler_works_again(
+    tmp_path: Path, deadline: float
 ):
-    monkeypatch.setattr(workers_module, "STOPPING_S", most_s)
-
-    async def run() -> None:
-        workers, sampler = make_workers(tmp_path)
-        deadline = until(5.0, stopped_by_s=5.0 + stopping_s)
-        sampler.notices = False
-        await workers.publish()
+    async def work(workers: Workers, worker: WaitingWorker) -> float:
         with pytest.raises(OutOfTime):
-            await workers.generate(requests(), temperature=1.0, deadline=deadline)
-        assert asyncio.get_running_loop().time() == pytest.approx(ended_s)
-        sampler.answers.set()
-        with pytest.raises(OutOfTime):
-            await workers.generate(requests(), temperature=1.0)
+            await workers.generate(REQUESTS, temperature=1.0, deadline=deadline)
+        ended_s = asyncio.get_running_loop().time()
+        assert ("sampler0.abort" in worker.script.calls) is (deadline > 0)  # else not started
+        worker.answers.set()
+        completions, _ = await workers.generate(REQUESTS, temperature=1.0)
+        assert len(completions) == len(REQUESTS)
+        return ended_s
 
-    simulate(run())
+    assert simulate(tmp_path, work) == pytest.approx(deadline)
 
 
-def test_a_process_that_is_stuck_or_dead_reports_no_use(tmp_path: Path):
-    async def stuck() -> ProcessUse:
-        await asyncio.Event().wait()
-        raise AssertionError
+def test_a_sampler_that_does_not_stop_ends_the_process(tmp_path: Path):
+    async def work(workers: Workers, worker: WaitingWorker) -> float:
+        worker.notices = False
+        with pytest.raises(WorkerDied, match="sampler: it did not stop in 30 s"):
+            await workers.generate(REQUESTS, temperature=1.0, deadline=5.0)
+        return asyncio.get_running_loop().time()
 
-    async def dead() -> ProcessUse:
-        raise RuntimeError("an actor's process ended unexpectedly")
-
-    async def run() -> None:
-        workers, sampler = make_workers(tmp_path)
-        for use, waited_s in ((stuck, workers_module.ANSWER_S), (dead, 0.0)):
-            sampler.use = use  # type: ignore[method-assign]
-            began_s = asyncio.get_running_loop().time()
-            found = await workers.uses()
-            assert found.keys() == {"learner", "reward correct", "reward format"}
-            assert asyncio.get_running_loop().time() - began_s == waited_s
-
-    simulate(run())
+    assert simulate(tmp_path, work) == pytest.approx(5.0 + STOPPING_S)
