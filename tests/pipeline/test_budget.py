@@ -32,9 +32,12 @@ def folder_of(config: Config, *, ended: str | None = "finished") -> RunFolder:
     return folder
 
 
+TIMED: dict[str, Any] = {"budget": {"time": "1h", "steps": None}}
+
+
 @pytest.fixture
 def timed(tmp_path: Path) -> Config:
-    return make_config(tmp_path, budget={"time": "1h", "steps": None})
+    return make_config(tmp_path, **TIMED)
 
 
 def test_the_budget_is_the_configured_one_and_all_extensions(tmp_path: Path, timed: Config):
@@ -169,36 +172,33 @@ def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
     assert used_s(folder) == 7.0
 
 
-def test_an_extension_of_another_kind_adds_nothing(timed: Config):
+def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
     folder = folder_of(timed)
+    assert extension("90m", timed, folder) == Budget(None, 5400)
     folder.journal("extended", steps=5, time_s=None)
     assert Budget.of(timed, folder) == Budget(None, 3600)
-
-
-def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
-    assert extension("90m", timed, folder_of(timed)) == Budget(None, 5400)
     config = make_config(tmp_path / "steps")
     assert extension("50", config, folder_of(config)) == Budget(50, None)
 
 
-@pytest.mark.parametrize("text", ["1h", "0", "2.5", "\N{SUPERSCRIPT TWO}", ""])
-def test_a_run_of_steps_is_extended_by_steps(tmp_path: Path, text: str):
-    config = make_config(tmp_path)
-    with pytest.raises(ValueError, match=r"this run has budget\.steps; give a number of steps"):
-        extension(text, config, folder_of(config))
-
-
-@pytest.mark.parametrize("text", ["-5", "-5m"])
-def test_a_budget_is_never_reduced(tmp_path: Path, timed: Config, text: str):
-    for config in (make_config(tmp_path), timed):
-        with pytest.raises(ValueError, match=f"extend {text}: a budget can only be extended, not"):
-            extension(text, config, folder_of(config))
-
-
-@pytest.mark.parametrize("text", ["50", "0h", "soon"])
-def test_a_run_with_a_deadline_is_extended_by_time(timed: Config, text: str):
-    with pytest.raises(ValueError, match=r"--extend: this run has budget\.time; .* duration"):
-        extension(text, timed, folder_of(timed))
+@pytest.mark.parametrize(
+    ("tables", "texts", "told"),
+    [
+        ({}, ("1h", "0", "2.5", "\N{SUPERSCRIPT TWO}", ""), r"has budget\.steps; give a number of"),
+        ({}, ("-5", "-5m"), "a budget can only be extended, not"),
+        (TIMED, ("-5", "-5m"), "a budget can only be extended, not"),
+        (TIMED, ("50", "0h", "soon"), r"--extend: this run has budget\.time; .* duration"),
+        ({"learner": {"schedule": "cosine"}}, ("5",), "'cosine' ends with a learning rate of zero"),
+    ],
+)
+def test_other_extensions_are_refused(
+    tmp_path: Path, tables: dict[str, Any], texts: tuple[str, ...], told: str
+):
+    config = make_config(tmp_path, **tables)
+    folder = folder_of(config)
+    for text in texts:
+        with pytest.raises(ValueError, match=told):
+            extension(text, config, folder)
 
 
 @pytest.mark.parametrize("ended", [None, "interrupted"])
@@ -207,9 +207,3 @@ def test_only_a_finished_run_is_extended(tmp_path: Path, ended: str | None):
     folder = folder_of(config, ended=ended)
     with pytest.raises(ValueError, match=rf"no finished run in {folder.path}; without --extend"):
         extension("5", config, folder)
-
-
-def test_a_run_whose_learning_rate_has_decayed_is_not_extended(tmp_path: Path):
-    config = make_config(tmp_path, learner={"schedule": "cosine"})
-    with pytest.raises(ValueError, match=r"schedule = 'cosine' ends with a learning rate of zero"):
-        extension("5", config, folder_of(config))

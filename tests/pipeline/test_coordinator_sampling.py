@@ -239,20 +239,6 @@ def test_truncated_continued_and_partial_rollouts_are_counted(kept: RealRun):
     assert kept.summary["tokens_generated"] > kept.summary["tokens_trained"]
 
 
-def test_an_extended_run_continues_the_partial_rollouts_of_its_checkpoint(
-    kept: RealRun, actor: ColocatedActor
-):
-    dropped = kept.summary["rollouts"]["dropped"]
-    more = RealRun(kept.config, actor)
-    waiting = more.progress.sampling.partial.completions
-    more.deadline.steps = STEPS + 1
-    more.run()
-    more.worker.close()
-    assert dropped == len(waiting) > 0
-    continued = sum(one.stop_reason == "truncated" for one in waiting)
-    assert more.folder.metrics[-1]["rollout/continued"] == continued
-
-
 def test_dropped_rollouts_are_removed_from_their_groups(tmp_path: Path, actor: ColocatedActor):
     run = partial_run(tmp_path, actor, "drop")
     sizes: Counter[int] = Counter()
@@ -303,21 +289,6 @@ AHEAD: dict[str, Any] = {
     "budget": {"steps": 4},
 }
 AHEAD["rollout"] |= {"max_prompt_tokens": 8, "max_new_tokens": 80}
-
-
-def test_the_next_step_is_sampled_during_the_update(tmp_path: Path):
-    run = StubRun(make_config(tmp_path, **AHEAD | {"budget": {"steps": 3}}))
-    run.run()
-    calls = run.script.calls
-    assert calls[calls.index("sampler0.generate:train 0") : calls.index("learner.export 3")] == [
-        *("sampler0.generate:train 0", "scorer.score"),
-        *("learner.update 0", "sampler0.generate:train 1", "scorer.score"),
-        *("learner.publish 1", "sampler0.load 1"),
-        *("learner.update 1", "sampler0.generate:train 2", "scorer.score"),
-        *("learner.publish 2", "sampler0.load 2", "learner.save 2"),
-        *("learner.update 2", "learner.publish 3", "sampler0.load 3", "learner.save 3"),
-        "sampler0.generate:test 0",
-    ]
 
 
 class SleepingScript(Script):

@@ -262,15 +262,6 @@ def test_the_final_evaluation_is_shortened_and_the_export_kept(tmp_path: Path):
     assert run.summary["wall_s"] <= 250
 
 
-def test_a_shortened_test_is_kept_where_no_more_can_be_answered(tmp_path: Path):
-    disk: Disk = {}
-    first = simulated(config_of(tmp_path, 250), disk=disk, stalls={(UPDATE, 4): 25.0})
-    answered = first.summary["eval"]["after"]["n"]
-    assert 0 < answered < PROMPTS
-    second = simulated(config_of(tmp_path, 262), disk=disk, stalls={(TEST, 1): 1e6})
-    assert second.summary["eval"] == first.summary["eval"]
-
-
 def test_an_unevaluated_version_does_not_replace_an_evaluated_export(tmp_path: Path):
     # Without a validation split, and with a final test that never ends.
     run = simulated(config_of(tmp_path, 250), stalls={(TEST, 2): 1e6})
@@ -294,15 +285,6 @@ def test_a_finished_run_with_too_small_an_extension_keeps_its_result(tmp_path: P
         assert after.get(key) == before.get(key)
     assert second.exports == export
     assert not any("test" in call for call in second.calls)
-
-
-def test_a_run_of_steps_resumed_with_too_little_time_is_not_refused(tmp_path: Path):
-    config, disk = make_config(tmp_path, budget={"steps": 3}), Disk()
-    first = simulated(config, disk=disk)
-    second = simulated(config_of(tmp_path, int(first.summary["wall_s"]) + 10), disk=disk)
-    assert second.ended == "finished"
-    assert second.summary["eval"] == first.summary["eval"]
-    assert second.exports == [(3, "last")]
 
 
 def steps_killed(folder: Path, make: Any, disk: Disk) -> int:

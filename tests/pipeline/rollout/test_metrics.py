@@ -175,32 +175,6 @@ def test_correlations_with_correctness_and_between_parts(config: Config):
     assert step_metrics(numbers, STATS, last)["reward/corr_correct"] == pytest.approx(1)
 
 
-def test_a_part_that_never_applies_has_no_statistics(tmp_path: Path):
-    limits = {"max_prompt_tokens": 8, "max_new_tokens": 80, "overlong_tokens": 10}
-    config = make_config(tmp_path, rollout=limits)
-    several = [
-        replace(one, rewards={**one.rewards, "overlong": None})
-        for one in (rollout(1, "a", 1.0, form=1.0), rollout(1, "bc", 0.0, form=0.0))
-    ]
-    metrics = step_metrics(several, STATS, config)
-    assert metrics["reward_parts/format/variance_share"] == pytest.approx(0.01 / 1.01)
-    assert {name: value for name, value in metrics.items() if "overlong" in name} == {
-        "reward_parts/overlong/none_share": 1.0,
-        "reward_parts/overlong/error_share": 0.0,
-    }
-
-
-def test_a_part_may_be_named_like_another_ones_errors(tmp_path: Path):
-    parts = [{"name": name, "function": "f.py:f"} for name in ("correct", "correct_errors")]
-    config = make_config(tmp_path, rewards={"functions": parts})
-    one = replace(
-        ROLLOUTS[0], rewards={"correct": None, "correct_errors": 0.5}, errors={"correct": FAILED}
-    )
-    metrics = step_metrics([one], STATS, config)
-    assert metrics["reward/correct_errors"] == 0.5
-    assert metrics["reward_parts/correct/error_share"] == 1.0
-
-
 def test_named_numbers_have_their_mean_only(config: Config):
     several = [
         rollout(1, "a", 1.0, named={"format/std": 0.25, "format/steps": 2.0}),

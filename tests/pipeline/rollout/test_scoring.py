@@ -42,15 +42,10 @@ def inputs_of(completions: Sequence[Completion], **prompt: Any) -> list[RewardIn
     return reward_inputs(completions, PROMPTS, maker=maker, tags=TAGS)
 
 
-def test_a_reward_function_sees_the_text_and_its_own_prompt():
-    first, second = inputs_of([drawn(3, 0, "six"), drawn(1, 0, "tw", ended=False)])
+def test_a_reward_function_sees_prefix_and_completion_and_its_own_prompt():
+    first, second = inputs_of([drawn(3, 0, "ix"), drawn(1, 0, "w", ended=False)], answer_prefix="s")
     assert first == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS, prompt_id=3)
-    assert second == RewardInput("twice 1?", "tw", "length", "2", {}, TAGS, prompt_id=1)
-
-
-def test_a_reward_function_sees_the_prefix_and_the_completion():
-    (one,) = inputs_of([drawn(3, 0, "ix")], answer_prefix="s")
-    assert one == RewardInput("twice 3?", "six", "eos", "6", {}, TAGS, prompt_id=3)
+    assert second == RewardInput("twice 1?", "sw", "length", "2", {}, TAGS, prompt_id=1)
 
 
 DIED = Outcome.failed("died", "its process ended")
