@@ -22,13 +22,14 @@ from configs.schema import Config
 from configs.task import AnswerPlace
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.evaluate.score_statistics import (
+    ScoreChange,
     compare_scores,
     mean_score,
     measure_scores,
 )
 from pipeline.evaluate.significance import (
     Accuracy,
-    Change,
+    PairedChange,
     compare_paired,
     measure_accuracy,
     pass_at,
@@ -51,7 +52,7 @@ from rewards.format import is_well_formed
 Score = Callable[[Sequence[RewardInput]], Awaitable[list[dict[str, Outcome]]]]
 """Returns for each input the outcome of each reward function, by name."""
 
-_NO_CHANGE = Change(None, None, None, "none", 0, 0, 0)
+_NO_CHANGE = ScoreChange(None, None, None, "none", 0, 0, 0)
 _OF_REWARDS = ("rewards", "score", "errors", "reward")
 """Fields of an answer that only those have that the reward functions scored."""
 
@@ -453,7 +454,7 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     return {**summaries, **_change_facts(scored), "paired_n": scored.n}
 
 
-def _change_facts(change: Change) -> dict[str, Any]:
+def _change_facts(change: PairedChange | ScoreChange) -> dict[str, Any]:
     return {
         "paired_difference": change.difference,
         "paired_ci95": None if change.ci95 is None else list(change.ci95),

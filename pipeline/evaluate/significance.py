@@ -34,22 +34,22 @@ class Accuracy:
 
 
 @dataclass(frozen=True)
-class Change:
-    """The change of an accuracy or a mean score on the same prompts.
+class PairedChange:
+    """The change of the answers to the same prompts.
 
     Attributes:
-        difference: after minus before; None without such prompts.
-        ci95: 95% interval of the difference; None as in `score_statistics.MeanScore`.
-        p: p-value of the null hypothesis that nothing changed; None without such prompts.
+        difference: accuracy after minus accuracy before.
+        ci95: 95% interval of the difference.
+        p: p-value of the null hypothesis that nothing changed.
         test: name of the test.
-        gained: number of prompts with more right answers, or a higher score, than before.
-        lost: number of prompts with fewer, or a lower one.
+        gained: number of prompts with more right answers than before.
+        lost: number of prompts with fewer.
         n: number of prompts.
     """
 
-    difference: float | None
-    ci95: tuple[float, float] | None
-    p: float | None
+    difference: float
+    ci95: tuple[float, float]
+    p: float
     test: str
     gained: int
     lost: int
@@ -70,7 +70,7 @@ def measure_accuracy(correct: np.ndarray) -> Accuracy:
     return Accuracy(accuracy=share, n=len(means), ci95=_wilson(share, effective))
 
 
-def compare_paired(before: np.ndarray, after: np.ndarray) -> Change:
+def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     """Change from `before` to `after`.
 
     With one sample per prompt the interval is Newcombe's method 10 (Statistics in Medicine 17,
@@ -98,7 +98,7 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> Change:
     else:
         test, p = "paired randomization, exact", _flips(risen)
         correlation = _correlation(before_means, after_means)
-    return Change(
+    return PairedChange(
         difference=int(risen.sum()) / risen.size / samples,
         ci95=_difference(
             (float(after_means.mean()), measure_accuracy(after).ci95),

@@ -61,7 +61,6 @@ class Session:
             self.script.clock, self.script.durations = clock, durations or {}
         self.folder = RunFolder.of(config)
         self.learner: Any = StubWorker(self.script, disk=disk, seed=config.run.seed)
-        self.samplers = [self.learner]
         self.scorer = LocalScorer(self.script, config)
         self.prepared = Prepared(
             config,
@@ -76,7 +75,7 @@ class Session:
         config = self.prepared.config
         session = self._session(started)
         workers = Workers(
-            samplers=self.samplers,
+            samplers=[self.learner],
             learner=self.learner,
             scorer=self.scorer,
             config=config,

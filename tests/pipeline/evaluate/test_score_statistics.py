@@ -15,13 +15,14 @@ from pipeline.evaluate.score_statistics import (
     DRAWS,
     MOST_SIGNS,
     MeanScore,
+    ScoreChange,
     compare_scores,
     mean_interval,
     mean_score,
     measure_scores,
     sign_flip_test,
 )
-from pipeline.evaluate.significance import Change, compare_paired
+from pipeline.evaluate.significance import compare_paired
 
 NONE = np.nan
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -90,9 +91,9 @@ def test_degenerate_scores_have_no_interval():
     # Equal up to rounding: 0.1 + 0.2 is not 0.3.
     assert measure_scores(np.array([[0.1 + 0.2], [0.3]])).ci95 is None
     same = np.array([[0.2], [0.9]])
-    assert compare_scores(same, same) == Change(0.0, None, 1.0, "sign flips, exact", 0, 0, 2)
+    assert compare_scores(same, same) == ScoreChange(0.0, None, 1.0, "sign flips, exact", 0, 0, 2)
     nothing = compare_scores(np.array([[NONE], [1.0]]), np.array([[1.0], [NONE]]))
-    assert nothing == Change(None, None, None, "none", 0, 0, 0)
+    assert nothing == ScoreChange(None, None, None, "none", 0, 0, 0)
 
 
 @given(st.lists(st.floats(-8, 8, width=16), min_size=1, max_size=8))
