@@ -58,7 +58,7 @@ class StepRecorder:
         if why is None:
             return
         metrics = {**metrics, **self._time_metrics(step, step_s)}
-        data.record(run.records, metrics, tokens=run.config.records.tokens, trained=False)
+        self._write(data, metrics, trained=False)
         raise TrainingStopped(why)
 
     def record(
@@ -105,7 +105,7 @@ class StepRecorder:
             "faults/skipped_updates": float(progress.skipped_updates),
             "faults/restarts": float(self._restarts),
         }
-        data.record(run.records, metrics, tokens=run.config.records.tokens, skipped=skipped)
+        self._write(data, metrics, skipped=skipped)
         if skipped:
             self._skipped(data, learned, progress)
         elif data.overflow:
@@ -125,6 +125,33 @@ class StepRecorder:
         alarms = validation_alarms(self._run.config, step, self._schedule.validations)
         if why := self._raise_alarms(alarms):
             raise TrainingStopped(why)
+
+    def _write(
+        self,
+        data: TrainingStep,
+        metrics: Mapping[str, float],
+        *,
+        skipped: bool = False,
+        trained: bool = True,
+    ) -> None:
+        """Writes metrics, and rollouts or, if the update was skipped, demonstrations.
+
+        Args:
+            data: of the step.
+            metrics: of the step.
+            skipped: the update was skipped: token ids and log-probs are written in any case.
+            trained: false: the run stops before the update, and all rollouts are written.
+        """
+        records, number = self._run.records, data.number + 1
+        if isinstance(data, RolloutStep):
+            records.reward_errors(number, data.errors)
+            rollouts = data.rollouts if trained else data.all_rollouts
+            tokens = self._run.config.records.tokens or skipped
+            records.step(number, data.name, metrics, rollouts, tokens=tokens, trained=trained)
+            return
+        records.sft_step(number, metrics)
+        if skipped:
+            records.demonstrations(data.name, data.sequences)
 
     def _of_step(self, row: Mapping[str, float]) -> list[Alarm]:
         return step_alarms(self._run.config, [*self._rows, row], self._schedule.validations)

@@ -1,8 +1,8 @@
-"""The data of one training step: rollouts or demonstrations, its metrics and its records."""
+"""The data of one training step: rollouts or demonstrations, and its metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,7 +14,6 @@ from pipeline.rollout.advantages import GroupStats
 from pipeline.rollout.metrics import step_metrics
 from pipeline.rollout.partial import PartialSplit
 from pipeline.rollout.scoring import failed_parts, reward_errors, stopping_error
-from pipeline.run.records import Records
 from pipeline.types import DecodeWork, Rollout
 from rewards.base import RewardError
 
@@ -130,35 +129,6 @@ class RolloutStep:
             sampling=self.next_state,
         )
 
-    def record(
-        self,
-        records: Records,
-        metrics: Mapping[str, float],
-        *,
-        tokens: bool,
-        skipped: bool = False,
-        trained: bool = True,
-    ) -> None:
-        """Writes metrics and rollouts.
-
-        Args:
-            records: of the run.
-            metrics: of the step.
-            tokens: whether to write token ids and log-probs.
-            skipped: the update was skipped: token ids and log-probs are written in any case.
-            trained: false: the run stops before the update, and all rollouts are written.
-        """
-        rollouts = self.rollouts if trained else self.all_rollouts
-        records.reward_errors(self.number + 1, self.errors)
-        records.step(
-            self.number + 1,
-            self.name,
-            metrics,
-            rollouts,
-            tokens=tokens or skipped,
-            trained=trained,
-        )
-
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
         counts = [vars(part.stats) for part in self.rounds]
@@ -237,19 +207,6 @@ class DemonstrationStep:
     def counted(self, progress: Progress) -> Progress:
         """The counters: all counters of an SFT step come from its update."""
         return progress
-
-    def record(
-        self,
-        records: Records,
-        metrics: Mapping[str, float],
-        *,
-        tokens: bool,  # noqa: ARG002
-        skipped: bool = False,
-    ) -> None:
-        """Writes the metrics and, if the update was skipped, the demonstrations."""
-        records.sft_step(self.number + 1, metrics)
-        if skipped:
-            records.demonstrations(self.name, self.sequences)
 
 
 TrainingStep = RolloutStep | DemonstrationStep
