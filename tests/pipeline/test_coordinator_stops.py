@@ -12,7 +12,6 @@ import pytest
 from actors.colocated_actor import ColocatedActor
 from pipeline import checkpoint_writer
 from pipeline.progress import Progress
-from pipeline.protocols import WorkerDied
 from pipeline.rollout import workers
 from pipeline.rollout.workers import TrainingStopped
 from pipeline.types import Completion
@@ -166,22 +165,6 @@ def test_an_alarm_is_journaled_and_sent_to_wandb(logged: RealRun):
     assert len(expected) > 1
     assert alarms(logged) == expected
     assert logged.tracker.alerts == [("WARN", "alarm all_equal")] * len(expected)
-
-
-def test_a_repeated_step_sends_no_alert_again(
-    logged: RealRun, actor: ColocatedActor, tmp_path: Path
-):
-    def dies() -> None:
-        raise WorkerDied("learner", "its process ended unexpectedly")
-
-    dying = alarmed(actor, tmp_path, "log")
-    dying.script.on[f"update {alarms(logged)[0]}"] = dies
-    with pytest.raises(WorkerDied):
-        ended(dying)
-    resumed = alarmed(actor, tmp_path, "log")
-    assert ended(resumed) == "finished"
-    assert len(list(resumed.folder.events("alarm"))) == len(logged.tracker.alerts) + 1
-    assert dying.tracker.alerts + resumed.tracker.alerts == logged.tracker.alerts
 
 
 def test_a_checkpoint_follows_the_step_of_the_alarm(
@@ -342,23 +325,6 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
     assert fixed.progress.samples == 8
     assert ended(fixed) == "finished"
     assert left_behind(fixed.folder) == left_behind(whole.folder)
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"dynamic_sampling": "capped", "max_prompts_per_step": 4},  # all rounds of the step count
-        {"ahead": "one"},  # checked before the update
-    ],
-)
-def test_rewards_of_further_rounds_and_of_rollouts_sampled_ahead_stop_the_run(
-    actor: ColocatedActor, tmp_path: Path, more: dict[str, Any]
-):
-    run = process(actor, tmp_path, rollout=more, plan={"placement": "split"}, budget={"steps": 4})
-    changing(run, lambda _: {"odd": FAILED}, first={1: 8})
-    with pytest.raises(TrainingStopped, match=r"step [23]: 100\.0% of the rollouts"):
-        ended(run)
-    assert run.version == saved(run) == (2 if "ahead" in more else 1)
 
 
 # --- updates whose loss or gradient is not finite

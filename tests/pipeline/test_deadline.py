@@ -256,16 +256,15 @@ def measured(**parts: list[float]) -> PartTimes:
     return reserve
 
 
-def test_an_estimate_is_used_until_the_part_is_measured():
-    reserve = PartTimes({EXPORT: 7.0})
-    assert (reserve.expected_s(EXPORT), reserve.expected_s("checkpoint")) == (7.0, 0.0)
-    reserve.observe(EXPORT, 3.0)
-    assert reserve.expected_s(EXPORT) == 3.0
-
-
 @pytest.mark.parametrize(
     ("seconds", "expected"),
-    [([4.0, 5.0], 5.0), ([5.0, 4.0], 4.0), ([4.0, 4.0, 40.0], 6.0), ([4.0, 4.0, 40.0, 4.0], 4.0)],
+    [
+        ([], 7.0),
+        ([4.0, 5.0], 5.0),
+        ([5.0, 4.0], 4.0),
+        ([4.0, 4.0, 40.0], 6.0),
+        ([4.0, 4.0, 40.0, 4.0], 4.0),
+    ],
 )
 def test_expected_time_is_the_last_measurement_except_after_a_stall(
     seconds: list[float], expected: float
@@ -273,14 +272,9 @@ def test_expected_time_is_the_last_measurement_except_after_a_stall(
     assert measured(export=seconds).expected_s(EXPORT) == expected
 
 
-def test_final_evaluations_exclude_the_validation_split():
-    reserve = measured(
-        **{evaluation_part("test"): [10.0], evaluation_part("boolq"): [2.0], EXPORT: [9.0]}
-    )
-    assert reserve.tests_s() == 12.0
-
-
 def test_longer_answers_lengthen_the_final_evaluations():
+    tests = {evaluation_part("test"): [10.0], evaluation_part("boolq"): [2.0], EXPORT: [9.0]}
+    assert measured(**tests).tests_s() == 12.0
     reserve = measured(**{evaluation_part("test"): [10.0], VALIDATION: [4.0, 5.0, 6.0]})
     assert reserve.tests_s(drift=7.0) == 15.0
     assert measured(**{evaluation_part("test"): [10.0]}).tests_s(drift=2.0) == 20.0

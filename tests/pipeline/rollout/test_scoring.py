@@ -22,14 +22,13 @@ from pipeline.rollout.scoring import (
     score_rollouts,
     stopping_error,
 )
-from pipeline.types import Completion, RolloutName, RolloutRequest
+from pipeline.types import Completion, Rollout, RolloutName, RolloutRequest
 from rewards.base import Outcome, RewardInput, Tags
 from rewards.weighting import shuffle_rewards
 from tests.samples import CharTokenizer, completion, make_config, make_prompts
 
 TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = {prompt.id: prompt for prompt in make_prompts(3)}
-WEIGHTS = {"correct": 1.0, "format": 0.1}
 
 
 def drawn(prompt_id: int, sample: int, text: str, *, ended: bool = True) -> Completion:
@@ -62,16 +61,31 @@ def outcomes(*values: float | None) -> list[dict[str, Outcome]]:
     ]
 
 
+def parts(**changes: Any) -> dict[str, Any]:
+    """Settings of the parts `correct` and `format`, with changes of the first."""
+    function = "rewards.correctness:exact_answer"
+    correct = {"name": "correct", "function": function, **changes}
+    return {"functions": [correct, {"name": "format", "function": function, "weight": 0.1}]}
+
+
+def scored(
+    values: list[dict[str, Outcome]],
+    completions: Sequence[Completion] = GROUPS,
+    *,
+    step: int = 0,
+    **tables: Any,
+) -> tuple[list[Rollout], GroupStats]:
+    config = make_config(Path(), **tables)
+    return score_rollouts(completions, inputs_of(completions), values, config=config, step=step)
+
+
 @pytest.mark.parametrize(
     # Over the sample deviation sqrt(0.5), or not.
     ("kind", "high"),
     [("grpo", 0.5**0.5), ("dr_grpo", 0.5)],
 )
-def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path, kind: str, high: float):
-    config = make_config(tmp_path, learner={"advantage": kind})
-    rollouts, stats = score_rollouts(
-        GROUPS, inputs_of(GROUPS), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
-    )
+def test_rewards_are_weighted_and_grouped_by_prompt(kind: str, high: float):
+    rollouts, stats = scored(outcomes(1.0, 0.0, 0.5, 0.5), learner={"advantage": kind})
     assert [rollout.completion for rollout in rollouts] == GROUPS
     assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
     assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
@@ -81,165 +95,96 @@ def test_rewards_are_weighted_and_grouped_by_prompt(tmp_path: Path, kind: str, h
     assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
 
 
-def test_groups_are_identified_by_name_even_if_incomplete(tmp_path: Path):
+def test_groups_are_identified_by_name_even_if_incomplete():
     # The same prompt at two steps; one rollout is left of the second group and of the third.
-    left = [*GROUPS[:2], GROUPS[3]]
     later = replace(GROUPS[0], name=replace(GROUPS[0].name, step=1))
-    config = make_config(tmp_path, learner={"advantage": "dr_grpo"})
-    completions = [later, *left]
-    rollouts, stats = score_rollouts(
-        completions, inputs_of(completions), outcomes(9.0, 1.0, 0.0, 0.5), config=config, step=0
+    completions = [later, *GROUPS[:2], GROUPS[3]]
+    rollouts, stats = scored(
+        outcomes(9.0, 1.0, 0.0, 0.5), completions, learner={"advantage": "dr_grpo"}
     )
-    advantages = [rollout.advantage for rollout in rollouts]
-    assert advantages == pytest.approx([0, 0.5, -0.5, 0])
+    assert [one.advantage for one in rollouts] == pytest.approx([0, 0.5, -0.5, 0])
     assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
-    nobody = score_rollouts([], [], [], config=config, step=0)
-    assert nobody == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
+    assert scored([], []) == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
 
 
-def test_promise_5_a_part_of_weight_0_excludes_no_rollout(tmp_path: Path):
-    parts = [
-        {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 0.0},
-        {"name": "format", "function": "rewards.format:well_formed", "weight": 0.5},
-    ]
-    rollouts, stats = score_rollouts(
-        GROUPS,
-        inputs_of(GROUPS),
-        outcomes(1.0, None, 1e308, None),
-        config=make_config(tmp_path, rewards={"functions": parts}),
-        step=0,
-    )
-    assert [rollout.reward for rollout in rollouts] == [0.5] * 4
-    assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, None, 1e308, None]
-    assert reward_errors(rollouts) == {"correct": [DIED.error, DIED.error]}
-    assert [rollout.excluded for rollout in rollouts] == [None] * 4
-    assert stats == GroupStats(mixed=0, all_equal=2, short=0, excluded=0)
+DIED_ONCE = [None, 0.0, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
-    ("value", "weights", "error"),
+    ("change", "values", "rewards", "excluded"),
     [
-        (1.7e308, (1.0, 1.7e308), "is not a finite number: 1 x 1.7e+308 (correct) + 1.7e+308 x 1"),
-        (-1e308, (9.0, 0.1), "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"),
+        ({"weight": 0.0}, [1.0, None, 1e308, None], [0.1] * 4, [None] * 4),
+        ({"on_error": "exclude"}, DIED_ONCE, [None, 0.1, 0.6, 0.6], ["died", None, None, None]),
+        ({"on_error": "group"}, DIED_ONCE, [None, None, 0.6, 0.6], ["died", "group", None, None]),
+        # A sum that overflows is an error of the sum.
+        (
+            {"weight": 9.0},
+            [-1e308, 0.0, 0.0, None],
+            [None, 0.1, 0.1, None],
+            ["not_finite", None, None, "died"],
+        ),
     ],
 )
-def test_a_sum_that_overflows_is_an_error_of_the_sum(
-    tmp_path: Path, value: float, weights: tuple[float, float], error: str
+def test_promise_5_an_error_excludes_the_rollout_or_its_group(
+    change: dict[str, Any],
+    values: list[float | None],
+    rewards: list[float | None],
+    excluded: list[str | None],
 ):
-    parts = [
-        {"name": name, "function": "rewards.correctness:exact_answer", "weight": weight}
-        for name, weight in zip(("correct", "format"), weights, strict=True)
-    ]
-    rollouts, stats = score_rollouts(
-        GROUPS,
-        inputs_of(GROUPS),
-        outcomes(value, 0.0, 0.5, None),
-        config=make_config(tmp_path, rewards={"functions": parts}),
-        step=0,
-    )
-    assert rollouts[0].rewards == {"correct": value, "format": 1.0}
-    assert [rollout.reward is None for rollout in rollouts] == [True, False, False, True]
+    rollouts, stats = scored(outcomes(*values), rewards=parts(**change))
+    assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
+    assert [rollout.excluded for rollout in rollouts] == excluded
+    assert [rollout.rewards["correct"] for rollout in rollouts] == values
     assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
+    assert stats.excluded == sum(reward is None for reward in rewards)
     errors = reward_errors(rollouts)
-    assert errors["correct"] == [DIED.error]
-    (found,) = errors[SUM]
-    assert found.cause == "not_finite"
-    assert found.message.startswith(error)
-    assert [rollout.excluded for rollout in rollouts] == ["not_finite", None, None, "died"]
-    assert stats.excluded == 2
+    assert errors["correct"] == [DIED.error] * values.count(None)
+    if "not_finite" in excluded:
+        (found,) = errors[SUM]
+        told = "is not a finite number: 9 x -1e+308 (correct) + 0.1 x 1 (format)"
+        assert (found.cause, found.message) == ("not_finite", told)
 
 
-def test_overlong_completions_get_a_separate_penalty_part(tmp_path: Path):
-    # 84 tokens, of which the last 40 are penalized: "2.0" and its stop token are 4, 64 are 20 too
-    # many, 84 are the maximum.
-    config = make_config(
-        tmp_path,
-        rollout={
-            "group_size": 2,
-            "prompts_per_step": 2,
-            "max_prompt_tokens": 8,
-            "max_new_tokens": 84,
-            "overlong_tokens": 40,
-        },
-    )
-    long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
-    completions = [*GROUPS[:2], long, cut]
-    rollouts, stats = score_rollouts(
-        completions, inputs_of(completions), outcomes(1.0, 0.0, 0.5, 0.5), config=config, step=0
-    )
-    assert [rollout.rewards["overlong"] for rollout in rollouts] == [0.0, 0.0, -0.5, -1.0]
-    assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.1, -0.4])
-    assert rollouts[2].advantage > 0 > rollouts[3].advantage
-    assert stats.mixed == 2
-    assert (
-        "overlong"
-        not in score_rollouts(
-            GROUPS, inputs_of(GROUPS), outcomes(1, 0, 1, 0), config=make_config(tmp_path), step=0
-        )[0][0].rewards
-    )
-
-
-def test_promise_5_none_is_left_out_and_all_none_is_excluded(tmp_path: Path):
+def test_promise_5_none_is_left_out_and_all_none_is_excluded():
     values = outcomes(1.0, 0.5, 0.0, 1.0)
     values[1]["format"] = Outcome(None)
     values[2] = {"correct": Outcome(None), "format": Outcome(None)}
-    config = make_config(tmp_path)
-    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    rollouts, _ = scored(values)
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.5, None, 1.1])
     assert [rollout.excluded for rollout in rollouts] == [None, None, "not_applicable", None]
     assert reward_errors(rollouts) == {}
 
 
-@pytest.mark.parametrize(
-    ("on_error", "rewards", "excluded"),
-    [
-        ("exclude", [None, 0.1, 0.6, 0.6], ["died", None, None, None]),
-        ("group", [None, None, 0.6, 0.6], ["died", "group", None, None]),
-    ],
-)
-def test_promise_5_an_error_excludes_the_rollout_or_its_group(
-    tmp_path: Path, on_error: str, rewards: list[float | None], excluded: list[str | None]
-):
-    function = "rewards.correctness:exact_answer"
-    parts = [
-        {"name": "correct", "function": function, "on_error": on_error},
-        {"name": "format", "function": function, "weight": 0.1},
-    ]
-    config = make_config(tmp_path, rewards={"functions": parts})
-    values = outcomes(None, 0.0, 0.5, 0.5)
-    rollouts, stats = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
-    assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
-    assert [rollout.excluded for rollout in rollouts] == excluded
-    assert rollouts[0].rewards == {"correct": None, "format": 1.0}
-    assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
-    missing = sum(reward is None for reward in rewards)
-    assert stats == GroupStats(mixed=0, all_equal=1, short=1, excluded=missing)
-
-
-def test_an_error_that_stops_names_part_and_prompt(tmp_path: Path):
-    function = "rewards.correctness:exact_answer"
-    parts = [
-        {"name": "correct", "function": function, "on_error": "stop"},
-        {"name": "format", "function": function},
-    ]
-    config = make_config(tmp_path, rewards={"functions": parts})
-    values = outcomes(1.0, 0.0, 0.5, 0.5)
-    values[0]["format"] = DIED
-    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
-    assert stopping_error(rollouts, config.rewards) is None
-    values[3]["correct"] = DIED
-    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
-    assert (
-        stopping_error(rollouts, config.rewards)
-        == "reward 'correct' failed for prompt 1: its process ended"
+def test_overlong_completions_get_a_separate_penalty_part():
+    # 84 tokens, of which the last 40 are penalized: "2.0" and its stop token are 4, 64 are 20 too
+    # many, 84 are the maximum.
+    rollout = {"group_size": 2, "prompts_per_step": 2, "max_prompt_tokens": 8}
+    rollout |= {"max_new_tokens": 84, "overlong_tokens": 40}
+    long, cut = drawn(1, 0, "x" * 63), drawn(1, 1, "x" * 84, ended=False)
+    rollouts, stats = scored(
+        outcomes(1.0, 0.0, 0.5, 0.5), [*GROUPS[:2], long, cut], rollout=rollout
     )
+    assert [one.rewards["overlong"] for one in rollouts] == [0.0, 0.0, -0.5, -1.0]
+    assert [one.reward for one in rollouts] == pytest.approx([1.1, 0.1, 0.1, -0.4])
+    assert rollouts[2].advantage > 0 > rollouts[3].advantage
+    assert stats.mixed == 2
+    assert "overlong" not in scored(outcomes(1, 0, 1, 0))[0][0].rewards
 
 
-def test_named_numbers_are_recorded_beside_their_sum(tmp_path: Path):
+def test_an_error_that_stops_names_part_and_prompt():
+    rewards, values = parts(on_error="stop"), outcomes(1.0, 0.0, 0.5, 0.5)
+    config = make_config(Path(), rewards=rewards)
+    values[0]["format"] = DIED
+    assert stopping_error(scored(values, rewards=rewards)[0], config.rewards) is None
+    values[3]["correct"] = DIED
+    told = stopping_error(scored(values, rewards=rewards)[0], config.rewards)
+    assert told == "reward 'correct' failed for prompt 1: its process ended"
+
+
+def test_named_numbers_are_recorded_beside_their_sum():
     values = outcomes(1.0, 0.0, 0.5, 0.5)
     values[0]["format"] = Outcome(1.5, named={"tags": 1.0, "steps": 0.5})
-    config = make_config(tmp_path)
-    rollouts, _ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=0)
+    rollouts, _ = scored(values)
     assert rollouts[0].rewards == {
         "correct": 1.0,
         "format": 1.5,
@@ -276,19 +221,18 @@ def test_rollouts_are_scored_when_they_end_and_only_once():
         early.add([drawn(2, 1, "abcd")])
         await asyncio.sleep(0)
         assert scorer.seen == ["abc", "a", "abcd"]
-        # The call was repeated with other sizes, and one rollout came out differently.
-        final = [drawn(1, 0, "b"), drawn(1, 1, "ab"), drawn(2, 0, "abc"), drawn(2, 1, "abcd")]
+        # One that ended last was not reported.
+        final = [drawn(1, 0, "a"), drawn(1, 1, "ab"), drawn(2, 0, "abc"), drawn(2, 1, "abcd")]
         return await early.outcomes(inputs_of(final)), scorer.seen
 
     scored, seen = asyncio.run(run())
     assert [row["length"].value for row in scored] == [1, 2, 3, 4]
-    assert seen == ["abc", "a", "abcd", "b", "ab"]
+    assert seen == ["abc", "a", "abcd", "ab"]
 
 
-def test_the_shuffle_control_permutes_rewards_over_the_whole_step(tmp_path: Path):
-    config = make_config(tmp_path, rewards={"shuffle": True})
+def test_the_shuffle_control_permutes_rewards_over_the_whole_step():
     values = outcomes(0.1, 0.2, 0.3, 0.4)
-    rollouts, *_ = score_rollouts(GROUPS, inputs_of(GROUPS), values, config=config, step=5)
+    rollouts, _ = scored(values, step=5, rewards={"shuffle": True})
     plain = [value["correct"].value or 0.0 for value in values]
     expected = shuffle_rewards([value + 0.1 for value in plain], seed=3, step=5)
     assert [rollout.reward for rollout in rollouts] == pytest.approx(expected)
