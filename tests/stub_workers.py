@@ -75,6 +75,7 @@ class StubWorker:
         await asyncio.wait({self.running})
         if self.running.cancelled():
             raise RuntimeError("aborted")
+        self.running.result()
         drawn = [self.draw(one) for one in requests]
         self.done = DecodeWork({len(drawn): 1}, len(drawn) * 80, sum(one.num_new for one in drawn))
         return drawn
