@@ -39,7 +39,6 @@ from pipeline.types import AdapterRef, TrainStep
 
 REFUSED = "refused"
 """Journal event: not one step fits into the budget."""
-_MINUTE_S = 60.0
 
 
 class Coordinator:
@@ -132,11 +131,8 @@ class Coordinator:
         in_time = await self._perform(
             "evaluation", evaluating, abandoned="the evaluation before training"
         )
-        if (
-            in_time
-            and self.deadline.is_timed
-            and not (self.exports.current or self.exports.is_behind)
-        ):
+        has_export = self.exports.current or self.exports.is_behind
+        if in_time and self.deadline.is_timed and not has_export:
             await self._export("current", reason="first")
         if in_time and self._validation_is_due():
             in_time = await self._validate()
@@ -291,7 +287,7 @@ class Coordinator:
             return True
         if settings.every_minutes is None:
             return step % settings.every_steps == 0
-        return self._now_s - self._validated_at_s >= _MINUTE_S * settings.every_minutes
+        return self._now_s - self._validated_at_s >= 60 * settings.every_minutes
 
     async def _validate(self) -> bool:
         """Validates the current version; returns whether it was in time."""
