@@ -9,7 +9,6 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-from pipeline.clock import Stopwatch
 from pipeline.deadline import CHECKPOINT
 from pipeline.progress import Progress
 from pipeline.run.history import provenance
@@ -36,7 +35,6 @@ class CheckpointWriter:
         """
         await self.settle()
         progress = replace(progress, wall_s=self._run.now_s)
-        watch = Stopwatch(self._run.clock.now)
         with self._run.phases.during("checkpoint"):
             await self._run.workers.learner.save(
                 {**progress.to_meta(), "provenance": self._provenance}
@@ -44,7 +42,7 @@ class CheckpointWriter:
         self._saving = {
             "step": progress.step,
             "wall_s": progress.wall_s,
-            "waited_s": watch.total_s,
+            "waited_s": self._run.now_s - progress.wall_s,
         }
         if self._saved < 0:
             await self.settle()

@@ -1,4 +1,4 @@
-"""Time: the run's clock, a stopwatch, and the phases of a process.
+"""Time: the run's clock, and the phases of a process.
 
 Each process has a `PhaseClock`, which sums seconds by phase.
 """
@@ -47,23 +47,6 @@ class Clock:
             self.waited_s += waited_s
             self.started += waited_s
             self._stopped = None
-
-
-class Stopwatch:
-    """Measures seconds from now on.
-
-    Args:
-        now: reads the clock, in seconds.
-    """
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        self._started = now()
-
-    @property
-    def total_s(self) -> float:
-        """Seconds since the start."""
-        return self._now() - self._started
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from pipeline.checkpoint_writer import CheckpointWriter
-from pipeline.clock import Stopwatch
 from pipeline.deadline import SYNC
 from pipeline.evaluate.exports import Exports
 from pipeline.evaluate.notices import record_truncation
@@ -153,9 +152,9 @@ class Coordinator:
             largest=largest,
             bound=bound,
         )
-        watch = Stopwatch(self.context.clock.now)
+        began_s = self._now_s
         await self.workers.publish()
-        self.deadline.parts.observe(SYNC, watch.total_s)
+        self.deadline.parts.observe(SYNC, self._now_s - began_s)
 
     def _refuse_too_small(self, *, abandoned: bool) -> None:
         """Refuses a budget of time into which not one step fits, if no process has trained yet.
@@ -206,31 +205,31 @@ class Coordinator:
         began_s = self._now_s
         await self.profiler.begin(step.number + 1)
         await self.workers.uses()  # seconds of devices count in steps only
-        watch, during = Stopwatch(self.context.clock.now), self.phases.during
+        started_s, during = self._now_s, self.phases.during
         data = await self.producer.take(step, self.progress.sampling)
         metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
             metrics = data.metrics(self.config)
-            self.recorder.check_rewards(data, step, metrics, step_s=watch.total_s)
+            self.recorder.check_rewards(data, step, metrics, step_s=self._now_s - started_s)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s
             ):
                 raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(self._step_ahead(step), data.next_state):
-                updating = Stopwatch(self.context.clock.now)
+                updating_s = self._now_s
                 with during("learn"):
                     learned = await self.workers.update(data, step)
                 self._is_uncounted = True
                 self.deadline.observe_update(
-                    updating.total_s, prompts=step.prompts, phase=step.phase
+                    self._now_s - updating_s, prompts=step.prompts, phase=step.phase
                 )
         check_mean(learned, bound=self.config.mismatch_bounds.mean_stop)
-        syncing = Stopwatch(self.context.clock.now)
+        syncing_s = self._now_s
         with during("sync"):
             await self.workers.publish()
-        self.deadline.parts.observe(SYNC, syncing.total_s)
-        step_s, uses = watch.total_s, await self.workers.uses()
+        self.deadline.parts.observe(SYNC, self._now_s - syncing_s)
+        step_s, uses = self._now_s - started_s, await self.workers.uses()
         await self.profiler.end(step.number + 1)
         self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
         progress = data.counted(self.progress.after_update(learned))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.clock import Stopwatch
 from pipeline.deadline import EXPORT
 from pipeline.evaluate.notices import UNTRAINED_EXPORT, untrained_export
 from pipeline.evaluate.schedule import EvaluationSchedule
@@ -68,13 +67,13 @@ class Exports:
 
     async def export(self, which: AdapterRef, *, reason: str) -> None:
         """Replaces the export by that of an adapter; `reason` is for the journal."""
-        run, watch = self._run, Stopwatch(self._run.clock.now)
+        run, began_s = self._run, self._run.now_s
         examples = await self._schedule.examples()
         report = await run.workers.learner.export(str(run.folder.export), examples, which=which)
         best, published = self._schedule.best, run.workers.published
         assert published is not None
         exported = best["adapter_sha256"] if which == "best" and best else published.sha256
-        seconds = watch.total_s
+        seconds = run.now_s - began_s
         facts: dict[str, Any] = {
             **asdict(report),
             "adapter_sha256": exported,

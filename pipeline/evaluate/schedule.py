@@ -14,7 +14,6 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-from pipeline.clock import Stopwatch
 from pipeline.deadline import evaluation_part
 from pipeline.evaluate import evaluation
 from pipeline.evaluate.evaluation import Answer, Evaluation
@@ -227,9 +226,10 @@ class EvaluationSchedule:
         self, name: str, prompts: Sequence[Prompt], deadline: float | None
     ) -> Evaluation:
         """An evaluation that the end of the run repeats; measures its duration."""
-        watch = Stopwatch(self._run.clock.now)
+        began_s = self._run.now_s
         found = await self._evaluate(name, prompts, deadline)
-        part, seconds, now_s = evaluation_part(name), watch.total_s, self._run.now_s
+        part, now_s = evaluation_part(name), self._run.now_s
+        seconds = now_s - began_s
         self._run.deadline.parts.observe(part, seconds)
         # A resumed run reads it.
         self._run.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=now_s)
