@@ -395,6 +395,17 @@ def test_promise_5_three_skipped_updates_in_a_row_stop_the_run_at_the_last_good_
     assert fine.summary["faults"]["skipped_updates"] == 6
 
 
+def test_steps_whose_advantages_overflow_are_skipped_updates(actor: ColocatedActor, tmp_path: Path):
+    run = process(actor, tmp_path, learner={"advantage": "dr_grpo"}, budget={"steps": 6})
+    signs = iter([1e308, -1e308] * 100)
+    changing(run, lambda _: {"odd": Outcome(next(signs))})
+    why = "step 3: 3 updates in a row were skipped, this one because rewards are so large"
+    with pytest.raises(TrainingStopped, match=why):
+        ended(run)
+    assert [entry["step"] for entry in run.events("update_skipped")] == [1, 2, 3]
+    assert not any(rollout.advantage for part in run.worker.seen for rollout in part)
+
+
 def test_a_step_without_an_update_does_not_change_the_count_of_skipped_updates():
     nothing = {"tokens_trained": 0.0, "tokens_padded": 2.0}
     skipped = nothing | {"skipped_updates": 1.0}
