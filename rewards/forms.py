@@ -24,8 +24,8 @@ import asyncio
 import copy
 import difflib
 import inspect
+import json
 import traceback
-import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +33,8 @@ from functools import partial
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 from rewards.base import Outcome, RewardInput, describe_error, to_outcome
 from rewards.libraries import adapted, is_async, library_parameters
@@ -251,44 +253,21 @@ def _check_names(
 
 
 def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
-    """Refuses arguments that do not suit the annotations `Literal`, `str`, `int`, `float`, `bool`.
-
-    Other annotations, and those that cannot be read, accept everything.
-    """
+    """Refuses arguments that do not suit their annotations, as far as pydantic can read these."""
     try:
         hints = typing.get_type_hints(call)
     except Exception:  # noqa: BLE001 - annotations of a user may be anything
         return
     for name, value in args.items():
-        hint = hints.get(name)
-        options = _options(hint)
-        if options and value not in options:
-            nearest = difflib.get_close_matches(f"{value}", map(str, options), n=1, cutoff=0.0)
-            raise ValueError(
-                f"args.{name} = {value!r}: nearest valid: {nearest[0]!r}, of {options}"
-            )
-        for kind, accepted in _PLAIN.items():
-            is_odd = isinstance(value, bool) and kind is not bool
-            if hint is kind and (is_odd or not isinstance(value, accepted)):
-                raise ValueError(f"args.{name} = {value!r}: the function expects {kind.__name__}")
-
-
-def _options(hint: object) -> tuple[object, ...]:
-    """The values of a `Literal`, or of a union of one with None; empty for other annotations."""
-    if typing.get_origin(hint) is Literal:
-        return typing.get_args(hint)
-    others = [one for one in typing.get_args(hint) if one is not type(None)]
-    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
-    return _options(others[0]) if is_union and len(others) == 1 else ()
-
-
-_PLAIN: Mapping[type, tuple[type, ...]] = {
-    float: (int, float),
-    int: (int,),
-    str: (str,),
-    bool: (bool,),
-}
-"""Types of values that suit an annotation; a bool suits `bool` only."""
+        try:
+            # As JSON an array is a tuple, too, and an integer a float.
+            text = json.dumps(value, default=str)
+            TypeAdapter(hints.get(name, Any)).validate_json(text, strict=True)
+        except PydanticUserError:  # a class of the user
+            continue
+        except ValidationError as error:
+            what = error.errors()[0]["msg"]
+            raise ValueError(f"args.{name} = {value!r}: {what}") from None
 
 
 def _construct(cls: type, args: Mapping[str, object]) -> object:

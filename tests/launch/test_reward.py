@@ -202,7 +202,7 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
         "case 'far': the weighted sum is 0.111111, expected 0.25"
     )
     wrong = [
-        *("[]", case("near", "", 1, row=99), case("part", "", {"closenes": 1})),
+        *("[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})),
         case("key", "", 1, xyz=1),
     ]
     write_rows(config.parent / "cases.jsonl", [*lines, *wrong])
