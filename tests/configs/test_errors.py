@@ -87,7 +87,7 @@ KEYS = (
         (
             "rewards.functions.0.args",
             f"{{n = [{'9' * 20}]}}",
-            f" = {{n = [{'9' * 20}]}}: has an integer of more than 64 bits: {'9' * 20}",
+            f"= {{n = [{'9' * 20}]}}: has an integer of more than 64 bits: {'9' * 20}",
         ),
         # A long value is truncated.
         (
