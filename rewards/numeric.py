@@ -35,25 +35,10 @@ def numeric_answer(
 ) -> float:
     r"""1 if the completion's answer is the reference's number, else 0.
 
-    An answer is one number, with at most these around it:
-
-        before: a sign, a currency, `x =`, `####`, words such as "The answer is", "Tom has" and
-            "about"; or the left side of an equation that is true (`9 + 9 = 18`).
-        the number: digits of any script with thousands separators (`1,234`, `12,34,567`, `1_234`,
-            `1'234`, `1 234`, `12{,}000`, `1.234,5`) and decimals, exponents (`1.2e3`,
-            `1.2 x 10^3`), fractions and mixed numbers (`3/4`, `\frac34`, `1 1/2`, `1½`).
-        after: `hundred` to `trillion`, `dozen`, `lakh`, `crore`, and joined to the number `k`,
-            `M`, `B`, `bn`, which multiply it; a percent sign, also with what it is a share of
-            ("of the students"); a unit; a period.
-        around it: Markdown, LaTeX, quotes. `(7)` is -7, as in accounting.
-
-    A unit is a known symbol or name (`km/h`, `m²`, `°C`, `dollars per hour`), or the name of a
-    thing in the plural (`red marbles`; common things also in the singular after 1). Single
-    letters are variables, but for `m g s h l L N J W V A`. `K`, `C`, `F`, `pairs`, `scores`,
-    `quarters` and the like also multiply or are variables: they count where the reference has the
-    same unit, as do powers of a unit that is no length. Other
-    answers score 0: expressions, powers (`7^2`), several numbers, and numbers with words that
-    change, deny or qualify them (`7 squared`, `7 is wrong`, `7 or eight`, `at least 7`).
+    An answer is one number in any common notation, with at most a lead-in, a sign, a currency or a
+    true equation before it and a unit or the name of things in the plural after it; "Numbers" in
+    docs/rewards.md has the notations. Expressions, several numbers, and numbers with words that
+    change, deny or qualify them (`7 squared`, `7 is wrong`, `at least 7`) score 0.
 
     >>> numeric_answer("<answer>$1,234.50</answer>", answer="1234.5", tags=tags)
     1.0
@@ -77,7 +62,7 @@ def numeric_answer(
 
     Args:
         completion: the completion.
-        answer: the reference answer, in one of the notations above.
+        answer: the reference answer, in one of these notations.
         tags: the configured tags.
         extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
