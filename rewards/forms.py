@@ -186,6 +186,7 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
             construction fails; the message shows the forms.
     """
     if isinstance(function, type):
+        _check_values(function.__init__, args)
         call = _construct(function, args)
         args = {}
         if not callable(call):
@@ -255,9 +256,10 @@ def _check_names(
 def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
     """Refuses arguments that do not suit their annotations, as far as pydantic can read these."""
     try:
-        hints = typing.get_type_hints(call)
+        hints = typing.get_type_hints(call, include_extras=True)
     except Exception:  # noqa: BLE001 - annotations of a user may be anything
         return
+    mistakes = []
     for name, value in args.items():
         try:
             # As JSON an array is a tuple, too, and an integer a float.
@@ -266,8 +268,9 @@ def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
         except PydanticUserError:  # a class of the user
             continue
         except ValidationError as error:
-            what = error.errors()[0]["msg"]
-            raise ValueError(f"args.{name} = {value!r}: {what}") from None
+            mistakes.append(f"args.{name} = {value!r}: {error.errors()[0]['msg']}")
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
 
 
 def _construct(cls: type, args: Mapping[str, object]) -> object:

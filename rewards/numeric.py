@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from configs.task import AnswerPlace
 from rewards.answers import find_answer, same_answer
@@ -18,6 +19,7 @@ from rewards.quantities import PERCENT, Quantity, parse_quantity
 Percent = Literal["either", "fraction", "number"]
 Units = Literal["match", "ignore", "require"]
 NonNumbers = Literal["refuse", "text"]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SHOWN = 200
 
 
@@ -27,8 +29,8 @@ def numeric_answer(
     answer: str,
     tags: Tags,
     extraction: AnswerPlace | None = None,
-    rel_tol: float = 0.0,
-    abs_tol: float = 0.0,
+    rel_tol: Tolerance = 0.0,
+    abs_tol: Tolerance = 0.0,
     units: Units = "match",
     percent: Percent = "either",
     non_numbers: NonNumbers = "refuse",
@@ -77,9 +79,8 @@ def numeric_answer(
             by `exact_answer`, for evaluation sets of another kind.
 
     Raises:
-        ValueError: if the reference is not a number, or a tolerance is invalid.
+        ValueError: if the reference is not a number.
     """
-    _check(rel_tol=rel_tol, abs_tol=abs_tol)
     text, reference = find_answer(completion, tags=tags, extraction=extraction), _reference(answer)
     if reference is None:
         if non_numbers == "refuse":
@@ -126,13 +127,3 @@ def _values(quantity: Quantity, percent: Percent) -> tuple[Fraction, ...]:
         return (quantity.value,)
     share = quantity.value / 100
     return (share,) if percent == "fraction" else (quantity.value, share)
-
-
-def _check(*, rel_tol: float, abs_tol: float) -> None:
-    wrong = [
-        f"{name} = {value} is not a finite number from 0"
-        for name, value in (("rel_tol", rel_tol), ("abs_tol", abs_tol))
-        if not (math.isfinite(value) and value >= 0)
-    ]
-    if wrong:
-        raise ValueError("; ".join(wrong))
