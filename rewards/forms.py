@@ -186,7 +186,7 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
             construction fails; the message shows the forms.
     """
     if isinstance(function, type):
-        _check_values(function.__init__, args)
+        _check_values(function.__init__, args)  # type: ignore[misc]
         call = _construct(function, args)
         args = {}
         if not callable(call):
