@@ -268,7 +268,9 @@ def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
         except PydanticUserError:  # a class of the user
             continue
         except ValidationError as error:
-            mistakes.append(f"args.{name} = {value!r}: {error.errors()[0]['msg']}")
+            first = error.errors()[0]
+            place = ".".join(map(str, (name, *first["loc"])))
+            mistakes.append(f"args.{place} = {value!r}: {first['msg']}")
     if mistakes:
         raise ValueError("; ".join(mistakes))
 
