@@ -289,7 +289,7 @@ def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
         if speed.step_s > SLOW_STEP_S:
             how = "more workers, or async def with concurrency where it waits for a server"
             if trial.facts[name].kind == "async":
-                how = "a higher concurrency, as far as its server answers as fast, or more workers"
+                how = "a higher concurrency, if its server can take it, or more workers"
             needed = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
             yield Finding(
                 "slow",
