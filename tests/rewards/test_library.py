@@ -38,7 +38,7 @@ from rewards.resolve import resolve
 TAGS = Tags.of(Prompt())
 CASES = sorted((Path(__file__).parent / "cases").glob("*.jsonl"))
 MODULES = [
-    *("answers", "choice", "format", "gym", "json_schema", "latex", "length", "libraries"),
+    *("answers", "choice", "format", "gym", "json_schema", "latex", "length"),
     *("numeric", "quantities", "repetition", "units"),
 ]
 ITEM = {"question": "2 + 3 =", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}

@@ -37,8 +37,7 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         (
             "rewardz.correctness:exact_answer",
-            "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by its "
-            "path: rewardz.py:function",
+            "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by its",
         ),
         ("rewards.correctness.exact:answer", "no module 'rewards.correctness.exact'"),
         ("rewards.correctness", "is not of the form file.py:function or module:function"),
