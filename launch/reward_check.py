@@ -125,16 +125,13 @@ async def _try(
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    host = RewardHost(config.rewards, log=log)
-    try:
+    async with RewardHost(config.rewards, log=log) as host:
         try:
             facts = await host.start()
             check_columns(facts, scored_splits(config, data))
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
         return await run_trial(probes, host, rewards=config.rewards, facts=facts, short=short)
-    finally:
-        await host.close()
 
 
 def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:

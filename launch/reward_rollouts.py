@@ -108,8 +108,8 @@ async def _rescore(config: Config, recorded: Recorded, *, log: RewardLog) -> lis
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    host, outcomes = RewardHost(config.rewards, log=log), list[dict[str, Outcome]]()
-    try:
+    outcomes = list[dict[str, Outcome]]()
+    async with RewardHost(config.rewards, log=log) as host:
         try:
             await host.start()
         except ValueError as error:
@@ -119,8 +119,6 @@ async def _rescore(config: Config, recorded: Recorded, *, log: RewardLog) -> lis
                 chunk = [given for _, given in recorded[start : start + _CHUNK]]
                 outcomes += await host.score(chunk)
                 bar.update(len(chunk))
-    finally:
-        await host.close()
     return [
         _rescored(record, given, own, config)
         for (record, given), own in zip(recorded, outcomes, strict=True)

@@ -93,12 +93,9 @@ def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
     rewards = Rewards.model_validate({"functions": [part], **settings})
 
     async def run() -> Trial:
-        host = RewardHost(rewards, log=RewardLog(None))
-        try:
+        async with RewardHost(rewards, log=RewardLog(None)) as host:
             facts = await host.start()
             return await run_trial(make_probes(rows), host, rewards=rewards, facts=facts)
-        finally:
-            await host.close()
 
     return asyncio.run(run())
 

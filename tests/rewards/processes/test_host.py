@@ -124,12 +124,9 @@ class Scored:
 async def started(
     *functions: RewardFunction, log: RewardLog, **settings: Any
 ) -> AsyncIterator[RewardHost]:
-    host = RewardHost(Rewards(functions=functions, **settings), log=log)
-    await host.start()
-    try:
+    async with RewardHost(Rewards(functions=functions, **settings), log=log) as host:
+        await host.start()
         yield host
-    finally:
-        await host.close()
 
 
 def score(functions: list[RewardFunction], *texts: str, log: Path, **settings: float) -> Scored:
