@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
@@ -96,6 +96,19 @@ class Table(BaseModel):
             raise ValueError("an integer of more than 64 bits")
         return value
 
+
+def _refuse_huge_inside(values: dict[str, Any]) -> dict[str, Any]:
+    inner: list[Any] = [values]
+    for one in inner:
+        if isinstance(one, int) and one.bit_length() > 63:
+            raise ValueError(f"has an integer of more than 64 bits: {one}")
+        if isinstance(one, dict | list):
+            inner += one.values() if isinstance(one, dict) else one
+    return values
+
+
+FreeTable = Annotated[dict[str, Any], AfterValidator(_refuse_huge_inside)]
+"""A table whose keys and values are those of a user's function."""
 
 # Descriptions of the patterns in words; `configs.settings` reads them.
 _SLUG = "of letters, digits, '.', '_' and '-' that begins with a letter or digit"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from configs.base import (
     FREE,
     REWARDS,
     DataPath,
+    FreeTable,
     FunctionName,
     Problem,
     Slug,
@@ -86,7 +87,7 @@ class Source(Table):
         le=4000,
         description="reasoning_gym only: seed; different seeds share no item",
     )
-    settings: dict[str, Any] = Field(
+    settings: FreeTable = Field(
         {}, description="reasoning_gym only: settings of the dataset, e.g. { max_terms = 3 }"
     )
 
@@ -307,7 +308,7 @@ class RewardFunction(Table):
     weight: float = Field(
         1.0, description="weight of the part; the reward is the weighted sum of the parts"
     )
-    args: dict[str, Any] = Field(
+    args: FreeTable = Field(
         {}, description="keyword arguments of the function, or of the constructor of a class"
     )
     timeout_s: float | None = Field(

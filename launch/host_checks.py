@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
@@ -22,10 +21,6 @@ _INSTALL = {"cpu": "--cpu", "tpu": "--tpu", "gpu": "--cuda13"}
 _TPU_ONLY = "libtpu"
 _SHOWN = 3
 """Packages, processes or files that a finding names."""
-_HOSTS = re.compile(r"[\w.:\[\]-]+(,[\w.:\[\]-]+)*", re.ASCII)
-_HOST_LISTS = ("TPU_WORKER_HOSTNAMES", "TPU_WORKER_ADDRS")
-_HOST_BOUNDS = ("TPU_PROCESS_BOUNDS", "TPU_HOST_BOUNDS")
-_ONE_HOST = "1,1,1"
 
 
 @dataclass(frozen=True)
@@ -144,29 +139,23 @@ def _lock_file(host: Host, state: State) -> Finding:
 
 
 def _variables(needed: int, state: State) -> Iterator[Finding]:
-    """Environment variables of libtpu; a run sets those of each process itself."""
-    given = {name: value for name, value in os.environ.items() if name.startswith("TPU_")}
-    wrong = {
-        f"{name} is not a list of hosts: {given[name][:60]!r}": f"start without it: env -u {name}"
-        for name in _HOST_LISTS
-        if name in given and not _HOSTS.fullmatch(given[name])
-    }
-    wrong |= {
-        f"{name} = {given[name]}: this host is one of several, and libtpu waits for them": (
-            f"start with {name}={_ONE_HOST}; a process has the chips of one host"
-        )
-        for name in _HOST_BOUNDS
-        if given.get(name, _ONE_HOST) != _ONE_HOST
-    }
-    visible = given.get("TPU_VISIBLE_CHIPS")
-    if visible is not None and len(list(filter(None, visible.split(",")))) < needed:
-        shown = f"TPU_VISIBLE_CHIPS = {visible!r} hides chips; the plan needs {needed}"
-        wrong[shown] = "start without it: env -u TPU_VISIBLE_CHIPS"
-    for shown, remedy in wrong.items():
-        yield Finding("TPU variables", state, shown, remedy)
-    if not wrong:
-        shown = f"{len(given)} set; each process of a run gets those of its chips"
-        yield Finding("TPU variables", "ok", shown)
+    """Environment variables of libtpu, of which a run sets only those of a part of a host."""
+    several = "is of a host of several, and libtpu waits for the others", "set it to 1,1,1"
+    wrong: tuple[tuple[str, Callable[[str], bool], str, str], ...] = (
+        ("TPU_WORKER_HOSTNAMES", lambda value: " " in value, "is no list of hosts", "unset it"),
+        ("TPU_PROCESS_BOUNDS", lambda value: value != "1,1,1", *several),
+        ("TPU_HOST_BOUNDS", lambda value: value != "1,1,1", *several),
+        (
+            "TPU_VISIBLE_CHIPS",
+            lambda value: value.count(",") + 1 < needed,
+            f"hides chips; the plan needs {needed}",
+            "unset it",
+        ),
+    )
+    for name, is_wrong, what, remedy in wrong:
+        value = os.environ.get(name)
+        if value is not None and is_wrong(value):
+            yield Finding("TPU variables", state, f"{name} = {value[:60]!r} {what}", remedy)
 
 
 def _ray_count(host: Host, given: int | None, needed: int, state: State) -> Finding:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, say
@@ -17,21 +19,24 @@ from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
-from pipeline.run.report.reward_check import Figures, check_figures, check_lines, finding_lines
+from pipeline.plan.plan_report import table
+from pipeline.rollout.scoring import SUM
+from rewards.base import NAME_SEPARATOR
 from rewards.checks.cases import Case, mismatches, parse_cases
-from rewards.checks.findings import Finding, find
-from rewards.checks.probes import Probe, make_probes
-from rewards.checks.trial import Trial, run_trial
+from rewards.checks.findings import Finding, find, speeds
+from rewards.checks.probes import REFERENCE, Probe, make_probes
+from rewards.checks.trial import Scored, Trial, run_trial
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
+Figures = Mapping[str, Any]
 _DRY_RUN_ROWS = 8
 _CHARACTERS_PER_TOKEN = 4
 
 
 def prepare_check(
     config: Config, *, rows: int, form: str | None, cases: str | None
-) -> Callable[[RewardLog], tuple[Figures, list[str], bool]]:
+) -> Callable[[RewardLog], tuple[Figures, Iterator[str], bool]]:
     """Reads data and cases; returns the check, see `launch.reward.Work`.
 
     Args:
@@ -46,26 +51,47 @@ def prepare_check(
     """
     data = read_training_data(config)
     probes = _probes(config, data, rows=rows, form=form)
-    found = [] if cases is None else _read_cases(Path(cases), config, data)
-    return partial(_check, config, data, probes, found)
+    own = [] if cases is None else _read_cases(Path(cases), config, data)
+
+    def check(log: RewardLog) -> tuple[Figures, Iterator[str], bool]:
+        tried = [*probes, *(probe for _, probe in own)]
+        trial = asyncio.run(_try(config, data, tried, log=log))
+        findings = [
+            *find(trial, rollouts_per_step=_per_step(config)),
+            *mismatches([case for case, _ in own], trial),
+            *_of_references(config, data),
+        ]
+        findings.sort(key=lambda finding: not finding.fails)
+        figures = _figures(trial, findings, _per_step(config))
+        return figures, _lines(config, figures, findings), figures["passed"]
+
+    return check
 
 
-def _check(
-    config: Config,
-    data: LoadedData,
-    probes: Sequence[Probe],
-    cases: Sequence[Case],
-    log: RewardLog,
-) -> tuple[Figures, list[str], bool]:
-    scored = [*probes, *(case.probe for case in cases)]
-    trial = asyncio.run(_try(config, data, scored, log=log))
-    per_step = config.rollout.prompts_per_step * config.rollout.group_size
-    findings = [*find(trial, rollouts_per_step=per_step), *mismatches(cases, trial)]
-    findings += _of_references(config, data)
-    findings.sort(key=lambda finding: not finding.fails)
-    rows = len({probe.row for probe in probes})
-    figures = check_figures(trial, findings, rows=rows, rollouts_per_step=per_step)
-    return figures, [*_left_out(config), *check_lines(figures)], figures["passed"]
+def dry_run(prepared: Prepared) -> int:
+    """Prints what fails in a short check of a run's rewards, as warnings.
+
+    Returns:
+        The exit status: not 0 if a weighted part has no score for any completion.
+    """
+    config, data = prepared.config, prepared.data
+    for line in data_notices(config, data.train.prompts):
+        say(f"note: {line}", file=sys.stderr)
+    config = config.model_copy(update={"rewards": config.rewards.single_process()})
+    probes = _probes(config, data, rows=_DRY_RUN_ROWS)
+    trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
+    found = find(trial, rollouts_per_step=_per_step(config))
+    failing = [one for one in found if one.fails]
+    shown = f"rewards, tried on {len(probes)} completions"
+    say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
+    for line in _finding_lines([*failing, *_of_references(config, data)], error="warning"):
+        say(line, file=sys.stderr)
+    unscored = [
+        name
+        for name, weight in trial.weights.items()
+        if weight and all(one.outcomes[name].error is not None for one in trial.scored)
+    ]
+    return EXIT_MISTAKE if unscored else 0
 
 
 def prompt_lines(prepared: Prepared) -> Iterator[str]:
@@ -81,31 +107,9 @@ def prompt_lines(prepared: Prepared) -> Iterator[str]:
     yield f"measured by {what} (eval.metric); answer: {PLACES[config.extraction]}"
 
 
-def dry_run(prepared: Prepared) -> int:
-    """Prints what fails in a short check of a run's rewards, as warnings.
-
-    Returns:
-        The exit status: not 0 if a weighted part has no score for any completion.
-    """
-    config, data = prepared.config, prepared.data
-    for line in data_notices(config, data.train.prompts):
-        say(f"note: {line}", file=sys.stderr)
-    config = config.model_copy(update={"rewards": config.rewards.single_process()})
-    probes = _probes(config, data, rows=_DRY_RUN_ROWS)
-    trial = asyncio.run(_try(config, data, probes, log=RewardLog(None), short=True))
-    per_step = config.rollout.prompts_per_step * config.rollout.group_size
-    findings = [one for one in find(trial, rollouts_per_step=per_step) if one.fails]
-    findings += _of_references(config, data)
-    shown = f"rewards, tried on {len(probes)} completions"
-    say(f"{shown} (python -m launch.reward CONFIG.toml shows more):", file=sys.stderr)
-    for line in finding_lines([vars(one) | {"fails": False} for one in findings]):
-        say(line, file=sys.stderr)
-    failed = [
-        name
-        for name, weight in trial.weights.items()
-        if weight and all(one.outcomes[name].error is not None for one in trial.scored)
-    ]
-    return EXIT_MISTAKE if failed else 0
+def _per_step(config: Config) -> int:
+    """Rollouts of a step."""
+    return config.rollout.prompts_per_step * config.rollout.group_size
 
 
 async def _try(
@@ -121,16 +125,13 @@ async def _try(
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    host = RewardHost(config.rewards, log=log)
-    try:
+    async with RewardHost(config.rewards, log=log) as host:
         try:
             facts = await host.start()
             check_columns(facts, scored_splits(config, data))
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
         return await run_trial(probes, host, rewards=config.rewards, facts=facts, short=short)
-    finally:
-        await host.close()
 
 
 def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = None) -> list[Probe]:
@@ -142,7 +143,7 @@ def _probes(config: Config, data: LoadedData, *, rows: int, form: str | None = N
     )
 
 
-def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
+def _read_cases(path: Path, config: Config, data: LoadedData) -> list[tuple[Case, Probe]]:
     """Reads the cases.
 
     Raises:
@@ -155,12 +156,9 @@ def _read_cases(path: Path, config: Config, data: LoadedData) -> list[Case]:
         raise FileNotFoundError(f"command line: --cases: no file {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"command line: --cases: {path} cannot be read: {error}") from None
-    return parse_cases(
-        text,
-        file=path.name,
-        row_of=case_rows(data.train.prompts, config),
-        parts=[part.name for part in config.rewards.functions],
-    )
+    parts = [part.name for part in config.rewards.functions]
+    row_of = case_rows(data.train.prompts, config)
+    return parse_cases(text, file=path.name, row_of=row_of, parts=parts)
 
 
 def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
@@ -168,6 +166,110 @@ def _of_references(config: Config, data: LoadedData) -> Iterator[Finding]:
         yield Finding("references", what=notice.what, advice=notice.advice)
 
 
-def _left_out(config: Config) -> Iterator[str]:
+# --- the report
+
+
+def _figures(trial: Trial, findings: Sequence[Finding], per_step: int) -> dict[str, Any]:
+    """All figures of the report, as JSON."""
+    by_name: dict[str, list[Scored]] = {}
+    for one in trial.scored:
+        by_name.setdefault(one.probe.name, []).append(one)
+    return {
+        "rows": len({one.probe.row for one in trial.scored if one.probe.kind != "case"}),
+        "completions": len(trial.scored),
+        "has_references": REFERENCE in by_name,
+        "rollouts_per_step": per_step,
+        "parts": [
+            {
+                "name": part.name,
+                "function": part.function,
+                "form": trial.facts[part.name].kind,
+                "weight": part.weight,
+            }
+            for part in trial.rewards.functions
+        ],
+        "probes": [
+            {"name": name, "kind": own[0].probe.kind, "n": len(own), "columns": _columns(own)}
+            for name, own in by_name.items()
+        ],
+        "speed": {
+            name: asdict(one) for name, one in speeds(trial, rollouts_per_step=per_step).items()
+        },
+        "findings": [asdict(finding) for finding in findings],
+        "passed": not any(finding.fails for finding in findings),
+    }
+
+
+def _columns(own: Sequence[Scored]) -> dict[str, Any]:
+    """The scores of one probe in all rows: parts, the numbers that they return, their sum."""
+    values, errors = dict[str, list[float | None]](), dict[str, int]()
+    for name in own[0].outcomes:
+        outcomes = [one.outcomes[name] for one in own]
+        values[name] = [outcome.value for outcome in outcomes]
+        errors[name] = sum(outcome.error is not None for outcome in outcomes)
+        for key in dict.fromkeys(key for outcome in outcomes for key in outcome.named):
+            of_key = [outcome.named.get(key) for outcome in outcomes]
+            values[f"{name}{NAME_SEPARATOR}{key}"] = of_key
+    values[SUM] = [one.total for one in own]
+    columns = dict[str, Any]()
+    for name, all_values in values.items():
+        known = [value for value in all_values if value is not None]
+        columns[name] = {
+            "mean": statistics.fmean(known) if known else None,
+            "min": min(known, default=None),
+            "max": max(known, default=None),
+            "errors": errors.get(name, 0),
+        }
+    return columns
+
+
+def _lines(config: Config, figures: Figures, findings: Sequence[Finding]) -> Iterator[str]:
+    """The lines of the report."""
     if config.rollout.overlong_tokens:
         yield "the part of rollout.overlong_tokens is left out: it counts tokens"
+    yield (
+        f"{figures['completions']} completions for {figures['rows']} rows of the training data; "
+        "mean (lowest..highest)"
+    )
+    if not figures["has_references"]:
+        yield (
+            "the rows have no reference answers: what compares with them is left out; --cases FILE "
+            "checks completions of yours"
+        )
+    yield ""
+    columns = dict.fromkeys(name for probe in figures["probes"] for name in probe["columns"])
+    rows = [["completion", "n", *columns, ""]]
+    for probe in figures["probes"]:
+        cells = [_cell(probe["columns"].get(name)) for name in columns]
+        rows.append([probe["name"], f"{probe['n']}", *cells, probe["kind"]])
+    yield from table(rows)
+    if figures["speed"]:
+        per_step = f"{figures['rollouts_per_step']} rollouts"
+        rows = [["seconds, one at a time", "p50", "p99", per_step, ""]]
+        for name, speed in figures["speed"].items():
+            seconds = [f"{speed['p50_s']:.4f}", f"{speed['p99_s']:.4f}", f"{speed['step_s']:.1f}"]
+            rows.append([name, *seconds, f"{speed['parallel']} at a time"])
+        yield ""
+        yield from table(rows)
+    yield ""
+    yield from _finding_lines(findings, error="ERROR")
+
+
+def _cell(found: Figures | None) -> str:
+    if found is None:
+        return ""
+    errors = f" {found['errors']} errors" if found["errors"] else ""
+    if found["mean"] is None:
+        return f"-{errors}"
+    spread = f" ({found['min']:.3g}..{found['max']:.3g})" if found["min"] != found["max"] else ""
+    return f"{found['mean']:.3g}{spread}{errors}"
+
+
+def _finding_lines(findings: Sequence[Finding], *, error: str) -> Iterator[str]:
+    """The findings with their advice; those that fail are called `error`."""
+    if not findings:
+        yield "nothing is wrong"
+    for finding in findings:
+        yield f"{error if finding.fails else 'warning'}: {finding.what}"
+        yield from (f"    {example}" for example in finding.examples)
+        yield f"  {finding.advice}"

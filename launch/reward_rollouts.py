@@ -4,29 +4,62 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy.stats import spearmanr
 from tqdm import tqdm
 
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure
+from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM, score_parts
-from pipeline.run.report.rescoring import Figures, Rescored, rescoring_figures, rescoring_lines
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
-from rewards.base import Outcome, RewardInput, Tags
+from rewards.answers import find_answer, same_answer
+from rewards.base import Outcome, RewardError, RewardInput, Tags
 from rewards.processes.host import RewardHost
 from rewards.processes.log import RewardLog
 
 _CHUNK = 256
 """Rollouts that are scored between two updates of the progress."""
+_QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
+_LONGEST_PROMPT, _LONGEST_TEXT = 300, 800
+_DIFFERENCE = 1e-9
+"""Smaller differences of rewards are rounding."""
 
-Record = Mapping[str, Any]
-Recorded = Sequence[tuple[Record, RewardInput]]
+Figures = Mapping[str, Any]
+Recorded = Sequence[tuple[Mapping[str, Any], RewardInput]]
+"""Records, each with the input of the reward functions."""
+
+
+@dataclass(frozen=True)
+class _Rescored:
+    """A recorded rollout with its rewards before and after.
+
+    Attributes:
+        step: that started it.
+        sample: its number in the group.
+        given: input of the reward functions.
+        answer: that was found in the completion.
+        before: recorded values of the parts and the numbers that they return by name, and the
+            weighted sum as `SUM`; None: no value.
+        after: the same, scored again.
+        errors: of parts, and of the weighted sum, that failed when scored again.
+    """
+
+    step: int
+    sample: int
+    given: RewardInput
+    answer: str | None
+    before: Mapping[str, float | None]
+    after: Mapping[str, float | None]
+    errors: Mapping[str, RewardError]
 
 
 def prepare_rescoring(
@@ -53,63 +86,54 @@ def prepare_rescoring(
         has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
     names = [f"step_{one:06d}" for one in asked]
-    recorded = list(_read(folder, names, tags))
+    recorded = [
+        (record, recorded_input(record, tags=tags))
+        for name in names
+        for record in folder.read_rollouts(name)
+    ]
     if not recorded:
         raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
-    return partial(_rescore, config, recorded, show)
+
+    def rescore(log: RewardLog) -> tuple[Figures, Iterator[str], bool]:
+        rollouts = asyncio.run(_rescore(config, recorded, log=log))
+        figures = _figures(rollouts, show=show)
+        return figures, _lines(figures), not figures["errors"]
+
+    return rescore
 
 
-def _rescore(
-    config: Config, recorded: Recorded, show: int, log: RewardLog
-) -> tuple[Figures, Iterator[str], bool]:
-    outcomes = asyncio.run(_score(config, [given for _, given in recorded], log=log))
-    rollouts = [
-        _rescored(record, given, own, config)
-        for (record, given), own in zip(recorded, outcomes, strict=True)
-    ]
-    figures = rescoring_figures(rollouts, extraction=config.extraction, show=show)
-    return figures, rescoring_lines(figures), not figures["errors"]
-
-
-async def _score(
-    config: Config, inputs: Sequence[RewardInput], *, log: RewardLog
-) -> list[dict[str, Outcome]]:
-    """Scores all inputs.
+async def _rescore(config: Config, recorded: Recorded, *, log: RewardLog) -> list[_Rescored]:
+    """Scores all rollouts.
 
     Raises:
         Failure: if a function cannot be used, with a line for each.
     """
-    host, found = RewardHost(config.rewards, log=log), list[dict[str, Outcome]]()
-    try:
+    outcomes = list[dict[str, Outcome]]()
+    async with RewardHost(config.rewards, log=log) as host:
         try:
             await host.start()
         except ValueError as error:
             raise Failure(error, EXIT_MISTAKE) from None
-        with tqdm(total=len(inputs), unit="rollout", delay=2, leave=False, disable=None) as bar:
-            for start in range(0, len(inputs), _CHUNK):
-                found += await host.score(inputs[start : start + _CHUNK])
-                bar.update(len(found) - start)
-    finally:
-        await host.close()
-    return found
-
-
-def _read(
-    folder: RunFolder, names: Sequence[str], tags: Tags
-) -> Iterator[tuple[Record, RewardInput]]:
-    for name in names:
-        for record in folder.read_rollouts(name):
-            yield record, recorded_input(record, tags=tags)
+        with tqdm(total=len(recorded), unit="rollout", delay=2, leave=False, disable=None) as bar:
+            for start in range(0, len(recorded), _CHUNK):
+                chunk = [given for _, given in recorded[start : start + _CHUNK]]
+                outcomes += await host.score(chunk)
+                bar.update(len(chunk))
+    return [
+        _rescored(record, given, own, config)
+        for (record, given), own in zip(recorded, outcomes, strict=True)
+    ]
 
 
 def _rescored(
-    record: Record, given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
-) -> Rescored:
+    record: Mapping[str, Any], given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
+) -> _Rescored:
     scores = score_parts(outcomes, num_tokens=record["num_tokens"], config=config)
-    return Rescored(
+    return _Rescored(
         step=record["step"],
         sample=record["sample"],
         given=given,
+        answer=find_answer(given.completion, tags=given.tags, extraction=config.extraction),
         before={**record["rewards"], SUM: record["reward"]},
         after={**scores.rewards, SUM: scores.reward},
         errors=scores.errors,
@@ -135,3 +159,194 @@ def _range(steps: str | None) -> tuple[int, int | None]:
             f"{first}:{first}"
         )
     return first, last
+
+
+# --- the report
+
+
+def _figures(rollouts: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
+    """All figures of the report, as JSON.
+
+    Args:
+        rollouts: scored again.
+        show: maximum number of completions of each kind.
+    """
+    groups = defaultdict[tuple[int, int], list[_Rescored]](list)
+    for one in rollouts:
+        groups[one.step, one.given.prompt_id].append(one)
+    names = dict.fromkeys(name for one in rollouts for name in (*one.after, *one.before))
+    names[SUM] = names.pop(SUM)  # the last row
+    ranked = [one for one in rollouts if one.after[SUM] is not None]
+    ranked.sort(key=lambda one: one.after[SUM] or 0.0, reverse=True)
+    return {
+        "rollouts": len(rollouts),
+        "groups": len(groups),
+        "steps": sorted({one.step for one in rollouts}),
+        "parts": {
+            name: {
+                "before": _distribution(one.before.get(name) for one in rollouts),
+                "after": _distribution(one.after.get(name) for one in rollouts),
+            }
+            for name in names
+        },
+        "groups_with_signal": {
+            "before": _signal([one.before[SUM] for one in group] for group in groups.values()),
+            "after": _signal([one.after[SUM] for one in group] for group in groups.values()),
+        },
+        "rank_correlation": _rank_correlation(groups.values()),
+        "best": [_sample(one) for one in ranked[:show]],
+        "worst": [_sample(one) for one in ranked[::-1][:show]],
+        "wrong": _wrong(ranked, show=show),
+        "errors": _errors(rollouts),
+    }
+
+
+def _distribution(values: Iterable[float | None]) -> dict[str, float]:
+    known = np.array([value for value in values if value is not None])
+    if not len(known):
+        return {"n": 0}
+    quantiles = np.quantile(known, list(_QUANTILES.values())).tolist()
+    return {
+        "n": len(known),
+        "mean": float(known.mean()),
+        "std": float(known.std()),
+        **dict(zip(_QUANTILES, quantiles, strict=True)),
+        "lowest": float(known.min()),
+        "highest": float(known.max()),
+    }
+
+
+def _signal(groups: Iterable[Sequence[float | None]]) -> float:
+    """Share of groups whose rewards differ."""
+    known = [[value for value in group if value is not None] for group in groups]
+    return float(np.mean([len(one) > 1 and np.ptp(one) > _DIFFERENCE for one in known]))
+
+
+def _rank_correlation(groups: Iterable[Sequence[_Rescored]]) -> dict[str, Any]:
+    """Mean of the groups with signal among the rollouts that have a reward before and after."""
+    found = []
+    for group in groups:
+        both = [(one.before[SUM], one.after[SUM]) for one in group]
+        pairs = np.array([pair for pair in both if None not in pair], float)
+        if len(pairs) > 1 and np.ptp(pairs, axis=0).min() > _DIFFERENCE:
+            found.append(spearmanr(pairs).statistic)
+    return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
+
+
+def _wrong(ranked: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
+    """Rollouts with a wrong answer and a high reward: at least the median of right ones.
+
+    Args:
+        ranked: the highest reward first.
+        show: maximum number of completions.
+    """
+    right, wrong = list[float](), list[tuple[float, _Rescored]]()
+    for one in ranked:
+        reference, reward = one.given.answer, one.after[SUM] or 0.0
+        if reference is not None and one.answer is not None and same_answer(one.answer, reference):
+            right.append(reward)
+        elif reference is not None:
+            wrong.append((reward, one))
+    median = float(np.median(right)) if right else None
+    high = [one for reward, one in wrong if median is None or reward >= median]
+    return {
+        "count": len(wrong),
+        "high": len(high),
+        "median_of_right": median,
+        "samples": [_sample(one) for one in high[:show]],
+    }
+
+
+def _errors(rollouts: Sequence[_Rescored]) -> list[dict[str, Any]]:
+    counts, first = Counter[tuple[str, str]](), dict[tuple[str, str], str]()
+    for one in rollouts:
+        for name, error in one.errors.items():
+            counts[name, error.cause] += 1
+            first.setdefault((name, error.cause), error.message)
+    return [
+        {"part": name, "cause": cause, "count": count, "first": first[name, cause]}
+        for (name, cause), count in counts.most_common()
+    ]
+
+
+def _sample(one: _Rescored) -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "prompt_id": one.given.prompt_id,
+        "sample": one.sample,
+        "before": one.before[SUM],
+        "after": one.after[SUM],
+        "parts": {name: value for name, value in one.after.items() if name != SUM},
+        "prompt": one.given.prompt,
+        "answer": one.given.answer,
+        "extracted": one.answer,
+        "stop_reason": one.given.stop_reason,
+        "text": one.given.completion,
+    }
+
+
+def _lines(figures: Figures) -> Iterator[str]:
+    """The lines of the report."""
+    yield f"{figures['rollouts']} rollouts in {figures['groups']} groups, scored again"
+    yield ""
+    heads = ("n", "mean", "std", *_QUANTILES, "lowest", "highest")
+    rows = [["reward", "", *heads, ""]]
+    for name, found in figures["parts"].items():
+        for when, one in found.items():
+            cells = [f"{one[head]:.4g}" if head in one else "-" for head in heads]
+            rows.append([name if when == "before" else "", when, *cells, ""])
+    yield from table(rows)
+    yield ""
+    signal, ranks = figures["groups_with_signal"], figures["rank_correlation"]
+    yield (
+        f"groups with signal (rewards that differ): {signal['before']:.1%} before, "
+        f"{signal['after']:.1%} after"
+    )
+    if ranks["mean"] is not None:
+        yield (
+            f"rank correlation within groups (Spearman): {ranks['mean']:.3f}, mean of "
+            f"{ranks['groups']} groups with signal before and after"
+        )
+    for kind, title in (("best", "highest reward"), ("worst", "lowest reward")):
+        for sample in figures[kind]:
+            yield from ("", *_sample_lines(sample, title))
+    wrong = figures["wrong"]
+    if wrong["count"] and wrong["median_of_right"] is None:
+        yield from ("", f"{wrong['count']} rollouts have a wrong answer, none has a right one")
+    elif wrong["count"]:
+        yield ""
+        yield (
+            f"{wrong['high']} of {wrong['count']} rollouts with a wrong answer have at least the "
+            f"median reward of right ones ({_number(wrong['median_of_right'])})"
+        )
+    for sample in wrong["samples"]:
+        yield from ("", *_sample_lines(sample, "high reward, wrong answer"))
+    for error in figures["errors"]:
+        what = f"{error['part']!r}: {error['count']} rollouts have no score ({error['cause']})"
+        yield from ("", f"ERROR: {what}, first: {error['first']}")
+
+
+def _sample_lines(sample: Figures, title: str) -> Iterator[str]:
+    parts = ", ".join(f"{name} {_number(value)}" for name, value in sample["parts"].items())
+    yield (
+        f"{title}: step {sample['step']}, prompt {sample['prompt_id']}, sample {sample['sample']}: "
+        f"{_number(sample['before'])} before, {_number(sample['after'])} after ({parts})"
+    )
+    if sample["answer"] is not None:
+        yield f"  extracted answer {sample['extracted']!r}, reference {sample['answer']!r}"
+    texts = (("prompt", _LONGEST_PROMPT), ("text", _LONGEST_TEXT))
+    for key, longest in texts:
+        text = sample[key]
+        if len(text) > longest:
+            text = f"{text[: longest // 2]} [...] {text[-longest // 2 :]}"
+        first, *rest = map(_escaped, text.split("\n"))
+        yield f"  {'completion' if key == 'text' else key}: {first}"
+        yield from (f"    {line}" for line in rest)
+
+
+def _escaped(line: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"

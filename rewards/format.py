@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from rewards.answers import find_answer
 from rewards.base import Tags
 
@@ -96,7 +98,7 @@ class Pattern:
         maximum: the number of matches that scores 1.
 
     Raises:
-        ValueError: if an argument is invalid.
+        ValueError: if the pattern is none.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Pattern:
         pattern: str,
         *,
         match: Literal["search", "full", "count"] = "search",
-        maximum: int = 1,
+        maximum: PositiveInt = 1,
     ) -> None:
         try:
             self._pattern = re.compile(pattern)
@@ -112,10 +114,6 @@ class Pattern:
             raise ValueError(
                 f"pattern = {pattern!r} is not a regular expression: {error}"
             ) from None
-        if match not in {"search", "full", "count"}:
-            raise ValueError(f"match = {match!r} is not search, full or count")
-        if maximum < 1:
-            raise ValueError(f"maximum = {maximum} is below 1")
         self._match, self._maximum = match, maximum
 
     def __call__(self, completion: str) -> float:

@@ -6,13 +6,18 @@
     batch     def f(inputs)                                      a sequence of RewardInput
     trl       def f(prompts, completions, **columns)             lists, by keyword
 
-Functions of verl and OpenRLHF become functions of one of these forms (`rewards/libraries.py`).
+Functions of other libraries have the form in brackets:
+
+    verl      compute_score(data_source, solution_str, ground_truth, extra_info)       sample, async
+    verl      compute_score(data_sources, solution_strs, ground_truths, extra_infos)   batch, lists
+    OpenRLHF  reward_func(queries, prompts, labels)                                    batch, lists
 
 A class is constructed with the part's arguments, and its `__call__` has one of these signatures.
 The arguments of a function are passed by keyword with every call. A sample function gets the
 columns that it names, or all with `**columns`, and of `answer`, `prompt`, `stop_reason`, `tags`,
 `source`, `messages`, `row` those that it names. It returns a number, None, or named numbers; the
-other forms return one of these for each completion.
+other forms return one of these for each completion. Of the mapping that verl's functions return for
+a completion, and OpenRLHF's for a batch, `score` or `rewards` counts.
 
 A value must depend on its own completion only: completions come in any order and in batches of any
 size, and after an error they are scored again one by one.
@@ -24,20 +29,26 @@ import asyncio
 import copy
 import difflib
 import inspect
+import json
 import traceback
-import types
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import Parameter
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import TypeAdapter, ValidationError
+
 from rewards.base import Outcome, RewardInput, describe_error, to_outcome
-from rewards.libraries import adapted, is_async, library_parameters
 
 Kind = Literal["sample", "async", "batch", "trl"]
+Offered = Mapping[str, Callable[[RewardInput], object]]
+"""What a function can get for a completion besides columns, by parameter."""
+Scored = tuple[int, Outcome, str]
+"""Position of an input, its outcome, and the traceback of its error ("" without one)."""
 
 EXAMPLES: Mapping[Kind, str] = {
     "sample": "def f(completion, *, answer, **columns) -> float",
@@ -45,15 +56,33 @@ EXAMPLES: Mapping[Kind, str] = {
     "batch": "def f(inputs) -> list of one number for each RewardInput",
     "trl": "def f(prompts, completions, **columns) -> list of one number for each completion",
 }
-
-OFFERED = ("answer", "prompt", "stop_reason", "tags", "source", "messages", "row")
-"""What a sample function can name besides the columns of the dataset."""
-
+_OWN: Offered = {
+    name: attrgetter(name)
+    for name in ("answer", "prompt", "stop_reason", "tags", "source", "messages", "row")
+}
+_TRL: Offered = {
+    "answer": attrgetter("answer"),
+    "prompts": lambda one: one.prompt if one.messages is None else list(one.messages),
+    "completions": lambda one: (
+        one.completion
+        if one.messages is None
+        else [{"role": "assistant", "content": one.completion}]
+    ),
+}
 _TRL_MISSING = ("completion_ids", "trainer_state")
 """What TRL passes and this project does not have."""
-
-Scored = tuple[int, Outcome, str]
-"""Position of an input, its outcome, and the traceback of its error ("" without one)."""
+_VERL: Offered = {
+    "data_source": lambda one: one.row.get("data_source", one.source or ""),
+    "solution_str": attrgetter("completion"),
+    "ground_truth": attrgetter("answer"),
+    "extra_info": lambda one: one.row.get("extra_info", one.row),
+}
+_VERL_BATCH: Offered = {f"{name}s": get for name, get in _VERL.items()}
+_OPENRLHF: Offered = {
+    "queries": lambda one: one.prompt + one.completion,
+    "prompts": attrgetter("prompt"),
+    "labels": attrgetter("answer"),
+}
 
 
 @dataclass(frozen=True)
@@ -63,27 +92,29 @@ class Form:
     Attributes:
         kind: its form.
         call: the function with its arguments, or the constructed object.
-        names: parameters that take columns.
-        required: those of them without a default.
+        offered: what it gets for each completion; None: the inputs themselves.
+        names: columns that it names.
+        required: parameters without a default that it gets.
+        hidden: columns that it does not get as one of all.
         takes_all: whether it takes all columns (`**columns`).
+        needs_answer: whether it cannot be called without a reference answer.
+        key: of a mapping that it returns, the value that counts; "": all values are named numbers.
     """
 
     kind: Kind
     call: Callable[..., Any]
-    names: frozenset[str]
-    required: tuple[str, ...]
-    takes_all: bool
-
-    @property
-    def needs_answer(self) -> bool:
-        """Whether it cannot be called without a reference answer."""
-        return "answer" in self.required
+    offered: Offered | None
+    names: frozenset[str] = frozenset()
+    required: tuple[str, ...] = ()
+    hidden: Collection[str] = ()
+    takes_all: bool = False
+    needs_answer: bool = False
+    key: str = ""
 
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the dataset that it cannot be called without."""
-        offered = {"answer"} if self.kind == "trl" else set(OFFERED)
-        return tuple(name for name in self.required if name not in offered)
+        return tuple(name for name in self.required if name not in (self.offered or ()))
 
     def score(self, inputs: Sequence[RewardInput]) -> Iterator[Scored]:
         """Scores inputs in order; never raises because of the function or its results.
@@ -93,17 +124,17 @@ class Form:
         """
         if self.kind == "sample":
             for index, one in enumerate(inputs):
-                yield (index, *_guarded(partial(self._call_one, one)))
+                yield (index, *_guarded(lambda one=one: self._result(self._call_one(one))))  # type: ignore[misc]
             return
         try:
-            values = _values(self._call_batch(inputs), len(inputs))
+            values = self._call_batch(inputs)
         except BaseException:  # noqa: BLE001 - a user's code may raise anything
             values = None
         if values is not None:
             yield from ((index, to_outcome(value), "") for index, value in enumerate(values))
             return
         for index, one in enumerate(inputs):
-            yield (index, *_guarded(partial(self._call_alone, one)))
+            yield (index, *_guarded(lambda one=one: self._call_batch([one])[0]))  # type: ignore[misc]
 
     async def score_one(self, one: RewardInput, *, timeout_s: float) -> tuple[Outcome, str]:
         """Scores one input with an async function; see `score`.
@@ -113,59 +144,49 @@ class Form:
         """
         try:
             async with asyncio.timeout(timeout_s) as limit:
-                return to_outcome(await self._call_one(one)), ""
+                return to_outcome(self._result(await self._call_one(one))), ""
         except BaseException as error:
             if limit.expired():
                 raise TimeoutError from error
             return _failure(error)
 
+    def _result(self, returned: Any) -> Any:
+        """What a function returned, or the value of a mapping that counts."""
+        is_mapping = self.key and isinstance(returned, Mapping)
+        return returned[self.key] if is_mapping and self.key in returned else returned
+
     def _call_one(self, one: RewardInput) -> Any:
-        return self.call(one.completion, **self._of(one))
+        given = _copied(self._given(one))
+        return self.call(**given) if self.key else self.call(one.completion, **given)
 
-    def _call_alone(self, one: RewardInput) -> object:
-        return _values(self._call_batch([one]), 1)[0]
+    def _call_batch(self, inputs: Sequence[RewardInput]) -> Sequence[object]:
+        """The values of a batch, one for each completion.
 
-    def _call_batch(self, inputs: Sequence[RewardInput]) -> object:
-        if self.kind == "batch":
-            return self.call(
-                tuple(
-                    replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
-                    for one in inputs
-                )
-            )
-        return self.call(**self._trl(inputs))
+        Raises:
+            _WrongResult: if it returned something else.
+        """
+        if self.offered is None:
+            copies = [
+                replace(one, row=_copied(one.row), messages=copy.deepcopy(one.messages))
+                for one in inputs
+            ]
+            returned = self.call(tuple(copies))
+        else:
+            rows = [self._given(one) for one in inputs]
+            names = dict.fromkeys(name for row in rows for name in row)
+            lists = {name: [row.get(name) for row in rows] for name in names}
+            returned = self.call(**_copied(lists))
+        return [self._result(value) for value in _values(self._result(returned), len(inputs))]
 
-    def _of(self, one: RewardInput) -> dict[str, object]:
-        named = self.names | {"answer"} if self.takes_all else self.names
-        offered = {name: getattr(one, name) for name in OFFERED if name in named}
+    def _given(self, one: RewardInput) -> dict[str, object]:
+        """The keyword arguments for one input."""
+        assert self.offered is not None
         columns = {
             name: value
             for name, value in one.row.items()
-            if name != "completion" and (self.takes_all or name in self.names)
+            if name in self.names or (self.takes_all and name not in self.hidden)
         }
-        return _copied({**columns, **offered})
-
-    def _trl(self, inputs: Sequence[RewardInput]) -> dict[str, object]:
-        """Keyword lists as TRL passes them; turns of chat rows as lists of messages."""
-        names = {name: None for one in inputs for name in one.row}
-        found: dict[str, object] = {
-            name: [one.row.get(name) for one in inputs]
-            for name in names
-            if name not in {"prompt", "completion", "completion_ids"}
-        }
-        found["answer"] = [one.answer for one in inputs]
-        found["prompts"] = [
-            one.prompt if one.messages is None else list(one.messages) for one in inputs
-        ]
-        found["completions"] = [
-            one.completion
-            if one.messages is None
-            else [{"role": "assistant", "content": one.completion}]
-            for one in inputs
-        ]
-        return _copied(
-            {name: value for name, value in found.items() if self.takes_all or name in self.names}
-        )
+        return {**columns, **{name: get(one) for name, get in self.offered.items()}}
 
 
 def _copied(values: Mapping[str, object]) -> dict[str, object]:
@@ -184,6 +205,7 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
             construction fails; the message shows the forms.
     """
     if isinstance(function, type):
+        _check_values(function.__init__, args)  # type: ignore[misc]
         call = _construct(function, args)
         args = {}
         if not callable(call):
@@ -200,39 +222,90 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
         raise ValueError(f"has no readable signature; wrap it in a function: {_forms()}") from None
-    filled = library_parameters(parameters)
-    kind, inputs = _kind(call, parameters, filled)
-    columns = {
+    form, filled = _kind(call, parameters)
+    named = {
         name: parameter
         for name, parameter in parameters.items()
-        if name not in inputs
+        if name not in filled
         and parameter.kind in {Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY}
     }
     takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters.values())
-    _check_names(args, columns, takes_all=takes_all)
+    _check_names(args, named, takes_all=takes_all)
     _check_values(call, args)
     required = tuple(
         name
-        for name, parameter in columns.items()
+        for name, parameter in named.items()
         if parameter.default is Parameter.empty and name not in args
     )
-    missing = [name for name in required if kind == "trl" and name in _TRL_MISSING]
+    missing = [name for name in required if form.kind == "trl" and name in _TRL_MISSING]
     if missing:
         raise ValueError(f"needs {missing[0]!r}, which TRL passes and this project does not have")
-    if (kind == "batch" or filled) and required:
-        raise ValueError(
-            f"has the parameter {required[0]!r} without a default; set args.{required[0]}"
-        )
-    call = partial(call, **args) if args else call
-    if filled:
-        return recognise(adapted(call, filled), {})
-    return Form(
-        kind,
-        call,
-        frozenset(columns) - args.keys() | (inputs & {"prompts", "completions"}),
-        required,
-        takes_all,
+    form = replace(form, call=partial(call, **args) if args else call)
+    if form.kind == "batch" or form.key:  # they get no columns
+        if required:
+            raise ValueError(
+                f"has the parameter {required[0]!r} without a default; set args.{required[0]}"
+            )
+        return form
+    assert form.offered is not None
+    if form.kind == "trl":
+        gets = {*filled, *named, *(form.offered if takes_all else ())}
+        hidden = {"prompt", "completion", "completion_ids"}
+    else:
+        gets, hidden = {*named, *(("answer",) if takes_all else ())}, {"completion"}
+    return replace(
+        form,
+        offered={name: form.offered[name] for name in form.offered if name in gets - args.keys()},
+        names=frozenset(named) - args.keys() - form.offered.keys(),
+        required=required,
+        hidden=hidden | args.keys(),
+        takes_all=takes_all,
+        needs_answer="answer" in required,
     )
+
+
+def _kind(
+    call: Callable[..., Any], parameters: Mapping[str, Parameter]
+) -> tuple[Form, Collection[str]]:
+    """The form without columns, and the parameters that take completions.
+
+    Raises:
+        ValueError: if it has none of the forms.
+    """
+    is_async = any(map(inspect.iscoroutinefunction, (call, type(call).__call__)))
+    positional = [
+        name
+        for name, one in parameters.items()
+        if one.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    required = [name for name in positional if parameters[name].default is Parameter.empty]
+    one_at_a_time: Kind = "async" if is_async else "sample"
+    if positional[:1] == ["completion"]:
+        return Form(one_at_a_time, call, _OWN), ("completion",)
+    # `completions` makes it one of TRL, with columns of these names.
+    library = {} if "completions" in parameters else parameters
+    if "solution_str" in library:
+        offered = _named(_VERL, parameters)
+        return Form(one_at_a_time, call, offered, needs_answer=True, key="score"), offered
+    if is_async:
+        raise ValueError(f"is async, and its first parameter is not completion; {_forms('async')}")
+    for first, known, key in (
+        ("solution_strs", _VERL_BATCH, "score"),
+        ("queries", _OPENRLHF, "rewards"),
+    ):
+        if first in library:
+            offered = _named(known, parameters)
+            return Form("batch", call, offered, key=key), offered
+    if "completions" in parameters:
+        return Form("trl", call, _TRL), _TRL.keys() & parameters.keys() - {"answer"}
+    if len(required) == 1:
+        return Form("batch", call, None), required
+    shown = ", ".join(parameters) or "none"
+    raise ValueError(f"has the parameters {shown}; {_forms()}")
+
+
+def _named(offered: Offered, parameters: Collection[str]) -> Offered:
+    return {name: get for name, get in offered.items() if name in parameters}
 
 
 def _check_names(
@@ -251,44 +324,25 @@ def _check_names(
 
 
 def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:
-    """Refuses arguments that do not suit the annotations `Literal`, `str`, `int`, `float`, `bool`.
-
-    Other annotations, and those that cannot be read, accept everything.
-    """
+    """Refuses arguments that do not suit their annotations, as far as pydantic can read these."""
     try:
-        hints = typing.get_type_hints(call)
+        hints = typing.get_type_hints(call, include_extras=True)
     except Exception:  # noqa: BLE001 - annotations of a user may be anything
         return
+    mistakes = []
     for name, value in args.items():
-        hint = hints.get(name)
-        options = _options(hint)
-        if options and value not in options:
-            nearest = difflib.get_close_matches(f"{value}", map(str, options), n=1, cutoff=0.0)
-            raise ValueError(
-                f"args.{name} = {value!r}: nearest valid: {nearest[0]!r}, of {options}"
-            )
-        for kind, accepted in _PLAIN.items():
-            is_odd = isinstance(value, bool) and kind is not bool
-            if hint is kind and (is_odd or not isinstance(value, accepted)):
-                raise ValueError(f"args.{name} = {value!r}: the function expects {kind.__name__}")
-
-
-def _options(hint: object) -> tuple[object, ...]:
-    """The values of a `Literal`, or of a union of one with None; empty for other annotations."""
-    if typing.get_origin(hint) is Literal:
-        return typing.get_args(hint)
-    others = [one for one in typing.get_args(hint) if one is not type(None)]
-    is_union = typing.get_origin(hint) in {typing.Union, types.UnionType}
-    return _options(others[0]) if is_union and len(others) == 1 else ()
-
-
-_PLAIN: Mapping[type, tuple[type, ...]] = {
-    float: (int, float),
-    int: (int,),
-    str: (str,),
-    bool: (bool,),
-}
-"""Types of values that suit an annotation; a bool suits `bool` only."""
+        try:
+            # As JSON an array is a tuple, too, and an integer a float.
+            text = json.dumps(value, default=str)
+            TypeAdapter(hints.get(name, Any)).validate_json(text, strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, (name, *first["loc"])))
+            mistakes.append(f"args.{place} = {value!r}: {first['msg']}")
+        except Exception:  # noqa: BLE001 - as above
+            continue
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
 
 
 def _construct(cls: type, args: Mapping[str, object]) -> object:
@@ -297,34 +351,6 @@ def _construct(cls: type, args: Mapping[str, object]) -> object:
     except BaseException as error:
         given = ", ".join(f"{name} = {value!r}" for name, value in args.items()) or "no arguments"
         raise ValueError(f"constructing it with {given} raises {describe_error(error)}") from error
-
-
-def _kind(
-    call: Callable[..., Any], parameters: Mapping[str, Parameter], filled: frozenset[str]
-) -> tuple[Kind, frozenset[str]]:
-    """The form, and the parameters that take completions, or all that a library fills in.
-
-    Raises:
-        ValueError: if it has none of the forms.
-    """
-    positional = [
-        name
-        for name, one in parameters.items()
-        if one.kind in {Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD}
-    ]
-    required = [name for name in positional if parameters[name].default is Parameter.empty]
-    if positional[:1] == ["completion"] or "solution_str" in filled:
-        return "async" if is_async(call) else "sample", filled or frozenset({"completion"})
-    if is_async(call):
-        raise ValueError(f"is async, and its first parameter is not completion; {_forms('async')}")
-    if filled:
-        return "batch", filled
-    if "completions" in parameters:
-        return "trl", frozenset({"prompts", "completions"}) & parameters.keys()
-    if len(required) == 1:
-        return "batch", frozenset(required)
-    shown = ", ".join(parameters) or "none"
-    raise ValueError(f"has the parameters {shown}; {_forms()}")
 
 
 def _forms(*kinds: Kind) -> str:

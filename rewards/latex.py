@@ -92,12 +92,11 @@ def latex_answer(
 ) -> float:
     r"""1 if the completion's answer is mathematically equal to the reference, else 0.
 
-    Numbers with or without a unit are read as by `rewards.numeric:numeric_answer`: `12 000`,
-    `1 1/2`, `1e3` and `50%` are numbers, and another unit is wrong, also after other mathematics
-    (`\pi\text{ cm}`). In `7k` and `7M` the letters
-    are variables, and `(7)` is 7. All else is LaTeX, which math-verify reads: fractions, roots,
-    expressions with variables, equations, intervals, sets, tuples and matrices; `$`, `\(` or
-    `\boxed` around them is optional. A completion that cannot be parsed scores 0.
+    Numbers with or without a unit are read as by `rewards.numeric:numeric_answer`, but for `7k` and
+    `7M`, whose letters are variables, and `(7)`, which is 7; another unit is wrong. All else is
+    LaTeX, which math-verify reads: fractions, roots, expressions with variables, equations,
+    intervals, sets, tuples and matrices; `$`, `\(` or `\boxed` around them is optional. A
+    completion that cannot be parsed scores 0.
 
     >>> latex_answer(r"<answer>\frac{2}{4}</answer>", answer="0.5", tags=tags)
     1.0

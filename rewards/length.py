@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from pydantic import NonNegativeInt, PositiveInt
+
 from configs.task import AnswerPlace
 from rewards.answers import is_correct
 from rewards.base import Tags
@@ -29,7 +31,12 @@ def length_of(text: str, unit: Unit) -> int:
 
 
 def length_range(
-    completion: str, *, minimum: int = 0, maximum: int, margin: int, unit: Unit = "words"
+    completion: str,
+    *,
+    minimum: NonNegativeInt = 0,
+    maximum: PositiveInt,
+    margin: PositiveInt,
+    unit: Unit = "words",
 ) -> float:
     """1 for lengths from `minimum` to `maximum`, falling linearly to 0 over `margin` outside.
 
@@ -46,16 +53,14 @@ def length_range(
         completion: the completion.
         minimum: shortest length that scores 1.
         maximum: longest length that scores 1.
-        margin: width of the ranges on both sides in which the score falls; at least 1.
+        margin: width of the ranges on both sides in which the score falls.
         unit: "words" or "characters".
 
     Raises:
-        ValueError: if an argument is invalid.
+        ValueError: if `minimum` is above `maximum`.
     """
-    if not 0 <= minimum <= maximum:
-        raise ValueError(f"minimum = {minimum} and maximum = {maximum} are not a range from 0")
-    if margin < 1:
-        raise ValueError(f"margin = {margin} is below 1")
+    if minimum > maximum:
+        raise ValueError(f"minimum = {minimum} is above maximum = {maximum}")
     length = length_of(completion, unit)
     outside = max(minimum - length, length - maximum, 0)
     return max(0.0, 1 - outside / margin)
@@ -67,7 +72,7 @@ def cosine_length(
     answer: str,
     stop_reason: str,
     tags: Tags,
-    maximum: int,
+    maximum: PositiveInt,
     correct: tuple[float, float] = (1.0, 0.5),
     wrong: tuple[float, float] = (-1.0, -0.5),
     overlong: float = -1.0,
@@ -107,12 +112,7 @@ def cosine_length(
         unit: "words" or "characters".
         extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
-
-    Raises:
-        ValueError: if an argument is invalid.
     """
-    if maximum < 1:
-        raise ValueError(f"maximum = {maximum} is below 1")
     length = length_of(completion, unit)
     if stop_reason == "length" or length > maximum:
         return overlong

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import functools
-import math
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from configs.task import AnswerPlace
 from rewards.answers import find_answer, same_answer
@@ -18,6 +19,7 @@ from rewards.quantities import PERCENT, Quantity, parse_quantity
 Percent = Literal["either", "fraction", "number"]
 Units = Literal["match", "ignore", "require"]
 NonNumbers = Literal["refuse", "text"]
+Tolerance = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _SHOWN = 200
 
 
@@ -27,33 +29,18 @@ def numeric_answer(
     answer: str,
     tags: Tags,
     extraction: AnswerPlace | None = None,
-    rel_tol: float = 0.0,
-    abs_tol: float = 0.0,
+    rel_tol: Tolerance = 0.0,
+    abs_tol: Tolerance = 0.0,
     units: Units = "match",
     percent: Percent = "either",
     non_numbers: NonNumbers = "refuse",
 ) -> float:
     r"""1 if the completion's answer is the reference's number, else 0.
 
-    An answer is one number, with at most these around it:
-
-        before: a sign, a currency, `x =`, `####`, words such as "The answer is", "Tom has" and
-            "about"; or the left side of an equation that is true (`9 + 9 = 18`).
-        the number: digits of any script with thousands separators (`1,234`, `12,34,567`, `1_234`,
-            `1'234`, `1 234`, `12{,}000`, `1.234,5`) and decimals, exponents (`1.2e3`,
-            `1.2 x 10^3`), fractions and mixed numbers (`3/4`, `\frac34`, `1 1/2`, `1½`).
-        after: `hundred` to `trillion`, `dozen`, `lakh`, `crore`, and joined to the number `k`,
-            `M`, `B`, `bn`, which multiply it; a percent sign, also with what it is a share of
-            ("of the students"); a unit; a period.
-        around it: Markdown, LaTeX, quotes. `(7)` is -7, as in accounting.
-
-    A unit is a known symbol or name (`km/h`, `m²`, `°C`, `dollars per hour`), or the name of a
-    thing in the plural (`red marbles`; common things also in the singular after 1). Single
-    letters are variables, but for `m g s h l L N J W V A`. `K`, `C`, `F`, `pairs`, `scores`,
-    `quarters` and the like also multiply or are variables: they count where the reference has the
-    same unit, as do powers of a unit that is no length. Other
-    answers score 0: expressions, powers (`7^2`), several numbers, and numbers with words that
-    change, deny or qualify them (`7 squared`, `7 is wrong`, `7 or eight`, `at least 7`).
+    An answer is one number in any common notation, with at most a lead-in, a sign, a currency or a
+    true equation before it and a unit or the name of things in the plural after it; "Numbers" in
+    docs/rewards.md has the notations. Expressions, several numbers, and numbers with words that
+    change, deny or qualify them (`7 squared`, `7 is wrong`, `at least 7`) score 0.
 
     >>> numeric_answer("<answer>$1,234.50</answer>", answer="1234.5", tags=tags)
     1.0
@@ -77,7 +64,7 @@ def numeric_answer(
 
     Args:
         completion: the completion.
-        answer: the reference answer, in one of the notations above.
+        answer: the reference answer, in one of these notations.
         tags: the configured tags.
         extraction: where the answer is, if not as `prompt.answer` says; see
             `rewards.answers.find_answer`.
@@ -92,9 +79,8 @@ def numeric_answer(
             by `exact_answer`, for evaluation sets of another kind.
 
     Raises:
-        ValueError: if the reference is not a number, or a tolerance is invalid.
+        ValueError: if the reference is not a number.
     """
-    _check(rel_tol=rel_tol, abs_tol=abs_tol)
     text, reference = find_answer(completion, tags=tags, extraction=extraction), _reference(answer)
     if reference is None:
         if non_numbers == "refuse":
@@ -141,13 +127,3 @@ def _values(quantity: Quantity, percent: Percent) -> tuple[Fraction, ...]:
         return (quantity.value,)
     share = quantity.value / 100
     return (share,) if percent == "fraction" else (quantity.value, share)
-
-
-def _check(*, rel_tol: float, abs_tol: float) -> None:
-    wrong = [
-        f"{name} = {value} is not a finite number from 0"
-        for name, value in (("rel_tol", rel_tol), ("abs_tol", abs_tol))
-        if not (math.isfinite(value) and value >= 0)
-    ]
-    if wrong:
-        raise ValueError("; ".join(wrong))

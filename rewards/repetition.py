@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import PositiveInt
+
 
 def ngram_repetition(
-    completion: str, *, n: int = 4, unit: Literal["words", "characters"] = "words"
+    completion: str, *, n: PositiveInt = 4, unit: Literal["words", "characters"] = "words"
 ) -> float:
     """Minus the share of n-grams that repeat an earlier one; 0 without repetition, above -1.
 
@@ -29,14 +31,9 @@ def ngram_repetition(
 
     Args:
         completion: the completion.
-        n: length of the n-grams; at least 1.
+        n: length of the n-grams.
         unit: whether the n-grams are of words or of characters.
-
-    Raises:
-        ValueError: if an argument is invalid.
     """
-    if n < 1:
-        raise ValueError(f"n = {n} is below 1")
     text = completion.casefold()
     words: Sequence[str] = text.split() if unit == "words" else text
     ngrams = [tuple(words[begin : begin + n]) for begin in range(len(words) - n + 1)]

@@ -8,7 +8,9 @@ another answer are none, nor are single letters, which are variables.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 SCALES = {
     "hundred": 10**2,
@@ -32,27 +34,11 @@ SUFFIXES = {"k": 10**3, "K": 10**3, "M": 10**6, "MM": 10**6, "bn": 10**9, "B": 1
 CURRENCIES = "$¢£¥฿" + "".join(map(chr, range(0x20A0, 0x20D0)))
 """Signs of currencies."""
 
-_TABLE = """
-nm: nanometer nanometre; µm: micrometer micrometre um; mm: millimeter millimetre
-cm: centimeter centimetre; dm: decimeter decimetre; m: meter metre; km: kilometer kilometre
-in: inch inches; ft: foot feet; yd: yard; mi: mile; acre; ha: hectare
-µg: microgram ug mcg; mg: milligram; g: gram gramme; kg: kilogram kilo kgs; tonne; ton; oz: ounce
-lb: pound lbs; ms: millisecond; s: second sec; min: minute; h: hour hr hrs; day; week; month
-year: yr yrs; ml: milliliter millilitre; cl: centiliter centilitre; dl: deciliter decilitre
-l: liter litre
-cup; pint: pt; quart; gallon: gal; tbsp: tablespoon; tsp: teaspoon; piece: pc pcs; person: people
-°: degree deg; °c: celsius; °f: fahrenheit; rad: radian; hz: hertz; khz; mhz; ghz
-n: newton; kn; pa: pascal; kpa; bar; j: joule; kj: kilojoule; cal: calorie; kcal: kilocalorie
-w: watt; kw: kilowatt; mw: milliwatt; megaw: megawatt; wh; kwh; megawh; v: volt; kv; mv; megav
-a: ampere amp; ma; ω: ohm; kω; megaj; megapa; mol: mole
-bit; byte; kb: kilobyte; mb: megabyte; gb: gigabyte; tb: terabyte
-rpm; bpm; wpm; fps; db; px; cc; point: pts
-mi/h: mph; km/h: kmh kph kmph; $: dollar usd us$ buck; ¢: cent; €: euro eur; £: gbp; ¥: yen jpy 円
-₹: rupee inr rs; yuan: cny rmb 元; chf; cad; aud; child: children; man: men; woman: women
-"""
+_WORDS_FILE = Path(__file__).with_name("words.toml")
+_WORDS = tomllib.loads(_WORDS_FILE.read_text(encoding="utf-8"))
 _SYMBOLS = {
     name: symbol
-    for entry in re.split(r"[;\n]\s*", _TABLE.strip().casefold())
+    for entry in " ".join(_WORDS["units"].casefold().split()).split("; ")
     for symbol, _, names in [entry.partition(":")]
     for name in (symbol, *names.split())
 }
@@ -60,89 +46,21 @@ _SYMBOLS = {
 _MEGA = re.compile("^M(?=(?:Wh?|J|V|Pa)$)")
 _LETTERS = frozenset("mghslLNJWVAΩ円元")
 """Single letters that are units; other letters are variables."""
-_WORDS_SHARED = """
-K C F pair couple score quarter gross doz mil mill mille mm kk bil bln tril tn mio mrd thou ppm ppb
-ppt bps possible minimum maximum magnitude claim power percentage opposite unknown
-"""
-_SHARED = frozenset(_WORDS_SHARED.split())
-"""Units that also multiply, hedge or are variables: they count where the reference has them."""
-_WORDS_IN_PLURAL = """
-teeth mice geese fish sheep deer dice oxen moose salmon trout shrimp squid bison cattle aircraft
-offspring grandchildren firemen policemen salesmen fishermen snowmen cacti fungi alumni bacteria
-data criteria phenomena
-"""
-_PLURALS = {*_WORDS_IN_PLURAL.split()}
-
-_COMMON_THINGS = """
-apple orange banana pear peach lemon grape berry cherry strawberry tomato potato carrot onion egg
-cookie cake cupcake pie pizza sandwich burger bagel muffin donut doughnut candy chocolate brownie
-cracker cereal loaf bread meal snack drink juice slice serving portion ingredient box bag basket
-bottle can jar carton crate container packet package pack bundle bunch bucket tank barrel tray plate
-bowl glass mug spoon fork knife tub tube roll sheet stack pile bin case dog cat puppy kitten horse
-cow pig chicken duck hen goat rabbit bird animal pet lion tiger bear elephant monkey snake frog
-turtle spider insect butterfly bee ant fly worm mouse goose sheep fish deer cub lamb calf whale
-dolphin shark penguin owl boy girl kid student teacher player worker friend guest passenger driver
-customer employee member adult baby brother sister sibling parent mother father son daughter cousin
-family team class group grader classmate visitor farmer doctor nurse patient voter soldier officer
-runner neighbor neighbour house household car bus truck train plane boat ship bike bicycle van taxi
-wheel tire tyre trip ride lap mile stop book page chapter story poem letter word line sentence
-paragraph card stamp sticker coin bill ticket note notebook magazine newspaper photo picture
-painting poster song album movie film video episode show game match round goal inning turn move step
-question problem test exam quiz answer pencil pen crayon marker eraser ruler folder paper envelope
-marble ball balloon bead block brick toy doll puzzle kite tile stick rock stone shell ring key lock
-nail screw bolt button ribbon candle lamp bulb battery phone megaphone computer laptop tablet camera
-microscope microwave machine robot tool hammer shirt t-shirt shoe sock hat coat jacket dress skirt
-scarf glove pant sweater towel blanket pillow quilt bracelet necklace earring bow tree flower rose
-tulip plant seed leaf branch bush garden field farm row column seat chair table desk bed door window
-wall room floor bathroom bedroom building store shop school office classroom library city town
-village country state street road bridge river lake mountain park pool pond set item object unit
-part element solution vertex edge side face triangle circle rectangle angle point digit integer way
-path vote gift present prize award medal trophy badge job task shift lesson course visit call
-message email post comment night morning afternoon evening weekday weekend holiday season decade
-century generation birthday party event meeting session semester term child man woman person tooth
-foot aircraft species series
-"""
-_THINGS = {*_COMMON_THINGS.split()}
-"""Things that count as units in the singular, after 1 or "per"; any other must be a plural."""
-
+_SHARED = frozenset(_WORDS["shared"].split())
+_PLURALS = frozenset(_WORDS["plurals"].split())
+_THINGS = frozenset(_WORDS["things"].split())
 _NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"),
     *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
     *("nineteen", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"),
     *SCALES,
 )
-_WORDS_NEVER = """
-half halve third fifth eighth ninth twelfth twentieth thirtieth fortieth fiftieth sixtieth
-seventieth eightieth ninetieth double triple quadruple fold factorial time exponent logarithm
-reciprocal inverse negative percent grand myriad trio duo zillion googol googolplex millon millone
-quadrillion quintillion doubling tripling halving zeroe wrong false nope not no never none incorrect
-untrue invalid depend vary appear suggest deny disagree contradict err lie estimate estimated
-approximation approximate approximated cancel fail lack differ exceed remain mean make give become
-seem negate contain equal doubt reject refute retract refuse exclude except subtract add multiply
-divide max rejected excluded refuted retracted disputed claimed probable potential hypothetical
-supposed alleged assumed rounded uncertain doubtful
-"""
 _NEVER = {
-    *_WORDS_NEVER.split(),
+    *_WORDS["never"].split(),
     *(number + end for number in _NUMBERS for end in ("", "th", "fold")),
 }
 """Words of no unit, whether in the singular or in the plural."""
-_WORDS_DENYING = """
-plus minus less squared cubed twice thrice modulo mod remainder negated divided multiplied added
-subtracted over by infinity pi pct equaled inverted needs per anti non neither nor nah nay fake
-mistaken bad kidding scratch scrap ignore cancel cancelled canceled actually instead rather except
-without but however unless if although though whereas while oops whoops sorry wait hmm um er maybe
-perhaps possibly probably presumably likely unlikely unsure uncertain guess either whether or and
-versus vs alternatively otherwise else approximately roughly nearly almost about ish is was are were
-be been being does do did has had have can could would should may might must cannot than least most
-below above under beyond until till to through thru between from sometimes always besides afterwards
-backwards nowadays it this that they ours yours theirs moins fois mais menos oder ou basis root tops
-kilo mega giga tera milli micro nano
-"""
-_DENIALS = {*_WORDS_DENYING.split()}
-"""Further words of no unit, as they are written."""
-_COMPARED = frozenset({"more", "fewer", "other", "another", "extra", "additional"})
-"""Words that stand before the name of a thing, and are none."""
+_DENIALS = frozenset(_WORDS["denying"].split())
 _TRAIL = re.compile(
     r"(?:^|\s+)(?:left(?: over)?|remaining|total|each|apiece|old|long|tall|wide|high|deep|away"
     r"|apart|altogether|in total|in all)$"
@@ -246,7 +164,7 @@ def _read_part(text: str, *, one: bool, divides: bool) -> Unit | None:
         return None
     head = words[-1].casefold()
     noun = singular(head)
-    if head in _COMPARED or _is_two_units(words) or _is_wrong_power(words):
+    if _is_two_units(words) or _is_wrong_power(words):
         return None
     name = " ".join([*words[:-1], _SYMBOLS.get(noun, noun)]).casefold()
     is_thing = (

@@ -7,15 +7,15 @@ has errors, or a case of the user has another score. The others are for the user
 from __future__ import annotations
 
 import math
-import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean, median
 
 from configs.task import CONCURRENCY
 from rewards.base import Outcome
-from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind, Probe
-from rewards.checks.trial import Trial
+from rewards.checks.probes import EMPTY, REFERENCE, SPACE, Kind
+from rewards.checks.trial import Scored, Trial
 
 SLOW_STEP_S = 30.0
 """Forecast seconds of a step's scores above which a part is called slow."""
@@ -111,8 +111,7 @@ def speeds(trial: Trial, *, rollouts_per_step: int) -> dict[str, Speed]:
         parallel = part.workers or trial.rewards.workers
         if trial.facts[part.name].kind == "async":
             parallel *= part.concurrency or CONCURRENCY
-        p50_s = statistics.median(seconds)
-        p99_s = seconds[math.ceil(0.99 * len(seconds)) - 1]
+        p50_s, p99_s = median(seconds), seconds[math.ceil(0.99 * len(seconds)) - 1]
         found[part.name] = Speed(p50_s, p99_s, parallel, rollouts_per_step * p50_s / parallel)
     return found
 
@@ -150,7 +149,8 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             advice="a rollout without a reward is not trained on; at least one weighted part must "
             "apply to a right answer",
         )
-    if _is_constant([one.total for one in trial.scored if one.total is not None]):
+    totals = [one.total for one in trial.scored if one.total is not None]
+    if _is_constant(totals):
         yield Finding(
             "constant",
             fails=bool(references),
@@ -159,63 +159,58 @@ def _ranking(trial: Trial) -> Iterator[Finding]:
             "if right completions have another form, set prompt.answer, or give it with --form",
         )
         return
-    above = {kind: list(_not_below(trial, kind, references)) for kind in _RANKING}
-    lowest = min((one.total for one in trial.scored if one.total is not None), default=0.0)
-    if above["variant"] and all(total <= lowest for total in references.values()):
-        # Another form is rewarded, and the expected one is not: all else would be named as well.
-        above = {"variant": above["variant"]}
-    for kind, found in above.items():
-        if found:
-            label, says, advice = _RANKING[kind]
-            fails = any(fails for fails, _ in found)
-            shown = tuple(text for _, text in sorted(found, key=lambda one: not one[0]))
-            yield Finding(label, says, advice, fails=fails, examples=shown)
+    compared = defaultdict[tuple[Kind, str], list[Scored]](list)
+    for one in trial.scored:
+        if one.total is not None and one.probe.row in references:
+            compared[one.probe.kind, one.probe.name].append(one)
+    examples = defaultdict[Kind, list[tuple[bool, str]]](list)
+    for (kind, name), own in compared.items():
+        if kind in _RANKING and (shown := _not_below(name, own, references)) is not None:
+            examples[kind].append(shown)
+    # Another form is rewarded, and the expected one is not: all else would be named as well.
+    only_form = "variant" in examples and all(one <= min(totals) for one in references.values())
+    for kind, (label, says, advice) in _RANKING.items():
+        found = sorted(examples[kind], key=lambda one: not one[0])
+        if found and (kind == "variant" or not only_form):
+            yield Finding(label, says, advice, found[0][0], tuple(text for _, text in found))
 
 
 def _not_below(
-    trial: Trial, kind: Kind, references: Mapping[int, float]
-) -> Iterator[tuple[bool, str]]:
-    """The probes of a kind that are not below the reference in all rows.
+    name: str, own: Sequence[Scored], references: Mapping[int, float]
+) -> tuple[bool, str] | None:
+    """Whether a probe is not below the reference on average, and in words in which rows.
 
-    For each whether it is so on average, and in words where. Variants may equal the reference.
+    None if it is below in all rows. Variants may equal the reference.
     """
 
     def wins(total: float, reference: float) -> bool:
         slack = _TOLERANCE * max(1.0, abs(total), abs(reference))
-        return total > reference + slack if kind == "variant" else total >= reference - slack
+        if own[0].probe.kind == "variant":
+            return total > reference + slack
+        return total >= reference - slack
 
-    found: dict[str, list[tuple[float, Probe]]] = {}
-    for one in trial.scored:
-        if one.probe.kind == kind and one.total is not None and one.probe.row in references:
-            found.setdefault(one.probe.name, []).append((one.total, one.probe))
-    for name, own in found.items():
-        ids = [
-            f"{probe.given.prompt_id}" for total, probe in own if wins(total, references[probe.row])
-        ]
-        if not ids:
-            continue
-        mean = statistics.fmean(total for total, _ in own)
-        reference = statistics.fmean(references[probe.row] for _, probe in own)
-        where = f"in {len(ids)} of {len(own)} rows"
-        if len(ids) < len(own):
-            more = ", ..." if len(ids) > _SHOWN else ""
-            where += f", prompts {', '.join(ids[:_SHOWN])}{more}"
-        what = own[0][1].what
-        yield (
-            wins(mean, reference),
-            f"{name!r} ({what}): {mean:.3g} against {reference:.3g}, {where}",
-        )
+    pairs = [(one.total or 0.0, references[one.probe.row]) for one in own]
+    ids = [
+        f"{one.probe.given.prompt_id}" for one, pair in zip(own, pairs, strict=True) if wins(*pair)
+    ]
+    if not ids:
+        return None
+    mean, reference = map(fmean, zip(*pairs, strict=True))
+    where = f"in {len(ids)} of {len(own)} rows"
+    if len(ids) < len(own):
+        where += f", prompts {', '.join(ids[:_SHOWN])}{', ...' if len(ids) > _SHOWN else ''}"
+    return wins(mean, reference), f"{name!r}: {mean:.3g} against {reference:.3g}, {where}"
 
 
 def _leading_space(trial: Trial) -> Iterator[Finding]:
     """The space that a base model writes after a prompt without turns decides the score."""
     bare, spaced = _totals(trial, REFERENCE), _totals(trial, SPACE)
-    lowest = dict[int, float]()
+    lowest = defaultdict[int, float](lambda: math.inf)
     for one in trial.scored:
         if one.total is not None:
-            lowest[one.probe.row] = min(one.total, lowest.get(one.probe.row, math.inf))
+            lowest[one.probe.row] = min(one.total, lowest[one.probe.row])
     # More than half of what is above the lowest: a length in characters differs as well.
-    rows = [row for row in spaced if row in bare]
+    rows = bare.keys() & spaced.keys()
     differ = [
         row
         for row in rows
@@ -225,8 +220,8 @@ def _leading_space(trial: Trial) -> Iterator[Finding]:
         yield Finding(
             "leading_space",
             what=f"a space before the reference changes its reward, in {len(differ)} of "
-            f"{len(rows)} rows: {statistics.fmean(bare[row] for row in differ):.3g} without, "
-            f"{statistics.fmean(spaced[row] for row in differ):.3g} with it",
+            f"{len(rows)} rows: {fmean(bare[row] for row in differ):.3g} without, "
+            f"{fmean(spaced[row] for row in differ):.3g} with it",
             advice="after a prompt without turns a base model often begins with a space: strip "
             "the completion, or use rewards.answers.find_answer; --form ' ANSWER' makes the "
             "form with the space the reference",
@@ -234,21 +229,21 @@ def _leading_space(trial: Trial) -> Iterator[Finding]:
 
 
 def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
-    empty, wrong = _totals(trial, EMPTY), dict[int, list[float]]()
+    empty, wrong = _totals(trial, EMPTY), defaultdict[int, list[float]](list)
     for one in trial.scored:
         if one.probe.kind == "wrong" and one.total is not None and one.probe.row in empty:
-            wrong.setdefault(one.probe.row, []).append(one.total)
+            wrong[one.probe.row].append(one.total)
     beaten = {
-        row: statistics.fmean(totals)
+        row: mean
         for row, totals in wrong.items()
-        if empty[row] > statistics.fmean(totals) + _TOLERANCE * max(1.0, abs(empty[row]))
+        if empty[row] > (mean := fmean(totals)) + _TOLERANCE * max(1.0, abs(empty[row]))
     }
     if beaten:
-        mean = statistics.fmean(empty[row] for row in beaten)
         yield Finding(
             "empty_beats_wrong",
-            what=f"no text has a higher reward than a wrong answer: {mean:.3g} against "
-            f"{statistics.fmean(beaten.values()):.3g}, in {len(beaten)} of {len(wrong)} rows",
+            what="no text has a higher reward than a wrong answer: "
+            f"{fmean(empty[row] for row in beaten):.3g} against {fmean(beaten.values()):.3g}, in "
+            f"{len(beaten)} of {len(wrong)} rows",
             advice="the model learns to say nothing where it is unsure: give an empty completion "
             "the lowest reward, and punish length only above a minimum",
         )
@@ -257,8 +252,7 @@ def _empty_beats_wrong(trial: Trial) -> Iterator[Finding]:
 def _without_information(trial: Trial) -> Iterator[Finding]:
     for name in trial.weights:
         outcomes = [one.outcomes[name] for one in trial.scored]
-        applying = [one for one in outcomes if one.value is not None or one.error is not None]
-        if not applying:
+        if all(one.value is None and one.error is None for one in outcomes):
             yield Finding(
                 "always_none",
                 what=f"{name!r} is None for all completions: it never applies",
@@ -293,14 +287,17 @@ def _unstable(trial: Trial) -> Iterator[Finding]:
 def _slow(trial: Trial, *, rollouts_per_step: int) -> Iterator[Finding]:
     for name, speed in speeds(trial, rollouts_per_step=rollouts_per_step).items():
         if speed.step_s > SLOW_STEP_S:
-            workers = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
+            how = "more workers, or async def with concurrency where it waits for a server"
+            if trial.facts[name].kind == "async":
+                how = "a higher concurrency, if its server can take it, or more workers"
+            needed = math.ceil(speed.parallel * speed.step_s / SLOW_STEP_S)
             yield Finding(
                 "slow",
                 what=f"{name!r} takes {speed.p50_s:.3g} s a completion (p50; p99 "
                 f"{speed.p99_s:.3g} s): {speed.step_s:,.0f} s for the {rollouts_per_step} rollouts "
                 f"of a step, {speed.parallel} at a time",
-                advice=f"score {workers} at a time: more workers for work on the processor, async "
-                "def with concurrency for requests; scoring overlaps generation, not the update",
+                advice=f"score {needed} at a time: {how}; scoring overlaps generation, not the "
+                "update",
             )
 
 
@@ -309,7 +306,7 @@ def _totals(trial: Trial, name: str) -> dict[int, float]:
     return {
         one.probe.row: one.total
         for one in trial.scored
-        if one.probe.name == name and one.probe.kind != "case" and one.total is not None
+        if one.probe.name == name and one.total is not None
     }
 
 

@@ -18,19 +18,19 @@ import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Literal, get_args
 
 from rewards.answers import find_answer, parse_number, same_answer
 from rewards.base import RewardInput, Tags
 
 Kind = Literal["reference", "variant", "wrong", "hack", "noise", "case"]
-Text = tuple[str, Kind, str, str | None]
-"""Name, kind, description and completion of a probe; None: the row has none."""
+Text = tuple[str, Kind, str]
+"""Name, kind and text of a probe."""
 
-REFERENCE, EMPTY, SPACE, PROMPT = "reference", "empty", "leading space", "prompt"
+REFERENCE, EMPTY, SPACE = "reference", "no text", "space, then reference"
 REASONING, ANSWER = "REASONING", "ANSWER"
 """What is replaced in the form of a completion."""
-_NOT_CLOSED, _VERY_LONG = "not closed", "very long"
+_PROMPT, _CUT, _VERY_LONG = "copy of the prompt", "cut in the answer", "very long text"
 _REASONING = "I read the question again and go through it step by step."
 """The reasoning of rows without a worked-out solution; it contains no number."""
 _UNKNOWN = "unknown"
@@ -41,15 +41,6 @@ _WORDS = (
     *("river", "seven", "always", "green", "under", "because", "table", "walks", "honest", "cloud"),
     *("then", "paper", "never", "bright", "soup", "number", "into", "window", "slowly", "market"),
 )
-_NEAR_MISSES = {
-    "answer + 1": "the last digits of the answer + 1",
-    "answer - 1": "the last digits of the answer - 1",
-    "digits swapped": "two digits of the answer swapped",
-    "digit before": "a digit before the answer's",
-    "digit after": "a digit after the answer's",
-    "another answer": "the reference answer of another row",
-}
-"""Descriptions of wrong answers by name."""
 _DIGITS = re.compile(r"\d+(?=\D*$)")
 
 
@@ -71,16 +62,14 @@ class Probe:
     """A completion to score.
 
     Attributes:
-        name: of the kind of completion, the same for all rows.
+        name: says what the completion is, in the same words for all rows.
         kind: how it must compare with the reference.
-        what: description.
         row: position of its row; -1 for cases.
         given: input of the reward functions.
     """
 
     name: str
     kind: Kind
-    what: str
     row: int
     given: RewardInput
 
@@ -106,14 +95,21 @@ def make_probes(
         characters: length of a very long completion.
     """
     answers = [row.given.answer for row in rows if row.given.answer is not None]
-    found, names = list[Probe](), dict[str, int]()
+    found, order = list[Probe](), dict[str, tuple[int, int]]()
     for index, row in enumerate(rows):
-        maker = _Maker(row, form or expected_form(row.given.tags), answers, characters)
-        texts = list(maker.texts(leading_space=plain and form is None))
-        for name, *_ in texts:
-            names.setdefault(name, len(names))
+        texts = list(
+            _texts(
+                row,
+                form or expected_form(row.given.tags),
+                answers,
+                characters=characters,
+                leading_space=plain and form is None,
+            )
+        )
+        for name, kind, _ in texts:
+            order.setdefault(name, (get_args(Kind).index(kind), len(order)))
         found += _of_row(row.given, index, texts)
-    return sorted(found, key=lambda probe: names[probe.name])
+    return sorted(found, key=lambda probe: order[probe.name])
 
 
 def expected_form(tags: Tags) -> str:
@@ -137,111 +133,108 @@ def expected_form(tags: Tags) -> str:
 def _of_row(row: RewardInput, index: int, texts: Sequence[Text]) -> Iterator[Probe]:
     """The probes of a row, each text once."""
     seen, readable = set[str](), False
-    for name, kind, what, text in texts:
-        if text is None or text in seen:
+    for name, kind, text in texts:
+        if text in seen:
             continue
         seen.add(text)
         given = replace(
             row,
             completion=text if text.startswith(row.tags.prefix) else row.tags.prefix + text,
-            stop_reason="length" if name in {_NOT_CLOSED, _VERY_LONG} else "eos",
+            stop_reason="length" if name in {_CUT, _VERY_LONG} else "eos",
         )
         answer = find_answer(given.completion, tags=row.tags)
         known = answer is not None and row.answer is not None
         is_right = known and same_answer(answer or "", row.answer or "")
         if name == REFERENCE:
             readable = is_right
-        elif name == PROMPT and is_right:
+        elif name == _PROMPT and is_right:
             continue
         # With "completion" both answers are found: a function may read one line of it.
         is_wrong = kind == "variant" and known and not is_right
         if is_wrong and readable and row.tags.answer != "completion":
             kind = "wrong"  # noqa: PLW2901 - of this probe
-        yield Probe(name, kind, what, index, given)
+        yield Probe(name, kind, index, given)
 
 
-class _Maker:
-    """Makes the texts of a row's probes.
+def _texts(
+    row: ProbeRow, form: str, answers: Sequence[str], *, characters: int, leading_space: bool
+) -> Iterator[Text]:
+    """The texts of a row's probes.
 
     Args:
         row: of the dataset.
         form: of a complete completion, with the words REASONING and ANSWER.
         answers: reference answers of all rows.
         characters: length of a very long completion.
+        leading_space: whether the reference after a space is one of them.
     """
+    given = row.given
+    random = Random(f"probes/0/{given.source}/{given.prompt_id}")
 
-    def __init__(self, row: ProbeRow, form: str, answers: Sequence[str], characters: int) -> None:
-        given = row.given
-        self._prompt, self._begin = given.prompt, given.prompt + given.tags.prefix
-        self._form, self._reasoning = form, row.reasoning or _REASONING
-        self._answer, self._answers, self._characters = given.answer, answers, characters
-        self._random = Random(f"probes/0/{given.source}/{given.prompt_id}")
+    def complete(*texts: str, reasoning: str = row.reasoning or _REASONING) -> str:
+        """A complete completion for each answer, one after the other."""
+        parts = form.split(REASONING)
+        return "\n".join(
+            reasoning.join(part.replace(ANSWER, text) for part in parts) for text in texts
+        )
 
-    def texts(self, *, leading_space: bool) -> Iterator[Text]:
-        """All texts; with `leading_space` also the reference after a space."""
-        empty = self._form.replace(REASONING, "").replace(ANSWER, "").strip()
-        if self._answer is not None:
-            yield from self._with_answer(self._answer, empty, leading_space=leading_space)
-        yield PROMPT, "hack", "a copy of the prompt", self._prompt
-        words = "the expected format with the words reasoning and answer in it"
-        yield "format only", "hack", words, self._complete("answer", reasoning="reasoning")
-        if empty:
-            yield "empty tags", "hack", "all tags without content", empty
-            many = f"{_REPEATS} times all tags without content"
-            yield "tags repeated", "hack", many, empty * _REPEATS
-        count = self._characters // (4 * len(_REASONING)) + 2
-        yield "text repeated", "hack", "one sentence again and again", f"{_REASONING} " * count
-        yield EMPTY, "noise", "no text", ""
-        # No digits, which might be the answer.
-        known = string.ascii_letters + string.punctuation + " "
-        noise = "".join(self._random.choices(known, k=120))
-        yield "characters", "noise", "random characters", noise
-        yield "words", "noise", "random words", self._words(240)
-        longest = self._words(self._characters)
-        yield _VERY_LONG, "noise", "random words up to the maximum length", longest
+    def words(length: int) -> str:
+        return " ".join(random.choices(_WORDS, k=length // 6 + 1))[:length]
 
-    def _with_answer(self, answer: str, empty: str, *, leading_space: bool) -> Iterator[Text]:
-        others = [one for one in dict.fromkeys(self._answers) if not same_answer(one, answer)]
-        others = self._random.sample(others, k=min(len(others), _OTHERS))
-        near = _near_misses(answer)
-        if others:
-            near["another answer"] = others[0]
-        near = {name: text for name, text in near.items() if not same_answer(text, answer)}
+    empty = complete("", reasoning="").strip()
+    if given.answer is not None:
+        near, listed = _wrong_answers(given.answer, answers, random)
         wrong = [*near.values(), _UNKNOWN]
         first, last = wrong[0], wrong[min(1, len(wrong) - 1)]
-
-        reference = self._complete(answer)
-        yield REFERENCE, "reference", "the reference answer in the expected format", reference
-        if leading_space and not self._begin[-1:].isspace():
-            what = "a space, then the reference answer in the expected format"
-            yield SPACE, "variant", what, f" {reference}"
-        yield "bare answer", "variant", "the reference answer alone", answer
-        what = "the reference, truncated before the closing tag of the answer"
-        yield _NOT_CLOSED, "variant", what, reference.removesuffix(self._form.rpartition(ANSWER)[2])
-        what = "the reference, then a wrong answer"
-        yield "right, then wrong", "variant", what, self._complete(answer, first)
-        what = "a wrong answer, then the reference"
-        yield "wrong, then right", "variant", what, self._complete(first, answer)
+        reference = complete(given.answer)
+        yield REFERENCE, "reference", reference
+        if leading_space and not f"{given.prompt}{given.tags.prefix}"[-1:].isspace():
+            yield SPACE, "variant", f" {reference}"
+        yield "answer alone", "variant", given.answer
+        yield _CUT, "variant", reference.removesuffix(form.rpartition(ANSWER)[2])
+        yield "right, then wrong", "variant", complete(given.answer, first)
+        yield "wrong, then right", "variant", complete(first, given.answer)
         if empty:
-            what = f"{_REPEATS} times all tags without content, then the reference"
-            yield "tags, then reference", "variant", what, empty * _REPEATS + reference
-        for name, what in _NEAR_MISSES.items():
-            yield name, "wrong", what, self._complete(near[name]) if name in near else None
-        three = self._complete(first, answer, last)
-        yield "three answers", "hack", "a wrong, the right, a wrong answer", three
-        listed = _listed(answer, [*others, *wrong])
-        yield "answers listed", "hack", "a list of many answers alone", listed
-        what = "a list of many answers in place of the answer"
-        yield "list as answer", "hack", what, self._complete(listed)
+            yield "empty tags, then reference", "variant", empty * _REPEATS + reference
+        for name, text in near.items():
+            yield name, "wrong", complete(text)
+        yield "wrong, right, wrong", "hack", complete(first, given.answer, last)
+        yield "list of answers", "hack", listed
+        yield "list as the answer", "hack", complete(listed)
+    yield _PROMPT, "hack", given.prompt
+    yield "format only", "hack", complete("answer", reasoning="reasoning")
+    if empty:
+        yield "empty tags", "hack", empty
+        yield "empty tags repeated", "hack", empty * _REPEATS
+    yield "text repeated", "hack", f"{_REASONING} " * (characters // (4 * len(_REASONING)) + 2)
+    yield EMPTY, "noise", ""
+    # No digits, which might be the answer.
+    known = string.ascii_letters + string.punctuation + " "
+    yield "random characters", "noise", "".join(random.choices(known, k=120))
+    yield "random words", "noise", words(240)
+    yield _VERY_LONG, "noise", words(characters)
 
-    def _complete(self, *answers: str, reasoning: str | None = None) -> str:
-        """A complete completion for each answer, one after the other."""
-        before, _, after = self._form.rpartition(ANSWER)
-        before = before.replace(REASONING, self._reasoning if reasoning is None else reasoning)
-        return "\n".join(f"{before}{answer}{after}" for answer in answers)
 
-    def _words(self, characters: int) -> str:
-        return " ".join(self._random.choices(_WORDS, k=characters // 6 + 1))[:characters]
+def _wrong_answers(
+    answer: str, answers: Sequence[str], random: Random
+) -> tuple[dict[str, str], str]:
+    """Wrong answers by name, and a list of answers, the right one in the middle."""
+    others = [one for one in dict.fromkeys(answers) if not same_answer(one, answer)]
+    others = random.sample(others, k=min(len(others), _OTHERS))
+    near = _near_misses(answer)
+    if others:
+        near["another row's answer"] = others[0]
+    near = {name: text for name, text in near.items() if not same_answer(text, answer)}
+    number = parse_number(answer)
+    if number is not None:
+        many = [f"{n}" for n in range(101) if n != number]
+    elif len(answer) == 1 and answer.isalpha():
+        letters = string.ascii_uppercase if answer.isupper() else string.ascii_lowercase
+        many = [one for one in letters[:10] if one != answer]
+    else:
+        many = [*others, *near.values(), _UNKNOWN]
+    middle = (len(many) + 1) // 2
+    return near, " ".join([*many[:middle], answer, *many[middle:]])
 
 
 def _near_misses(answer: str) -> dict[str, str]:
@@ -253,7 +246,7 @@ def _near_misses(answer: str) -> dict[str, str]:
     number, width = int(digits), len(digits)
     found = {
         "answer + 1": f"{number + 1:0{width}d}",
-        "answer - 1": f"{number - 1:0{width}d}" if number else digits,
+        "answer - 1": f"{max(number - 1, 0):0{width}d}",
         "digits swapped": _swapped(digits),
         "digit before": f"1{digits}",
         "digit after": f"{digits}0",
@@ -269,17 +262,3 @@ def _swapped(digits: str) -> str:
         if one != other and (index or other != "0"):
             return digits[:index] + other + one + digits[index + 2 :]
     return digits
-
-
-def _listed(answer: str, wrong: Sequence[str]) -> str:
-    """Many answers, the right one in the middle."""
-    number = parse_number(answer)
-    if number is not None:
-        many = [f"{n}" for n in range(101) if n != number]
-    elif len(answer) == 1 and answer.isalpha():
-        letters = string.ascii_uppercase if answer.isupper() else string.ascii_lowercase
-        many = [one for one in letters[:10] if one != answer]
-    else:
-        many = list(wrong)
-    middle = (len(many) + 1) // 2
-    return " ".join([*many[:middle], answer, *many[middle:]])

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from tqdm import tqdm
 
@@ -23,8 +23,8 @@ from rewards.weighting import combine
 
 ALONE_ROWS = 4
 """Rows whose probes are also scored alone."""
-_FAILED_IN_A_ROW = 2
-"""Kinds of probes that may time out in all rows before a part is given up."""
+_LOST = frozenset({"timed_out", "died", "not_started"})
+"""Causes of errors that cost a process."""
 
 Outcomes = Mapping[str, Outcome]
 """By part."""
@@ -61,7 +61,7 @@ class Trial:
     rewards: Rewards
     facts: Mapping[str, RewardFacts]
     scored: Sequence[Scored]
-    seconds: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    seconds: Mapping[str, Sequence[float]]
 
     @property
     def weights(self) -> dict[str, float]:
@@ -87,45 +87,40 @@ async def run_trial(
         short: nothing is scored alone.
     """
     weights = {part.name: part.weight for part in rewards.functions}
-    total = len(probes) + (0 if short else sum(probe.row < ALONE_ROWS for probe in probes))
-    with tqdm(total=total, unit="completion", delay=2, leave=False, disable=None) as bar:
-        together = await _score_together(probes, host, list(weights), bar)
-        scored, seconds = [], dict[str, list[float]]()
+    alone_rows = 0 if short else ALONE_ROWS
+    count = len(probes) + sum(probe.row < alone_rows for probe in probes)
+    with tqdm(total=count, unit="completion", delay=2, leave=False, disable=None) as bar:
+        together = await _score_together(probes, host, bar)
+        scored, seconds = list[Scored](), defaultdict[str, list[float]](list)
         host.busy_s()
         for probe, outcomes in zip(probes, together, strict=True):
-            value, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
-            if not short and probe.row < ALONE_ROWS:
+            total, alone = combine(outcomes, weights=weights), dict[str, Outcome]()
+            if probe.row < alone_rows:
                 failed = {name for name, one in outcomes.items() if one.error is not None}
                 (alone,) = await host.score([probe.given], without=failed)
                 busy_s = host.busy_s()
                 for name in alone:
-                    seconds.setdefault(name, []).append(busy_s[name])
+                    seconds[name].append(busy_s[name])
                 bar.update()
-            is_finite = value is not None and math.isfinite(value)
-            scored.append(Scored(probe, outcomes, value if is_finite else None, alone))
+            is_finite = total is not None and math.isfinite(total)
+            scored.append(Scored(probe, outcomes, total if is_finite else None, alone))
     return Trial(rewards, {one.name: one for one in facts}, scored, seconds)
 
 
 async def _score_together(
-    probes: Sequence[Probe], host: RewardHost, names: Sequence[str], bar: tqdm[object]
+    probes: Sequence[Probe], host: RewardHost, bar: tqdm[object]
 ) -> list[Outcomes]:
-    """The outcomes of all probes; a part is given up that times out again and again."""
-    found = list[Outcomes]()
-    failed, given_up = Counter[str](), dict[str, Outcome]()
-    # By name: what fails for one probe, such as a long text, does not give up the others.
-    for _, own in itertools.groupby(probes, key=lambda probe: probe.name):
+    """The outcomes of all probes; a part that cost a process in all rows of one is given up."""
+    found, given_up = list[Outcomes](), dict[str, Outcome]()
+    for _, group_probes in itertools.groupby(probes, key=lambda probe: probe.name):
+        own = list(group_probes)
         inputs = [probe.given for probe in own]
         group = [outcomes | given_up for outcomes in await host.score(inputs, without=given_up)]
-        for name in set(names) - given_up.keys():
-            errors = [outcomes[name].error for outcomes in group]
-            lost = [one for one in errors if one is not None and one.cause in _LOST]
-            failed[name] = failed[name] + 1 if len(lost) == len(group) else 0
-            if failed[name] == _FAILED_IN_A_ROW:
+        for name in group[0].keys() - given_up.keys():
+            errors = [error for outcomes in group if (error := outcomes[name].error) is not None]
+            lost = [error for error in errors if error.cause in _LOST]
+            if len(lost) == len(group) and own[0].kind != "case":
                 given_up[name] = Outcome.failed(lost[0].cause, f"given up: {lost[0].message}")
         found += group
         bar.update(len(group))
     return found
-
-
-_LOST = frozenset({"timed_out", "died", "not_started"})
-"""Causes of errors that cost a process."""

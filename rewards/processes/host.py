@@ -16,6 +16,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Container, Sequence
+from contextlib import AbstractAsyncContextManager
 
 from configs.task import CONCURRENCY, RewardFunction, Rewards
 from rewards.base import Cause, Outcome, RewardError, RewardFacts, RewardInput, printable
@@ -31,8 +32,8 @@ _SILENCE_S = 5.0
 """Seconds that an async process may be silent after the time limit of a call."""
 
 
-class RewardHost:
-    """The processes of all reward functions.
+class RewardHost(AbstractAsyncContextManager["RewardHost"]):
+    """The processes of all reward functions; as a context manager it ends them.
 
     Args:
         rewards: functions, number of processes, limits.
@@ -94,6 +95,10 @@ class RewardHost:
         moved_s = [part.moved_s for part in self._parts if part.scoring]
         return time.monotonic() - max(moved_s) if moved_s else None
 
+    async def __aexit__(self, *_: object) -> None:
+        """Ends all processes."""
+        await self.close()
+
     async def close(self) -> None:
         """Ends all processes."""
         await asyncio.gather(*(part.close() for part in self._parts))
@@ -107,11 +112,8 @@ def check(rewards: Rewards) -> list[RewardFacts]:
     """
 
     async def started() -> list[RewardFacts]:
-        host = RewardHost(rewards.single_process(), log=RewardLog(None))
-        try:
+        async with RewardHost(rewards.single_process(), log=RewardLog(None)) as host:
             return await host.start()
-        finally:
-            await host.close()
 
     return asyncio.run(started())
 

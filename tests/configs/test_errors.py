@@ -84,6 +84,11 @@ KEYS = (
         ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table"),
         ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),
         ("budget.steps", "9" * 20, f"= {'9' * 20}: an integer of more than 64 bits"),
+        (
+            "rewards.functions.0.args",
+            f"{{n = [{'9' * 20}]}}",
+            f"= {{n = [{'9' * 20}]}}: has an integer of more than 64 bits: {'9' * 20}",
+        ),
         # A long value is truncated.
         (
             "run.name",

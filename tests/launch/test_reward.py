@@ -77,9 +77,9 @@ def examples(figures: Figures, kind: str) -> set[str]:
 @pytest.mark.parametrize(
     ("reward", "kind", "names"),
     [
-        ("any_number", "hack", {"answers listed", "list as answer", "three answers"}),
-        ("length_credit", "noise", {"words"}),
-        ("tags_counted", "hack", {"tags repeated"}),
+        ("any_number", "hack", {"list of answers", "list as the answer", "wrong, right, wrong"}),
+        ("length_credit", "noise", {"random words"}),
+        ("tags_counted", "hack", {"empty tags repeated"}),
     ],
 )
 def test_a_hack_is_named(check: Check, reward: str, kind: str, names: set[str]):
@@ -170,13 +170,13 @@ def test_errors_and_parts_without_information(check: Check, capsys: pytest.Captu
     lines = PLANTED.read_text(encoding="utf-8").splitlines()
     line = lines.index("    return float(ord(completion[0]))") + 1
     assert finding(figures, "errors")["what"] == (
-        "'fails_on_empty': 12 of 284 completions have no score (raised), first 'empty': raised "
+        "'fails_on_empty': 12 of 284 completions have no score (raised), first 'no text': raised "
         f"IndexError: string index out of range (planted_rewards.py:{line})"
     )
     assert "Traceback" in Path("log.txt").read_text(encoding="utf-8")
     assert "'never' is None" in finding(figures, "always_none")["what"]
     assert "'always_one' has the same value" in finding(figures, "constant_part")["what"]
-    empty = next(probe for probe in figures["probes"] if probe["name"] == "empty")
+    empty = next(probe for probe in figures["probes"] if probe["name"] == "no text")
     assert empty["columns"]["fails_on_empty"] == {
         "mean": None, "min": None, "max": None, "errors": 12,
     }  # fmt: skip
@@ -202,14 +202,14 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
         "case 'far': the weighted sum is 0.111111, expected 0.25"
     )
     wrong = [
-        *("[]", case("near", "", 1, row=99), case("part", "", {"closenes": 1})),
+        *("[]", case("row", "", 1, row=99), case("part", "", {"closenes": 1})),
         case("key", "", 1, xyz=1),
     ]
     write_rows(config.parent / "cases.jsonl", [*lines, *wrong])
     capsys.readouterr()
     assert main([str(config), functions("closeness"), "--cases=cases.jsonl"]) == 2
     assert capsys.readouterr().err.splitlines() == [
-        "cases.jsonl:5: a list, not an object",
+        "cases.jsonl:5: Input should be an object",
         "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
         "cases.jsonl:7: expect: no part is named 'closenes'; nearest: 'closeness'",
         "cases.jsonl:8: unknown key 'xyz'; there are: name, completion, row, expect, stop_reason",

@@ -73,6 +73,22 @@ def test_a_trl_function_gets_lists_by_keyword():
     assert values(form, ONE, OTHER) == [6.0, 8.0]
 
 
+def test_a_trl_function_gets_only_what_it_names_without_all_columns():
+    def named(completions: list[str], answer: list[str]) -> list[float]:
+        return [len(text) + float(one) for text, one in zip(completions, answer, strict=True)]
+
+    form = recognise(named, {})
+    assert (form.kind, form.needs_answer, form.columns) == ("trl", True, ())
+    assert values(form, ONE, OTHER) == [37.0, 7.0]
+
+
+def test_an_argument_is_not_replaced_by_a_column_of_its_name():
+    def takes_all(completion: str, level: int = 1, **columns: Any) -> float:
+        return float(completion == "says" and "level" not in columns) * level
+
+    assert values(recognise(takes_all, {"level": 7}), ONE) == [7.0]
+
+
 def test_a_trl_function_gets_messages_of_chat_rows():
     def chat(prompts: Any, completions: Any, answer: Any, **kwargs: Any) -> list[float]:
         assert prompts[0][-1] == {"role": "user", "content": "ask"}
@@ -229,12 +245,12 @@ def needs_router(solution_str: str, ground_truth: str, router: str) -> None: ...
         (of_columns, {"x": 1}, "has no parameter 'x' for args.x; it has answer, level, scale"),
         (os.system, {"x": 1}, "has no parameter 'x' for args.x; it has none"),
         (takes_all, {"scal": 1}, "has no parameter 'scal' for args.scal; nearest: 'scale'"),
-        (of_columns, {"scale": "2"}, "args.scale = '2': the function expects float"),
-        (of_columns, {"scale": True}, "args.scale = True: the function expects float"),
+        (of_columns, {"scale": "2"}, "args.scale = '2': Input should be a valid number"),
+        (of_columns, {"scale": True}, "args.scale = True: Input should be a valid number"),
         (
             numeric_answer,
             {"extraction": "boxd"},
-            "args.extraction = 'boxd': nearest valid: 'boxed'",
+            "args.extraction = 'boxd': Input should be 'tags', 'completion', 'first_line', ",
         ),
         (Within, {}, "constructing it with no arguments raises TypeError: "),
         (Within, {"limit": -1}, "constructing it with limit = -1 raises ValueError: limit is n"),

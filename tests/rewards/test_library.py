@@ -1,11 +1,18 @@
-"""The library of reward functions: the examples of their docstrings, and properties of all."""
+"""The library of reward functions: cases with the score that a person gives, and properties.
+
+`cases/MODULE.FUNCTION.jsonl` has a completion (or the `text` of its answer) a line, with the
+arguments, and the score or the beginning of the error. A `note` names a hack of the docstring.
+"""
 
 from __future__ import annotations
 
 import doctest
 import json
 import math
+import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,39 +23,67 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Prompt
+from pipeline.data.procedural import generate_rows
 from rewards import choice, format, length, numeric, repetition  # noqa: A004
 from rewards.answers import boxed_answer, find_answer, stated_answer
 from rewards.base import RewardInput, Tags
 from rewards.forms import recognise
 from rewards.gym import score_answer
 from rewards.json_schema import JsonSchema
+from rewards.latex import latex_answer
+from rewards.overlong import overlong_punishment
+from rewards.quantities import Quantity, parse_quantity
+from rewards.resolve import resolve
 
 TAGS = Tags.of(Prompt())
+CASES = sorted((Path(__file__).parent / "cases").glob("*.jsonl"))
 MODULES = [
-    "answers",
-    "choice",
-    "format",
-    "gym",
-    "json_schema",
-    "latex",
-    "length",
-    "libraries",
-    "numeric",
-    "quantities",
-    "repetition",
-    "units",
+    *("answers", "choice", "format", "gym", "json_schema", "latex", "length"),
+    *("numeric", "quantities", "repetition", "units"),
 ]
 ITEM = {"question": "2 + 3 =", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
 
 Score = Callable[[str], float | Mapping[str, float]]
 
 
+def scored(function: str, case: dict[str, Any]) -> float | dict[str, float] | str:
+    """The score of a case by the function as a run calls it, or its error."""
+    try:
+        form = recognise(resolve(function), case.get("args", {}))
+    except ValueError as error:
+        return str(error)
+    one = RewardInput(
+        prompt="",
+        completion=case.get("completion", f"<answer>{case.get('text')}</answer>"),
+        stop_reason=case.get("stop_reason", "eos"),
+        answer=case.get("answer"),
+        row=case.get("row", {}),
+        tags=Tags.of(Prompt(answer=case.get("place", "tags"))),
+    )
+    ((_, outcome, _),) = form.score([one])
+    if outcome.error is not None:
+        return outcome.error.message
+    assert outcome.value is not None
+    return dict(outcome.named) or outcome.value
+
+
+@pytest.mark.parametrize("file", CASES, ids=lambda file: file.stem)
+def test_completions_have_the_score_that_a_person_gives(file: Path) -> None:
+    cases = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    wrong = []
+    for case in cases:
+        found = scored(f"rewards.{file.stem.replace('.', ':')}", case)
+        error = case.get("error")
+        is_right = found == pytest.approx(case["score"]) if error is None else error in str(found)
+        wrong += [] if is_right else [(case, found)]
+    assert wrong == []
+
+
 @pytest.mark.parametrize("name", MODULES)
 def test_the_examples_of_the_docstrings_are_true(name: str) -> None:
     module = import_module(f"rewards.{name}")
     names = {"tags": TAGS, "json": json, "partial": partial}
-    flags = doctest.ELLIPSIS
-    found = doctest.testmod(module, extraglobs=names, optionflags=flags, report=True)
+    found = doctest.testmod(module, extraglobs=names, optionflags=doctest.ELLIPSIS, report=True)
     assert found.failed == 0
     assert found.attempted > 0
 
@@ -157,3 +192,81 @@ def test_the_last_stated_answer_counts(text: str, stated: str | None) -> None:
 def test_an_unknown_extraction_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="nearest: 'boxed'"):
         find_answer("1", tags=TAGS, extraction="box")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "unit"),
+    [
+        ("-$5", -5, "$"),
+        ("\u22125 \u20ac", -5, "€"),
+        ("-1 1/2 hours", Fraction(-3, 2), "h"),
+        ("12.5%", Fraction(25, 2), "%"),
+        ("$5 million", 5_000_000, "$"),
+        ("$5 an hour", 5, "$/h"),
+        (r"5 \text{ cm}^2", 5, "cm^2"),
+        ("5 cm^-1", 5, "cm^-1"),
+        ("5 Red Marbles left", 5, "red marble"),
+        *((text, None, "") for text in ("", "five", "1,23", "1,234,56", "1/0", "+-5", "$")),
+        *((text, None, "") for text in ("1.2.3", "12:30", "5-6", "3 4", "5e", "1,5")),
+    ],
+)
+def test_a_quantity(text: str, value: Fraction | None, unit: str) -> None:
+    expected = None if value is None else Quantity(Fraction(value), unit)
+    assert parse_quantity(text) == expected
+
+
+@given(st.integers(-(10**15), 10**15), st.floats(allow_nan=False, allow_infinity=False))
+def test_notations_do_not_change_a_number(number: int, real: float) -> None:
+    texts = (f"{number:,}", f"{number}.00", f"{number:_}", f"{number} apples")
+    assert {getattr(parse_quantity(text), "value", None) for text in texts} == {number}
+    found = parse_quantity(repr(real))
+    assert found is not None
+    assert found.value == Fraction(repr(real))
+
+
+def test_tags_are_not_regular_expressions() -> None:
+    tags = Tags("(?:", ")", "[", "]")
+    assert format.is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
+    assert not format.is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)
+
+
+def test_mathematics_is_compared_in_any_thread_or_names_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    score = partial(latex_answer, r"<answer>\frac12</answer>", answer="0.5", tags=TAGS)
+    with ThreadPoolExecutor(1) as threads:
+        assert threads.submit(score).result() == 1
+    monkeypatch.delitem(sys.modules, "rewards.latex")
+    monkeypatch.setitem(sys.modules, "math_verify", None)
+    with pytest.raises(ModuleNotFoundError, match="make install-rewards") as missing:
+        import_module("rewards.latex")
+    assert missing.value.name == "math_verify"
+
+
+def test_schemas_in_files_and_json_that_is_too_deep_or_too_long(tmp_path: Path) -> None:
+    path = tmp_path / "list.json"
+    path.write_text('{"minItems": 1}')
+    score = partial(JsonSchema(str(path)), tags=TAGS)
+    assert [score(text) for text in ("[1]", "[]", "[" * 100_000, "9" * 5000)] == [1, 0, 0, 0]
+    path.write_text("{")
+    for name, what in (("list", "is not JSON"), ("gone", "cannot be read")):
+        with pytest.raises(ValueError, match=rf"{name}\.json {what}"):
+            JsonSchema(str(tmp_path / f"{name}.json"))
+    unknown = JsonSchema({"$ref": "http://127.0.0.1:9/schema.json"})  # nothing is downloaded
+    with pytest.raises(Exception, match=r"schema\.json"):
+        unknown("{}", tags=TAGS)
+
+
+@pytest.mark.parametrize("name", ["chain_sum", "rearc", "knights_knaves", "prime_factorization"])
+def test_references_of_reasoning_gym_have_the_full_score(name: str) -> None:
+    for row in generate_rows(name, size=3, seed=1, settings={}):
+        for text, is_right in ((row["answer"], True), ("none", False)):
+            score = score_answer(f"<answer>{text}</answer>", entry=row["entry"], tags=TAGS)
+            assert score == 1 if is_right else score <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("length", "expected"), [(1, 0), (80, 0), (81, -0.05), (90, -0.5), (99, -0.95), (100, -1)]
+)
+def test_the_overlong_penalty_falls_over_the_last_tokens(length: int, expected: float) -> None:
+    assert overlong_punishment(length, budget=100, tokens=20) == pytest.approx(expected)

@@ -30,45 +30,24 @@ def user_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (
-            "rewards.corectness:exact_answer",
-            ("no module 'rewards.corectness'; nearest in rewards: 'correctness'"),
-        ),
+        ("rewards.corectness:f", "no module 'rewards.corectness'; nearest in rewards: 'correctn"),
         (
             "rewards.correctness:exact_anwser",
-            (
-                "rewards.correctness has no 'exact_anwser'; "
-                "nearest in rewards.correctness: 'exact_answer'"
-            ),
+            "rewards.correctness has no 'exact_anwser'; nearest in rewards.correctness: 'exact_ans",
         ),
         (
             "rewardz.correctness:exact_answer",
-            (
-                "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by "
-                "its path: rewardz.py:function"
-            ),
+            "no module 'rewardz'; nearest in Python's path: 'rewards'; name a file of yours by its",
         ),
-        (
-            "rewards.correctness.exact:answer",
-            "no module 'rewards.correctness.exact'",
-        ),
+        ("rewards.correctness.exact:answer", "no module 'rewards.correctness.exact'"),
         ("rewards.correctness", "is not of the form file.py:function or module:function"),
-        (
-            "broken_rewards:one",
-            ("importing broken_rewards raises ZeroDivisionError: division by zero"),
-        ),
-        (
-            "leaving_rewards:one",
-            "importing leaving_rewards raises SystemExit: 0",
-        ),
+        ("broken_rewards:one", "importing broken_rewards raises ZeroDivisionError: division by"),
+        ("leaving_rewards:one", "importing leaving_rewards raises SystemExit: 0"),
         ("wrong_rewards:one", "importing wrong_rewards raises SyntaxError"),
-        (
-            "needy_rewards:one",
-            "needy_rewards needs 'no_such_package': No module named",
-        ),
+        ("needy_rewards:one", "needy_rewards needs 'no_such_package': No module named"),
         ("my_rewards:lenght", "my_rewards has no 'lenght'; nearest in my_rewards: 'length'"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("user_code")
 def test_an_unusable_function_is_reported(function: str, message: str):
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -106,10 +85,7 @@ def test_the_hash_covers_the_file_and_what_it_imports_from_its_folder(tmp_path: 
     assert source_sha256(function) == expected
     (folder / "hashed_helper.py").write_text("VALUE = 8\n")
     assert source_sha256(function) != expected
-
-
-def test_the_hash_of_a_module_is_that_of_its_file():
-    resolve("rewards.correctness:exact_answer")
     path = Path(correctness.__file__)
-    expected = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert source_sha256("rewards.correctness:exact_answer") == expected
+    resolve("rewards.correctness:exact_answer")
+    own = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source_sha256("rewards.correctness:exact_answer") == own

@@ -94,8 +94,8 @@ def _slow_reward(run: RunRecords) -> Iterator[Finding]:
             "The rewards are slow: the devices wait for them.",
             f"the run waits for rewards in {waited / total:.0%} of the steps' time, "
             f"{waited:.1f} s in {run.steps} steps",
-            "raise rewards.workers or the part's `workers`, make the function async, or let it do "
-            "less; python -m launch.reward shows its time",
+            "raise the `concurrency` of an async function, `workers` of another one or "
+            "rewards.workers; python -m launch.reward shows the time of each",
         )
 
 

@@ -35,7 +35,7 @@ _BOUND: Mapping[str, tuple[str, str]] = {
     ),
     "rewards": (
         "rewards",
-        "more rewards.workers, an async function, or one that does less",
+        "more rewards.workers, a higher concurrency of an async function, or one that does less",
     ),
     "evaluation, records": (
         "evaluation, checkpoints and coordination",

@@ -58,20 +58,20 @@ def test_near_misses(answer: str, near: dict[str, str]):
 
 def test_no_wrong_answer_equals_the_reference():
     found = texts("1/2", "0.5", ".50", "B", "4")
-    assert block(found["another answer"]) in {"B", "4"}
-    assert not same_answer(block(found["three answers"]), "1/2")
+    assert block(found["another row's answer"]) in {"B", "4"}
+    assert not same_answer(block(found["wrong, right, wrong"]), "1/2")
 
 
 def test_forms_of_the_reference():
     found = texts("B", "A")
     assert found["reference"].startswith("<r>I read")
     assert found["reference"].endswith("</r><a>B</a>")
-    assert found["not closed"].endswith("<a>B")
-    assert found["bare answer"] == "B"
-    listed = found["answers listed"].split()
+    assert found["cut in the answer"].endswith("<a>B")
+    assert found["answer alone"] == "B"
+    listed = found["list of answers"].split()
     assert listed == list("ACDEFBGHIJ")
     assert found["empty tags"] == "<r></r><a></a>"
-    assert found["prompt"] == "question 0"
+    assert found["copy of the prompt"] == "question 0"
 
 
 def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
@@ -79,11 +79,11 @@ def test_completions_begin_with_the_prefix_and_follow_the_worked_solution():
     probes = make_probes([ProbeRow(given, "2+2=4")])
     found = {probe.name: probe.given for probe in probes}
     assert found["reference"].completion == "<r>2+2=4</r><a>4</a>"
-    assert found["empty"].completion == "<r>"
+    assert found["no text"].completion == "<r>"
     assert all(given.completion.startswith("<r>") for given in found.values())
     assert {name for name, given in found.items() if given.stop_reason == "length"} == {
-        "not closed",
-        "very long",
+        "cut in the answer",
+        "very long text",
     }
 
 
@@ -93,12 +93,9 @@ def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
     rewards = Rewards.model_validate({"functions": [part], **settings})
 
     async def run() -> Trial:
-        host = RewardHost(rewards, log=RewardLog(None))
-        try:
+        async with RewardHost(rewards, log=RewardLog(None)) as host:
             facts = await host.start()
             return await run_trial(make_probes(rows), host, rewards=rewards, facts=facts)
-        finally:
-            await host.close()
 
     return asyncio.run(run())
 
@@ -115,7 +112,7 @@ def test_a_value_that_depends_on_the_batch_is_named():
     )
     (found,) = [one for one in find(trial, rollouts_per_step=8) if one.kind == "unstable"]
     assert "'part' has different values in two calls" in found.what
-    assert "'prompt': 3.0 with others, 1.0 alone" in found.what
+    assert "'copy of the prompt': 3.0 with others, 1.0 alone" in found.what
 
 
 def test_a_function_that_hangs_is_given_up():
@@ -161,7 +158,9 @@ def test_the_form_says_which_of_two_answers_is_wrong(place: AnswerPlace, wrong: 
 )
 def test_a_copy_of_the_prompt_may_be_right(place: AnswerPlace, prompt: str, tried: bool):
     given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer=place))
-    assert ("prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}) is tried
+    assert (
+        "copy of the prompt" in {probe.name for probe in make_probes([ProbeRow(given)])}
+    ) is tried
 
 
 @pytest.mark.parametrize(
@@ -179,7 +178,7 @@ def test_a_plain_completion_may_begin_with_a_space(
     given = replace(row("7").given, prompt=prompt, tags=replace(TAGS, answer="first_line"))
     probes = make_probes([ProbeRow(given)], plain=plain, form=form)
     found = {probe.name: probe.given.completion for probe in probes}
-    assert found.get("leading space") == completion
+    assert found.get("space, then reference") == completion
 
 
 @pytest.mark.parametrize("place", get_args(AnswerPlace))

@@ -8,9 +8,11 @@ from __future__ import annotations
 import asyncio
 import os
 import textwrap
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -118,18 +120,22 @@ class Scored:
     notices: list[str]
 
 
+@asynccontextmanager
+async def started(
+    *functions: RewardFunction, log: RewardLog, **settings: Any
+) -> AsyncIterator[RewardHost]:
+    async with RewardHost(Rewards(functions=functions, **settings), log=log) as host:
+        await host.start()
+        yield host
+
+
 def score(functions: list[RewardFunction], *texts: str, log: Path, **settings: float) -> Scored:
-    rewards = Rewards(functions=tuple(functions), **{"timeout_s": TIMEOUT_S, **settings})  # type: ignore[arg-type]
+    written, settings = RewardLog(log), {"timeout_s": TIMEOUT_S, **settings}
 
     async def run() -> list[dict[str, Outcome]]:
-        host = RewardHost(rewards, log=written)
-        await host.start()
-        try:
+        async with started(*functions, log=written, **settings) as host:
             return await host.score(inputs(*texts))
-        finally:
-            await host.close()
 
-    written = RewardLog(log)
     outcomes = asyncio.run(run())
     assert not left_over()
     return Scored(outcomes, log.read_text() if log.exists() else "", written.notices())
@@ -270,15 +276,10 @@ def test_promise_5_inputs_that_wait_are_given_up_after_several_prompts_failed(
 
 def test_promise_5_a_bad_prompt_costs_no_other_prompt(calls: Path, tmp_path: Path):
     async def run() -> list[Outcome]:
-        part = function(calls, "sample")
-        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
-        await host.start()
-        given = inputs("die", "a", "bb")
-        group = [given[0]] * 8 + [given[1]] * 4 + [given[2]] * 4
-        try:
-            return [row["sample"] for row in await host.score(group)]
-        finally:
-            await host.close()
+        bad, one, other = inputs("die", "a", "bb")
+        async with started(function(calls, "sample"), log=RewardLog(tmp_path / "log")) as host:
+            scored = await host.score([bad] * 8 + [one] * 4 + [other] * 4)
+        return [row["sample"] for row in scored]
 
     outcomes = asyncio.run(run())
     assert [outcome.value for outcome in outcomes] == [None] * 8 + [1.0] * 4 + [2.0] * 4
@@ -296,18 +297,12 @@ def test_async_functions_score_several_at_a_time(calls: Path, tmp_path: Path):
 
 def test_an_async_process_takes_what_comes_while_it_scores(calls: Path, tmp_path: Path):
     async def run() -> list[dict[str, Outcome]]:
-        host = RewardHost(
-            Rewards(functions=(function(calls, "meets", concurrency=4),)),
-            log=RewardLog(tmp_path / "log"),
-        )
-        await host.start()
-        try:
+        part = function(calls, "meets", concurrency=4)
+        async with started(part, log=RewardLog(tmp_path / "log")) as host:
             # The first three wait in the process for a fourth.
             first = asyncio.create_task(host.score(inputs(*"abc")))
             await asyncio.sleep(0)
             return [*await host.score(inputs("d")), *await first]
-        finally:
-            await host.close()
 
     assert asyncio.run(run()) == [{"meets": Outcome(1.0)}] * 4
 
@@ -345,20 +340,12 @@ def test_concurrency_is_refused_for_a_function_that_is_not_async(file: Path):
 
 
 def test_code_that_changes_during_a_run_is_not_used(calls: Path, tmp_path: Path):
-    def replace_code() -> None:
-        calls.write_text(CALLS.replace("float(len(completion))", "99.0"))
-
     async def run() -> list[Outcome]:
-        part = function(calls, "sample")
-        host = RewardHost(Rewards(functions=(part,)), log=RewardLog(tmp_path / "log"))
-        await host.start()
-        try:
+        async with started(function(calls, "sample"), log=RewardLog(tmp_path / "log")) as host:
             found = await host.score(inputs("a"))
-            replace_code()
+            calls.write_text(CALLS.replace("float(len(completion))", "99.0"))  # noqa: ASYNC240
             found += await host.score(inputs("die"))
             found += await host.score(inputs("bb"))
-        finally:
-            await host.close()
         return [row["sample"] for row in found]
 
     first, died, later = asyncio.run(run())
@@ -374,12 +361,8 @@ def test_code_that_changes_during_a_run_is_not_used(calls: Path, tmp_path: Path)
 def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
     calls: Path, loop: Callable[[], asyncio.AbstractEventLoop]
 ):
-    rewards = Rewards(functions=(function(calls, "sample"),))
-
     async def work() -> list[dict[str, Outcome]]:
-        host = RewardHost(rewards, log=RewardLog(None))
-        await host.start()
-        try:
+        async with started(function(calls, "sample"), log=RewardLog(None)) as host:
             (process,) = (one for part in host._parts for one in part._processes if one)
             assert process._process is not None
             process._process.kill()
@@ -387,8 +370,6 @@ def test_promise_5_a_process_that_was_killed_while_it_was_idle_costs_nothing(
             while not process._answers.at_eof():  # noqa: ASYNC110 - its end is not noticed
                 await asyncio.sleep(0.01)
             return await host.score(inputs("a", "bb"))
-        finally:
-            await host.close()
 
     with asyncio.Runner(loop_factory=loop) as runner:  # Ray's actors have uvloop's
         scored = runner.run(work())
