@@ -11,8 +11,8 @@ import numpy as np
 from scipy.stats import rankdata
 
 from configs.task import AnswerPlace
-from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM
+from pipeline.tables import table
 from rewards.answers import find_answer, is_correct
 from rewards.base import RewardError, RewardInput
 

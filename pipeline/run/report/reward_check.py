@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM
+from pipeline.tables import table
 from rewards.base import NAME_SEPARATOR
 from rewards.checks.findings import Finding, speeds
 from rewards.checks.probes import REFERENCE
