@@ -49,7 +49,9 @@ def test_what_can_only_be_planned_is_refused() -> None:
     with pytest.raises(ValueError, match=r"plan\.sampler_devices = 16: .* 2 hosts of v5e-64"):
         refuse_plan_only(preset("gemma3_1b", *SPLIT, ("plan.sampler_devices", "16")))
     many = preset("gemma3_1b", ("plan.learner_devices", "16"), ("plan.micro_batch_tokens", "32768"))
-    message = r"plan\.learner_devices = 16: a process of 16 chips spans 2 hosts .* comes later; .* 8$"
+    message = (
+        r"plan\.learner_devices = 16: a process of 16 chips spans 2 hosts .* comes later; .* 8$"
+    )
     with pytest.raises(ValueError, match=message):
         refuse_plan_only(many)
 
