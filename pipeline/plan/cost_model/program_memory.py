@@ -92,9 +92,10 @@ class ProcessArrays:
     def base(self) -> int:
         """Bytes of the frozen base."""
         devices = self.devices
-        return self.shape.base_bytes(
+        return _base_bytes(
+            self.shape,
             self.config.model.dtype,
-            quantization=self.quantization,
+            self.quantization,
             fsdp=devices.fsdp,
             tp=devices.tp,
             data=devices.shards // devices.fsdp,
@@ -119,12 +120,11 @@ class ProcessArrays:
     @property
     def hidden(self) -> int:
         """Feed-forward width of a device, of the widest layer."""
-        return max(self.hidden_of(layer) for layer in range(self.shape.layers))
+        return max(_widths(self.shape, self.devices.tp))
 
     def hidden_of(self, layer: int) -> int:
         """Feed-forward width of a layer on a device."""
-        width = self.shape.hidden_of(layer)
-        return width // _divides(self.devices.tp, width)
+        return _widths(self.shape, self.devices.tp)[layer]
 
     @property
     def head_dim(self) -> int:
@@ -188,6 +188,17 @@ class ProcessArrays:
     def layer(self) -> int:
         """Bytes of the largest layer's matrices in products: gathered over fsdp, dequantized."""
         return _largest_layer(self.shape, self.config.model.dtype, self.devices.tp)
+
+
+@lru_cache
+def _widths(shape: ModelShape, tp: int) -> tuple[int, ...]:
+    widths = map(shape.hidden_of, range(shape.layers))
+    return tuple(width // _divides(tp, width) for width in widths)
+
+
+@lru_cache
+def _base_bytes(shape: ModelShape, dtype: str, quantization: str, **placed: int) -> int:
+    return shape.base_bytes(dtype, quantization=quantization, **placed)
 
 
 @lru_cache
