@@ -91,15 +91,9 @@ class ProcessArrays:
     @property
     def base(self) -> int:
         """Bytes of the frozen base."""
-        devices = self.devices
+        model, in_host = self.config.model, self.config.plan.embeddings_in_host
         return _base_bytes(
-            self.shape,
-            self.config.model.dtype,
-            self.quantization,
-            fsdp=devices.fsdp,
-            tp=devices.tp,
-            data=devices.shards // devices.fsdp,
-            in_host=self.config.plan.embeddings_in_host,
+            self.shape, model.dtype, self.quantization, self.devices, in_host=in_host
         )
 
     @property
@@ -197,8 +191,17 @@ def _widths(shape: ModelShape, tp: int) -> tuple[int, ...]:
 
 
 @lru_cache
-def _base_bytes(shape: ModelShape, dtype: str, quantization: str, **placed: int) -> int:
-    return shape.base_bytes(dtype, quantization=quantization, **placed)
+def _base_bytes(
+    shape: ModelShape, dtype: str, quantization: str, devices: Devices, *, in_host: bool
+) -> int:
+    return shape.base_bytes(
+        dtype,
+        quantization=quantization,
+        fsdp=devices.fsdp,
+        tp=devices.tp,
+        data=devices.shards // devices.fsdp,
+        in_host=in_host,
+    )
 
 
 @lru_cache

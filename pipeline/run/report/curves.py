@@ -173,7 +173,8 @@ def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
         axes.plot(xs, ys, color=colour, linewidth=0.8, alpha=0.45)
         xs, ys = zip(*smooth(points), strict=True)
     if interval:
-        axes.fill_between(xs, *interval, color=colour, alpha=0.18, linewidth=0)
+        low, high = interval
+        axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
     axes.plot(xs, ys, color=colour, linewidth=2, marker="o" if few else "", markersize=4)
 
 

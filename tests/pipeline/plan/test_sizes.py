@@ -52,8 +52,8 @@ def test_sizes_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: 
     assert found == ladder
     rows = config(slots=2, learner_devices=2, micro_batch_tokens=8 * ROW)
     for phase in ("score", "update", "publish", "export"):
-        assert smaller(rows, Sizes.of(rows), phase) == Sizes(2, 6 * ROW)  # type: ignore[arg-type]
-        assert smaller(rows, Sizes(2, 2 * ROW), phase) is None  # type: ignore[arg-type]
+        assert smaller(rows, Sizes.of(rows), phase) == Sizes(2, 6 * ROW)
+        assert smaller(rows, Sizes(2, 2 * ROW), phase) is None
 
 
 def test_a_known_share_of_memory_skips_sizes_that_are_too_large():
