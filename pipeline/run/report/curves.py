@@ -113,9 +113,9 @@ def smooth(points: Points) -> Points:
     return [(x, fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, *_) in enumerate(points)]
 
 
-def thin(points: Points, *, most: int = MOST_POINTS) -> Points:
-    """At most so many points: means of neighbours."""
-    size = -(-len(points) // most)
+def thin(points: Points) -> Points:
+    """At most `MOST_POINTS` points: means of neighbours."""
+    size = -(-len(points) // MOST_POINTS)
     if size <= 1:
         return points
     chunks = [points[start : start + size] for start in range(0, len(points), size)]

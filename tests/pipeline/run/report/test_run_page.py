@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from pipeline.run.report.comparison_page import comparison_page
 from pipeline.run.report.curves import Panel, Series, chart, smooth
 from pipeline.run.report.facts import events
 from pipeline.run.report.run_page import marks, run_page
@@ -184,25 +183,6 @@ def test_missing_files_are_left_out(finished: Path, tmp_path: Path):
         text = run_page(read_run(tmp_path))
     checked(text)
     assert "A process holds the folder; it is waiting for devices." in text
-
-
-def test_two_runs_are_compared_on_their_common_prompts(tmp_path: Path):
-    folders = []
-    for name, tests in (("one", 4), ("other", 3)):
-        config = make_config(tmp_path, run={"name": name, "seed": len(name)}, **STEPS)
-        run = StubRun(config, disk=Disk(), data=make_data(validation=4, test=tests))
-        run.run()
-        folders.append(run.folder.path)
-    text = comparison_page([read_run(path) for path in folders])
-    page = checked(text)
-    assert "other against one" in text
-    assert "test_after" in text
-    assert re.search(r"\d gained, \d lost of 3", text)
-    assert page.headings[-1] == "Settings that differ"
-    assert "None, but the run" in text
-
-
-# --- charts
 
 
 def test_smoothing_is_a_moving_mean():
