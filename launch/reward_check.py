@@ -19,8 +19,8 @@ from pipeline.data.references import reference_notices
 from pipeline.data.splits import LoadedData
 from pipeline.evaluate.notices import data_notices
 from pipeline.evaluate.protocol import PLACES
-from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM
+from pipeline.tables import table
 from rewards.base import NAME_SEPARATOR
 from rewards.checks.cases import Case, mismatches, parse_cases
 from rewards.checks.findings import Finding, find, speeds

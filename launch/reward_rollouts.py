@@ -17,10 +17,10 @@ from tqdm import tqdm
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure
-from pipeline.plan.plan_report import table
 from pipeline.rollout.scoring import SUM, score_parts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
+from pipeline.tables import table
 from rewards.answers import find_answer, same_answer
 from rewards.base import Outcome, RewardError, RewardInput, Tags
 from rewards.processes.host import RewardHost

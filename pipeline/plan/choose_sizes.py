@@ -228,26 +228,31 @@ async def choose_sizes(
             "slots": (names[-1 if one_process else 1], partial(_sampling_s, case, samplers[0])),
             "micro_batch_tokens": (names[0], partial(_learning_s, case, learner)),
         }
-        for name, (process, seconds_of) in timings.items():
-            if name in config.plan.planned_sizes:
-                compile_for = partial(_compile, process, processes[process], display=display)
-                measured[name] = await _measure(
-                    case, sizes, name, compile_for=compile_for, seconds_of=seconds_of, now=now
-                )
-                sizes = replace(sizes, **{name: fastest_size(measured[name])})
-                seconds = ", ".join(f"{size}: {s:.3g} s" for size, s in measured[name].items())
-                display.say(f"plan.{name} = {getattr(sizes, name)}; seconds of a step: {seconds}")
+        for name in config.plan.planned_sizes:
+            process, seconds_of = timings[name]
+            compile_for = partial(_compile, process, processes[process], display=display)
+            measured[name] = await _measure(
+                case, sizes, name, compile_for=compile_for, seconds_of=seconds_of, now=now
+            )
+            sizes = replace(sizes, **{name: fastest_size(measured[name])})
+            seconds = ", ".join(f"{size}: {s:.3g} s" for size, s in measured[name].items())
+            display.say(f"plan.{name} = {getattr(sizes, name)}; seconds of a step: {seconds}")
         sizes = (await prepare(config, sizes, processes=processes, display=display)).sizes
     how = "measured" if measured else "given" if is_new else "of plan.json"
     display.say(
         f"sizes ({how}): {sizes.slots} slots, micro-batches of {sizes.micro_batch_tokens} tokens"
     )
-    built = [
+    load_s = next(iter(prepared.ready.values())).load_s
+    return Chosen(sizes, load_s, _named(prepared.ready), measured)
+
+
+def _named(ready: Mapping[str, Ready]) -> list[Built]:
+    """The programs of all processes; their names begin with the process's."""
+    return [
         Built(f"{name}: {one.name}", one.seconds, one.cached)
-        for name, ready in prepared.ready.items()
-        for one in ready.built
+        for name, own in ready.items()
+        for one in own.built
     ]
-    return Chosen(sizes, next(iter(prepared.ready.values())).load_s, built, measured)
 
 
 def _refuse_given(config: Config, first: Sizes, prepared: Prepared) -> None:

@@ -91,9 +91,6 @@ class Forecast:
         tokens: trained tokens of these steps.
         cost_usd: expected cost; None: the price is unknown.
         disk_gib: GiB by kind of file.
-        programs: compiled programs, those for sizes that are measured included.
-        compile_s: time of compiling all of them one after the other.
-        sizing_s: time of measuring sizes.
         evaluated: prompts of each evaluation set.
         guessed: evaluation sets whose number of rows is unknown.
     """
@@ -107,9 +104,6 @@ class Forecast:
     tokens: float
     cost_usd: float | None
     disk_gib: Mapping[str, float]
-    programs: int
-    compile_s: Seconds
-    sizing_s: Seconds
     evaluated: Mapping[str, int]
     guessed: tuple[str, ...]
 
@@ -117,8 +111,7 @@ class Forecast:
 def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
-    names = compiled_programs(case, plan)
-    compiling = compile_s(names, case.shape, chip=chip)
+    compiling = compile_s(compiled_programs(case, plan), case.shape, chip=chip)
     rows = {name: _rows(source) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = _run_times(case, plan, counts, compiling=compiling)
@@ -147,9 +140,6 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
         tokens=grpo * plan.step.tokens,
         cost_usd=None if price is None else hours * chips * price,
         disk_gib=_disk_gib(case, plan, grpo, sum(counts.values())),
-        programs=len(names),
-        compile_s=compiling,
-        sizing_s=times["sizing"],
         evaluated=counts,
         guessed=tuple(name for name, count in rows.items() if count is None),
     )

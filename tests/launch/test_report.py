@@ -11,6 +11,7 @@ import pytest
 from launch.report import main
 from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
+from tests.pipeline.run.report.test_run_page import checked
 from tests.samples import make_config
 from tests.stub_workers import Disk, StubRun
 
@@ -44,7 +45,9 @@ def test_several_runs_are_compared(run: Path, tmp_path: Path):
     assert other.run() == "finished"
     page = tmp_path / "both.html"
     assert main([str(run), str(other.folder.path), "--out", str(page)]) == 0
+    checked(page.read_text(encoding="utf-8"))
     shown = text_of(page)
+    assert re.search(r"\d gained, \d lost of \d", shown)
     assert shown.startswith("run, faster: comparison run and faster run")
     first, second = (RunFolder(path).summary for path in (run, other.folder.path))
     assert first is not None

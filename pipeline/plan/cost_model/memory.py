@@ -6,6 +6,8 @@ caches of rollouts, a copy of the weights for rollouts. This module adds both.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from configs.schema import Config
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.cost_model.program_memory import (
@@ -29,16 +31,19 @@ PARTS = (
 )
 """Parts of the memory in the order of the report. `base` includes a copy for rollouts, if there is
 one; `adapter` all adapters on the chip; `optimizer` the gradients."""
+PHASES = ("prefill", "decode", "score", "update")
+"""Phases of a step with programs of their own."""
 RESIDENT = ("base", "adapter", "optimizer")
 """The parts that do not depend on sizes."""
 
 
-def estimate_memory(config: Config, shape: ModelShape) -> dict[str, MemoryParts]:
+def estimate_memory(
+    config: Config, shape: ModelShape, *, phases: Collection[str] = PHASES
+) -> dict[str, MemoryParts]:
     """Memory of each phase in its fullest moment, on a chip of the process that runs it.
 
     Returns:
-        Bytes by part for the phases `prefill`, `decode`, `score` and `update`; in colocated
-        placement one process runs all of them in turn.
+        Bytes by part, by phase; in colocated placement one process runs all of them in turn.
     """
     return {
         phase: max(
@@ -46,6 +51,7 @@ def estimate_memory(config: Config, shape: ModelShape) -> dict[str, MemoryParts]
             key=lambda parts: parts.total(),
         )
         for phase, names in phase_programs(config).items()
+        if phase in phases
     }
 
 

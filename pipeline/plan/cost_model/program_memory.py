@@ -91,14 +91,9 @@ class ProcessArrays:
     @property
     def base(self) -> int:
         """Bytes of the frozen base."""
-        devices = self.devices
-        return self.shape.base_bytes(
-            self.config.model.dtype,
-            quantization=self.quantization,
-            fsdp=devices.fsdp,
-            tp=devices.tp,
-            data=devices.shards // devices.fsdp,
-            in_host=self.config.plan.embeddings_in_host,
+        model, in_host = self.config.model, self.config.plan.embeddings_in_host
+        return _base_bytes(
+            self.shape, model.dtype, self.quantization, self.devices, in_host=in_host
         )
 
     @property
@@ -119,12 +114,11 @@ class ProcessArrays:
     @property
     def hidden(self) -> int:
         """Feed-forward width of a device, of the widest layer."""
-        return max(self.hidden_of(layer) for layer in range(self.shape.layers))
+        return max(_widths(self.shape, self.devices.tp))
 
     def hidden_of(self, layer: int) -> int:
         """Feed-forward width of a layer on a device."""
-        width = self.shape.hidden_of(layer)
-        return width // _divides(self.devices.tp, width)
+        return _widths(self.shape, self.devices.tp)[layer]
 
     @property
     def head_dim(self) -> int:
@@ -188,6 +182,26 @@ class ProcessArrays:
     def layer(self) -> int:
         """Bytes of the largest layer's matrices in products: gathered over fsdp, dequantized."""
         return _largest_layer(self.shape, self.config.model.dtype, self.devices.tp)
+
+
+@lru_cache
+def _widths(shape: ModelShape, tp: int) -> tuple[int, ...]:
+    widths = map(shape.hidden_of, range(shape.layers))
+    return tuple(width // _divides(tp, width) for width in widths)
+
+
+@lru_cache
+def _base_bytes(
+    shape: ModelShape, dtype: str, quantization: str, devices: Devices, *, in_host: bool
+) -> int:
+    return shape.base_bytes(
+        dtype,
+        quantization=quantization,
+        fsdp=devices.fsdp,
+        tp=devices.tp,
+        data=devices.shards // devices.fsdp,
+        in_host=in_host,
+    )
 
 
 @lru_cache

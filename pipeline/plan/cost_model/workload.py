@@ -11,7 +11,7 @@ import random
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from statistics import NormalDist
 
 from configs.rollout import min_finished
@@ -144,32 +144,19 @@ def mean_work(
     """
     steps = math.ceil((_AVERAGED if cut_off is None else _AVERAGED_CUT_OFF) / count)
     lengths = completion_lengths(steps * count, mean=mean, cap=cap)
+    schedule = partial(decode_schedule, sizes=sizes, segment_steps=segment_steps, shards=shards)
     totals, segments = Counter[str](), dict.fromkeys(sizes, 0.0)
-    partial: list[tuple[int, int]] = []
+    begun: list[tuple[int, int]] = []
     for step in range(steps if cut_off is None else 2 * steps):
         first = step % steps * count
-        # Tokens of each completion, and those that are not generated yet.
-        own = [*partial, *((length, length) for length in lengths[first : first + count])]
+        own = [*begun, *((length, length) for length in lengths[first : first + count])]
         least = None if cut_off is None else min_finished(len(own), cut_off=cut_off)
-        run, left = decode_schedule(
-            [rest for _, rest in own],
-            sizes=sizes,
-            segment_steps=segment_steps,
-            shards=shards,
-            least=least,
-        )
+        run, left = schedule([rest for _, rest in own], least=least)
         if cut_off is None or step >= steps:
-            held = [length - rest for length, rest in partial if rest < length]
-            totals["continued"] += len(held)
-            totals["held_tokens"] += sum(held)
-            totals["tokens"] += sum(rest for _, rest in own) - sum(left.values())
-            totals["trained"] += len(own) - len(left)
-            totals["trained_tokens"] += sum(
-                length for at, (length, _) in enumerate(own) if at not in left
-            )
+            totals += _counts(own, left)
             for size, number in run.items():
                 segments[size] += number / steps
-        partial = [(own[at][0], rest) for at, rest in left.items()] if keeps else []
+        begun = [(own[at][0], rest) for at, rest in left.items()] if keeps else []
     requested = sum(lengths)
     return MeanWork(
         {size: number for size, number in segments.items() if number},
@@ -178,6 +165,24 @@ def mean_work(
         trained_tokens=totals["trained_tokens"] / requested,
         continued=totals["continued"] / steps,
         held_tokens=totals["held_tokens"] / max(1, totals["continued"]),
+    )
+
+
+def _counts(own: Sequence[tuple[int, int]], left: Mapping[int, int]) -> Counter[str]:
+    """What a step does, summed over its completions.
+
+    Args:
+        own: tokens of each completion, and those that are not generated yet.
+        left: tokens that are not generated after the step either, by the completion's index.
+    """
+    held = [length - rest for length, rest in own if rest < length]
+    trained = [length for at, (length, _) in enumerate(own) if at not in left]
+    return Counter(
+        continued=len(held),
+        held_tokens=sum(held),
+        tokens=sum(rest for _, rest in own) - sum(left.values()),
+        trained=len(trained),
+        trained_tokens=sum(trained),
     )
 
 

@@ -403,8 +403,9 @@ def _best_update(
     """
 
     def memory_share(option: SizeOption) -> float:
-        memory = estimate_memory(with_plan(config, option.update), case.shape)
-        return case.memory_share({phase: memory[phase] for phase in phases})
+        return case.memory_share(
+            estimate_memory(with_plan(config, option.update), case.shape, phases=phases)
+        )
 
     by_speed = sorted(options, key=lambda one: one.seconds)
     fastest = next((one for one in by_speed if memory_share(one) <= 1), None)

@@ -33,13 +33,6 @@ from pipeline.plan.topology import GIB
 Settings = Mapping[str, Any]
 """Values by dotted key; None removes the setting."""
 
-_LINKS = "twice the links between chips"
-_TWICE = {
-    "twice the memory": ("hbm_gib",),
-    "twice the memory's bandwidth": ("bytes_per_s",),
-    "twice the arithmetic": ("bf16_flops", "int8_flops"),
-    _LINKS: ("link_bytes_per_s",),
-}
 _FREE_SIZES = {
     "plan.slots": None,
     "plan.micro_batch_tokens": None,
@@ -84,7 +77,7 @@ class Change:
 
 
 def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
-    """Changes of a plan that fits with a gain of a percent or more, else those that make it fit.
+    """Settings of a plan that fits with a gain of a percent or more, else those that make it fit.
 
     Gains are in decreasing order; given sizes stay as they are under every change, and planning
     them is a change of its own. What makes a plan fit is ordered by kind: the smallest sufficient
@@ -92,11 +85,8 @@ def suggestions(case: PlanCase, plan: SizedPlan) -> list[Change]:
     chip; the smallest sufficient topology of each kind.
     """
     if plan.fits:
-        found = [
-            *_more_hardware(case, plan),
-            *_tried(case, plan, _speed_settings(case.config, plan)),
-        ]
-        found = [one for one in found if one.plan.fits and one.gain(plan) >= _MIN_GAIN]
+        tried = _tried(case, plan, _speed_settings(case.config, plan))
+        found = [one for one in tried if one.plan.fits and one.gain(plan) >= _MIN_GAIN]
         return sorted(found, key=lambda one: -one.gain(plan))
     series = list(_memory_settings(case))
     fitting = [
@@ -146,20 +136,6 @@ def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterat
         if found is not None and found[1]:
             other, new = found
             yield Change(settings_text(new), new, other, plan_again(other, plan))
-
-
-def _more_hardware(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
-    topology = case.topology
-    for text, names in _TWICE.items():
-        if text != _LINKS or topology.is_linked:
-            twice = {name: 2 * getattr(topology.chip, name) for name in names}
-            other = _with_chip(case, twice)
-            yield Change(text, {}, other, plan_again(other, plan))
-
-
-def _with_chip(case: PlanCase, changes: Mapping[str, float]) -> PlanCase:
-    chip = replace(case.topology.chip, **changes)  # type: ignore[arg-type]
-    return replace(case, topology=replace(case.topology, chip=chip))
 
 
 def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
@@ -247,7 +223,8 @@ def _combined(case: PlanCase, plan: SizedPlan, changes: Sequence[Settings]) -> l
 def _memory(case: PlanCase, plan: SizedPlan) -> Iterator[Change]:
     """The memory per chip with which the unchanged plan fits."""
     needed = math.ceil(100 * plan.peak_bytes / GIB / (1 - RESERVE)) / 100
-    more = _with_chip(case, {"hbm_gib": needed})
+    chip = replace(case.topology.chip, hbm_gib=needed)
+    more = replace(case, topology=replace(case.topology, chip=chip))
     again = plan_again(more, plan)
     if not again.fits:
         return

@@ -11,20 +11,17 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Literal
 
 import matplotlib as mpl
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
 # Without pyplot a figure uses Agg, which needs no display.
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter, StrMethodFormatter
-from scipy.stats import t
-
-from pipeline.evaluate.significance import LEVEL
 
 Points = Sequence[tuple[float, ...]]
 """x, y by ascending x; with an interval x, y, low, high."""
@@ -110,24 +107,15 @@ def lines(points: Mapping[str, Points]) -> list[Series]:
 
 
 def smooth(points: Points) -> Points:
-    """Centred moving means over a tenth of the points, with their 95% t-intervals.
-
-    Intervals of metrics that are never negative end at 0.
-    """
+    """Centred moving means over a tenth of the points."""
     ys = [point[1] for point in points]
-    half, least = max(2, len(ys) // 20), 0.0 if min(ys) >= 0 else -inf
-    found = []
-    for at, (x, *_) in enumerate(points):
-        window = ys[max(0, at - half) : at + half + 1]
-        mean, quantile = fmean(window), float(t.ppf((1 + LEVEL) / 2, len(window) - 1))
-        reach = quantile * stdev(window) / sqrt(len(window))
-        found.append((x, mean, max(least, mean - reach), mean + reach))
-    return found
+    half = max(2, len(ys) // 20)
+    return [(x, fmean(ys[max(0, at - half) : at + half + 1])) for at, (x, *_) in enumerate(points)]
 
 
-def thin(points: Points, *, most: int = MOST_POINTS) -> Points:
-    """At most so many points: means of neighbours."""
-    size = -(-len(points) // most)
+def thin(points: Points) -> Points:
+    """At most `MOST_POINTS` points: means of neighbours."""
+    size = -(-len(points) // MOST_POINTS)
     if size <= 1:
         return points
     chunks = [points[start : start + size] for start in range(0, len(points), size)]
@@ -173,10 +161,7 @@ def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
     colour = _SERIES[series.colour]
     if series.measured:
         xs, ys, lows, highs = zip(*series.points, strict=True)
-        reach = [
-            [max(y - low, 0.0) for y, low in zip(ys, lows, strict=True)],
-            [max(high - y, 0.0) for y, high in zip(ys, highs, strict=True)],
-        ]
+        reach = np.maximum([np.subtract(ys, lows), np.subtract(highs, ys)], 0.0)
         # Two points say nothing about the values between them.
         style = "-" if len(xs) > 2 else ":"
         axes.errorbar(xs, ys, reach, color=colour, marker="o", ms=5, linestyle=style, capsize=3)
@@ -186,7 +171,7 @@ def _line(axes: Axes, series: Series, *, smoothed: bool) -> None:
     xs, ys, *interval = zip(*points, strict=True)
     if smoothed and not interval and not few:
         axes.plot(xs, ys, color=colour, linewidth=0.8, alpha=0.45)
-        xs, ys, *interval = zip(*smooth(points), strict=True)
+        xs, ys = zip(*smooth(points), strict=True)
     if interval:
         low, high = interval
         axes.fill_between(xs, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -214,6 +199,13 @@ def _svg(figure: Figure, title: str) -> Markup:
     _, size, text = re.split(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', text, maxsplit=1)
     # Only markers and clip paths need an id; theirs is a hash of their content and the title.
     text = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", text)
+    text = re.sub(r' (?:d|x|y|transform)="[^"]*"', lambda found: _rounded(found[0]), text)
+    text = re.sub(r"\s+", " ", text)
     for colour, variable in _VARIABLES.items():
         text = text.replace(colour, f"var(--{variable})")
     return Markup(f'<svg {size} role="img" aria-label="{html.escape(title)}">{text}')
+
+
+def _rounded(coordinates: str) -> str:
+    """Coordinates with one decimal, a tenth of a point."""
+    return re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.1f}", coordinates)

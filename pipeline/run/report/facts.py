@@ -43,13 +43,8 @@ def state(run: RunRecords) -> tuple[str, str]:
         return word, "The run ended by itself." if word == "finished" else f"The run was {word}."
     if run.failure is not None:
         return "failed", "With the cause corrected, the same command continues from the checkpoint."
-    return (
-        "not ended",
-        (
-            "No process holds the folder, and no end is recorded: it was killed. The same command "
-            "continues from the last checkpoint."
-        ),
-    )
+    killed = "No process holds the folder, and no end is recorded: it was killed."
+    return "not ended", f"{killed} The same command continues from the last checkpoint."
 
 
 def key_figures(run: RunRecords) -> Iterator[Figure]:
@@ -65,7 +60,8 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     generated = sum(count for _, count in run.values("tokens/generated"))
     wall_s = run.summary.get("wall_s", run.last_row.get("time/elapsed_s"))
     tokens = run.summary.get("tokens_generated", generated)
-    use, spent = run.time_use, cost(run)
+    use, spent, speeds = run.time_use, cost(run), run.time_use.speeds
+    steps_s = [seconds for _, seconds in run.values("time/step_s")]
     prices = [
         f"${spent[key]:,.4g} per million {kind} tokens"
         for kind in ("generated", "trained")
@@ -74,22 +70,16 @@ def key_figures(run: RunRecords) -> Iterator[Figure]:
     known = (
         ("time", wall_s, show_duration, "device waits not counted"),
         ("first step done", use.first_step_s, show_duration, "all waits counted"),
-        ("a step", _median(run, "time/step_s"), "{:.3g} s".format, "median"),
+        ("a step", median(steps_s) if steps_s else None, "{:.3g} s".format, "median"),
         ("tokens generated", tokens, "{:,.0f}".format, "for training, each step once"),
         ("goodput", use.goodput.get("total"), "{:.0%}".format, "of all time"),
-        ("speed", _median(run, "speed/generated_tokens_per_s"), "{:,.0f} tokens/s".format, ""),
-        ("MFU of updates", _median(run, "speed/mfu"), "{:.1%}".format, "4 N operations a token"),
+        ("speed", speeds.get("generated_tokens_per_s"), "{:,.0f} tokens/s".format, "mean"),
+        ("MFU of updates", speeds.get("mfu"), "{:.1%}".format, "mean, 4 N operations a token"),
         ("cost", spent.get("usd"), "${:,.2f}".format, ", ".join(prices)),
     )
     for name, value, shown, remark in known:
         if value:
             yield name, shown(value), remark
-
-
-def _median(run: RunRecords, metric: str) -> float | None:
-    """Median over the steps; None if no step has the metric."""
-    values = [value for _, value in run.values(metric)]
-    return median(values) if values else None
 
 
 def cost(run: RunRecords) -> Mapping[str, float]:
@@ -128,19 +118,16 @@ def readable_time(stamp: str) -> str:
 
 def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
     """Alarms, faults, resumes and changed decisions: time, step, event, facts."""
-    found = []
-    for entry in run.journal:
-        if entry["event"] not in _EVENTS:
-            continue
-        facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
-        if entry["event"] == ENDED:
-            facts = {"as": entry["summary"].get("ended")}
-        text = _in_words(facts)
-        time = readable_time(entry.get("time", ""))
-        step = str(entry.get("step", entry.get("after_step", "")))
-        shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
-        found.append((time, step, entry["event"].replace("_", " "), shown))
-    return found
+    return [_event(entry) for entry in run.journal if entry["event"] in _EVENTS]
+
+
+def _event(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
+    if entry["event"] == ENDED:
+        facts = {"as": entry["summary"].get("ended")}
+    text, step = _in_words(facts), str(entry.get("step", entry.get("after_step", "")))
+    shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
+    return readable_time(entry.get("time", "")), step, entry["event"].replace("_", " "), shown
 
 
 def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
@@ -165,8 +152,7 @@ def _in_words(facts: Mapping[str, Any]) -> str:
 
 
 def _fact(key: str, value: Any) -> str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    name = key.removesuffix("_s").replace("_", " ")
+    name, is_number = key.removesuffix("_s").replace("_", " "), type(value) in {int, float}
     if is_number and (key.endswith("_s") or key == "seconds"):
         shown = f"{value:.3g} s" if value < _MINUTE_S else show_duration(value)
         return shown if key == "seconds" else f"{name} {shown}"
@@ -183,8 +169,7 @@ def _plain(value: Any) -> str:
         return f"({_in_words(value)})"
     if isinstance(value, list):
         return ", ".join(map(_plain, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if value is None:
-        return "none"
+    words = {True: "yes", False: "no", None: "none"}
+    if value is None or isinstance(value, bool):
+        return words[value]
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -81,7 +81,7 @@ _CHARTS: Sequence[tuple[Panel, Mapping[str, str]]] = (
 
 def panels(run: RunRecords) -> Iterator[Panel]:
     """The charts of a run, the most important first; metrics that the run lacks are left out."""
-    reward = Panel("Reward", note="Band: 95% interval of the moving mean over the steps.")
+    reward = Panel("Reward")
     parts = Panel("Rewards by part", note="Before their weights.")
     memory = Panel("Device memory, GiB", smoothed=False)
     found = [

@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.deadline import show_duration
 from pipeline.evaluate.summary import mean_of, show_mean
-from pipeline.plan.plan_report import table
 from pipeline.run.checkpoint_files import (
     CheckpointFiles,
     best_version,
@@ -19,6 +18,7 @@ from pipeline.run.checkpoint_files import (
 from pipeline.run.goodput import time_lines
 from pipeline.run.report.facts import cost, readable_time, state
 from pipeline.run.report.run_records import RunRecords, read_run
+from pipeline.tables import table
 
 _DIGITS = 12
 """Digits of a hash that are shown."""

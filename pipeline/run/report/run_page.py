@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from configs.toml_text import show_value
-from pipeline.run.goodput import GROUPS, LOST, grouped, share_rows, summed
+from pipeline.run.goodput import GROUPS, LOST, grouped, share_rows
 from pipeline.run.history import RESUMED, SETTINGS_CHANGED
 from pipeline.run.report import facts
 from pipeline.run.report.curves import Panel, Series, chart
@@ -17,8 +17,6 @@ from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.samples import answer_rows, rollout_rows
 from pipeline.run.report.verdict import verdict
 
-MOST_SPANS = 60
-"""Spans of the chart of time; more intervals are added up."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that HTML cannot hold."""
 _TIME_COLOURS = {
@@ -85,18 +83,16 @@ def render(template: str, **values: Any) -> str:
 
 
 def _time_panels(run: RunRecords) -> list[Panel]:
-    """What the time was used for; neighbouring intervals are added up. None without intervals."""
+    """What the time was used for; none without intervals."""
     use = run.time_use
     unit, unit_s = ("hours", _HOUR_S) if use.wall_s > 3 * _HOUR_S else ("minutes", _MINUTE_S)
-    size, at_s = -(-len(use.intervals) // MOST_SPANS), 0.0
     points: dict[str, list[tuple[float, ...]]] = {group: [] for group in GROUPS}
-    for first in range(0, len(use.intervals), size or 1):
-        seconds = summed(one.seconds for one in use.intervals[first : first + size])
-        until_s = at_s + sum(seconds.values())
-        for group, value in grouped(seconds).items():
-            share = value / (until_s - at_s) if until_s > at_s else 0.0
+    until_s = 0.0
+    for one in use.intervals:
+        at_s, until_s = until_s, until_s + one.total_s
+        for group, value in grouped(one.seconds).items():
+            share = value / one.total_s if one.total_s else 0.0
             points[group] += [(at_s / unit_s, share), (until_s / unit_s, share)]
-        at_s = until_s
     series = [
         Series(group, found, _TIME_COLOURS[group])
         for group, found in points.items()

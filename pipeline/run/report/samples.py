@@ -74,23 +74,15 @@ def answer_rows(run: RunRecords) -> Rows:
         return []
     rows = {}
     for key in answers[0]:
-        first, *_, last = records = [own.get(key) for own in answers]
-        kind = _KINDS.get((_is_right(first), _is_right(last)))
+        records = [own[key] for own in answers if key in own]
+        if len(records) < len(answers):
+            continue
+        kind = _KINDS.get((records[0]["correct"], records[-1]["correct"]))
         if kind is not None and kind not in rows:
-            title = f"{kind}: prompt {key[0]}, reference answer {answers[0][key]['answer']}"
-            rows[kind] = (
-                title,
-                [
-                    _answer(f"validation after step {one['step']}", record)
-                    for one, record in zip(evaluated, records, strict=True)
-                    if record is not None
-                ],
-            )
+            title = f"{kind}: prompt {key[0]}, reference answer {records[0]['answer']}"
+            pairs = zip(evaluated, records, strict=True)
+            rows[kind] = (title, [_answer(one["step"], record) for one, record in pairs])
     return [rows[kind] for kind in _KINDS.values() if kind in rows]
-
-
-def _is_right(record: Record | None) -> bool | None:
-    return None if record is None else record["correct"]
 
 
 def _shortened(text: str) -> str:
@@ -119,9 +111,10 @@ def _rollout(at: str, record: Record) -> Sample:
     return Sample(at, _shortened(record["prompt"]), _shortened(record["text"]), ", ".join(facts))
 
 
-def _answer(at: str, record: Record) -> Sample:
+def _answer(step: int, record: Record) -> Sample:
     facts = f"{'right' if record['correct'] else 'wrong'}, {_end(record)}"
-    return Sample(at, "", _shortened(record["text"]), facts, right=record["correct"])
+    text, right = _shortened(record["text"]), record["correct"]
+    return Sample(f"validation after step {step}", "", text, facts, right=right)
 
 
 def _end(record: Record) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from scipy.stats import kendalltau, theilslopes
+from scipy.stats import linregress, t
 
 from pipeline.evaluate.significance import LEVEL
 from pipeline.evaluate.summary import metric_title, prompts_of, show_change
 from pipeline.run.goodput import STEP_PHASES, grouped, phase_seconds, summed
-from pipeline.run.report.curves import thin
 from pipeline.run.report.findings import LEAST_STEPS, Finding, Level, problems
 from pipeline.run.report.run_records import Row, RunRecords, paired_change
 
 _MOSTLY = 0.5
 """Share of the steps' time from which on one use of it bounds the run."""
-_MOST_COMPARED = 1000
 
 _BOUND: Mapping[str, tuple[str, str]] = {
     "rollouts": (
@@ -107,12 +105,12 @@ def _judged_change(name: str, change: Row) -> Finding:
     before, after, interval = change["before"], change["after"], change["paired_ci95"]
     low, high = interval or (0.0, 0.0)
     metric = metric_title(after)
-    level: Level = "good" if low > 0 else "bad" if high < 0 else "note"
-    answer = {
-        "good": f"Yes: the {name} {metric} rose.",
-        "bad": f"No: the {name} {metric} fell.",
-        "note": f"Not shown: the {name} {metric} may not have changed.",
-    }[level]
+    level, answer = _judged(
+        max(low, 0.0) + min(high, 0.0),
+        good=f"Yes: the {name} {metric} rose.",
+        bad=f"No: the {name} {metric} fell.",
+        note=f"Not shown: the {name} {metric} may not have changed.",
+    )
     n = change.get("paired_n", prompts_of(after))
     return Finding(
         level,
@@ -122,37 +120,36 @@ def _judged_change(name: str, change: Row) -> Finding:
 
 
 def _trend(run: RunRecords) -> Finding:
-    """The trend of the mean reward, or of the loss of demonstrations.
-
-    Theil-Sen slope with its interval, and Mann-Kendall's test:
-    P. K. Sen, J. Am. Stat. Assoc. 63 (1968), 1379-1389; H. B. Mann, Econometrica 13 (1945),
-    245-259. Neither assumes a distribution; both take steps as independent.
-    """
+    """The linear trend of the mean reward over the steps, or of the loss of demonstrations."""
     name, better, points = "mean reward", 1, run.values("reward/mean")
     if not points:
         name, better, points = "loss of demonstrations", -1, run.values("sft/loss")
     if len(points) < LEAST_STEPS:
         known = f"{len(points)} steps with a {name}"
         return Finding("note", "Not known yet: too few steps.", known)
-    # All pairs of points are compared: means of neighbours take their place in long runs.
-    steps, values = zip(*thin(points, most=_MOST_COMPARED), strict=True)
-    slope, _, low, high = theilslopes(values, steps, alpha=LEVEL)
-    p = kendalltau(steps, values).pvalue
-    clear = p < 1 - LEVEL
-    gain = better * slope if clear else 0.0
-    level: Level = "good" if gain > 0 else "bad" if gain < 0 else "note"
-    answer = {
-        "good": f"It seems so: the {name} {'rises' if slope > 0 else 'falls'}.",
-        "bad": f"No: the {name} {'rises' if slope > 0 else 'falls'}.",
-        "note": f"Not shown: the {name} has no clear trend.",
-    }[level]
+    trend = linregress(*zip(*points, strict=True))
+    reach = trend.stderr * t.ppf((1 + LEVEL) / 2, len(points) - 2)
+    gain = better * trend.slope if abs(trend.slope) > reach else 0.0
+    direction = "rises" if trend.slope > 0 else "falls"
+    level, answer = _judged(
+        gain,
+        good=f"It seems so: the {name} {direction}.",
+        bad=f"No: the {name} {direction}.",
+        note=f"Not shown: the {name} has no clear trend.",
+    )
+    slope, low, high = (100 * (trend.slope + side * reach) for side in (0, -1, 1))
     return Finding(
         level,
         answer,
-        f"{name} {100 * slope:+.3g} [{100 * low:+.3g}, {100 * high:+.3g}] in 100 steps, "
-        f"p = {p:.1e} over {len(points)} steps; no evaluation after training to compare with",
+        f"{name} {slope:+.3g} [{low:+.3g}, {high:+.3g}] in 100 steps over {len(points)} steps; "
+        "no evaluation after training to compare with",
         "set eval.every_steps and data.validation to measure it on prompts of their own",
     )
+
+
+def _judged(gain: float, *, good: str, bad: str, note: str) -> tuple[Level, str]:
+    """Level and sentence by the sign of a gain; 0: it is not clear."""
+    return ("good", good) if gain > 0 else ("bad", bad) if gain < 0 else ("note", note)
 
 
 def bound(run: RunRecords) -> Finding:

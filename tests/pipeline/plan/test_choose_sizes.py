@@ -141,14 +141,6 @@ def test_a_given_size_that_does_not_fit_is_refused_with_one_that_does() -> None:
         choose(demo(), Process(most=Sizes(1, 5000), share=-0.1))
 
 
-def test_planned_sizes_become_smaller_until_they_fit() -> None:
-    first = first_sizes(demo(*FREE), None)
-    process = Process(most=Sizes(first.slots - 1, 10**6))
-    found, said = choose(demo(*FREE), process)
-    assert found.sizes.slots < first.slots
-    assert any(f"plan.slots = {first.slots}: out of memory (generate): segm" in one for one in said)
-
-
 def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     config = demo(*FREE)
     first, given = first_sizes(config, None), PlanCase.of(config)
@@ -163,15 +155,10 @@ def test_the_fastest_of_planned_half_and_double_is_chosen() -> None:
     assert found.sizes == Sizes(slots[2], tokens[1]) == process.prepared[-1]
     assert list(found.measured) == ["slots", "micro_batch_tokens"]
     assert f"sizes (measured): {slots[2]} slots" in said[-1]
+    one, _ = choose(demo(("plan.micro_batch_tokens", "none")), Process())
+    assert (one.sizes.slots, list(one.measured)) == (192, ["micro_batch_tokens"])
     slower = Process(segment_s=lambda n: float(n**2), micro_batch_s=lambda size: size**0.5)
     assert choose(config, slower)[0].sizes == Sizes(slots[1], tokens[2])
-
-
-def test_only_the_size_that_is_not_given_is_measured() -> None:
-    process = Process()
-    found, _ = choose(demo(("plan.micro_batch_tokens", "none")), process)
-    assert found.sizes.slots == 192
-    assert list(found.measured) == ["micro_batch_tokens"]
 
 
 def test_what_runs_out_of_memory_when_it_is_measured_is_not_chosen() -> None:
@@ -189,6 +176,9 @@ def test_what_runs_out_of_memory_when_it_is_measured_is_not_chosen() -> None:
             return await super().sampler_times()
 
     found, _ = choose(config, Fails())
+    smaller, said = choose(config, Process(most=Sizes(first.slots - 1, 10**6)))
+    assert smaller.sizes.slots < first.slots
+    assert any(f"plan.slots = {first.slots}: out of memory (generate): segm" in one for one in said)
     less = reduced(config, first, OutOfMemory("generate", "")).slots
     assert found.sizes.slots == less
     assert list(found.measured["slots"]) == [less]
@@ -221,23 +211,21 @@ def test_a_resume_measures_nothing(tmp_path: Path) -> None:
 
 
 def test_seconds_of_a_step() -> None:
-    given = case(preset("gemma3_1b", *FREE))
-    sizes = Sizes(64, 2048 * 8)
-    ladder = (64, 32, 16, 8)
-    buckets = dict.fromkeys(given.config.prompt_buckets, 0.0)
-    once = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 1.0), buckets))
-    twice = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 2.0), buckets))
-    assert twice == pytest.approx(2 * once)
-    prefills = dict.fromkeys(buckets, 1.0)
-    more = sampling_s(given, sizes, SamplerTimes(dict.fromkeys(ladder, 1.0), prefills))
-    assert more >= once + 1
-    assert more - once == pytest.approx(round(more - once))
+    given, sizes = case(preset("gemma3_1b", *FREE)), Sizes(64, 2048 * 8)
+    buckets = given.config.prompt_buckets
+
+    def seconds(segment_s: float, prefill_s: float) -> float:
+        ladder = dict.fromkeys((64, 32, 16, 8), segment_s)
+        return sampling_s(given, sizes, SamplerTimes(ladder, dict.fromkeys(buckets, prefill_s)))
+
+    assert seconds(2.0, 0.0) == pytest.approx(2 * seconds(1.0, 0.0))
+    prefills = seconds(1.0, 1.0) - seconds(1.0, 0.0)
+    assert prefills >= 1
+    assert prefills == pytest.approx(round(prefills))
     # As many positions in half as many micro-batches.
     double = Sizes(64, 2 * sizes.micro_batch_tokens)
     ratio = learning_s(given, sizes, 1.0) / learning_s(given, double, 1.0)
     assert ratio == pytest.approx(2, rel=0.1)
-
-
-def test_of_equally_fast_sizes_the_smallest_is_chosen() -> None:
+    # Of equally fast sizes the smallest.
     assert fastest_size({32: 1.0, 64: 0.996, 16: 1.1}) == 32
     assert fastest_size({32: 1.0, 64: 0.9}) == 64

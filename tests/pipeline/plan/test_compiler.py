@@ -38,65 +38,63 @@ def key_of(program, **settings):
     return cache_key(preset(**settings), SHAPE, program)
 
 
-OTHERWISE_COMPILED: dict[str, dict[str, Any]] = {
-    "empty": {"rollout__max_new_tokens": 600, "plan__slots": 256},
-    "prefill 320": {
-        "plan__prefill_tokens": 2048,
-        "plan__kv_cache": "int8",
-        "lora__rank": 16,
-        "lora__targets": "mlp",
-        "model__dtype": "float32",
-        "model__quantization": "int8",
-        "plan__fsdp": 8,
-    },
-    "fill 320": {"plan__slots": 256, "plan__prefill_tokens": 2048},
-    "segment 64": {
-        "plan__segment_steps": 16,
-        "plan__kv_cache": "int8",
-        "plan__head_vocab": 4096,
-        "rollout__max_new_tokens": 600,
-        "rollout__top_k": 64,
-        "plan__learner_devices": 4,
-    },
-    "score 8": {"plan__row_tokens": 1024, "plan__head_tokens": 1024, "rollout__temperature": 0.9},
-    "gradient 8": {
-        "plan__remat": "dots",
-        "plan__layer_tokens": 4096,
-        "learner__kl_top_k": 32,
-        "learner__importance_cap": 2.0,
-        "plan__tp": 2,
-        "rollout__max_prompt_tokens": 200,  # the share of learned positions
-    },
-    "reference_top_k 8": {"learner__kl_top_k": 32},
-    "apply": {"lora__rank": 16, "learner__weight_decay": 0.1, "learner__adam_b1": 0.8},
+KEYS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    # program: settings of which each gives another program; settings that give the same one
+    "empty": ({"rollout__max_new_tokens": 600, "plan__slots": 256}, {}),
+    "prefill 320": (
+        {
+            "plan__prefill_tokens": 2048,
+            "plan__kv_cache": "int8",
+            "lora__rank": 16,
+            "lora__targets": "mlp",
+            "model__dtype": "float32",
+            "model__quantization": "int8",
+            "plan__fsdp": 8,
+        },
+        {"plan__slots": 256, "plan__remat": "dots"},
+    ),
+    "fill 320": ({"plan__slots": 256, "plan__prefill_tokens": 2048}, {}),
+    "segment 64": (
+        {
+            "plan__segment_steps": 16,
+            "plan__head_vocab": 4096,
+            "rollout__max_new_tokens": 600,
+            "rollout__top_k": 64,
+            "plan__learner_devices": 4,
+        },
+        {"plan__slots": 256, "plan__micro_batch_tokens": 32_768, "learner__kl_coef": 0.5},
+    ),
+    "score 8": (
+        {"plan__row_tokens": 1024, "plan__head_tokens": 1024, "rollout__temperature": 0.9},
+        {},
+    ),
+    "gradient 8": (
+        {
+            "plan__remat": "dots",
+            "plan__layer_tokens": 4096,
+            "learner__kl_top_k": 32,
+            "learner__importance_cap": 2.0,
+            "plan__tp": 2,
+            "rollout__max_prompt_tokens": 200,  # the share of learned positions
+        },
+        {"plan__slots": 256, "plan__kv_cache": "int8", "plan__micro_batch_tokens": 32_768},
+    ),
+    "apply": (
+        {"lora__rank": 16, "learner__weight_decay": 0.1, "learner__adam_b1": 0.8},
+        {"plan__slots": 256, "learner__schedule": "constant"},
+    ),
 }
+ALWAYS_SAME = {"run__name": "other", "run__seed": 7, "budget__time": "1h", "learner__lr": 1e-4}
+ALWAYS_SAME |= {"rollout__prompts_per_step": 8}
 
 
-@pytest.mark.parametrize(
-    ("program", "setting", "value"),
-    [(p, s, v) for p, settings in OTHERWISE_COMPILED.items() for s, v in settings.items()],
-)
-def test_different_programs_have_different_keys(program, setting, value):
-    assert key_of(program, **{setting: value}) != key_of(program)
-
-
-@pytest.mark.parametrize(
-    ("program", "settings"),
-    [
-        *((program, {"run__name": "other"}) for program in OTHERWISE_COMPILED),
-        *((program, {"run__seed": 7, "budget__time": "1h"}) for program in OTHERWISE_COMPILED),
-        *((program, {"rollout__prompts_per_step": 8}) for program in OTHERWISE_COMPILED),
-        ("segment 64", {"plan__slots": 256, "plan__micro_batch_tokens": 32_768}),
-        ("segment 64", {"learner__lr": 1e-4, "learner__kl_coef": 0.5}),
-        ("prefill 320", {"plan__slots": 256, "plan__remat": "dots"}),
-        ("gradient 8", {"plan__slots": 256, "plan__kv_cache": "int8"}),
-        ("gradient 8", {"plan__micro_batch_tokens": 32_768, "learner__lr": 1e-4}),
-        ("gradient 8", {"plan__segment_steps": 8}),
-        ("apply", {"plan__slots": 256, "learner__lr": 1e-4, "learner__schedule": "constant"}),
-    ],
-)
-def test_irrelevant_settings_keep_the_key(program, settings):
-    assert key_of(program, **settings) == key_of(program)
+@pytest.mark.parametrize("program", KEYS)
+def test_a_key_depends_on_what_its_program_depends_on(program):
+    changing, irrelevant = KEYS[program]
+    before = key_of(program)
+    for setting, value in changing.items():
+        assert key_of(program, **{setting: value}) != before, setting
+    assert key_of(program, **ALWAYS_SAME, **irrelevant) == before
 
 
 def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
@@ -108,21 +106,10 @@ def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
 
 
 def test_programs_of_a_run():
-    assert programs_of(preset(plan__micro_batch_tokens=16_384)) == (
-        "empty",
-        "prefill 192",
-        "prefill 320",
-        "fill 192",
-        "fill 320",
-        "segment 512",
-        "segment 256",
-        "segment 128",
-        "segment 64",
-        "score 8",
-        "gradient 8",
-        "reference_top_k 8",
-        "apply",
-    )
+    sampler = ("empty", *(f"{kind} {size}" for kind in ("prefill", "fill") for size in (192, 320)))
+    segments = (f"segment {slots}" for slots in (512, 256, 128, 64))
+    learner = ("score 8", "gradient 8", "reference_top_k 8", "apply")
+    assert programs_of(preset(plan__micro_batch_tokens=16_384)) == (*sampler, *segments, *learner)
 
 
 def test_a_missing_compiler_is_reported(monkeypatch):
@@ -131,28 +118,20 @@ def test_a_missing_compiler_is_reported(monkeypatch):
         compile_programs(preset(), SHAPE, ["apply"])
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Requests to a fake compiler that returns at once."""
-    programs_asked = []
+def test_cached_reports_are_not_compiled_again(monkeypatch):
+    asked = []
 
-    def answers(_config, _shape, programs, **_settings):
+    def compile_(_config, _shape, programs, **_settings):
         for program in programs:
-            programs_asked.append(program)
+            asked.append(program)
             yield program, CompilerReport(fits=True, hbm_bytes=3 * GIB, compile_s=2.0, seconds=0.5)
 
-    monkeypatch.setattr(compiler, "_compile", answers)
-    return programs_asked
-
-
-def test_cached_reports_are_not_compiled_again(asked):
-    first = compile_programs(preset(), SHAPE, ["apply", "segment 64"])
+    monkeypatch.setattr(compiler, "_compile", compile_)
+    compile_programs(preset(), SHAPE, ["apply", "segment 64"])
     again = compile_programs(preset(run__name="other"), SHAPE, ["segment 64", "score 8", "apply"])
     assert asked == ["apply", "segment 64", "score 8"]
-    assert list(again) == ["segment 64", "score 8", "apply"]
-    assert not first["apply"].cached
-    assert again["apply"].cached
-    assert not again["score 8"].cached
+    cached = {"segment 64": True, "score 8": False, "apply": True}
+    assert {name: report.cached for name, report in again.items()} == cached
     assert again["apply"].hbm_bytes == 3 * GIB
 
 
@@ -174,14 +153,8 @@ def test_the_compiler_compiles_demo_programs():
     applied = found["apply"].hbm_bytes
     assert applied is not None
     assert applied >= 4 * 4 * shape.adapter_parameters(config.lora)
-    large = load_config(
-        PRESETS / "demo.toml",
-        [
-            ("rollout.max_new_tokens", "400000"),
-            ("plan.segment_steps", "4"),
-            ("plan.row_tokens", "400052"),
-            ("plan.micro_batch_tokens", "800104"),
-        ],
-    )
+    lengths = {"rollout.max_new_tokens": "400000", "plan.row_tokens": "400052"}
+    sizes = {"plan.segment_steps": "4", "plan.micro_batch_tokens": "800104"}
+    large = load_config(PRESETS / "demo.toml", [*(lengths | sizes).items()])
     figures = compile_programs(large, shape, ["segment 192"])["segment 192"]
     assert not figures.fits

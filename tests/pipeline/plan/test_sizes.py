@@ -42,7 +42,7 @@ def test_sizes_that_do_not_suit_the_configuration_are_refused() -> None:
         (6, 2, [4, 2]),
     ],
 )
-def test_slots_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: list[int]) -> None:
+def test_sizes_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: list[int]) -> None:
     given_, found = config(slots=slots, sampler_devices=shards), []
     sizes = Sizes.of(given_)
     while (fewer := smaller(given_, sizes, "generate")) is not None:
@@ -50,14 +50,10 @@ def test_slots_fall_in_multiples_of_the_shards(slots: int, shards: int, ladder: 
         found.append(sizes.slots)
         assert sizes.micro_batch_tokens == given_.plan.micro_batch_tokens
     assert found == ladder
-
-
-@pytest.mark.parametrize("phase", ["score", "update", "publish", "export"])
-def test_micro_batches_fall_in_whole_rows_on_every_device(phase: str) -> None:
-    given_ = config(slots=2, learner_devices=2, micro_batch_tokens=8 * ROW)
-    first = smaller(given_, Sizes.of(given_), phase)  # type: ignore[arg-type]
-    assert first == Sizes(2, 6 * ROW)
-    assert smaller(given_, Sizes(2, 2 * ROW), phase) is None  # type: ignore[arg-type]
+    rows = config(slots=2, learner_devices=2, micro_batch_tokens=8 * ROW)
+    for phase in ("score", "update", "publish", "export"):
+        assert smaller(rows, Sizes.of(rows), phase) == Sizes(2, 6 * ROW)
+        assert smaller(rows, Sizes(2, 2 * ROW), phase) is None
 
 
 def test_a_known_share_of_memory_skips_sizes_that_are_too_large():

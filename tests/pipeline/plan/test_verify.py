@@ -15,11 +15,7 @@ from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan import verify as verify_module
 from pipeline.plan.compiler import CompilerReport, cache_key
 from pipeline.plan.cost_model.memory import memory_beside, memory_during
-from pipeline.plan.search.fitting import (
-    PlanCase,
-    SizedPlan,
-    choose_placement,
-)
+from pipeline.plan.search.fitting import PlanCase, SizedPlan, choose_placement
 from pipeline.plan.topology import GIB
 from pipeline.plan.verify import Verified, largest_programs, verify
 from tests.pipeline.plan.presets import AUTO, FREE, case, preset
@@ -92,23 +88,17 @@ def verified(
     return found
 
 
-def test_a_plan_that_fits_is_compiled_once_for_each_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_figures_replace_the_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler(case(preset("gemma3_1b", *FREE)))
     plan = choose_placement(compiler.case).chosen
     found = verified(compiler, plan, monkeypatch)
     assert found.plan.config == plan.config
     assert compiler.asked == ["prefill 320", "segment 512", "reference_top_k 8", "gradient 8"]
-    assert (found.compilations, found.compile_s) == (4, 80.0)
-    assert found.searched == ()
+    assert (found.compilations, found.compile_s, found.searched) == (4, 80.0, ())
     assert found.programs["gradient 8"].report.hbm_bytes == plan.memory["update"].total()
     assert found.plan.step.total == plan.step.total
-
-
-def test_compiled_times_replace_estimates_in_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = Compiler(case(preset("gemma3_1b", *FREE)), speed={"decode": 2.0, "update": 0.1})
-    plan = choose_placement(compiler.case).chosen
-    before = plan.step.seconds
-    after = verified(compiler, plan, monkeypatch).plan.step.seconds
+    compiler.speed = {"decode": 2.0, "update": 0.1}
+    before, after = plan.step.seconds, verified(compiler, plan, monkeypatch).plan.step.seconds
     assert after["decode"].expected == pytest.approx(2 * before["decode"].expected)
     assert after["decode"].low == before["decode"].low
     assert after["update"].expected == pytest.approx(0.1 * before["update"].expected)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pipeline.compute.model.architecture import architecture
 from pipeline.data.models.find_shape import shape_of
@@ -55,13 +53,9 @@ def test_caches_by_hand():
     # value of 256 numbers of two bytes.
     assert parts["kv_local"] == 64 * 22 * 512 * 2 * 256 * 2
     assert parts["kv_global"] == 64 * 4 * 1024 * 2 * 256 * 2
-    assert parts["base"] == BASE
-    assert parts["adapter"] == ADAPTER
-
-
-def test_caches_in_8_bits_by_hand():
+    assert (parts["base"], parts["adapter"]) == (BASE, ADAPTER)
+    # In 8 bits a byte per number, and a float32 scale per key and per value.
     parts = program_memory(preset(plan__kv_cache="int8"), SHAPE, "segment 512")
-    # A byte per number, and a float32 scale per key and per value.
     assert parts["kv_local"] == 64 * 22 * 512 * 2 * (256 + 4)
 
 
@@ -97,64 +91,48 @@ def test_the_gradient_by_hand():
 def test_memory_beside_a_program_by_hand():
     config = preset()
     learner = memory_beside(config, SHAPE, "gradient 8")
-    assert learner["optimizer"] == 2 * ADAPTER
-    assert learner["adapter"] == ADAPTER
-    assert learner["base"] == learner["kv_local"] == 0
+    assert learner == {"optimizer": 2 * ADAPTER, "adapter": ADAPTER, "base": 0}
     reading = memory_beside(config, SHAPE, "prefill 320")
     slots = program_memory(config, SHAPE, "empty")
     prompts = program_memory(config, SHAPE, "prefill 320")
     assert reading["kv_local"] == slots["kv_local"] + prompts["kv_local"]
     assert memory_beside(config, SHAPE, "segment 512")["kv_global"] == prompts["kv_global"]
-
-
-def test_further_adapters_count_beside_a_program():
     kept = preset(learner__kl_coef=0.1, lora__start="/an/adapter")
     teacher = preset(learner__teacher="/a/teacher", learner__distill_coef=0.5)
-    for config in (kept, teacher):
-        assert memory_beside(config, SHAPE, "gradient 8")["adapter"] == 2 * ADAPTER
+    for further in (kept, teacher):
+        assert memory_beside(further, SHAPE, "gradient 8")["adapter"] == 2 * ADAPTER
 
 
-@pytest.mark.parametrize("kind", ["merged", "int8", "int8_matmul"])
+@pytest.mark.parametrize("kind", ["merged", "int8"])
 def test_the_weight_copy_counts_in_both_phases(kind):
     config = preset(plan__rollout_weights=kind, learner__importance_cap=2.0)
     layers = 26 * 2 * SHAPE.layer_parameters(0)
     drawing = memory_during(config, SHAPE, "segment 512")
     learning = memory_during(config, SHAPE, "gradient 8")
-    copy = SHAPE.base_bytes("bfloat16", quantization="none" if kind == "merged" else kind)
+    merged = kind == "merged"
+    copy = SHAPE.base_bytes("bfloat16", quantization="none" if merged else kind)
     assert drawing["base"] == copy + layers
-    if kind == "merged":
-        assert learning["base"] == BASE + layers
-        # The learner's adapter and the zero one for the reference; the sampler's is merged.
-        assert drawing["adapter"] == 2 * ADAPTER
-    else:
-        assert BASE < learning["base"] < BASE + layers
+    assert (learning["base"] == BASE + layers) == merged
+    assert BASE < learning["base"] <= BASE + layers
+    # If merged: the learner's adapter and the zero one for the reference.
+    assert drawing["adapter"] == 2 * ADAPTER
 
 
 def test_a_separate_sampler_has_no_learner_memory():
-    split = {
-        "plan__placement": "split",
-        "plan__samplers": 4,
-        "plan__learner_devices": 4,
-        "plan__slots": 64,
-    }
-    config = preset(**split)
-    found = estimate_memory(config, SHAPE)
+    split = {"placement": "split", "samplers": 4, "learner_devices": 4, "slots": 64}
+    found = estimate_memory(
+        preset(**{f"plan__{key}": value for key, value in split.items()}), SHAPE
+    )
     assert list(found) == ["prefill", "decode", "score", "update"]
-    assert found["decode"]["optimizer"] == 0
-    assert found["decode"]["adapter"] == ADAPTER
+    assert (found["decode"]["optimizer"], found["decode"]["adapter"]) == (0, ADAPTER)
     assert found["update"]["kv_local"] == 0
 
 
-@settings(max_examples=10, deadline=None)
-@given(slots=st.integers(1, 200), more=st.integers(1, 200))
-def test_memory_grows_with_slots(slots, more):
-    few = preset(plan__slots=8 * slots, plan__slot_buckets=[])
-    many = preset(plan__slots=8 * (slots + more), plan__slot_buckets=[])
-    small, large = (total(c, f"segment {c.plan.slots}") for c in (few, many))
-    assert small < large
-    # By their caches and a small amount more.
+def test_memory_grows_with_slots_by_their_caches_and_a_small_amount():
+    few, many = (preset(plan__slots=8 * slots, plan__slot_buckets=[]) for slots in (64, 100))
+    more = total(many, "segment 800") - total(few, "segment 512")
     row = (22 * 512 + 4 * 1024) * 1024
-    assert row * more < large - small < 1.5 * row * more
+    assert row * 36 < more < 1.5 * row * 36
 
 
 @pytest.mark.parametrize(
@@ -217,28 +195,13 @@ def test_a_prefill_takes_no_weights_of_layers_that_share_keys_and_values():
     assert program_memory(last, shape, "prefill 320")["adapter"] == 0
 
 
-E4B_TP = {"plan__tp": 4, "plan__segment_steps": 16, "plan__micro_batch_tokens": 4096}
-
-
 @pytest.mark.parametrize(
     ("program", "gib"), [("segment 128", 7.09), ("reference_top_k 2", 3.55), ("gradient 2", 8.76)]
 )
 def test_gemma4_e4b_with_tp_is_near_the_compiled_programs(program, gib):
-    config = preset("gemma4_e4b", plan__remat="none", **E4B_TP)
+    mesh = {"plan__tp": 4, "plan__segment_steps": 16, "plan__micro_batch_tokens": 4096}
+    config = preset("gemma4_e4b", plan__remat="none", **mesh)
     assert total(config, program, shape_of(config)) / 2**30 == pytest.approx(gib, rel=0.07)
-
-
-def test_a_chip_copies_those_of_replicated_kv_heads_that_its_queries_read():
-    def segment(tp):
-        settings = E4B_TP | {"plan__tp": tp, "plan__micro_batch_tokens": 8192}
-        config = preset("gemma4_e4b", **settings)
-        parts = program_memory(config, shape_of(config), "segment 64")
-        return parts["temporaries"], parts["kv_local"] + parts["kv_global"]
-
-    # Each of two chips has one of two kv heads. Each of four has both, and reads one.
-    (few, half), (more, whole) = segment(2), segment(4)
-    assert whole == 4 * half  # twice the slots, twice the heads
-    assert few < whole / 2 < more
 
 
 def test_layers_are_prefetched_if_they_fit():
@@ -260,10 +223,15 @@ def test_layers_are_prefetched_if_they_fit():
 
 
 def test_tp_splits_heads_that_it_divides():
-    shape = shape_of(preset("gemma3_4b"))
-    whole = program_memory(preset("gemma3_4b"), shape, "empty")
-    halves = program_memory(preset("gemma3_4b", plan__tp=2), shape, "empty")
-    # Twice the rows on a chip, each with half of the heads.
-    assert halves["kv_local"] == whole["kv_local"]
-    one_head = program_memory(preset(plan__tp=2), SHAPE, "empty")
-    assert one_head["kv_local"] == 2 * program_memory(preset(), SHAPE, "empty")["kv_local"]
+    def rings(model, tp, program="empty"):
+        config = preset(model, plan__tp=tp, plan__segment_steps=16)
+        parts = program_memory(config, shape_of(config), program)
+        return parts["kv_local"] + parts["kv_global"], parts["temporaries"]
+
+    # Twice the rows on a chip, each with half of the heads; a single head is on each.
+    assert rings("gemma3_4b", 2)[0] == rings("gemma3_4b", 1)[0]
+    assert rings("gemma3_1b", 2)[0] == 2 * rings("gemma3_1b", 1)[0]
+    # Each of two chips has one of two kv heads. Each of four has both, and copies the one it reads.
+    (half, few), (whole, more) = (rings("gemma4_e4b", tp, "segment 64") for tp in (2, 4))
+    assert whole == 4 * half  # twice the slots, twice the heads
+    assert few < whole / 2 < more

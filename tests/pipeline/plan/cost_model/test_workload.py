@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.plan.cost_model.workload import (
-    MeanWork,
     completion_lengths,
     decode_schedule,
     mean_work,
@@ -43,20 +42,38 @@ def test_lengths_have_the_mean_and_stay_below_the_cap(count: int, share: float, 
 
 
 @pytest.mark.parametrize(
-    ("lengths", "sizes", "segments"),
+    ("lengths", "sizes", "settings", "segments", "left"),
     [
         # Two slots: 10 and 30 begin, 20 follows the first at 10, all end at 30.
-        ([10, 30, 20], (2,), {2: 3}),
+        ([10, 30, 20], (2,), {}, {2: 3}, {}),
         # With a smaller bucket: after 10 steps one slot runs, but 20 still waits for its slot.
-        ([10, 30, 20], (2, 1), {2: 3}),
-        ([10, 40], (2, 1), {2: 1, 1: 3}),
+        ([10, 30, 20], (2, 1), {}, {2: 3}, {}),
+        ([10, 40], (2, 1), {}, {2: 1, 1: 3}, {}),
         # A started segment counts whole.
-        ([11], (4, 2, 1), {1: 2}),
-        ([10] * 8, (4, 2), {4: 2}),
+        ([11], (4, 2, 1), {}, {1: 2}, {}),
+        # Two devices: 20 follows 10 on the first, 10 the next slot that finishes.
+        ([10, 30, 20, 10], (1,), {"shards": 2}, {1: 4}, {}),
+        # Each device has one of 40 left after 10 steps.
+        ([10, 10, 40, 40], (2, 1), {"shards": 2}, {2: 1, 1: 3}, {}),
+        # One device has both long ones: nothing is compacted before it finishes one.
+        ([10, 40, 10, 40], (2, 1), {"shards": 2}, {2: 4}, {}),
+        # A cut-off: 10 and 20 finish; the third one needs 10 more tokens.
+        ([10, 30, 20], (3,), {"least": 2}, {3: 2}, {1: 10}),
+        # One slot: the others have not begun.
+        ([10, 10, 10], (1,), {"least": 1}, {1: 1}, {1: 10, 2: 10}),
+        # Both finish in the same segment.
+        ([10, 10, 30], (3,), {"least": 1}, {3: 1}, {2: 20}),
     ],
 )
-def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments: object) -> None:
-    assert decode_schedule(lengths, sizes=sizes, segment_steps=10) == (segments, {})
+def test_schedules_by_hand(
+    lengths: list[int],
+    sizes: tuple[int, ...],
+    settings: dict[str, int],
+    segments: dict[int, int],
+    left: dict[int, int],
+) -> None:
+    found = decode_schedule(lengths, sizes=sizes, segment_steps=10, **settings)
+    assert found == (segments, left)
 
 
 @given(
@@ -66,46 +83,8 @@ def test_segments_by_slots(lengths: list[int], sizes: tuple[int, ...], segments:
 )
 def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> None:
     found, _ = decode_schedule(lengths, sizes=(slots,), segment_steps=steps)
-    needed = sum(-(-length // steps) for length in lengths)
-    longest = max(-(-length // steps) for length in lengths)
-    assert found[slots] * slots >= needed
-    assert max(longest, -(-needed // slots)) <= found[slots] <= needed
-
-
-@pytest.mark.parametrize(
-    ("lengths", "sizes", "segments"),
-    [
-        # 10 and 30 begin; 20 follows 10 on the first device, 10 the next slot that finishes.
-        ([10, 30, 20, 10], (1,), {1: 4}),
-        # Each device has one of 40 left after 10 steps.
-        ([10, 10, 40, 40], (2, 1), {2: 1, 1: 3}),
-        # One device has both long ones: nothing is compacted before it finishes one.
-        ([10, 40, 10, 40], (2, 1), {2: 4}),
-    ],
-)
-def test_the_fullest_device_decides(
-    lengths: list[int], sizes: tuple[int, ...], segments: object
-) -> None:
-    assert decode_schedule(lengths, sizes=sizes, segment_steps=10, shards=2) == (segments, {})
-
-
-@pytest.mark.parametrize(
-    ("lengths", "slots", "least", "segments", "left"),
-    [
-        # 10 and 20 finish; the third one needs 10 more tokens.
-        ([10, 30, 20], 3, 2, 2, {1: 10}),
-        # One slot: the others have not begun.
-        ([10, 10, 10], 1, 1, 1, {1: 10, 2: 10}),
-        # Both finish in the same segment.
-        ([10, 10, 30], 3, 1, 1, {2: 20}),
-        ([10, 30], 2, 2, 3, {}),
-    ],
-)
-def test_a_cut_off_ends_a_schedule(
-    lengths: list[int], slots: int, least: int, segments: int, left: dict[int, int]
-) -> None:
-    found = decode_schedule(lengths, sizes=(slots,), segment_steps=10, least=least)
-    assert found == ({slots: segments}, left)
+    each = [-(-length // steps) for length in lengths]
+    assert max(*each, -(-sum(each) // slots)) <= found[slots] <= sum(each)
 
 
 @pytest.mark.parametrize(("count", "shards", "slots"), [(16, 2, 8), (200, 4, 1)])
@@ -136,36 +115,28 @@ def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int
     assert (found.tokens, found.trained, found.trained_tokens, found.continued) == (1, 1, 1, 0)
 
 
-def _cut(keeps: bool) -> MeanWork:
-    return mean_work(
-        64,
-        mean=90,
-        cap=256,
-        sizes=(64, 32, 16),
-        segment_steps=8,
-        shards=1,
-        cut_off=0.75,
-        keeps=keeps,
+def test_kept_rollouts_are_trained_once_and_others_generated_in_vain() -> None:
+    kept, dropped = (
+        mean_work(
+            64,
+            mean=90,
+            cap=256,
+            sizes=(64, 32, 16),
+            segment_steps=8,
+            shards=1,
+            cut_off=0.75,
+            keeps=keeps,
+        )
+        for keeps in (True, False)
     )
-
-
-def test_kept_rollouts_are_all_trained_once() -> None:
-    found = _cut(keeps=True)
-    assert found.trained == pytest.approx(1, abs=0.01)
-    assert found.tokens == pytest.approx(1, abs=0.02)
-    assert found.trained_tokens == pytest.approx(1, abs=0.02)
+    assert (kept.trained, kept.tokens, kept.trained_tokens) == pytest.approx((1, 1, 1), abs=0.02)
     # At most a quarter of the requests is left, which are requested again beside 64 new ones.
-    assert 0.8 * 64 / 3 < found.continued <= 64 / 3
-    assert 0 < found.held_tokens < 256
-
-
-def test_dropped_rollouts_are_generated_in_vain() -> None:
-    found = _cut(keeps=False)
-    assert found.trained == pytest.approx(0.75, abs=0.02)  # several can finish in one segment
-    assert found.continued == 0
+    assert 0.8 * 64 / 3 < kept.continued <= 64 / 3
+    assert 0 < kept.held_tokens < 256
+    assert dropped.trained == pytest.approx(0.75, abs=0.02)  # several can finish in one segment
+    assert dropped.continued == 0
     # The longest ones are dropped, with the tokens that they have by then.
-    assert found.trained_tokens < found.trained
-    assert found.trained_tokens < found.tokens < 1
+    assert dropped.trained_tokens < min(dropped.trained, dropped.tokens) < dropped.tokens < 1
 
 
 def test_a_cut_off_keeps_slots_in_use_and_prefills_what_it_continues() -> None:
@@ -184,15 +155,16 @@ def test_a_cut_off_keeps_slots_in_use_and_prefills_what_it_continues() -> None:
 
 
 def test_rows_are_packed_into_whole_micro_batches() -> None:
-    apart = preset("gemma3_1b", ("learner.share_prefix", "false"))
     # Rows of 2,048, one on each of 8 chips: 512 x 405.4 tokens, and 5.3% of the positions empty.
     # That is 107.03 rows, 13 x 8 and 4 more.
-    assert packed_positions(apart, Lengths(160, 246.4), sequences=512) == [8 * 2048] * 14
-    double = with_plan(apart, {"micro_batch_tokens": 2 * 16_384})
-    assert packed_positions(double, Lengths(160, 246.4), sequences=512) == [32_768] * 7
     # With shared prompts a rollout has 246.4 tokens and of its prompt's 159 a sixteenth and
     # 246.4 / (2048 - 159): 277.1, and 3% of the positions are empty. 71.4 rows are 9 x 8.
-    shared = preset("gemma3_1b", ("learner.share_prefix", "true"))
-    assert packed_positions(shared, Lengths(160, 246.4), sequences=512) == [8 * 2048] * 9
-    double = with_plan(shared, {"micro_batch_tokens": 2 * 16_384})
-    assert packed_positions(double, Lengths(160, 246.4), sequences=512) == [32_768] * 4 + [16_384]
+    batches = {
+        "false": ([16_384] * 14, [32_768] * 7),
+        "true": ([16_384] * 9, [32_768] * 4 + [16_384]),
+    }
+    for shared, (once, doubled) in batches.items():
+        config = preset("gemma3_1b", ("learner.share_prefix", shared))
+        twice = with_plan(config, {"micro_batch_tokens": 2 * 16_384})
+        assert packed_positions(config, Lengths(160, 246.4), sequences=512) == once
+        assert packed_positions(twice, Lengths(160, 246.4), sequences=512) == doubled

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -29,7 +28,6 @@ from pipeline.plan.search.size_options import (
 )
 from pipeline.plan.sizes import Sizes, sized, validated, with_plan
 from pipeline.plan.topology import GIB
-from pipeline.run.run_folder import RunFolder
 from tests.pipeline.plan.presets import FREE, PROJECT, case, choice, preset
 
 FOUR_B = PROJECT / "configs/gemma3_4b_gsm8k_v5e8.toml"
@@ -54,10 +52,8 @@ def test_no_more_slots_than_rollouts_and_no_more_rows_than_tokens() -> None:
     assert max_useful_slots(odd) == 80  # five samplers with 32 prompts at most, 16 rollouts each
 
 
-@pytest.mark.parametrize("model", ["gemma3_1b", "gemma2_2b"])
-def test_every_preset_has_a_plan(model: str) -> None:
-    given_ = case(preset(model, *FREE))
-    found = choose_placement(given_)
+def test_the_best_plan_that_fits_is_chosen() -> None:
+    found = choice("gemma2_2b", *FREE)
     assert found.chosen.fits
     assert found.chosen.peak_bytes <= (1 - RESERVE) * 15.75 * GIB
     assert {one.name for one in found.compared} > {"split, 7 + 1", "split, 4 + 4"}
@@ -70,18 +66,13 @@ def test_every_preset_has_a_plan(model: str) -> None:
 
 
 def test_given_sizes_are_taken_as_they_are_and_compared() -> None:
-    config = preset("gemma3_1b", ("plan.slots", "64"))
-    found = choose_placement(case(config))
+    found = choice("gemma3_1b", ("plan.slots", "64"))
     assert found.chosen.configured
-    assert found.chosen.config == config
+    assert found.chosen.config == preset("gemma3_1b", ("plan.slots", "64"))
     assert found.compared[0].step.tokens_per_s > 1.05 * found.chosen.step.tokens_per_s
-
-
-def test_given_sizes_stay_the_same_on_each_device() -> None:
-    found = choice("gemma3_1b", ("plan.slots", "128"))
-    for one in found.compared:
+    for one in found.compared:  # they stay the same on each device
         plan = one.config.plan
-        assert one.config.slots == max(plan.sampler_shards, 16 * plan.devices_per_sampler)
+        assert one.config.slots == max(plan.sampler_shards, 8 * plan.devices_per_sampler)
         assert plan.micro_batch_tokens == 2048 * plan.learner_devices
 
 
@@ -142,61 +133,35 @@ def test_on_several_hosts_a_plan_that_a_run_can_use_is_chosen() -> None:
     assert planned_sizes(case(preset("gemma3_1b", *FREE, *eight, *few), None)).slots
 
 
-def test_a_run_plans_within_its_own_placement() -> None:
-    config = preset("gemma3_4b", *FREE)
-    sizes = planned_sizes(case(config))
-    assert sizes.slots % 8 == 0
-    assert sizes.micro_batch_tokens % 16_384 == 0
-    choice = choose_placement(case(config))
-    assert Sizes.of(choice.chosen.config) == sizes
-    assert choice.compared[0].step.tokens_per_s > 1.1 * choice.chosen.step.tokens_per_s
-
-
 def demo(folder: Path, *overrides: tuple[str, str]) -> Config:
     return load_config(PROJECT / "configs/demo.toml", [("run.dir", str(folder)), *overrides])
 
 
-def test_first_sizes_that_are_not_given_are_planned(tmp_path: Path) -> None:
+def test_first_sizes_that_are_not_given_are_planned_within_the_placement(tmp_path: Path) -> None:
+    config = preset("gemma3_4b", *FREE)
+    sizes = planned_sizes(case(config))
+    assert sizes.slots % 8 == sizes.micro_batch_tokens % 16_384 == 0
+    assert Sizes.of(choice("gemma3_4b", *FREE).chosen.config) == sizes
     assert first_sizes(demo(tmp_path), None) == Sizes(192, 6144)
-    config = demo(tmp_path, *FREE)
-    found = first_sizes(config, None)
-    assert found == planned_sizes(PlanCase.of(config))
+    free = demo(tmp_path, *FREE)
+    found = first_sizes(free, None)
+    assert found == planned_sizes(PlanCase.of(free)) == Sizes.of(sized(free, found))
     assert found.slots % 2 == found.micro_batch_tokens % (2 * 192) == 0
-    assert Sizes.of(sized(config, found)) == found
     one = demo(tmp_path, *FREE[:1], ("plan.micro_batch_tokens", "384"))
     assert first_sizes(one, None) == Sizes(found.slots, 384)
+    # A resume on the same hardware has those of plan.json.
+    for given_ in ((), FREE):
+        saved = plan_file(demo(tmp_path, *given_), Sizes(8, 384))
+        assert first_sizes(demo(tmp_path, *given_), saved) == Sizes(8, 384)
+        other = demo(tmp_path, *given_, ("plan.learner_devices", "1"))
+        assert first_sizes(other, saved) == first_sizes(other, None) != Sizes(8, 384)
 
 
-@pytest.mark.parametrize("given_", [(), FREE])
-def test_a_resume_on_the_same_hardware_has_the_sizes_of_plan_json(
-    tmp_path: Path, given_: Sequence[tuple[str, str]]
-) -> None:
-    config, sizes = demo(tmp_path, *given_), Sizes(8, 384)
-    folder = RunFolder.of(config)
-    folder.create(config)
-    folder.write_plan(plan_file(config, sizes))
-    assert first_sizes(config, folder.plan) == sizes
-    other = demo(tmp_path, *given_, ("plan.learner_devices", "1"))
-    assert first_sizes(other, folder.plan) == first_sizes(other, None) != sizes
-    folder.close()
-
-
-@pytest.mark.parametrize(
-    ("model", "topology", "place"),
-    [
-        ("gemma4_e2b", "v5e-1", "chips"),
-        ("gemma4_e4b", "v5e-1", "host"),
-    ],
-)
-def test_per_layer_embeddings_are_in_host_memory_only_if_that_is_faster(
-    model: str, topology: str, place: str
-) -> None:
-    chosen = choice(model, *FREE, topology=topology).chosen
-    assert chosen.fits
-    assert chosen.config.plan.per_layer_embeddings == place
-
-
-def test_a_plan_that_does_not_fit_names_host_memory() -> None:
+def test_per_layer_embeddings_are_in_host_memory_only_if_that_is_faster() -> None:
+    for model, place in (("gemma4_e2b", "chips"), ("gemma4_e4b", "host")):
+        chosen = choice(model, *FREE, topology="v5e-1").chosen
+        assert chosen.fits
+        assert chosen.config.plan.per_layer_embeddings == place
     own = {"plan.learner_devices": "1", "plan.slots": "1", "plan.micro_batch_tokens": "2048"}
     with pytest.raises(ValueError, match=r'\(plan.per_layer_embeddings = "host" needs less\)'):
         planned_sizes(case(preset("gemma4_e4b", *own.items()), "v5e-1"))
@@ -252,13 +217,12 @@ def test_auto_on_tpu_has_no_settings_of_a_placement(key: str, value: str, messag
         four_b(**{key: value})
 
 
-def test_with_auto_settings_that_are_given_are_kept() -> None:
+def test_auto_keeps_given_settings_and_is_colocated_where_nothing_is_planned(
+    tmp_path: Path,
+) -> None:
     run = with_chosen_placement(four_b(remat="dots", prefill_tokens="2048"), None)
     assert (run.plan.remat, run.plan.prefill_tokens) == ("dots", 2048)
     assert with_chosen_placement(four_b(), None).plan.remat == "none"
-
-
-def test_auto_is_colocated_where_nothing_is_planned(tmp_path: Path) -> None:
     one = [("plan.placement", "auto"), ("plan.samplers", "none"), ("plan.sampler_devices", "none")]
     run = with_chosen_placement(demo(tmp_path, *one), None)
     assert (run.plan.placement, run.plan.learner_devices) == ("colocated", 2)

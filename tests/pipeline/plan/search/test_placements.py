@@ -53,31 +53,19 @@ def test_placements_of_eight_chips(
     ("topology", "splits"),
     [("v5e-1", []), ("v5e-4", ["split, 3 + 1"]), ("v5e-8", ["split, 7 + 1", "split, 4 + 4"])],
 )
-def test_no_process_gets_two_or_three_chips(topology: str, splits: list[str]) -> None:
-    found = named(preset("gemma3_1b"), topology)
+def test_processes_have_leases_and_sizes_per_device(topology: str, splits: list[str]) -> None:
+    found = named(preset("gemma3_1b"), topology)  # 512 slots and 16,384 tokens on 8
     split = {name: plan for name, plan in found.items() if plan.placement == "split"}
     assert list(split) == splits
-    for plan in split.values():
+    for plan in found.values():
         assert {plan.learner_devices, plan.devices_per_sampler} <= set(TPU_LEASES)
-        assert plan.learner_devices + plan.num_samplers == TOPOLOGIES[topology].chips
-
-
-@pytest.mark.parametrize(
-    ("topology", "split"), [("v5e-4", "split, 3 + 1"), ("v5e-8", "split, 4 + 4")]
-)
-def test_sizes_per_device_are_kept(topology: str, split: str) -> None:
-    found = named(preset("gemma3_1b"), topology)  # 512 slots and 16,384 tokens on 8
-    chips = TOPOLOGIES[topology].chips
-    for name in ("colocated, base on every device", "colocated, tp 2"):
-        assert found[name].slots == 64 * chips
-        assert found[name].micro_batch_tokens == 2048 * chips
-    assert found[split].slots == 64
-    assert found[split].micro_batch_tokens == 2048 * found[split].learner_devices
-
-
-def test_rows_are_not_halved() -> None:
+        devices = plan.learner_devices + (plan.num_samplers if plan in split.values() else 0)
+        assert devices == TOPOLOGIES[topology].chips
+        assert plan.slots == 64 * plan.devices_per_sampler
+        assert plan.micro_batch_tokens == 2048 * plan.learner_devices
     halves = preset("gemma3_1b", ("plan.tp", "2"), ("plan.micro_batch_tokens", "8192"))
-    assert named(halves, "v5e-1")["colocated, one device"].micro_batch_tokens == 2048
+    one = named(halves, "v5e-1")["colocated, one device"]
+    assert one.micro_batch_tokens == 2048  # rows are not halved
 
 
 def test_virtual_cpu_devices_share_the_same_cores() -> None:

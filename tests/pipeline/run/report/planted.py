@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pipeline.run.report.run_records import RunRecords
 
 STEPS = 12
-GROUP = 8
 Change = Callable[[int], Mapping[str, float]]
 
 
@@ -51,29 +50,18 @@ STARTED = {
 def run(
     *,
     change: Change = lambda _: {},
-    start: Mapping[str, float] | None = None,
-    journal: list[dict[str, Any]] | None = None,
+    journal: Sequence[Mapping[str, Any]] = (),
     steps: int = STEPS,
-    group: int = GROUP,
 ) -> RunRecords:
-    """The records of a run.
-
-    Args:
-        change: metrics of a step that differ.
-        start: seconds of the start by phase, if they differ.
-        journal: further entries.
-        steps: of the run.
-        group: rollouts of a prompt.
-    """
-    started = STARTED if start is None else {**STARTED, "seconds": start}
+    """The records of a run: metrics of a step that differ, further entries of the journal."""
     return RunRecords(
         path=Path("runs/planted"),
         config={
             "run": {"name": "planted"},
-            "rollout": {"group_size": group, "max_new_tokens": 36},
+            "rollout": {"group_size": 8, "max_new_tokens": 36},
             "rewards": {"functions": [{"name": "correct"}]},
         },
-        journal=[{"event": "resumed", "step": 0}, started, *(journal or [])],
+        journal=[{"event": "resumed", "step": 0}, STARTED, *journal],
         metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
     )
 

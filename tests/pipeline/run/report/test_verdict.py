@@ -9,53 +9,50 @@ from pipeline.run.report.run_records import RunRecords
 from pipeline.run.report.verdict import learning, verdict
 from tests.pipeline.run.report.planted import alarm, run
 
-PLANTED = {
-    "The rewards are slow: the devices wait for them.": run(
-        change=lambda _: {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
-    ),
-    "The value is 0.97.": run(journal=[alarm("length_correlation", value=0.97)]),
-}
-
-
-def sentences(records: RunRecords) -> list[str]:
-    return [finding.sentence for finding in problems(records)]
-
 
 def test_a_healthy_run_has_no_problem():
-    records = run()
-    found = verdict(records)
-    assert (found.problems, found.health.level) == ([], "good")
-    assert found.learning.level == "good"
+    found = verdict(run())
+    assert (found.problems, found.health.level, found.learning.level) == ([], "good", "good")
     assert found.bound.sentence == "Bound by the update."
     assert found.bound.evidence.startswith("the update 72%, rollout generation 25%, rewards 2%")
+    none = verdict(run(steps=0))
+    assert none.learning.sentence == "Not known yet: too few steps."
+    assert none.bound.sentence == "Not known: no step has ended."
+    assert (none.problems, none.learning.level) == ([], "note")
 
 
-@pytest.mark.parametrize("sentence", list(PLANTED))
-def test_a_planted_problem_is_named_and_no_other(sentence: str):
-    assert sentences(PLANTED[sentence]) == [sentence]
-    found = verdict(PLANTED[sentence])
-    assert found.problems[0].sentence in found.health.sentence
+SLOW = {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
+ENDED = {"event": "ended", "summary": {"ended": "finished", "untrained_export": "none was better"}}
+PLANTED: list[tuple[RunRecords, str, str]] = [
+    (
+        run(change=lambda _: SLOW),
+        "The rewards are slow: the devices wait for them.",
+        "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps",
+    ),
+    (
+        run(journal=[alarm("excluded", step=7)]),
+        "The value is 0.99.",
+        "alarm excluded at step 7: the value is 0.99",
+    ),
+    (run(journal=[ENDED]), "The export is the model before training.", "none was better"),
+    (
+        run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
+        "Before training all answers to a set had the same result.",
+        "the accuracy is 0%",
+    ),
+]
+
+
+@pytest.mark.parametrize(("records", "sentence", "evidence"), PLANTED)
+def test_a_planted_problem_is_named_and_no_other(records: RunRecords, sentence: str, evidence: str):
+    found = verdict(records)
+    assert [(one.sentence, one.evidence) for one in found.problems] == [(sentence, evidence)]
+    assert sentence in found.health.sentence
     assert found.next[0] == found.problems[0].advice
 
 
-def test_evidence_has_the_figures():
-    (slow,) = problems(next(iter(PLANTED.values())))
-    assert (
-        slow.evidence == "the run waits for rewards in 75% of the steps' time, 36.0 s in 12 steps"
-    )
-
-
 def test_alarms_and_faults_that_a_resume_rolled_back_are_left_out():
-    entries = [alarm("excluded", step=8), {"event": "resumed", "step": 4}]
-    assert sentences(run(journal=entries)) == []
-    assert sentences(run(journal=entries[:1])) == ["The value is 0.99."]
-
-
-def test_an_alarm_has_its_fact_and_the_advice_of_its_rule():
-    (excluded,) = problems(run(journal=[alarm("excluded", step=7)]))
-    assert excluded.sentence == "The value is 0.99."
-    assert excluded.evidence == "alarm excluded at step 7: the value is 0.99"
-    assert excluded.advice.startswith("reward/excluded/CAUSE has the share")
+    assert problems(run(journal=[alarm("excluded", step=8), {"event": "resumed", "step": 4}])) == []
 
 
 @pytest.mark.parametrize(("slope", "level"), [(0.02, "good"), (-0.02, "bad"), (0.0, "note")])
@@ -65,13 +62,6 @@ def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level
     assert found.level == level
     shown = found.evidence.partition(" in 100 steps")[0]
     assert float(shown.split()[2]) == pytest.approx(100 * slope, abs=0.3)
-
-
-def test_nothing_is_said_of_a_run_without_steps():
-    found = verdict(run(steps=0))
-    assert found.learning.sentence == "Not known yet: too few steps."
-    assert found.bound.sentence == "Not known: no step has ended."
-    assert (found.problems, found.learning.level) == ([], "note")
 
 
 @pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
@@ -87,16 +77,8 @@ def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int
 
 
 def test_of_equal_validations_the_best_one_has_more_reward():
-    found = [
-        {
-            "event": "evaluated",
-            "name": "validation",
-            "step": step,
-            "accuracy": 0.5,
-            "reward": reward,
-        }
-        for step, reward in ((0, 0.5), (2, 0.7), (4, 0.6))
-    ]
+    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5}
+    found = [same | {"step": step, "reward": r} for step, r in ((0, 0.5), (2, 0.7), (4, 0.6))]
     best = run(journal=found).best_validation
     assert best is not None
     assert best["step"] == 2
@@ -117,14 +99,3 @@ def test_the_best_evidence_is_the_paired_test():
         found.evidence
         == "40.0% -> 30.0%: -10.0 points [-15.0, -5.0] on 500 prompts, paired p = 1.0e-03"
     )
-
-
-def test_an_untrained_export_and_equal_answers_are_problems():
-    summary = {"ended": "finished", "untrained_export": "no validated version was better"}
-    notice = {"event": "evaluation_notice", "what": "the accuracy is 0%"}
-    found = problems(run(journal=[notice, {"event": "ended", "summary": summary}]))
-    assert [(one.sentence, one.level) for one in found] == [
-        ("The export is the model before training.", "bad"),
-        ("Before training all answers to a set had the same result.", "warning"),
-    ]
-    assert found[1].evidence == "the accuracy is 0%"
