@@ -104,7 +104,7 @@ class Console:
         """What the run does now."""
         with self._lock:
             status = self._status
-        phase = self._ended or self._phase() or ""
+        phase = self._ended or self._phase() or status.phase
         elapsed_s = 0.0 if self._clock is None else self._clock.elapsed_s
         return replace(status, phase=phase, elapsed_s=elapsed_s)
 
@@ -263,4 +263,6 @@ def view(status: Status) -> RenderableType:
         rows.add_row(Text(label, "dim"), Text(text))
     if (alarm := status.last_alarm) is not None:
         rows.add_row(Text("last alarm", "dim"), Text(f"step {alarm.step}: {alarm.text}", "yellow"))
-    return Group(Rule(style="dim"), rows)
+    # Rich falls back to ASCII in bars, not in rules.
+    line = "─" if sys.stdout.encoding.lower().startswith("utf") else "-"
+    return Group(Rule(characters=line, style="dim"), rows)
