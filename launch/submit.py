@@ -93,16 +93,16 @@ def _submit(command: CommandLine, config: Config) -> int:
         ValueError: if a reward function cannot be uploaded, or no node suits the plan.
         Failure: if the cluster does not take the job.
     """
-    _use_token()
+    use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
-    with tempfile.TemporaryDirectory() as folder, _one_sentence(address):
+    with tempfile.TemporaryDirectory() as folder, one_sentence(address):
         upload = Path(folder)
         copy_source(upload)
         copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
         (upload / JOB_FOLDER).mkdir()
         (upload / JOB_FOLDER / "config.json").write_text(config_to_json(config), encoding="utf-8")
         _dry_run(upload, command)
-        client = _connect(address, without_token=command.flags.without_token)
+        client = connect(address, without_token=command.flags.without_token)
         # Id and name contain the run's name; `ray job stop` takes the id, which is unique.
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         job: str = client.submit_job(
@@ -168,18 +168,25 @@ def _variables() -> dict[str, str]:
 # --- the cluster
 
 
-def _use_token() -> None:
-    """Sends Ray's token, where there is one: Ray's client does so only with RAY_AUTH_MODE=token."""
-    default = Path.home() / ".ray" / "auth_token"
-    path = Path(os.environ.get(_TOKEN_PATH, default))
-    if _TOKEN in os.environ or path.is_file():
+def has_token() -> bool:
+    """Whether this user has a token of Ray, which `ray start` then asks for."""
+    return _TOKEN in os.environ or _token_file().is_file()
+
+
+def use_token() -> None:
+    """Sends the token, if there is one: Ray's client does so only with RAY_AUTH_MODE=token."""
+    if has_token():
         os.environ.setdefault(_MODE, "token")
-    if path == default and path.is_file():
+    if _TOKEN_PATH not in os.environ and _token_file().is_file():
         with suppress(PermissionError):  # of another user
-            path.chmod(0o600)  # Ray makes it readable to everybody
+            _token_file().chmod(0o600)  # Ray makes it readable to everybody
 
 
-def _connect(address: str, *, without_token: bool) -> JobSubmissionClient:
+def _token_file() -> Path:
+    return Path(os.environ.get(_TOKEN_PATH) or Path.home() / ".ray" / "auth_token")
+
+
+def connect(address: str, *, without_token: bool) -> JobSubmissionClient:
     """Connects to the cluster.
 
     Raises:
@@ -202,7 +209,7 @@ def _connect(address: str, *, without_token: bool) -> JobSubmissionClient:
 
 
 @contextmanager
-def _one_sentence(address: str) -> Iterator[None]:
+def one_sentence(address: str) -> Iterator[None]:
     """Raises a refusal of the cluster as a `Failure`: one sentence, with the remedy."""
     import requests
     from ray.exceptions import AuthenticationError

@@ -201,17 +201,25 @@ class Console:
             with suppress(OSError):
                 write_atomically(self._file, text.encode())
 
-    def _view(self) -> RenderableType:
-        return view(self.status)
+    def _view(self, ascii_only: bool) -> RenderableType:  # noqa: FBT001
+        return view(self.status, ascii_only=ascii_only)
 
 
 @contextmanager
-def _drawn(render: Callable[[], RenderableType]) -> Iterator[Live]:
-    """Draws on the terminal; what is printed or logged meanwhile appears above the view."""
+def _drawn(render: Callable[[bool], RenderableType]) -> Iterator[Live]:
+    """Draws on the terminal; what is printed or logged meanwhile appears above the view.
+
+    Args:
+        render: gets whether the terminal has ASCII only.
+    """
     # Imported late: without a terminal it is not needed.
     from rich.live import Live
 
-    live = Live(get_renderable=render, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
+    live = Live(
+        get_renderable=lambda: render(live.console.options.ascii_only),
+        auto_refresh=False,
+        redirect_stderr=sys.stderr.isatty(),
+    )
     stream = sys.stderr
     handlers = _handlers(stream)
     with live:
@@ -238,8 +246,8 @@ def _handlers(stream: TextIO) -> list[logging.StreamHandler[TextIO]]:
     ]
 
 
-def view(status: Status) -> RenderableType:
-    """The view on a terminal."""
+def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
+    """The view on a terminal, which may have no other characters than those of ASCII."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.rule import Rule
@@ -264,5 +272,4 @@ def view(status: Status) -> RenderableType:
     if (alarm := status.last_alarm) is not None:
         rows.add_row(Text("last alarm", "dim"), Text(f"step {alarm.step}: {alarm.text}", "yellow"))
     # Rich falls back to ASCII in bars, not in rules.
-    line = "─" if sys.stdout.encoding.lower().startswith("utf") else "-"
-    return Group(Rule(characters=line, style="dim"), rows)
+    return Group(Rule(characters="-" if ascii_only else "─", style="dim"), rows)

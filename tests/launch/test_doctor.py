@@ -132,6 +132,7 @@ def good(tmp_path: Path, request_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.delenv(name)
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     found = Imitation(tmp_path / "host")
     found.chips(8)
     found.available(100)
@@ -296,6 +297,10 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
     "a budget that is over": (
         settings(budget__steps="none", budget__until="2020-01-01T10:00Z"),
         *("clock", "fault", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
+    ),
+    "no token for clusters": (
+        lambda _: os.environ.pop("RAY_AUTH_TOKEN"),
+        *("Ray token", "note", "none: everybody who can reach", "ray get-auth-token --generate"),
     ),
     "no W&B login, and the run needs one": (
         settings(wandb__mode="online"),
