@@ -213,10 +213,12 @@ def _drawn(render: Callable[[bool], RenderableType]) -> Iterator[Live]:
         render: gets whether the terminal has ASCII only.
     """
     # Imported late: without a terminal it is not needed.
+    from rich import get_console
     from rich.live import Live
 
+    ascii_only = get_console().options.ascii_only
     live = Live(
-        get_renderable=lambda: render(live.console.options.ascii_only),
+        get_renderable=lambda: render(ascii_only),
         auto_refresh=False,
         redirect_stderr=sys.stderr.isatty(),
     )
