@@ -24,7 +24,7 @@ from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, exit_status, say
 from launch.flags import SUBMITTED
 from launch.train import train_flags
-from launch.upload import copy_source, copy_user_files
+from launch.upload import PROJECT, copy_source, copy_user_files
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -77,9 +77,7 @@ def _read(argv: Sequence[str] | None) -> tuple[CommandLine, Config]:
     try:
         config = load_config(command.path, command.overrides)
     except ValueError:
-        with tempfile.TemporaryDirectory() as folder:
-            copy_source(Path(folder))
-            _dry_run(Path(folder), command)  # tells the mistakes in data and model, too
+        _dry_run(PROJECT, command)  # tells the mistakes in data and model, too
         raise
     if not Path(command.path).is_file():
         raise ValueError(f"{command.path} is not a file; CONFIG.toml comes first")
@@ -95,28 +93,38 @@ def _submit(command: CommandLine, config: Config) -> int:
     """
     use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
-    with tempfile.TemporaryDirectory() as folder, one_sentence(address):
-        upload = Path(folder)
-        copy_source(upload)
-        copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
-        (upload / JOB_FOLDER).mkdir()
-        (upload / JOB_FOLDER / "config.json").write_text(config_to_json(config), encoding="utf-8")
-        _dry_run(upload, command)
-        client = connect(address, without_token=command.flags.without_token)
+    with tempfile.TemporaryDirectory() as folder:
+        _fill(Path(folder), config)
+        _dry_run(Path(folder), command)
         # Id and name contain the run's name; `ray job stop` takes the id, which is unique.
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-        job: str = client.submit_job(
-            entrypoint=_entrypoint(command),
-            submission_id=f"{config.run.name}-{stamp}-{secrets.token_hex(2)}",
-            metadata={"job_name": config.run.name},
-            runtime_env={"working_dir": folder, "env_vars": _variables()},
-            entrypoint_label_selector=_node_labels(command.flags.node, config, address),
-        )
+        with one_sentence(address):
+            client = connect(address, without_token=command.flags.without_token)
+            job: str = client.submit_job(
+                entrypoint=_entrypoint(command),
+                submission_id=f"{config.run.name}-{stamp}-{secrets.token_hex(2)}",
+                metadata={"job_name": config.run.name},
+                runtime_env={"working_dir": folder, "env_vars": _variables()},
+                entrypoint_label_selector=_node_labels(command.flags.node, config, address),
+            )
     # With an address: Ray's commands refuse to choose where a private cluster runs, too.
     mode = f"{_MODE}={os.environ[_MODE]} " if _MODE in os.environ else ""
     stop = f"{mode}ray job stop --address {address} {job}"
     say(f"submitted job {job}; to stop it with a checkpoint: {stop}")
     return 0 if command.flags.no_wait else _follow(client, job, address)
+
+
+def _fill(upload: Path, config: Config) -> None:
+    """Writes what the job needs: source, reward functions, and the configuration as a run folder.
+
+    Raises:
+        ValueError: see `launch.upload.user_modules`.
+    """
+    copy_source(upload)
+    copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
+    file = upload / JOB_FOLDER / "config.json"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(config_to_json(config), encoding="utf-8")
 
 
 def _dry_run(upload: Path, command: CommandLine) -> None:
@@ -190,7 +198,7 @@ def connect(address: str, *, without_token: bool) -> JobSubmissionClient:
     """Connects to the cluster.
 
     Raises:
-        Failure: if it has no token, and this is not accepted.
+        Failure: if it asks nobody for a token, and this is not accepted.
     """
     import requests
     from ray.job_submission import JobSubmissionClient
@@ -213,6 +221,7 @@ def one_sentence(address: str) -> Iterator[None]:
     """Raises a refusal of the cluster as a `Failure`: one sentence, with the remedy."""
     import requests
     from ray.exceptions import AuthenticationError
+    from ray.util.state.exception import RayStateApiException
 
     try:
         yield
@@ -228,7 +237,7 @@ def one_sentence(address: str) -> Iterator[None]:
             "(or set RAY_API_SERVER_ADDRESS)",
             EXIT_MISTAKE,
         ) from None
-    except RuntimeError as error:  # what the server answers, in Ray's words
+    except (RuntimeError, RayStateApiException) as error:  # what the server answers, in Ray's words
         if "No available agent" in str(error):
             raise Failure(
                 f"the cluster at {address} takes no jobs: another program of its host had the port "
