@@ -203,7 +203,7 @@ def connect(address: str, *, without_token: bool) -> JobSubmissionClient:
     import requests
     from ray.job_submission import JobSubmissionClient
 
-    logging.getLogger("ray").setLevel(logging.WARNING)
+    logging.disable(logging.INFO)  # of Ray's client
     client = JobSubmissionClient(address)
     is_open = requests.get(f"{address}/api/version", timeout=_ANSWER_S).ok
     if is_open and not without_token:

@@ -139,5 +139,6 @@ def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path:
         assert node_of("LearnerActor", nodes, command) == "second"
         status, output = finish(command)
     assert status == 0, output
-    assert f"the run's process and folder will be on node {refused[1]}" in output
+    (ident,) = re.findall(r"id \w+", refused[1])
+    assert re.search(rf"the run's process and folder will be on node .*, {ident}\)", output)
     assert summary(run)["ended"] == "finished"
