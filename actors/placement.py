@@ -12,7 +12,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray._private.accelerators import get_accelerator_manager_for_resource
@@ -20,7 +19,6 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -84,6 +82,11 @@ def alive_nodes() -> list[Node]:
         if node["Alive"]
     ]
     return sorted(found, key=lambda node: (node.ident != own, node.ident))
+
+
+def own_node() -> Node:
+    """The node of this process."""
+    return alive_nodes()[0]
 
 
 def assign(
@@ -153,9 +156,9 @@ class Reservation:
             ],
         )
 
-    def bundle(self, number: int) -> Bundle:
-        """The devices of process `number`."""
-        return Bundle(self, number)
+    def strategy(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """Ray's scheduling strategy that places process `number` on its devices."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
 
     async def placed(self) -> None:
         """Returns when all devices are reserved.
@@ -175,35 +178,6 @@ class Reservation:
     def release(self) -> None:
         """Releases the devices; actors that still hold them are ended."""
         remove_placement_group(self.group)
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """The devices of a process.
-
-    Attributes:
-        devices: those of all processes.
-        number: of the process.
-    """
-
-    devices: Reservation
-    number: int
-
-    @property
-    def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """Scheduling strategy that places an actor on these devices."""
-        return PlacementGroupSchedulingStrategy(
-            self.devices.group, placement_group_bundle_index=self.number
-        )
-
-    @property
-    def node(self) -> Node | None:
-        """The node of the devices; None: there is none yet, or it is gone."""
-        table: Mapping[str, Any] = placement_group_table(self.devices.group)
-        if table["state"] != "CREATED":
-            return None
-        ident = table["bundles_to_node_id"][self.number]
-        return next((node for node in alive_nodes() if node.ident == ident), None)
 
 
 def lease(plan: Plan, devices: int) -> Lease:

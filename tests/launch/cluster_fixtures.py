@@ -262,7 +262,7 @@ class Holder:
 ray.init(log_to_driver=False)
 lease = Lease({sys.argv[1]: int(sys.argv[2])}, {})
 devices = Reservation("run first", [lease])
-actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.bundle(0).strategy)
+actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.strategy(0))
 ray.get(actor.__ray_ready__.remote())
 print("\nholding", flush=True)  # not in a line of Ray's own
 sys.stdin.readline()

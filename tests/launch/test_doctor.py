@@ -299,7 +299,7 @@ HOSTS: dict[str, tuple[Callable[[Imitation], None], str, str, str, str]] = {
         *("clock", "fault", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
     ),
     "no token for clusters": (
-        lambda _: os.environ.pop("RAY_AUTH_TOKEN"),
+        lambda _: os.environ.update(RAY_AUTH_TOKEN_PATH=os.environ.pop("RAY_AUTH_TOKEN")),
         *("Ray token", "note", "none: everybody who can reach", "ray get-auth-token --generate"),
     ),
     "no W&B login, and the run needs one": (
