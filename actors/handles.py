@@ -100,8 +100,9 @@ class ModelHandle(Handle):
             return await self._call(ModelActor.find_model)
         except (FileNotFoundError, ValueError) as error:
             raise type(error)(
-                f"{error}; this is on {await self.node()}, where {self._name} runs: each node needs "
-                "the files at that path, or a model of the hub (hf://OWNER/NAME) and a network"
+                f"{error}; this is on {await self.node()}, where {self._name} runs: each node "
+                "needs the files at that path, or a model of the hub (hf://OWNER/NAME) and a "
+                "network"
             ) from None
 
     async def node(self) -> str:
