@@ -22,7 +22,7 @@ from actors.handles import (
     ScorerHandle,
 )
 from actors.learner_actor import LearnerActor
-from actors.placement import Bundle, Lease, Reservation, device_free_lease, lease
+from actors.placement import Lease, Reservation, device_free_lease, lease
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
@@ -117,15 +117,15 @@ class ModelActors(DeviceActors):
         for worker, fingerprint in zip(self.workers, found, strict=True):
             if fingerprint != found[0]:
                 raise ValueError(
-                    f"model.path: the weights on {worker.node} differ from those on "
-                    f"{self.workers[0].node}; put the same files on both, or name a revision: "
-                    "hf://OWNER/NAME@REVISION"
+                    f"model.path: the weights on {await worker.node()} differ from those on "
+                    f"{await self.workers[0].node()}; put the same files on both, or name a "
+                    "revision: hf://OWNER/NAME@REVISION"
                 )
 
 
 def _spawn_together(
     config: Config, processes: Sequence[Process], *, learner: bool = True
-) -> tuple[Reservation, list[tuple[Any, str, Bundle]]]:
+) -> tuple[Reservation, list[tuple[Any, str]]]:
     """Requests processes from Ray; they get devices in their order, and may have to wait.
 
     Returns the devices, and the arguments of a `Handle` for each process.
@@ -139,16 +139,15 @@ def _spawn_together(
     devices = Reservation(_run_name(config), leases, learner=learner)
     started = []
     for number, (process, one) in enumerate(zip(processes, leases, strict=True)):
-        bundle = devices.bundle(number)
         actor = spawn(
             process.cls,
             *process.args,
             lease=one,
             name=f"{_run_name(config)}: {process.name}",
-            strategy=bundle.strategy,
+            strategy=devices.strategy(number),
             threads=_THREADS,
         )
-        started.append((actor, process.name, bundle))
+        started.append((actor, process.name))
     return devices, started
 
 

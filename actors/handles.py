@@ -13,7 +13,6 @@ from ray.exceptions import RayActorError, RayTaskError
 from actors.exporter_actor import ExporterActor
 from actors.learner_actor import LearnerActor
 from actors.model_actor import ModelActor
-from actors.placement import Bundle
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.model import Format
@@ -52,13 +51,11 @@ class Handle:
     Args:
         actor: the Ray actor.
         name: of the process, in messages.
-        bundle: its devices; None: it has none.
     """
 
-    def __init__(self, actor: Any, name: str, bundle: Bundle | None = None) -> None:
+    def __init__(self, actor: Any, name: str) -> None:
         self.actor = actor
         self._name = name
-        self._bundle = bundle
 
     async def _call(
         self, method: Callable[Concatenate[Any, P], T], *args: P.args, **kwargs: P.kwargs
@@ -103,14 +100,14 @@ class ModelHandle(Handle):
             return await self._call(ModelActor.find_model)
         except (FileNotFoundError, ValueError) as error:
             raise type(error)(
-                f"{error}; this is on {self.node}, where {self._name} runs: each node needs the "
-                "files at that path, or a model of the hub (hf://OWNER/NAME) and a network"
+                f"{error}; this is on {await self.node()}, where {self._name} runs: each node "
+                "needs the files at that path, or a model of the hub (hf://OWNER/NAME) and a "
+                "network"
             ) from None
 
-    @property
-    def node(self) -> str:
-        """The node of the process, in words."""
-        return str(self._bundle and self._bundle.node)
+    async def node(self) -> str:
+        """See `actors.model_actor.ModelActor.node`."""
+        return await self._call(ModelActor.node)
 
     async def prepare(self, sizes: Sizes) -> Ready:
         """See `pipeline.protocols.Worker`."""

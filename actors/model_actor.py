@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
 from actors.log import logs
+from actors.placement import own_node
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
@@ -128,6 +129,10 @@ class ModelActor(ABC):
         folder = find_model(model)
         check_folder(folder)
         return weights_fingerprint(folder)
+
+    def node(self) -> str:
+        """The node of this process, in words."""
+        return str(own_node())
 
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""

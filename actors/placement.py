@@ -9,9 +9,9 @@ In a cluster of several nodes the learner is on the node of this process, sample
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray._private.accelerators import get_accelerator_manager_for_resource
@@ -19,7 +19,6 @@ from ray._private.state import available_resources_per_node
 from ray.util.placement_group import (
     PlacementGroup,
     placement_group,
-    placement_group_table,
     remove_placement_group,
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -30,7 +29,8 @@ from pipeline.protocols import WorkerDied
 
 _POLL_S = 5.0
 RESOURCE = {"cpu": "CPU", "tpu": "TPU", "gpu": "GPU"}
-_NODE_LABEL = "ray.io/node-id"
+NODE_LABEL = "ray.io/node-id"
+"""Ray's label of each node."""
 _DIGITS = 12
 """Digits of a node's id that are shown."""
 
@@ -82,6 +82,11 @@ def alive_nodes() -> list[Node]:
         if node["Alive"]
     ]
     return sorted(found, key=lambda node: (node.ident != own, node.ident))
+
+
+def own_node() -> Node:
+    """The node of this process."""
+    return alive_nodes()[0]
 
 
 def assign(
@@ -147,13 +152,13 @@ class Reservation:
             strategy="PACK" if set(placed) == {home} else "SPREAD",
             name=name,
             bundle_label_selector=[
-                {_NODE_LABEL: home if node == home else f"!{home}"} for node in placed
+                {NODE_LABEL: home if node == home else f"!{home}"} for node in placed
             ],
         )
 
-    def bundle(self, number: int) -> Bundle:
-        """The devices of process `number`."""
-        return Bundle(self, number)
+    def strategy(self, number: int) -> PlacementGroupSchedulingStrategy:
+        """Ray's scheduling strategy that places process `number` on its devices."""
+        return PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
 
     async def placed(self) -> None:
         """Returns when all devices are reserved.
@@ -173,35 +178,6 @@ class Reservation:
     def release(self) -> None:
         """Releases the devices; actors that still hold them are ended."""
         remove_placement_group(self.group)
-
-
-@dataclass(frozen=True)
-class Bundle:
-    """The devices of a process.
-
-    Attributes:
-        devices: those of all processes.
-        number: of the process.
-    """
-
-    devices: Reservation
-    number: int
-
-    @property
-    def strategy(self) -> PlacementGroupSchedulingStrategy:
-        """Scheduling strategy that places an actor on these devices."""
-        return PlacementGroupSchedulingStrategy(
-            self.devices.group, placement_group_bundle_index=self.number
-        )
-
-    @property
-    def node(self) -> Node | None:
-        """The node of the devices; None: there is none yet, or it is gone."""
-        table: Mapping[str, Any] = placement_group_table(self.devices.group)
-        if table["state"] != "CREATED":
-            return None
-        ident = table["bundles_to_node_id"][self.number]
-        return next((node for node in alive_nodes() if node.ident == ident), None)
 
 
 def lease(plan: Plan, devices: int) -> Lease:
@@ -278,9 +254,16 @@ def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str 
             "kind of device is used instead"
         )
     if learner and amounts[0] > rooms[home]:
+        remedy = "add a node that has them"
+        if homes := _homes(plan, nodes):
+            label = json.dumps({NODE_LABEL: homes[0].ident})
+            remedy = (
+                f"start it on {homes[0]}: with launch/submit.sh, or with ray job submit "
+                f"--entrypoint-label-selector '{label}'"
+            )
         return (
             f"{needs} {amounts[0]:g} {name} for the learner on {home}, which runs this command and "
-            f"has {rooms[home]:g}; start the command on a node that has them"
+            f"has {rooms[home]:g}; {remedy}"
         )
     if learner:
         rooms[home] -= amounts[0]
@@ -290,3 +273,32 @@ def shortage(plan: Plan, nodes: Sequence[Node], *, learner: bool = True) -> str 
         f"{needs} {amounts[-1]:g} {name} on one node for each of {plan.num_samplers} samplers"
         f"{beside}; {left}; add a node, or reduce plan.samplers or plan.sampler_devices"
     )
+
+
+def home_node(plan: Plan, nodes: Sequence[Node]) -> Node:
+    """The first node that can have the process of a run: the learner is there, too.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if homes := _homes(plan, nodes):
+        return homes[0]
+    resource = RESOURCE[plan.platform]
+    most = max(nodes, key=lambda node: node.resources.get(resource, 0.0))
+    raise ValueError(shortage(plan, _from(most, nodes)))
+
+
+def _homes(plan: Plan, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes on which a run can be started."""
+    name, amounts = _amounts(plan, learner=True)
+    found = []
+    for home in nodes:
+        rooms = {node.ident: node.resources.get(name, 0.0) for node in _from(home, nodes)}
+        if assign(amounts, rooms, learner=True) is not None:
+            found.append(home)
+    return found
+
+
+def _from(home: Node, nodes: Sequence[Node]) -> list[Node]:
+    """The nodes, with `home` first."""
+    return [home, *(node for node in nodes if node is not home)]

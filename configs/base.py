@@ -2,7 +2,8 @@
 
 Relative paths become absolute when a configuration is read: paths of what a run reads, in a file,
 relative to the file's folder; all others relative to the current folder. A submitted job runs in a
-temporary folder, where $GEMMA_GRPO_HOME names the folder that it was submitted from.
+temporary folder, where $GEMMA_GRPO_HOME names the folder that it was submitted from; without it,
+as by `ray job submit`, `run.dir` is relative to the user's home.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from configs.toml_text import PASSWORD
 
 HOME_VARIABLE = "GEMMA_GRPO_HOME"
 """Environment variable of the base folder of relative paths."""
+_RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Environment variable of the processes of a Ray job, set by Ray."""
 HUB_PREFIXES = ("hf://", "kaggle://")
 """Prefixes of model paths on a hub."""
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -165,6 +168,15 @@ def home() -> Path:
     return Path(os.environ.get(HOME_VARIABLE) or Path.cwd()).absolute()
 
 
+def output_home() -> Path:
+    """As `home`; in a job that `ray job submit` started the user's home.
+
+    The folder of such a job is a copy, which Ray deletes with the cluster.
+    """
+    is_job = _RAY_JOB in os.environ and not os.environ.get(HOME_VARIABLE)
+    return Path.home() if is_job else home()
+
+
 def absolute_path(path: str, base: Path) -> str:
     """An absolute path; `~` is the user's home, and relative paths are relative to `base`.
 
@@ -257,7 +269,7 @@ def absolute_url(url: str) -> str:
 
 # By `input`, `configs.load` finds the paths in a file.
 OutputPath = Annotated[
-    Text, checked(scheme_problem), AfterValidator(lambda path: absolute_path(path, home()))
+    Text, checked(scheme_problem), AfterValidator(lambda path: absolute_path(path, output_home()))
 ]
 MirrorURL = Annotated[Text, checked(mirror_problem), AfterValidator(absolute_url)]
 FolderPath = Annotated[

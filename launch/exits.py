@@ -6,6 +6,7 @@ import errno
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from io import TextIOWrapper
 from typing import TextIO, TypeVar
 
 EXIT_FAILED = 1
@@ -60,8 +61,11 @@ def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
 
     A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
     status is 2. A `Failure` is printed, and has its own status; a full or broken disk is printed,
-    with status 1. Other errors are raised.
+    with status 1. Other errors are raised. What the terminal's encoding does not have is escaped.
     """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # not what tests capture
+            stream.reconfigure(errors="backslashreplace")
     try:
         try:
             prepared = prepare()

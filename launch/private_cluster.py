@@ -8,12 +8,13 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import ray
+from ray._private import parameter
 from ray._private import worker as ray_worker
 
 from launch.exits import EXIT_DIED, EXIT_FAILED, Failure
@@ -74,7 +75,8 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
         Failure: if Ray does not start; the parent of a run starts the run again.
     """
     try:
-        ray.init(address="local", include_dashboard=False, _temp_dir=str(folder), **settings)
+        with _any_agent_port():
+            ray.init(address="local", include_dashboard=False, _temp_dir=str(folder), **settings)
     except SystemExit:  # raised by Ray's SIGTERM handler, with status 15
         raise SystemExit(128 + signal.SIGTERM) from None
     except Exception as error:  # noqa: BLE001  # Ray raises plain exceptions
@@ -87,6 +89,20 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
         raise Failure(later, EXIT_FAILED) from None
     # Ray's agents would print 20 lines of the log of a raylet that ended.
     ray_worker.print_to_stdstream = lambda *_, **__: None
+
+
+@contextmanager
+def _any_agent_port() -> Iterator[None]:
+    """Lets Ray's agent listen on a free port instead of 52365, which a `ray start` needs for jobs.
+
+    `ray start` has `--dashboard-agent-listen-port`; `ray.init` has no argument for it.
+    """
+    original = parameter.RayParams
+    parameter.RayParams = partial(original, dashboard_agent_listen_port=0)
+    try:
+        yield
+    finally:
+        parameter.RayParams = original
 
 
 def _own_token(folder: Path) -> dict[str, str]:

@@ -13,6 +13,7 @@ from configs.schema import Config
 from launch.host import Host, existing_parent
 from launch.host_checks import Finding, State
 from launch.preparation import check_devices, check_start, check_targets
+from launch.submit import GENERATE, has_token
 from pipeline.data.load import locate_data
 from pipeline.data.models import hf_folder
 from pipeline.data.models.find_shape import shape_of
@@ -56,9 +57,10 @@ def general_checks(host: Host) -> Iterator[Finding]:
 
 
 def logins(config: Config | None) -> Iterator[Finding]:
-    """Logins to W&B and to the hubs, as far as the configuration uses them."""
+    """Ray's token, and logins to W&B and to the hubs, as far as the configuration uses them."""
     from huggingface_hub import get_token
 
+    yield _ray_token()
     yield _wandb(config)
     path = "" if config is None else config.model.path
     hubs = {
@@ -236,6 +238,14 @@ def _wandb(config: Config | None) -> Finding:
         remedy = "wandb login, or --wandb.mode disabled"
         return Finding("W&B", "note", why.partition(";")[0], remedy)
     return Finding("W&B", "ok", why)
+
+
+def _ray_token() -> Finding:
+    """The token of clusters that `ray start` makes; the private one of a run has its own."""
+    if has_token():
+        return Finding("Ray token", "ok", "there is one: ray start asks for it")
+    shown = "none: everybody who can reach a cluster of ray start can run programs there"
+    return Finding("Ray token", "note", shown, f"once, before ray start: .venv/bin/{GENERATE}")
 
 
 def _has_free_licence(path: str) -> bool:

@@ -117,9 +117,10 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         shown = Console(
             prepared.config.run.name,
             clock=clock,
-            phase=lambda: phases.current or "end",
+            phase=lambda: phases.current,
             status_file=prepared.folder.status,
         )
+        shown.update(phase="loading")
         with shown as console, closing(_tracker(prepared)) as tracker:
             mirror, reporter = Mirror(mirror_url(prepared.config)), Reporter(phases)
             return await _run_and_upload(
@@ -142,6 +143,7 @@ async def _run_and_upload(session: _Session) -> int:
             raise
     # The devices are free, and the budget's clock has stopped.
     session.reporter.write()
+    session.console.update(phase="end")
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
     # W&B shows any other status as a failure, but a stopped run has its checkpoint.
     await session.tracker.finish(exit_status=status if status in _ENDED else 0)

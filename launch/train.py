@@ -45,10 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse_command(argv: Sequence[str] | None) -> CommandLine:
     """Parses the arguments of this command; see `configs.cli.parse`."""
-    return parse(argv, prog="python -m launch.train", description=DESCRIPTION, flags=_flags())
+    return parse(argv, prog="python -m launch.train", description=DESCRIPTION, flags=train_flags())
 
 
-def _flags() -> argparse.ArgumentParser:
+def train_flags() -> argparse.ArgumentParser:
+    """The flags of this command, which `launch.submit` also takes."""
     flags = command_flags()
     flags.add_argument(
         "--dry-run",

@@ -16,6 +16,8 @@ from types import ModuleType
 
 from rewards.base import describe_error
 
+_ROOT = Path(__file__).resolve().parents[1]
+
 
 def resolve(function: str) -> object:
     """Imports what `function` names, e.g. `rewards.correctness:exact_answer`.
@@ -45,7 +47,7 @@ def source_sha256(function: str) -> str | None:
     """
     place = function.rpartition(":")[0]
     if place.endswith(".py"):
-        folder = Path(place).absolute().parent
+        folder = _file(Path(place)).parent
         loaded = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
         paths = {Path(path) for path in loaded if path and Path(path).is_relative_to(folder)}
     else:
@@ -60,21 +62,34 @@ def source_sha256(function: str) -> str | None:
     return digest.hexdigest() if paths else None
 
 
+def uploaded(path: Path, root: Path = _ROOT) -> Path:
+    """Where a job has a user's file: its path on the host that submitted, below the job's root."""
+    absolute = path.absolute()
+    return root / "submitted" / "files" / absolute.relative_to(absolute.anchor)
+
+
+def _file(path: Path) -> Path:
+    """The file to load: in a job its copy, as it was when the job was submitted."""
+    copy = uploaded(path)
+    return copy if copy.is_file() else path.absolute()
+
+
 def _load(path: Path) -> ModuleType:
     """The module of a file."""
-    if not path.is_file():
+    file = _file(path)
+    if not file.is_file():
         folder = path.parent
-        beside = [file.name for file in folder.glob("*.py")] if folder.is_dir() else []
+        beside = [one.name for one in folder.glob("*.py")] if folder.is_dir() else []
         raise ValueError(f"no file {path}{_nearest(path.name, beside, str(folder))}")
     name = f"reward_file_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Last, so that a file beside it never hides a module of the project or of a library.
-    sys.path.append(str(path.parent.absolute()))
+    sys.path.append(str(file.parent))
     sys.modules[name] = module  # pickling and dataclasses look there
     try:
         spec.loader.exec_module(module)

@@ -104,7 +104,7 @@ class Console:
         """What the run does now."""
         with self._lock:
             status = self._status
-        phase = self._ended or self._phase() or ""
+        phase = self._ended or self._phase() or status.phase
         elapsed_s = 0.0 if self._clock is None else self._clock.elapsed_s
         return replace(status, phase=phase, elapsed_s=elapsed_s)
 
@@ -201,17 +201,27 @@ class Console:
             with suppress(OSError):
                 write_atomically(self._file, text.encode())
 
-    def _view(self) -> RenderableType:
-        return view(self.status)
+    def _view(self, ascii_only: bool) -> RenderableType:  # noqa: FBT001
+        return view(self.status, ascii_only=ascii_only)
 
 
 @contextmanager
-def _drawn(render: Callable[[], RenderableType]) -> Iterator[Live]:
-    """Draws on the terminal; what is printed or logged meanwhile appears above the view."""
+def _drawn(render: Callable[[bool], RenderableType]) -> Iterator[Live]:
+    """Draws on the terminal; what is printed or logged meanwhile appears above the view.
+
+    Args:
+        render: gets whether the terminal has ASCII only.
+    """
     # Imported late: without a terminal it is not needed.
+    from rich import get_console
     from rich.live import Live
 
-    live = Live(get_renderable=render, auto_refresh=False, redirect_stderr=sys.stderr.isatty())
+    ascii_only = get_console().options.ascii_only
+    live = Live(
+        get_renderable=lambda: render(ascii_only),
+        auto_refresh=False,
+        redirect_stderr=sys.stderr.isatty(),
+    )
     stream = sys.stderr
     handlers = _handlers(stream)
     with live:
@@ -238,8 +248,8 @@ def _handlers(stream: TextIO) -> list[logging.StreamHandler[TextIO]]:
     ]
 
 
-def view(status: Status) -> RenderableType:
-    """The view on a terminal."""
+def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
+    """The view on a terminal, which may have no other characters than those of ASCII."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.rule import Rule
@@ -263,4 +273,5 @@ def view(status: Status) -> RenderableType:
         rows.add_row(Text(label, "dim"), Text(text))
     if (alarm := status.last_alarm) is not None:
         rows.add_row(Text("last alarm", "dim"), Text(f"step {alarm.step}: {alarm.text}", "yellow"))
-    return Group(Rule(style="dim"), rows)
+    # Rich falls back to ASCII in bars, not in rules.
+    return Group(Rule(characters="-" if ascii_only else "─", style="dim"), rows)

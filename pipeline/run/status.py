@@ -218,7 +218,7 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
         if name in metrics:
             yield label, form.format(metrics[name])
     if used := [value for name, value in metrics.items() if name.endswith(_IN_USE)]:
-        yield "HBM", f"{max(used):.2f} GiB"
+        yield "device memory", f"{max(used):.2f} GiB"
     if status.left_s is not None:
         yield "budget left", show_seconds(status.left_s)
     if status.expected_end is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from actors.groups import ModelActors
 from actors.handles import ColocatedHandle, ModelHandle, SamplerHandle, ScorerHandle
-from actors.placement import Bundle, Reservation
+from actors.placement import Reservation
 from pipeline.protocols import OutOfMemory, WorkerDied
 from pipeline.types import Published
 
@@ -122,9 +123,8 @@ def started(*found: Callable[..., Any]) -> None:
     """Starts a process on each node, which finds or does not find the model."""
     workers = [
         ModelHandle(
-            FakeActor(find_model=answer),
+            FakeActor(find_model=answer, node=partial(str.format, "node {}", number)),
             f"sampler {number}",
-            cast("Bundle", SimpleNamespace(node=f"node {number}")),
         )
         for number, answer in enumerate(found)
     ]

@@ -16,6 +16,7 @@ from actors.placement import (
     Reservation,
     assign,
     device_free_lease,
+    home_node,
     lease,
     shortage,
     total_resources,
@@ -132,7 +133,9 @@ def test_without_a_learner_samplers_are_where_the_adapters_are():
             [{"TPU": 4.0}, {"TPU": 8.0}, {"TPU": 4.0}],
             (
                 "8 TPU for the learner on node 10.0.0.1 (host host-a, id a), which runs this "
-                "command and has 4; start the command on a node that has them"
+                "command and has 4; start it on node 10.0.0.2 (host host-b, id b): with "
+                "launch/submit.sh, or with ray job submit --entrypoint-label-selector "
+                """'{"ray.io/node-id": "b"}'"""
             ),
         ),
         (
@@ -151,6 +154,31 @@ def test_a_cluster_that_cannot_hold_the_plan_is_refused_with_the_numbers(
 ):
     expected = None if told is None else f"plan.platform = 'tpu' needs {told}"
     assert shortage(asked, nodes(*resources)) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "resources", "home"),
+    [
+        (V5E_COLOCATED, [{"TPU": 8.0}, {"TPU": 8.0}], "a"),
+        (V5E_COLOCATED, [{"CPU": 2.0}, {"TPU": 4.0}, {"TPU": 8.0}], "c"),  # a head without chips
+        (TWO_HOSTS, [{}, {"TPU": 4.0}, {"TPU": 12.0}], "c"),
+        (
+            V5E_COLOCATED,
+            [{}, {"TPU": 4.0}],
+            "node 10.0.0.2 .* which runs this command and has 4; add",
+        ),
+        (V5E_COLOCATED, [{}], "needs 8 TPU in the cluster, which has 0"),
+    ],
+)
+def test_a_run_begins_on_a_node_that_has_the_devices(
+    asked: Plan, resources: list[dict[str, float]], home: str
+):
+    found = nodes(*resources)
+    if len(home) == 1:
+        assert home_node(asked, found).ident == home
+    else:
+        with pytest.raises(ValueError, match=home):
+            home_node(asked, found)
 
 
 class Ray:

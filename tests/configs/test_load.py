@@ -91,14 +91,20 @@ def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
     inputs = {setting.path for setting in settings() if "input" in setting.node}
     assert inputs <= {re.sub(r"\.\d+\b", ".N", key) for key in GIVEN}
     # The command line is relative to the current folder, or to that of the submission.
+    # The folder of Ray's own job is a copy that is deleted: its runs are in the user's home.
     given = [("rewards.functions.0.function", "my.py:f"), ("data.train.path", "../x.csv")]
-    for folder in (tmp_path, tmp_path / "home"):
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    for variable, folder, output in (
+        ("RAY_JOB_CONFIG_JSON_ENV_VAR", tmp_path, tmp_path),
+        ("GEMMA_GRPO_HOME", tmp_path, tmp_path / "user"),
+        ("", tmp_path / "home", tmp_path / "home"),
+    ):
         config = load_config("runs/run.toml", given)
         assert config.rewards.functions[0].function == f"{folder}/my.py:f"
         assert config.data.train.path == str(folder.parent / "x.csv")
-        assert config.run.dir == str(folder / "runs")
+        assert config.run.dir == str(output / "runs")
         assert config.model.path == str(tmp_path / "runs/tiny")
-        monkeypatch.setenv("GEMMA_GRPO_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv(variable or "NOTHING", str(tmp_path / "home"))
 
 
 def test_a_path_of_an_unknown_user_is_a_mistake_of_its_setting(write: Write) -> None:

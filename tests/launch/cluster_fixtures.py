@@ -71,6 +71,7 @@ steps = 2
 every_steps = 2
 """.replace("launch/demo", f"{PROJECT}/launch/demo")
 
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 DATA = "launch/demo/data"
 VALIDATED = [
     f"--data.validation.path={DATA}/validation.jsonl",
@@ -202,8 +203,9 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{dashboard}",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command = [*RAY, "start", "--head", "--block"]
     command += ["--no-monitor", "--disable-usage-stats"]
     command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
@@ -221,24 +223,25 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
 
 
 @contextlib.contextmanager
-def running_node(head: Head, home: Path, *, cpus: int = 4) -> Iterator[int]:
+def running_node(head: Head, home: Path, *, cpus: int = 4, **variables: str) -> Iterator[int]:
     """Adds a node to a cluster, on this machine, and removes it; yields the pid of its Ray.
 
     Args:
         head: of the cluster.
         home: the user's folder on the node; its name is that of the node.
         cpus: number of its CPUs.
+        variables: of its environment.
     """
     home.mkdir()
     log, before = home / "log", head.nodes()
     agent, grpc, metrics = _free_ports(3)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--address", head.gcs]
+    command = [*RAY, "start", "--address", head.gcs]
     command += ["--block", "--num-cpus", str(cpus), "--object-store-memory", str(128 * 2**20)]
     command += ["--node-name", home.name]
     command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
     command += [str(grpc), "--metrics-export-port", str(metrics)]
     command += ["--min-worker-port", "0", "--max-worker-port", "0"]
-    environment = head.environment | {"HOME": str(home)}
+    environment = head.environment | {"HOME": str(home)} | variables
     with _running(command, environment, log, lambda: head.nodes() > before) as process:
         yield process
     # The head notices the end with a delay.
@@ -259,7 +262,7 @@ class Holder:
 ray.init(log_to_driver=False)
 lease = Lease({sys.argv[1]: int(sys.argv[2])}, {})
 devices = Reservation("run first", [lease])
-actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.bundle(0).strategy)
+actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.strategy(0))
 ray.get(actor.__ray_ready__.remote())
 print("\nholding", flush=True)  # not in a line of Ray's own
 sys.stdin.readline()
@@ -364,6 +367,11 @@ def start_submission(
     environment = head.environment | {"GEMMA_GRPO_PYTHON": sys.executable} | variables
     command = ["bash", f"{PROJECT}/launch/submit.sh", *map(str, arguments)]
     return start(command, environment, folder=folder)
+
+
+def ray(head: Head, *arguments: object) -> subprocess.Popen[str]:
+    """Starts a command of Ray in the project's folder."""
+    return start([*RAY, *map(str, arguments)], head.environment)
 
 
 def submit(head: Head, *arguments: object, **given: Any) -> tuple[int, str]:

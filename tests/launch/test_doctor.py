@@ -132,6 +132,7 @@ def good(tmp_path: Path, request_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.delenv(name)
     monkeypatch.setenv("GEMMA_GRPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     found = Imitation(tmp_path / "host")
     found.chips(8)
     found.available(100)
@@ -281,6 +282,17 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert any(cause in finding and remedy in advice for finding, advice in told), told
     assert not doctor.can_run(found)
     assert all(one.remedy for one in found if one.state != "ok")
+
+
+def test_a_host_without_a_token_for_clusters_has_a_note(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
+    (note,) = [one for one in examined(good) if one.check == "Ray token"]
+    assert note.state == "note"
+    assert "everybody who can reach" in note.finding
+    assert "ray get-auth-token --generate" in note.remedy
 
 
 def test_kaggles_variables_are_no_defect(good: Imitation, monkeypatch: pytest.MonkeyPatch):

@@ -19,7 +19,7 @@ from tests.launch.cluster_fixtures import (
     finish,
     holding,
     next_line,
-    start,
+    ray,
     submit,
     train_command,
     write_config,
@@ -41,7 +41,7 @@ def jobs(head: Head) -> list[dict[str, Any]]:
 def job_id(output: str) -> str:
     """Returns the submission id that a submission printed."""
     (found,) = re.findall(
-        r"^submitting job (\S+); to stop it .*: .*ray job stop \1$", output, re.MULTILINE
+        r"^submitted job (\S+); to stop it .*: .*ray job stop .* \1$", output, re.MULTILINE
     )
     return str(found)
 
@@ -81,13 +81,17 @@ def interrupts(inputs):
 """
 
 
-def test_a_job_has_the_users_reward_modules_and_its_stop_leaves_a_checkpoint(head, tmp_path):
+def test_a_job_has_the_users_rewards_and_its_stop_leaves_a_checkpoint(head, tmp_path):
     (tmp_path / "my_rewards.py").write_text(REWARDS)
+    (tmp_path / "beside").mkdir()
+    (tmp_path / "beside/own.py").write_text("from twice import double\n")
+    (tmp_path / "beside/twice.py").write_text("def double(completion): return 2.0\n")
     (tmp_path / "parts").mkdir()
     (tmp_path / "parts/scale.py").write_text("STEP = 0.5\n")
     config = write_config(tmp_path, name="own")
     parts = (
         '[{ name = "length", function = "my_rewards:length" },'
+        ' { name = "file", function = "beside/own.py:double", weight = 1.0 },'
         ' { name = "seen", function = "my_rewards:interrupts", weight = 0.0 }]'
     )
     text = config.read_text()
@@ -97,14 +101,15 @@ def test_a_job_has_the_users_reward_modules_and_its_stop_leaves_a_checkpoint(hea
     settings = ["--wandb.mode=disabled", "--budget.steps=500", "--checkpoint.every_steps=400"]
     status, output = submit(head, "--no-wait", config.name, *settings, folder=tmp_path)
     assert status == 0, output
+    # They are as they were then.
+    (tmp_path / "beside/twice.py").write_text("")
     name = job_id(output)
     run = tmp_path / "runs" / "own"
     deadline = time.monotonic() + PATIENCE_S
     while not lines(run / "metrics.jsonl"):
         assert time.monotonic() < deadline, head.get(f"/api/jobs/{name}/logs")
         time.sleep(0.1)
-    command = [sys.executable, "-m", "ray.scripts.scripts", "job", "stop", name]
-    _, output = finish(start(command, head.environment))
+    _, output = finish(ray(head, "job", "stop", name))
     assert "was stopped" in output
     summary = json.loads((run / "summary.json").read_text())
     assert summary["ended"] == "interrupted"
@@ -113,10 +118,21 @@ def test_a_job_has_the_users_reward_modules_and_its_stop_leaves_a_checkpoint(hea
     # The user's functions have scored the rollouts, and their errors have been counted.
     rows = [json.loads(line) for line in lines(run / "rollouts" / "step_000001.jsonl")]
     assert len(rows) == 16
-    assert [row["reward"] for row in rows] == [0.5 * len(row["text"]) for row in rows]
+    assert [row["reward"] for row in rows] == [0.5 * len(row["text"]) + 2.0 for row in rows]
     assert {row["rewards"]["seen"] for row in rows} == {None}
     assert summary["faults"]["reward_errors"] == 16 * summary["steps"]
     assert r"raised KeyboardInterrupt: \\udc80" in (run / "journal.jsonl").read_text()
+
+
+@pytest.mark.slow
+def test_rays_own_command_runs_the_folder_of_the_project(head, tmp_path):
+    """As README has it; the upload has neither the environment nor runs."""
+    config = f"--run.dir={tmp_path}/runs --run.name=plain --budget.steps=1 --wandb.mode=disabled"
+    config += " --data.validation.limit=8 --data.test.limit=8"
+    train = ["python", "-m", "launch.train", "configs/demo.toml", *config.split()]
+    status, output = finish(ray(head, "job", "submit", "--working-dir", ".", "--", *train))
+    assert status == 0, output
+    assert f"finished: {tmp_path}/runs/plain" in output
 
 
 def test_a_mistake_is_reported_before_anything_is_submitted(head, tmp_path):

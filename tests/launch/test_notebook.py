@@ -20,7 +20,7 @@ SOURCE, WHEELS, PROJECT = {source!r}, None, {project!r}
 CONFIG, RUNS, NAME = "configs/demo.toml", "runs", "small"
 SETTINGS = [
     *("--budget.steps", "2", "--eval.every_steps", "2", "--checkpoint.every_steps", "2"),
-    *("--data.validation.limit", "16", "--data.test.limit", "16"),
+    *("--data.validation.limit", "16", "--data.test.limit", "16", "--wandb.mode", "offline"),
 ]
 """
 
@@ -84,13 +84,13 @@ def test_the_notebook_trains_evaluates_and_exports_the_demo(
     monkeypatch.setenv("KAGGLE_KERNEL_RUN_TYPE", "Batch")
     (parameters,) = (cell for cell in notebook.cells if cell.id == "parameters")
     parameters.source = PARAMETERS.format(source=str(ROOT), project=str(project))
-    token = nbformat.v4.new_code_cell('print(os.environ["HF_TOKEN"])', id="token")
+    token = nbformat.v4.new_code_cell('print(os.environ["WANDB_API_KEY"])', id="token")
     notebook.cells.append(token)
     NotebookClient(
         notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(work)}}
     ).execute()
     shown = outputs(notebook)
-    assert shown["token"] == "my HF_TOKEN\n"
+    assert shown["token"] == "my WANDB_API_KEY\n"
     assert shown["install"] == ""
     assert shown["doctor"]
     assert shown["plan"].startswith("plan of small")

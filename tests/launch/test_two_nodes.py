@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +17,12 @@ from tests.launch.cluster_fixtures import (
     Head,
     family,
     finish,
+    ray,
+    running_head,
     running_node,
     start,
+    start_submission,
+    submit,
     train_command,
     wait_for_events,
     write_config,
@@ -26,16 +30,23 @@ from tests.launch.cluster_fixtures import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(PATIENCE_S)]
 
-ON = r"""
-import sys
-from launch import train
-from ray._private import services
-
-connect = services.get_node_to_connect_for_driver
-services.get_node_to_connect_for_driver = lambda gcs, **_: connect(gcs, node_name=sys.argv[1])
-sys.exit(train.main([*sys.argv[2:], "--no-supervise"]))
+ON = """
+import os, sys
+if "launch.train" in sys.orig_argv:
+    from ray._private import services
+    connect = services.get_node_to_connect_for_driver
+    services.get_node_to_connect_for_driver = (
+        lambda gcs, **_: connect(gcs, node_name=os.environ["NODE"])
+    )
 """
-"""`launch.train` on the node of this name, which on another host would be the only one there."""
+"""Connects a run to the node named NODE; on another host it would be the only one there."""
+
+
+def on(node: str, folder: Path) -> dict[str, str]:
+    """Variables with which a run's process, or those of a Ray, connect to a node."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(ON)
+    return {"NODE": node, "PYTHONPATH": str(folder)}
 
 
 def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) -> str:
@@ -90,11 +101,44 @@ def test_a_run_survives_a_dead_node_and_an_exchange_of_nodes(
         assert output.count("; it is started again") >= 1, output
 
         environment = head.environment | {"RAY_ADDRESS": head.gcs, "HOME": str(tmp_path / left)}
-        exchanged = [sys.executable, "-c", ON, left, *train_command(config)[3:]]
-        command = start(exchanged, environment)
+        environment |= on(left, tmp_path / "site")
+        command = start(train_command(config, "--no-supervise"), environment)
         assert node_of("LearnerActor", nodes, command) == left
         assert node_of("SamplerActor", nodes, command) == "head"
         status, output = finish(command)
     assert status == 0, output
     assert "resuming after step 1" in output
     assert summary(run)["adapter_sha256"] == summary(finished)["adapter_sha256"]
+
+
+def test_a_job_runs_on_a_node_with_the_devices_where_the_head_has_none(tmp_path: Path):
+    """The usual form of KubeRay and `ray up`; the run's process reserves nothing itself."""
+    config, run = write_config(tmp_path, name="placed"), tmp_path / "runs" / "placed"
+    settings = ["--budget.steps=1", "--wandb.mode=disabled"]
+    second = tmp_path / "second"
+    with (
+        running_head(cpus=0) as head,
+        running_node(head, second, cpus=2, **on("second", tmp_path / "site")) as node,
+    ):
+        nodes = {"head": head.process, "second": node}
+        # Ray itself starts a job on the head.
+        by_hand = ["job", "submit", "--working-dir", ".", "--", *train_command(config, *settings)]
+        status, output = finish(ray(head, *by_hand))
+        assert status == 1
+        refused = re.search(
+            r"needs 1 CPU for the learner on node .* start it on node (.*): with launch/submit.sh, "
+            r"or with ray job submit --entrypoint-label-selector '(.*)'",
+            output,
+        )
+        assert refused is not None, output
+        assert json.loads(refused[2]).keys() == {"ray.io/node-id"}
+        status, output = submit(head, config, *settings, "--node=10.9.8.7", folder=tmp_path)
+        assert (status, run.exists()) == (2, False), output
+        assert "--node 10.9.8.7: the cluster has no such node; it has node " in output
+        command = start_submission(head, config, *settings, folder=tmp_path)
+        assert node_of("LearnerActor", nodes, command) == "second"
+        status, output = finish(command)
+    assert status == 0, output
+    (ident,) = re.findall(r"id \w+", refused[1])
+    assert re.search(rf"the run's process and folder will be on node .*, {ident}\)", output)
+    assert summary(run)["ended"] == "finished"

@@ -1,4 +1,4 @@
-"""The user's modules in a submitted job, and refused submissions."""
+"""The user's modules and files of reward functions in a submitted job."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import load_config
 from launch import upload
-from launch.upload import user_modules
+from launch.upload import copy_user_files, user_modules
+from rewards.resolve import uploaded
 from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
 
 FILES = {
@@ -109,27 +109,25 @@ def test_all_missing_modules_are_reported_at_once(folder: Path):
     ]
 
 
-def test_the_configuration_of_a_job_has_absolute_paths(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(folder)
-    for name in ("settings", "upload"):
-        (folder / name).mkdir()
-    text = CONFIG.format(name="mine", runs="runs").replace(f"{PROJECT}/launch/demo", "demo")
-    text = text.replace("rewards.correctness:exact_answer", "own.py:near")
-    (folder / "settings/my.toml").write_text(text)
-    upload_to = ["upload", "settings/my.toml", "--data.test.path", "test.csv", "--extend", "1h"]
-    assert upload.main(upload_to) == 0
-    assert capsys.readouterr().out == "mine\n"
-    # Moved to another machine's temporary folder, and read with the same arguments.
-    monkeypatch.chdir((folder / "upload").rename(folder / "job"))
-    monkeypatch.setenv("GEMMA_GRPO_HOME", str(folder))
-    config = load_config("submitted", [("data.test.path", "test.csv")])
-    assert config.model.path == f"{folder}/settings/demo/tiny_gemma3"
-    assert config.data.train.path == f"{folder}/settings/demo/data/train.jsonl"
-    assert config.data.test.path == f"{folder}/test.csv"
-    assert config.rewards.functions[0].function == f"{folder}/settings/own.py:near"
-    assert config.run.dir == f"{folder}/runs"
+def test_reward_files_travel_with_what_they_import(folder: Path):
+    """To their own folder, and what they import of the current one to the first of the path."""
+    beside = {
+        "other/own.py": "import near_it, helpers\nfrom rewards.base import score\n",
+        "other/near_it.py": "import numpy\nfrom parts import one\n",
+        "other/parts/one.py": "",
+        "other/rewards.py": "",  # never imported: the project has a package of this name
+        "other/unused.py": "",
+    }
+    for name, text in beside.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    upload = folder / "upload"
+    functions = [f"{folder}/other/own.py:f", f"{folder}/other/own.py:g", f"{folder}/gone.py:f"]
+    copy_user_files(functions, folder, upload)
+    own = uploaded(folder / "other", upload)
+    copies = [own / "near_it.py", own / "own.py", own / "parts/one.py", upload / "helpers.py"]
+    copies.append(upload / "lazy/inner/deep.py")  # which helpers imports
+    assert sorted(path for path in upload.rglob("*") if path.is_file()) == sorted(copies)
 
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -181,21 +179,3 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     done = submit("outside:good")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("rewards.functions: no module 'outside' in ")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "status", "shown"),
-    [
-        ([], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["--no-wait"], 2, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["a.toml", "--help"], 0, "launch/submit.sh [--no-wait] CONFIG.toml"),
-        (["a.toml", "--dry-run"], 2, "--dry-run: not possible for a job"),
-    ],
-)
-def test_an_invalid_submission_is_refused_at_once(arguments: list[str], status: int, shown: str):
-    script = Path(upload.__file__).with_name("submit.sh")
-    done = subprocess.run(
-        ["bash", str(script), *arguments], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == status
-    assert shown in done.stdout + done.stderr

@@ -159,10 +159,11 @@ with Console("demo", phase=lambda: "sample") as console:
 """
 
 
-def on_a_terminal(end: str) -> tuple[str, int]:
+def on_a_terminal(end: str, **variables: str) -> tuple[str, int]:
     """What a script shows on a terminal of 100 x 40, and its exit status."""
     leader, follower = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    environment |= variables
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.replace("END", end)],
         stdin=follower,
@@ -222,6 +223,14 @@ def test_on_a_terminal_one_view_is_drawn_below_the_lines():
     # Drawn once more at the end, when nothing is under way.
     assert "130 of 256 rollouts" in shown
     assert "rollouts" not in view
+
+
+def test_a_terminal_may_have_ascii_only():
+    shown, status = on_a_terminal("console._live.refresh()", PYTHONIOENCODING="ascii")
+    assert status == 0, shown
+    assert shown.isascii()
+    assert "\n" + 100 * "-" in "\n".join(screen(shown))
+    assert r"\u" not in shown
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ SHOWN = {
     "length": "27.0 tokens",
     "speed": "3,120 tokens/s",
     "step time": "2.7 s",
-    "HBM": "1.50 GiB",
+    "device memory": "1.50 GiB",
     "budget left": "1:02:03",
     "expected end": "13:30Z",
 }

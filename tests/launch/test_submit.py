@@ -1,0 +1,124 @@
+"""Submission of a job: refused requests, and what a cluster refuses, as one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+
+import pytest
+
+from launch import submit
+from launch.exits import Failure
+
+VERSION = json.dumps({"version": "4", "ray_version": "2.60.0"})
+NO_AGENT = "No available agent to submit job, please try again later."
+TRACEBACK = "Traceback (most recent call last):\n  File a.py\nValueError: the package is too large"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "shown"),
+    [
+        ([], 2, "CONFIG.toml is missing"),
+        (["--no-wait"], 2, "CONFIG.toml is missing"),
+        (["a.toml", "--help"], 0, "usage: launch/submit.sh CONFIG.toml"),
+        (["a.toml", "--dry-run"], 2, "--dry-run: not possible for a job"),
+    ],
+)
+def test_an_invalid_submission_is_refused_at_once(
+    arguments: list[str], status: int, shown: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as ends:
+        sys.exit(submit.main(arguments))
+    told = capsys.readouterr()
+    assert shown in told.out + told.err
+    assert ends.value.code == status
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """What Ray's dashboard answers, as recorded.
+
+    Attributes:
+        token: that it asks for; None: it takes jobs from everybody.
+        refusal: its answer to a job.
+    """
+
+    token: str | None = None
+    refusal = ""
+
+    def do_GET(self) -> None:
+        given = self.headers.get("Authorization", "")
+        if self.token is not None and given != f"Bearer {self.token}":
+            self._answer(403 if given else 401, "Unauthorized")
+        else:
+            self._answer(200, VERSION)
+
+    def do_POST(self) -> None:
+        self._answer(500, self.refusal)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def _answer(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """The address of a dashboard; this user has no token."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(Dashboard, "token", None)
+    server = HTTPServer(("127.0.0.1", 0), Dashboard)
+    thread = Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def refusal(address: str, *, without_token: bool = False) -> str:
+    """The sentence with which a job is refused."""
+    with pytest.raises(Failure) as refused, submit.one_sentence(address):
+        submit.connect(address, without_token=without_token).submit_job(entrypoint="true")
+    return str(refused.value).replace(address, "ADDRESS")
+
+
+def test_what_a_cluster_refuses_is_one_sentence_with_the_remedy(
+    address: str, monkeypatch: pytest.MonkeyPatch
+):
+    assert refusal(address).startswith("the cluster at ADDRESS has no token: everybody who can")
+    for answer, told in (
+        (NO_AGENT, "takes no jobs: another program of its host had the port of Ray's agent"),
+        (TRACEBACK, "refuses the job: Request failed with status code 500: Traceback (most rec"),
+        ("busy", "refuses the job: Request failed with status code 500: busy."),
+    ):
+        monkeypatch.setattr(Dashboard, "refusal", answer)
+        assert refusal(address, without_token=True).startswith(f"the cluster at ADDRESS {told}")
+    assert refusal(address, without_token=True).count("\n") == 0
+    monkeypatch.setattr(Dashboard, "token", "secret")
+    assert refusal(address).startswith("the cluster at ADDRESS refuses the token of this command")
+    nobody = refusal("http://127.0.0.1:1")
+    assert nobody.startswith("no Ray cluster answers at ADDRESS; start one with: ray get-auth-toke")
+
+
+def test_a_token_is_sent_where_there_is_one_and_only_its_owner_reads_it(
+    address: str, tmp_path: Path
+):
+    submit.use_token()
+    assert "RAY_AUTH_MODE" not in os.environ
+    (tmp_path / ".ray").mkdir()
+    token = tmp_path / ".ray/auth_token"
+    token.write_text("secret")
+    token.chmod(0o644)
+    submit.use_token()
+    assert os.environ.pop("RAY_AUTH_MODE") == "token"
+    assert token.stat().st_mode & 0o777 == 0o600
