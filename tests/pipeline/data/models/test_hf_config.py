@@ -165,7 +165,7 @@ def test_defaults_are_those_of_transformers(name: str, kind: str):
 def per_layer_config(**changes: Any) -> dict[str, Any]:
     """Gemma 4 settings as transformers 5.15 writes them: without `global_head_dim`."""
     text = {k: v for k, v in GEMMA4_E2B["text_config"].items() if k != "global_head_dim"}
-    layers = {str(n): {"head_dim": 512} for n in range(4, 35, 5)}
+    layers = {f"{n:02}": {"head_dim": 512} for n in range(4, 35, 5)}
     return GEMMA4_E2B | {"text_config": text | {"per_layer_config": layers} | changes}
 
 
@@ -275,7 +275,7 @@ def test_missing_rope_settings_get_defaults():
         ({"rope_parameters": [1]}, "rope_parameters is [1], not an object"),
         (
             {"rope_parameters": {"rope_type": "linear", "factor": 8.0}},
-            "rope_parameters has 'factor'; a Gemma 3 has only full_attention and sliding_attention",
+            "rope_parameters has 'factor'; a Gemma 3 or 4 has only full_attention and sliding_",
         ),
         ({"global_head_dim": 16}, "global_head_dim = 16 is unknown; remove it if the weights do"),
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),

@@ -16,8 +16,8 @@ from configs.schema import Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
-from pipeline.data.models.find_shape import PUBLISHED, hf_config_of, shape_of, unused_bytes
-from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.find_shape import PUBLISHED, shape_of, unused_bytes
+from pipeline.data.models.hf_config import hf_config_of, read_model_shape
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[3] / "slow/configs"
