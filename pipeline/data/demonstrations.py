@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows, report_lines
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
 from pipeline.data.sources import Columns, read_rows
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.types import Demonstration
@@ -44,19 +44,6 @@ class LoadedDemonstrations:
             tokens = one.prompt_tokens.tolist(), one.completion_tokens.tolist()
             digest.update(repr((one.id, tokens)).encode())
         return digest.hexdigest()
-
-    @property
-    def report(self) -> tuple[str, ...]:
-        """A line with all counts, and one for each of the first 10 malformed rows."""
-        return tuple(
-            report_lines(
-                f"sft: {len(self.demonstrations)} demonstrations",
-                malformed=self.malformed,
-                too_long=len(self.too_long),
-                overlaps=self.overlaps,
-                duplicates=self.duplicates,
-            )
-        )
 
 
 def load_demonstrations(

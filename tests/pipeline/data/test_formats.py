@@ -247,12 +247,12 @@ SHARE_GPT = [
         (one(("user", "q"), ("model", "r")), "q", "r"),
         (one(("developer", "s"), ("user", "q")), "s\n\nq", None),
         (one(("system", " "), ("user", "q")), "q", None),
-        (
-            one(("user", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])),
-            "qr",
-            None,
-        ),
+        (one(("system", None), ("user", "q")), "q", None),
+        (one(("User", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])), "qr", None),
+        (one(("user", ["q", "r"])), "qr", None),
+        ([{"role": "user", "parts": [{"text": "q"}]}], "q", None),
         (json.dumps([USER]), "q", None),
+        (str([USER]), "q", None),  # as pandas writes it into CSV
     ],
 )
 def test_other_forms_of_messages_are_read(

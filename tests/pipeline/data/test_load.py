@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from configs.schema import Config
-from pipeline.data.load import SplitSpec, load_data, load_split
+from pipeline.data.load import load_data, load_split
 from pipeline.data.rows import DataError, Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
@@ -63,9 +63,7 @@ def _load(
 
 def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     maker = PromptMaker(config.prompt, tokenizer)
-    source, where = config.data.train, "data.train"
-    reading = SplitSpec.of(source, where=where, config=config, maker=maker)
-    return load_split(reading, config=config)
+    return load_split("train", config.data.train, config=config, maker=maker)
 
 
 def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
