@@ -205,10 +205,10 @@ def _model(config: Config) -> Finding:
 def _adapter(config: Config) -> Iterator[Finding]:
     """The settings of the adapter suit the model and the adapter to start from."""
     try:
-        check_start(config)
         found = locate_model(config.model)
         if found is not None:
             check_targets(config, found)
+        check_start(config, found)
     except (FileNotFoundError, ValueError) as error:
         if str(error).startswith("lora."):  # other mistakes are reported by `model`
             yield Finding("adapter", "fault", str(error), "correct the settings of [lora]")

@@ -133,6 +133,27 @@ def make_policy(
     )
 
 
+def check_start(folder: Path, config: Config) -> None:
+    """Loads the adapter of `lora.start` as a run does, on a CPU; reads no weights.
+
+    For a process that does not compute otherwise: JAX uses no other devices after that.
+
+    Raises:
+        FileNotFoundError: if there is no adapter.
+        ValueError: if it is damaged, or does not fit the base or the `lora` settings.
+    """
+    import jax
+
+    from pipeline.compute.model.adapter_source import load_adapter
+    from pipeline.compute.model.sharding import make_mesh
+
+    assert config.lora.start is not None
+    jax.config.update("jax_platforms", "cpu")  # the chips are the actors'
+    mesh = make_mesh(jax.devices("cpu")[:1])
+    policy = make_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+    load_adapter(config.lora.start, policy)
+
+
 def open_policy(
     folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
 ) -> tuple[Policy, Params]:

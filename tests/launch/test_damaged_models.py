@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from configs.schema import Lora
-from launch import data, plan, preparation, session, train
+from launch import data, doctor, plan, preparation, session, train
 from launch.preparation import Prepared
 from pipeline.compute.model import weights
 from pipeline.compute.model.sharding import make_mesh
@@ -222,28 +222,47 @@ def test_the_dry_run_refuses_what_the_run_refuses(
     assert what in capsys.readouterr().err
 
 
+Command = Callable[[list[str]], int]
+
+
+def dry_run(words: list[str]) -> int:
+    return train.main([*words, "--dry-run"])
+
+
 @pytest.mark.parametrize(
     ("start", "flags", "what"),
     [
         (None, ["--lora.targets", "x"], "lora.targets = 'x' matches no whole module path"),
-        ({"peft_type": "LORA"}, [], "lora.start: "),
+        ({"peft_type": "LORA"}, [], "r is None, must be a number above 0"),
         ({"peft_type": "VERA"}, [], "VERA"),
+        (
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 2},
+            ["--lora.rank", "2", "--lora.alpha", "2"],
+            "shape of layers.0.self_attn.q_proj: from 3 to 5, in the base from 40 to 32",
+        ),
     ],
 )
-def test_the_dry_run_checks_the_adapter(
+@pytest.mark.parametrize("command", [dry_run, doctor.main])
+def test_dry_run_and_doctor_check_the_adapter(
     request_path: Path,
     capsys: pytest.CaptureFixture[str],
     start: dict[str, Any] | None,
     flags: list[str],
     what: str,
+    command: Command,
 ):
     if start is not None:
         folder = request_path.parent / "start"
         folder.mkdir()
         (folder / "adapter_config.json").write_text(json.dumps(start))
-        flags = ["--lora.start", str(folder)]
-    assert train.main([str(request_path), "--dry-run", *flags]) == 2
-    assert what in capsys.readouterr().err
+        module = "base_model.model.model.layers.0.self_attn.q_proj"
+        halves = {"A": np.ones((2, 3), np.float32), "B": np.ones((5, 2), np.float32)}
+        tensors = {f"{module}.lora_{half}.weight": value for half, value in halves.items()}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        flags = ["--lora.start", str(folder), *flags]
+    assert command([str(request_path), *flags]) != 0
+    printed = capsys.readouterr()
+    assert what in " ".join((printed.out + printed.err).split())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ray._private.accelerators import tpu
 
 from configs.load import load_config
 from configs.schema import Config
-from launch import doctor
+from launch import doctor, host_checks
 from launch.host import Host
 from launch.host_checks import Finding
 from tests.pipeline.compute.test_devices import KAGGLE
@@ -337,6 +338,15 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert any(cause in finding and remedy in advice for finding, advice in told), told
     assert doctor.can_run(found) == (state == "note")
     assert all(one.remedy for one in found if one.state != "ok")
+
+
+def test_a_jax_that_hides_the_installed_one_is_a_fault(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere = ModuleSpec("jax", None, origin="/here/jax/__init__.py")
+    monkeypatch.setattr(host_checks, "find_spec", lambda _: elsewhere)
+    found = host_checks.packages(good.host(), None)
+    assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
 
 
 def test_kaggles_variables_are_no_defect(good: Imitation, monkeypatch: pytest.MonkeyPatch):
