@@ -138,10 +138,7 @@ def test_offline_only_the_cache_is_used(monkeypatch: pytest.MonkeyPatch):
         ("hf://google/gemma/main", "is not hf://OWNER/NAME or"),
         ("kaggle://google/gemma-3", "is not kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"),
         ("kaggle://google/gemma-3/flax/1b/new", "is not kaggle://OWNER/MODEL/flax/VARIATION"),
-        (
-            "kaggle://google/gemma-3/keras/1b",
-            "the framework 'keras' is not supported; supported are flax",
-        ),
+        ("kaggle://google/gemma-3/keras/1b", "VARIATION[/VERSION], or transformers for flax"),
     ],
 )
 def test_an_invalid_handle_is_refused_with_the_format(handle: str, what: str):
