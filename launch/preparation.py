@@ -231,23 +231,23 @@ def _check_adapter(key: str, path: str) -> None:
 
 
 def check_start(config: Config, model: Path | None) -> None:
-    """Reads the adapter of `lora.start`, if there is one, and compares it with the model.
+    """Checks the adapter of `lora.start`, and the tensors of a flax checkpoint.
 
-    Without the model's folder only the settings of an adapter in PEFT's format are compared.
+    Without the model's folder only the settings of an adapter in PEFT's format are checked.
 
     Raises:
         FileNotFoundError: if a file is missing.
         ValueError: if it cannot be read, or does not fit the model or the settings.
     """
     start = config.lora.start
-    if start is None or not any(any(Path(start).glob(mark)) for mark in _ADAPTER_MARKS):
-        return
+    if start is not None and not any(any(Path(start).glob(mark)) for mark in _ADAPTER_MARKS):
+        return  # reported by `_check_adapter`
     # Imported late: they import JAX.
-    if model is not None:
+    if model is not None and (start is not None or hf_folder.flax_folder(model) is not None):
         from pipeline.compute import opening
 
-        opening.check_start(model, config)
-    elif any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+        opening.check_model(model, config)
+    elif start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
         from pipeline.compute.model import adapter_source
 
         adapter_source.check_start(config.lora)

@@ -133,25 +133,28 @@ def make_policy(
     )
 
 
-def check_start(folder: Path, config: Config) -> None:
-    """Loads the adapter of `lora.start` as a run does, on a CPU; reads no weights.
+def check_model(folder: Path, config: Config) -> None:
+    """Checks what loading would refuse: the tensors' names and shapes, and `lora.start`.
 
-    For a process that does not compute otherwise: JAX uses no other devices after that.
+    Reads the adapter, but no weights. For a process that does not compute otherwise: JAX uses no
+    devices but the CPU after that.
 
     Raises:
-        FileNotFoundError: if there is no adapter.
-        ValueError: if it is damaged, or does not fit the base or the `lora` settings.
+        FileNotFoundError: if a file is missing.
+        ValueError: naming what is damaged, or does not fit the configuration or the base.
     """
     import jax
 
+    from pipeline.compute.model import weights
     from pipeline.compute.model.adapter_source import load_adapter
     from pipeline.compute.model.sharding import make_mesh
 
-    assert config.lora.start is not None
     jax.config.update("jax_platforms", "cpu")  # the chips are the actors'
     mesh = make_mesh(jax.devices("cpu")[:1])
     policy = make_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
-    load_adapter(config.lora.start, policy)
+    weights.stream(folder, policy.plain_shapes)
+    if config.lora.start is not None:
+        load_adapter(config.lora.start, policy)
 
 
 def open_policy(

@@ -204,6 +204,13 @@ def large(name: str) -> Damage:
     return damage
 
 
+Command = Callable[[list[str]], int]
+
+
+def dry_run(words: list[str]) -> int:
+    return train.main([*words, "--dry-run"])
+
+
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
@@ -211,22 +218,23 @@ def large(name: str) -> Damage:
         (set_tensor(NORM, np.zeros(40, np.int32)), f"dtype of {NORM}: I32; supported"),
         (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), "lm_head.weight differs"),
         (set_config(quantization_config={"quant_method": "fp8"}), "the weights are quantized"),
+        (as_flax(without_flax_norm), "missing: layer_1/pre_ffw_norm/scale (40,)"),
+        (broken_flax, "gemma2 is damaged: "),
     ],
 )
-def test_the_dry_run_refuses_what_the_run_refuses(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
+@pytest.mark.parametrize("command", [dry_run, doctor.main])
+def test_dry_run_and_doctor_refuse_what_the_run_refuses(
+    request_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Damage,
+    what: str,
+    command: Command,
 ):
     damage(request_path.parent / "model")
     capsys.readouterr()
-    assert train.main([str(request_path), "--dry-run"]) == 2
-    assert what in capsys.readouterr().err
-
-
-Command = Callable[[list[str]], int]
-
-
-def dry_run(words: list[str]) -> int:
-    return train.main([*words, "--dry-run"])
+    assert command([str(request_path)]) != 0
+    printed = capsys.readouterr()
+    assert what in " ".join((printed.out + printed.err).split())
 
 
 @pytest.mark.parametrize(
