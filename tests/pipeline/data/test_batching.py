@@ -165,35 +165,20 @@ def test_a_row_with_a_shared_prompt_by_hand():
     assert (batch.num_tokens, batch.num_padded) == (8, 1)
 
 
-def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
-    whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
+def test_segments_have_their_own_versions_weights_and_processed_logprobs():
     kept = np.array([-0.5, -0.25], np.float32)
-    (drawn,) = other.completion.segments
-    drawn = replace(drawn, processed_logprobs=kept)
-    cut = replace(other, completion=replace(other.completion, segments=(drawn,)))
-    (batch,) = pack([whole, cut])
-    np.testing.assert_array_equal(
-        batch.sampled_logprobs, [[0, -202, -203, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
-    )
-    np.testing.assert_array_equal(
-        batch.processed_logprobs, [[0, -0.5, -0.25, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
-    )
+    parts = {"version": 3, "loss_weight": 0.0, "processed_logprobs": kept}, {"loss_weight": 0.5}
+    (batch,) = pack([rollout(1, 2, 1), in_segments(rollout(2, 2, 3), *parts)])
 
+    def row(array: np.ndarray) -> list[float]:
+        return array[0, :6].tolist()
 
-def test_each_target_has_the_version_that_sampled_it():
-    first, second = rollout(1, 2, 1), in_segments(rollout(2, 2, 3), {"version": 3}, {"version": 4})
-    (batch,) = pack([first, second])
-    np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
-
-
-def test_a_segment_has_its_own_loss_weight():
-    first = rollout(1, 2, 1)
-    second = in_segments(rollout(2, 2, 3), {"loss_weight": 0.0}, {"loss_weight": 0.5})
-    (batch,) = pack([first, second])
-    np.testing.assert_array_equal(batch.weights > 0, [[0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
-    assert batch.weights[0, 3] == batch.weights[0, 5] / 2
-    assert batch.num_tokens == 2
-    np.testing.assert_array_equal(batch.targets[0, 1:4], second.completion.tokens)
+    assert row(batch.sampled_logprobs) == [0, -202, -203, -204, 0, -102]
+    assert row(batch.processed_logprobs) == [0, -0.5, -0.25, -204, 0, -102]
+    assert row(batch.versions) == [0, 3, 3, 0, 0, 0]
+    assert (batch.weights[0, 3], batch.num_tokens) == (batch.weights[0, 5] / 2, 2)
+    np.testing.assert_array_equal(batch.weights[0, :6] > 0, [0, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(batch.targets[0, 1:4], [202, 203, 204])
 
 
 def in_segments(one: Rollout, first: dict[str, Any], second: dict[str, Any]) -> Rollout:

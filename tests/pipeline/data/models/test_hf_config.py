@@ -124,14 +124,8 @@ GLOBAL_ROPE = GEMMA4_E2B["text_config"]["rope_parameters"]
         ({"num_global_key_value_heads": 4}, "num_global_key_value_heads is 4; other heads of keys"),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all', only None"),
         ({"vocab_size_per_layer_input": 9}, "vocab_size_per_layer_input is 9, but must be vocab_s"),
-        (
-            {"layer_types": [FULL, *34 * [SLIDING]]},
-            "layer_types ends with sliding_attention, but the last layer has to be full_attention",
-        ),
-        (
-            {"num_kv_shared_layers": 31},
-            "num_kv_shared_layers is 31: the other layers lack a kind of layer_types",
-        ),
+        ({"layer_types": [FULL, *34 * [SLIDING]]}, "layer_types ends with sliding_attention, but"),
+        ({"num_kv_shared_layers": 31}, "num_kv_shared_layers is 31: the other layers lack a kind"),
         ({"num_kv_shared_layers": -1}, "num_kv_shared_layers is -1, not an integer from 0 to 1024"),
         ({"use_double_wide_mlp": 2}, "use_double_wide_mlp is 2, not a boolean"),
         ({"global_head_dim": 7}, "global_head_dim is 7, but must be even: RoPE rotates pairs"),
@@ -240,10 +234,7 @@ def test_missing_rope_settings_get_defaults():
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        (
-            {"model_type": "gemma5"},
-            "model_type is 'gemma5'; supported are 'gemma3_text', 'gemma2', 'gemma4_text', and the",
-        ),
+        ({"model_type": "gemma5"}, "model_type is 'gemma5'; supported are 'gemma3_text', 'gemma2'"),
         ({"model_type": "gemma3"}, "model_type is 'gemma3', but there is no text_config"),
         ({"head_dim": 0}, "head_dim is 0, not an integer from 1 to 16777216"),
         ({"vocab_size": "96"}, "vocab_size is '96', not an integer from 1 to"),
@@ -251,26 +242,17 @@ def test_missing_rope_settings_get_defaults():
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu', only 'gelu_pytorch_tanh'"),
         ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-05, only 1e-06"),
         ({"attention_bias": True}, "attention_bias is True, only False"),
-        (
-            {"final_logit_softcapping": -1},
-            "final_logit_softcapping is -1, neither null nor a posit",
-        ),
+        ({"final_logit_softcapping": -1}, "final_logit_softcapping is -1, neither null nor a posi"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False, only True"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention is True, only False"),
         ({"layer_types": [FULL] * 6}, "layer_types names 6 layers, num_hidden_layers is 7"),
         ({"layer_types": ["chunked"] * 7}, "layer_types has 'chunked'; supported are sliding_"),
-        (
-            {"rope_scaling": {"rope_type": "yarn", "factor": 2.0}},
-            "rope_type is 'yarn', supported: ",
-        ),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, "rope_type is 'yarn', supported:"),
         ({"rope_scaling": {"rope_type": "linear"}}, "rope_type 'linear' without a factor"),
         ({"head_dim": 7}, "head_dim is 7, but must be even: RoPE rotates pairs"),
         ({"sliding_window_pattern": 10**9}, "sliding_window_pattern is 1000000000, not an integer"),
         ({"query_pre_attn_scalar": float("nan")}, "query_pre_attn_scalar is nan, not a positive"),
-        (
-            {"attn_logit_softcapping": 50.0},
-            "attn_logit_softcapping is 50.0, which transformers ignores in a Gemma 3 or 4; set it",
-        ),
+        ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, which transformers ig"),
         ({"rope_theta": 0}, "rope_theta of RoPE is 0, not a positive number"),
         ({"rope_parameters": [1]}, "rope_parameters is [1], not an object"),
         (
@@ -280,10 +262,7 @@ def test_missing_rope_settings_get_defaults():
         ({"global_head_dim": 16}, "global_head_dim = 16 is unknown; remove it if the weights do"),
         (five(rope_type="default", partial_rotary_factor=0.5), "'partial_rotary_factor' is not s"),
         # Contradictory RoPE settings.
-        (
-            {"rope_scaling": LINEAR, **five(rope_type="default")},
-            "rope_type is 'linear' in rope_scaling and 'default' in rope_parameters.full_attention",
-        ),
+        ({"rope_scaling": LINEAR, **five(rope_type="default")}, "rope_type is 'linear' in rope_sc"),
         (
             five(rope_type="default", rope_theta=1e4) | {"rope_theta": 1e6},
             "rope_theta is 1000000.0 in the top level and 10000.0 in rope_parameters.full_attent",

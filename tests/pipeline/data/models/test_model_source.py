@@ -82,11 +82,7 @@ def http_error(kind: Any, status: int) -> Exception:
 @pytest.mark.parametrize(
     ("answer", "kind", "what"),
     [
-        (
-            http_error(errors.GatedRepoError, 403),
-            ValueError,
-            "requires an accepted licence: accept it on the model's page on the hub, then log in",
-        ),
+        (http_error(errors.GatedRepoError, 403), ValueError, "requires an accepted licence: accep"),
         (
             http_error(errors.RepositoryNotFoundError, 401),
             FileNotFoundError,
