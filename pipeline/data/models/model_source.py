@@ -145,12 +145,9 @@ def _from_hugging_face(
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{setting}: {name} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError as error:
-        cause = f": {error.__cause__}" if error.__cause__ else ""
-        why = f"the hub cannot be reached{cause}"
-        if _offline():
-            why = "HF_HUB_OFFLINE forbids the download"
-        what = f"is not completely in the cache and {why}"
-        raise FileNotFoundError(f"{setting}: {handle} {what}") from None
+        raise FileNotFoundError(
+            f"{setting}: {handle} is not completely in the cache and {_unreachable(error)}"
+        ) from None
     except errors.HFValidationError as error:
         raise ValueError(f"{setting}: {handle!r} is not a valid model name: {error}") from None
     except errors.HfHubHTTPError as error:
@@ -178,6 +175,14 @@ def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str])
             return Path(found)
     ask_hub(name, revision=revision, kind="model")
     return None
+
+
+def _unreachable(error: Exception) -> str:
+    """The reason why the hub was not contacted or did not answer."""
+    if _offline():
+        return "HF_HUB_OFFLINE forbids the download"
+    cause = error.__cause__
+    return "the hub cannot be reached" + (f": {cause}" if cause else "")
 
 
 def _offline() -> bool:

@@ -92,6 +92,11 @@ def read_case(name: str) -> str:
 
 
 SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
+PLAIN = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
+SPOKEN = (
+    "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+    "<start_of_turn>user\nQ: q<end_of_turn>\n<start_of_turn>model\n"
+)
 
 
 def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
@@ -99,22 +104,25 @@ def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = 
     return render_with(prompt, row, template=chat_template)
 
 
-def test_gemmas_turns():
-    prompt = Prompt(system="Think first.", template="Question: {question}")
-    assert render(prompt, {"question": "1 + 1?", "answer": "2"}) == (
-        "<start_of_turn>user\nThink first.\n\nQuestion: 1 + 1?<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
-def test_plain_is_the_text_alone():
-    prompt = Prompt(system="s", template="{a}+{b}={a}", turn="plain")
-    assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"
-
-
-def test_braces_in_data_and_system_are_literal():
-    text = "{question} {} {{"
-    prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
-    assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (Prompt(system="Think.", template="Q: {a}", shots=SHOTS[:1]), SPOKEN),
+        (Prompt(system="s", template="{a}+{b}={a}", turn="plain"), "s\n\nq+1=q"),
+        (
+            Prompt(system="s", template="Q: {a}\nA:", shots=PLAIN, turn="plain"),
+            "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:",
+        ),
+        # Braces in data and the system's text are literal.
+        (Prompt(system="{no} {", template="{{{braces}}}", turn="plain"), "{no} {\n\n{{a} {} {{}"),
+        (
+            Prompt(template='{a}: {{"v": {{"a": 1}}}} \\frac{{1}}{{2}}', turn="plain"),
+            'q: {"v": {"a": 1}} \\frac{1}{2}',
+        ),
+    ],
+)
+def test_prompts_by_hand(prompt: Prompt, text: str):
+    assert render(prompt, {"a": "q", "b": 1, "braces": "{a} {} {{", "other": "x"}) == text
 
 
 @pytest.mark.parametrize("shots", [(), SHOTS])
@@ -127,15 +135,6 @@ def test_gemmas_chat_templates_equal_the_built_in_turns(
     found = render(prompt, {"question": "q"}, template=template)
     assert found == render(prompt, {"question": "q"})
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
-
-
-def test_few_shot_examples_are_turns_of_user_and_model():
-    prompt = Prompt(system="Think.", shots=SHOTS[:1])
-    assert render(prompt, {"question": "q"}) == (
-        "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
-        "<start_of_turn>model\n2<end_of_turn>\n"
-        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
-    )
 
 
 @pytest.mark.parametrize("shots", [(), SHOTS])
@@ -187,12 +186,6 @@ def test_messages_replace_the_question(template: str | None):
 )
 def test_the_sole_column_of_a_template(template: str, column: str | None):
     assert sole_column(template) == column
-
-
-def test_few_shot_examples_in_plain_text_are_concatenated():
-    shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
-    prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
-    assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
 
 
 def test_only_auto_uses_the_models_template():
@@ -286,18 +279,19 @@ def test_columns_are_listed_once_in_order():
     assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
 
 
-def test_a_missing_column_names_the_nearest():
-    expected = r"the row has no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"
-    with pytest.raises(ValueError, match=expected):
-        render(Prompt(template="{qestion}"), {"question": "q", "answer": "a"})
-
-
-def test_literal_braces_have_a_remedy():
-    expected = r"no column '1'; .*; for braces in the text write \{\{1\}\}$"
-    with pytest.raises(ValueError, match=expected):
-        render(Prompt(template="{q} \\frac{1}{{2}}"), {"q": "q"})
-    prompt = Prompt(template='{q}: {{"v": {{"a": 1}}}} \\frac{{1}}{{2}}', turn="plain")
-    assert render(prompt, {"q": "q"}) == 'q: {"v": {"a": 1}} \\frac{1}{2}'
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{qestion}", r"no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"),
+        (
+            "{question} \\frac{1}{{2}}",
+            r"no column '1'; .*; for braces in the text write \{\{1\}\}$",
+        ),
+    ],
+)
+def test_a_missing_column_names_the_nearest_or_a_remedy(template: str, what: str):
+    with pytest.raises(ValueError, match=f"the row has {what}"):
+        render(Prompt(template=template), {"question": "q", "answer": "a"})
 
 
 @pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])
