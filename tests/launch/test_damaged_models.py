@@ -167,7 +167,6 @@ SHARD = "model-00002-of-00003.safetensors"
             [f"ghost is not in {SHARD}, which ", f"{INDEX} names"],
         ),
         (sharded(twice), ["is in both", "model-00001-of-00003", " and ", SHARD]),
-        (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
         (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),
         (set_config(eos_token_id=106 + 1), ["eos_token_id is 107", "not <eos> or <end_of_turn>"]),
         (truncate("tokenizer.model", bytes_left=500), ["tokenizer.model is not a SentencePiece"]),

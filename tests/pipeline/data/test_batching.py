@@ -92,34 +92,19 @@ def test_micro_batches_by_hand():
     # have 3. Each takes a position less, as its last token is no input: a row of 8 takes one of
     # each. The small remainder goes into a small micro-batch.
     assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
-    np.testing.assert_array_equal(
-        first.tokens,
-        [
-            [200, 201, 202, 203, 204, 205, 100, 101],
-            [400, 401, 402, 403, 404, 405, 300, 301],
-        ],
-    )
-    np.testing.assert_array_equal(
-        first.targets,
-        [
-            [PAD, PAD, 203, 204, 205, 206, PAD, 102],
-            [PAD, PAD, PAD, PAD, 405, 406, 301, 302],
-        ],
-    )
+    rows = [[200, 201, 202, 203, 204, 205, 100, 101], [400, 401, 402, 403, 404, 405, 300, 301]]
+    np.testing.assert_array_equal(first.tokens, rows)
+    ends = [[PAD, PAD, 203, 204, 205, 206, PAD, 102], [PAD, PAD, PAD, PAD, 405, 406, 301, 302]]
+    np.testing.assert_array_equal(first.targets, ends)
     np.testing.assert_array_equal(first.segments, [[1] * 6 + [2] * 2] * 2)
     np.testing.assert_array_equal(first.positions, [[*range(6), *range(2)]] * 2)
     assert first.prefixes is None
     w = np.float32(1 / 10)
-    np.testing.assert_array_equal(
-        first.weights, [[0, 0, w, w, w, w, 0, w], [0, 0, 0, 0, w, w, w, w]]
-    )
-    np.testing.assert_array_equal(
-        first.advantages, [[0, 0, -1.5, -1.5, -1.5, -1.5, 0, 0.5], [0, 0, 0, 0, 1, 1, 2, 2]]
-    )
-    np.testing.assert_array_equal(
-        first.sampled_logprobs,
-        [[0, 0, -203, -204, -205, -206, 0, -102], [0, 0, 0, 0, -405, -406, -301, -302]],
-    )
+    learned = np.array([[0, 0, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(first.weights, learned * w)
+    advantages = [[-1.5] * 6 + [0.5] * 2, [1.0] * 6 + [2.0] * 2]
+    np.testing.assert_array_equal(first.advantages, learned * advantages)
+    np.testing.assert_array_equal(first.sampled_logprobs, -learned * first.targets)
     np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
     np.testing.assert_array_equal(second.tokens, [[500, 501] + [PAD] * 6])
     np.testing.assert_array_equal(second.segments, [[1] * 2 + [0] * 6])
@@ -278,33 +263,6 @@ def test_batches_to_score_locate_each_completion():
     assert len(found) == 3
     for completion in completions:
         np.testing.assert_array_equal(found[completion.name], completion.tokens)
-
-
-@pytest.mark.parametrize(
-    ("share", "tokens", "fill", "sequence"),
-    [
-        # Prompt and completion without the last token; rows of four times the longest sequence.
-        (False, 20 + 20, 1 - 0.15 * 0.25**1.5, 40.0),
-        # A rollout pays for a quarter of its group's prompt, and for a tenth of the prompt of a row
-        # that its completion takes a tenth of: 7 tokens, which attend to 10 on average; those of
-        # completions attend to 20 + 10.
-        (True, 7 + 20, 0.97, 2 * (7 * 10 + 20 * 30) / 27),
-    ],
-)
-def test_the_expected_packing_by_hand(
-    share: bool, tokens: float, fill: float, sequence: float, tmp_path: Path
-):
-    config = make_config(
-        tmp_path,
-        rollout={"group_size": 4, "max_prompt_tokens": 22, "max_new_tokens": 33},
-        learner={"share_prefix": share},
-        plan={"row_tokens": 220, "micro_batch_tokens": 220},
-    )
-    found = Packing.expected(config, Lengths(prompt=21.0, completion=20.0))
-    assert found.tokens == pytest.approx(tokens)
-    assert found.positions == pytest.approx(tokens / fill)
-    assert found.learned == pytest.approx(20 * fill / tokens)
-    assert found.sequence == pytest.approx(sequence)
 
 
 @pytest.mark.parametrize(("group", "row"), [(16, 2048), (4, 1024)])

@@ -143,14 +143,6 @@ def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer,
         _load(path, tokenizer, max_prompt_tokens=1)
 
 
-def test_a_missing_column_is_refused_with_the_nearest_name(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [{"qestion": "q", "answer": "1"}])
-    with pytest.raises(DataError, match="has no column 'question'; nearest: 'qestion'"):
-        _load(path, tokenizer, malformed="skip")
-    with pytest.raises(DataError, match="has no column 'anwser'; nearest: 'answer'"):
-        _load(path, tokenizer, prompt={"template": "{qestion}"}, answer_column="anwser")
-
-
 def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "a.jsonl", [GOOD, "broken", GOOD, GOOD])
     split = _load(path, tokenizer, limit=3, malformed="skip")
@@ -169,20 +161,14 @@ def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Pat
             _load(given, tokenizer)
 
 
-def test_parquet_gives_the_same_rows(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
-    rows: list[dict[str, Any]] = [
-        GOOD,
-        {**GOOD, "question": "a"},
-        {**GOOD, "answer": None},
-        {**GOOD, "question": "b"},
-    ]
+def test_parquet_is_read_without_output(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
+    rows: list[dict[str, Any]] = [GOOD, {**GOOD, "answer": None}, {**GOOD, "question": "b"}]
     path = str(tmp_path / "a.parquet")
     datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(path)
     capfd.readouterr()
-    split = _load(path, tokenizer, limit=3, malformed="skip", prompt={"turn": "plain"})
-    assert [(p.id, p.text) for p in split.prompts] == [(1, GOOD["question"]), (2, "a")]
-    assert split.prompts[0].row["tests"] == [1, 2]
-    assert split.malformed == (Malformed(3, "column 'answer' is null"),)
+    split = _load(path, tokenizer, limit=2, malformed="skip")
+    assert [(p.id, p.row["tests"]) for p in split.prompts] == [(1, [1, 2])]
+    assert split.malformed == (Malformed(2, "column 'answer' is null"),)
     assert capfd.readouterr() == ("", "")
 
 

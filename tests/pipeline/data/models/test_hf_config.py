@@ -81,22 +81,13 @@ def test_omitted_settings_of_gemma_3_4b_get_defaults():
     assert is_multimodal(GEMMA3_4B)
 
 
-def test_gemma_2_has_its_own_defaults():
-    found = text_config({"model_type": "gemma2"})
-    caps = ("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar")
-    assert [found[key] for key in caps] == [50.0, 30.0, 256]
-    assert (found["vocab_size"], found["sliding_window"]) == (256_000, 4096)
+def test_a_gemma_2_may_have_no_soft_cap_and_ropes_of_transformers_5():
+    rope = {"rope_type": "default", "rope_theta": 5e4}
+    caps = {"final_logit_softcapping": None}
+    found = text_config({"model_type": "gemma2", "rope_parameters": rope} | caps)
+    assert (found["rope_theta"], found["rope_scaling"]) == (5e4, None)
+    assert (found["final_logit_softcapping"], found["attn_logit_softcapping"]) == (None, 50.0)
     assert found["layer_types"][:4] == [SLIDING, FULL, SLIDING, FULL]
-    assert (found["rope_theta"], found["rope_scaling"]) == (1e4, None)
-    assert found["architectures"] == ["Gemma2ForCausalLM"]
-    five = {"model_type": "gemma2", "rope_parameters": {"rope_type": "default", "rope_theta": 5e4}}
-    assert text_config(five)["rope_theta"] == 5e4
-    assert (
-        text_config({"model_type": "gemma2", "final_logit_softcapping": None})[
-            "final_logit_softcapping"
-        ]
-        is None
-    )
 
 
 def test_gemma_4_e2b_is_the_one_that_is_known_without_a_download():
