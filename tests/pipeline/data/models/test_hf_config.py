@@ -24,42 +24,8 @@ from tests import tiny
 CONFIGS = Path(__file__).parents[3] / "slow" / "configs"
 GEMMA3_4B: dict[str, Any] = json.loads((CONFIGS / "gemma3_4b.json").read_text())
 """As published with google/gemma-3-4b-it."""
-# As published with google/gemma-4-E2B-it, without settings of the towers.
-GEMMA4_E2B: dict[str, Any] = {
-    "architectures": ["Gemma4ForConditionalGeneration"],
-    "audio_config": {"model_type": "gemma4_audio"},
-    "dtype": "bfloat16",
-    "eos_token_id": [1, 106],
-    "image_token_id": 258_880,
-    "model_type": "gemma4",
-    "text_config": {
-        "attention_k_eq_v": False,
-        "enable_moe_block": False,
-        "final_logit_softcapping": 30.0,
-        "global_head_dim": 512,
-        "head_dim": 256,
-        "hidden_size": 1536,
-        "hidden_size_per_layer_input": 256,
-        "intermediate_size": 6144,
-        "layer_types": 7 * [*4 * [SLIDING], FULL],
-        "model_type": "gemma4_text",
-        "num_attention_heads": 8,
-        "num_global_key_value_heads": None,
-        "num_hidden_layers": 35,
-        "num_key_value_heads": 1,
-        "num_kv_shared_layers": 20,
-        "rope_parameters": {
-            FULL: {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
-            SLIDING: {"rope_theta": 1e4, "rope_type": "default"},
-        },
-        "sliding_window": 512,
-        "use_bidirectional_attention": None,
-        "use_double_wide_mlp": True,
-        "vocab_size": 262_144,
-        "vocab_size_per_layer_input": 262_144,
-    },
-    "vision_config": {"model_type": "gemma4_vision"},
-}
+GEMMA4_E2B: dict[str, Any] = json.loads((CONFIGS / "gemma4_e2b.json").read_text())
+"""As published with google/gemma-4-E2B-it, without settings of the towers."""
 
 
 def read(**changes: Any) -> dict[str, Any]:

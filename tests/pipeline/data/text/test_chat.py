@@ -18,72 +18,6 @@ from pipeline.data.text.chat import (
 )
 from pipeline.data.text.chat import render as render_with
 
-# As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
-GEMMA2 = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
-    "supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != "
-    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "
-    "user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}"
-    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
-    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
-)
-GEMMA3 = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
-    {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
-{%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
-    {%- endif -%}
-    {%- if (message['role'] == 'assistant') -%}
-        {%- set role = "model" -%}
-    {%- else -%}
-        {%- set role = message['role'] -%}
-    {%- endif -%}
-    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'image' -%}
-                {{ '<start_of_image>' }}
-            {%- elif item['type'] == 'text' -%}
-                {{ item['text'] | trim }}
-            {%- endif -%}
-        {%- endfor -%}
-    {%- else -%}
-        {{ raise_exception("Invalid content type") }}
-    {%- endif -%}
-    {{ '<end_of_turn>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{'<start_of_turn>model\n'}}
-{%- endif -%}
-"""
-# What the template published with google/gemma-4-E2B-it does without tools, images and sound.
-GEMMA4_TEMPLATE = """{{- bos_token -}}
-{%- set system = messages[0]['role'] == 'system' -%}
-{%- if enable_thinking or system -%}
-    {{- '<|turn>system\n' -}}
-    {%- if enable_thinking -%}{{- '<|think|>\n' -}}{%- endif -%}
-    {%- if system -%}{{- messages[0]['content'] | trim -}}{%- endif -%}
-    {{- '<turn|>\n' -}}
-{%- endif -%}
-{%- for message in (messages[1:] if system else messages) -%}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-    {{- '<|turn>' + role + '\n' + message['content'] | trim + '<turn|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
-"""
 CASES = Path(__file__).parents[1] / "cases"
 
 
@@ -91,6 +25,10 @@ def read_case(name: str) -> str:
     return (CASES / name).read_text(encoding="utf-8")
 
 
+GEMMA2, GEMMA3 = read_case("gemma2.jinja"), read_case("gemma3.jinja")
+"""As published with google/gemma-2-2b-it and google/gemma-3-1b-it."""
+GEMMA4_TEMPLATE = read_case("gemma4.jinja")
+"""What the one published with google/gemma-4-E2B-it does without tools, images and sound."""
 SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
 PLAIN = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
 SPOKEN = (
