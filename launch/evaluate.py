@@ -133,8 +133,7 @@ def prepare(
     from launch.preparation import open_model_files
     from launch.reward_columns import check_columns
     from pipeline.data.load import load_tests, setting_name
-    from pipeline.data.rows import report_lines
-    from pipeline.data.splits import EVAL_SET_PREFIX
+    from pipeline.data.splits import EVAL_SET_PREFIX, report_lines
     from pipeline.data.text.prompts import PromptMaker
     from pipeline.evaluate.metric import check_references, with_metric
     from pipeline.plan.search.fitting import first_sizes
@@ -154,13 +153,7 @@ def prepare(
         check_columns(check(config.rewards), splits.items())
     tests = {name.removeprefix(EVAL_SET_PREFIX): split for name, split in splits.items()}
     for name, split in tests.items():
-        for line in report_lines(
-            f"{name}: {len(split.prompts)} prompts",
-            malformed=split.malformed,
-            too_long=len(split.too_long),
-            overlaps=split.overlaps,
-            duplicates=split.duplicates,
-        ):
+        for line in report_lines(f"{name}: {len(split.prompts)} prompts", split):
             print(line, flush=True)
     is_own = run is not None and adapter is not None and run in Path(adapter).parents
     notes = _notes(config, run) if run is not None and is_own else ()

@@ -7,6 +7,8 @@ import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal
 
 from packaging.requirements import Requirement
@@ -47,7 +49,7 @@ def packages(host: Host, config: Config | None) -> Finding:
         f"{one.name} {host.version(one.name) or 'is missing'}, needed: {one.specifier or 'any'}"
         for one in _required(host)
         if (one.name != _TPU_ONLY or kind == "tpu") and not _has(host, one)
-    ]
+    ] + _shadowed("jax")
     if wrong:
         optional = config is None and all(line.startswith(_TPU_ONLY) for line in wrong)
         remedy = f"install the pinned versions: launch/bootstrap.sh {_INSTALL[kind]}"
@@ -55,6 +57,19 @@ def packages(host: Host, config: Config | None) -> Finding:
     names = ("jax", _TPU_ONLY, "ray")
     known = [f"{name} {host.version(name)}" for name in names if host.version(name)]
     return Finding("packages", "ok", ", ".join([f"Python {platform.python_version()}", *known]))
+
+
+def _shadowed(name: str) -> list[str]:
+    """Whether another package than the installed one is imported, as from the current folder."""
+    try:
+        installed = metadata.distribution(name).locate_file(f"{name}/__init__.py")
+    except metadata.PackageNotFoundError:
+        return []
+    spec = find_spec(name)
+    imported = None if spec is None else spec.origin
+    if imported is not None and Path(imported).resolve() == Path(str(installed)).resolve():
+        return []
+    return [f"{name} is imported from {imported}, not from {installed}: its version is unknown"]
 
 
 def _has(host: Host, required: Requirement) -> bool:

@@ -173,6 +173,10 @@ def prepare(
     _check_request(config, found, folder)
     rewards = found.check(("rewards",), check, config.rewards)
     tokenizer = _check_model(config, found)
+    if not folder.holds_run:
+        can_find = tokenizer is not None and _can_find_model(config, found)
+        model = find_model(config.model) if can_find else None
+        found.check(("lora",), check_start, config, model)
     if found.intact(*_FOLDER_SETTINGS, "budget"):
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
@@ -213,7 +217,6 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -
     for key, path in adapters.items():
         if path is not None:
             found.check((key,), _check_adapter, key, path)
-    found.check(("lora",), check_start, config)
 
 
 def _check_adapter(key: str, path: str) -> None:
@@ -227,16 +230,25 @@ def _check_adapter(key: str, path: str) -> None:
         )
 
 
-def check_start(config: Config) -> None:
-    """Reads the adapter of `lora.start` if it is in PEFT's format.
+def check_start(config: Config, model: Path | None) -> None:
+    """Checks the adapter of `lora.start`, and the tensors of a flax checkpoint.
+
+    Without the model's folder only the settings of an adapter in PEFT's format are checked.
 
     Raises:
         FileNotFoundError: if a file is missing.
-        ValueError: if it cannot be read, or was trained with another scale.
+        ValueError: if it cannot be read, or does not fit the model or the settings.
     """
     start = config.lora.start
-    if start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
-        from pipeline.compute.model import adapter_source  # late: it imports JAX
+    if start is not None and not any(any(Path(start).glob(mark)) for mark in _ADAPTER_MARKS):
+        return  # reported by `_check_adapter`
+    # Imported late: they import JAX.
+    if model is not None and (start is not None or hf_folder.flax_folder(model) is not None):
+        from pipeline.compute import opening
+
+        opening.check_model(model, config)
+    elif start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+        from pipeline.compute.model import adapter_source
 
         adapter_source.check_start(config.lora)
 

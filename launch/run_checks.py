@@ -45,8 +45,8 @@ def run_checks(host: Host, config: Config) -> Iterator[Finding]:
         yield _gpus(config)
     yield from _room(host, config)
     yield _clock(config)
-    yield _model(config)
-    yield from _adapter(config)
+    yield (model := _model(config))
+    yield from _loading(config, found=model.state == "ok")
     yield from _data(config)
 
 
@@ -200,16 +200,21 @@ def _model(config: Config) -> Finding:
     return Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
 
 
-def _adapter(config: Config) -> Iterator[Finding]:
-    """The settings of the adapter suit the model and the adapter to start from."""
+def _loading(config: Config, *, found: bool) -> Iterator[Finding]:
+    """The settings of the adapter suit the model, if it was found, and the adapter to start from.
+
+    Also the tensors of a flax checkpoint.
+    """
     try:
-        check_start(config)
-        found = locate_model(config.model)
-        if found is not None:
-            check_targets(config, found)
+        folder = locate_model(config.model) if found else None
+        if folder is not None:
+            check_targets(config, folder)
+        check_start(config, folder)
     except (FileNotFoundError, ValueError) as error:
-        if str(error).startswith("lora."):  # other mistakes are reported by `model`
+        if str(error).startswith("lora."):
             yield Finding("adapter", "fault", str(error), "correct the settings of [lora]")
+        else:
+            yield Finding("model", "fault", str(error), _ADVICE["folder"])
 
 
 def _data(config: Config) -> Iterator[Finding]:

@@ -133,6 +133,30 @@ def make_policy(
     )
 
 
+def check_model(folder: Path, config: Config) -> None:
+    """Checks what loading would refuse: the tensors' names and shapes, and `lora.start`.
+
+    Reads the adapter, but no weights. For a process that does not compute otherwise: JAX uses no
+    devices but the CPU after that.
+
+    Raises:
+        FileNotFoundError: if a file is missing.
+        ValueError: naming what is damaged, or does not fit the configuration or the base.
+    """
+    import jax
+
+    from pipeline.compute.model import weights
+    from pipeline.compute.model.adapter_source import load_adapter
+    from pipeline.compute.model.sharding import make_mesh
+
+    jax.config.update("jax_platforms", "cpu")  # the chips are the actors'
+    mesh = make_mesh(jax.devices("cpu")[:1])
+    policy = make_policy(folder, dtype=config.model.dtype, lora=config.lora, mesh=mesh)
+    weights.stream(folder, policy.plain_shapes)
+    if config.lora.start is not None:
+        load_adapter(config.lora.start, policy)
+
+
 def open_policy(
     folder: Path, *, dtype: str, lora: Lora, mesh: Mesh, quantization: str = "none"
 ) -> tuple[Policy, Params]:

@@ -6,13 +6,14 @@ Malformed rows are refused or reported as in splits. The order of training is no
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows, report_lines
+from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
 from pipeline.data.sources import Columns, read_rows
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.types import Demonstration
@@ -45,19 +46,6 @@ class LoadedDemonstrations:
             digest.update(repr((one.id, tokens)).encode())
         return digest.hexdigest()
 
-    @property
-    def report(self) -> tuple[str, ...]:
-        """A line with all counts, and one for each of the first 10 malformed rows."""
-        return tuple(
-            report_lines(
-                f"sft: {len(self.demonstrations)} demonstrations",
-                malformed=self.malformed,
-                too_long=len(self.too_long),
-                overlaps=self.overlaps,
-                duplicates=self.duplicates,
-            )
-        )
-
 
 def load_demonstrations(
     config: Config, maker: PromptMaker, *, measured: AbstractSet[str]
@@ -80,10 +68,10 @@ def load_demonstrations(
     """
     source, column = config.sft.train, config.sft.completion_column
     assert source is not None, "there is no SFT phase"
-    encoder, most = _Encoder(config, maker), config.rollout.max_tokens
+    encode, most = _encoder(config, maker), config.rollout.max_tokens
 
     def make(row: Row) -> tuple[str, Demonstration] | Malformed | TooLong:
-        prompt, completion = maker.make(row), encoder.encode(row)
+        prompt, completion = maker.make(row), encode(row)
         if isinstance(prompt, Malformed):
             return prompt
         if isinstance(completion, Malformed):
@@ -114,46 +102,48 @@ def load_demonstrations(
     return LoadedDemonstrations(demonstrations, malformed, too_long, duplicates, overlaps)
 
 
-class _Encoder:
-    """Tokenizes the completion column."""
+def _encoder(config: Config, maker: PromptMaker) -> Callable[[Row], np.ndarray | Malformed]:
+    """What makes a row's completion tokens, int32 `seq`.
 
-    def __init__(self, config: Config, maker: PromptMaker) -> None:
-        """Looks up the end, stop and forbidden tokens.
+    Rows whose completion the policy cannot generate are malformed.
 
-        Raises:
-            DataError: if the end token of completions is not a stop token.
-        """
-        self._column = config.sft.completion_column
-        self._tokenizer, self._prefix = maker.tokenizer, maker.prompt.answer_prefix
-        end, stops = maker.end_of_completion, config.rollout.stop_tokens
-        self._end = self._tokenizer.piece_id(end)
-        if self._end not in map(self._tokenizer.piece_id, stops):
-            raise DataError(
-                f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
-                f"{list(stops)}; add it"
-            )
-        self._reserved = {
-            self._tokenizer.piece_id(piece): f"{kind} token {piece}"
-            for kind, pieces in (("stop", stops), ("forbidden", config.rollout.forbidden_tokens))
-            for piece in pieces
-        }
+    Raises:
+        DataError: if the end token of completions is not a stop token.
+    """
+    column, tokenizer, prefix = (
+        config.sft.completion_column,
+        maker.tokenizer,
+        maker.prompt.answer_prefix,
+    )
+    end, stops = maker.end_of_completion, config.rollout.stop_tokens
+    if tokenizer.piece_id(end) not in map(tokenizer.piece_id, stops):
+        raise DataError(
+            f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
+            f"{list(stops)}; add it"
+        )
+    kinds = {"stop": stops, "forbidden": config.rollout.forbidden_tokens}
+    reserved = {
+        tokenizer.piece_id(piece): f"{kind} token {piece}"
+        for kind, pieces in kinds.items()
+        for piece in pieces
+    }
 
-    def encode(self, row: Row) -> np.ndarray | Malformed:
-        """The completion's tokens, int32 `seq`; Malformed if the policy cannot generate them."""
-        where, text = f"column {self._column!r}", str(row.values.get(self._column))
-        if self._column not in row.values:
+    def encode(row: Row) -> np.ndarray | Malformed:
+        where, text = f"column {column!r}", str(row.values.get(column))
+        if column not in row.values:
             if row.reply is None:
-                return Malformed(
-                    row.number, f"the last turn is the user's, and there is no {where}"
-                )
+                what = f"the last turn is the user's, and there is no {where}"
+                return Malformed(row.number, what)
             where, text = "the last turn", row.reply
-        if not text.startswith(self._prefix):
-            what = f"does not begin with prompt.answer_prefix = {self._prefix!r}"
+        if not text.startswith(prefix):
+            what = f"does not begin with prompt.answer_prefix = {prefix!r}"
             return Malformed(row.number, f"{where} {what}")
-        tokens = self._tokenizer.encode(text.removeprefix(self._prefix))
-        if problem := self._tokenizer.problem_of(tokens):
+        tokens = tokenizer.encode(text.removeprefix(prefix))
+        if problem := tokenizer.problem_of(tokens):
             return Malformed(row.number, f"{where} {problem}")
         for token in tokens.tolist():
-            if token in self._reserved:
-                return Malformed(row.number, f"{where} contains the {self._reserved[token]}")
-        return np.append(tokens, self._end).astype(np.int32)
+            if token in reserved:
+                return Malformed(row.number, f"{where} contains the {reserved[token]}")
+        return np.append(tokens, tokenizer.piece_id(end)).astype(np.int32)
+
+    return encode

@@ -6,6 +6,7 @@ Functions return lines of text; they access neither files nor terminals.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -14,42 +15,42 @@ from configs.schema import Rollout
 from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.tokenizer import Tokenizer
-from pipeline.types import Demonstration, Prompt
+from pipeline.types import Prompt
 
 _BINS = 10
 _SHOWN = 5
 _BAR = "#"
 
 
+@dataclass(frozen=True)
 class Inspector:
     """Describes the data of a run.
 
-    Args:
+    Attributes:
         rollout: has the length limits.
         tokenizer: the model's tokenizer.
         show: number of prompts of each split to show token by token.
         width: width of the terminal in characters.
     """
 
-    def __init__(self, rollout: Rollout, tokenizer: Tokenizer, *, show: int, width: int) -> None:
-        self._rollout = rollout
-        self._tokenizer = tokenizer
-        self._show = show
-        self._width = width
+    rollout: Rollout
+    tokenizer: Tokenizer
+    _: KW_ONLY
+    show: int
+    width: int
 
     def splits(self, splits: Mapping[str, LoadedSplit]) -> Iterator[str]:
         """First prompts, lengths, duplicates and overlaps, before overlaps are excluded."""
-        tokenizer, width = self._tokenizer, self._width
         for name, split in splits.items():
-            for prompt in split.prompts[: self._show]:
-                yield from prompt_lines(name, prompt, tokenizer=tokenizer, width=width)
+            for prompt in split.prompts[: self.show]:
+                yield from prompt_lines(name, prompt, tokenizer=self.tokenizer, width=self.width)
                 yield ""
         for name, split in splits.items():
             lengths = [len(prompt.tokens) for prompt in split.prompts]
             lengths += [row.tokens for row in split.too_long]
-            title, limit = f"{name}, tokens of the prompts", self._rollout.max_prompt_tokens
-            yield from histogram(title, lengths, limit=limit, width=width)
-            yield answer_lengths(name, split, tokenizer=tokenizer)
+            title, limit = f"{name}, tokens of the prompts", self.rollout.max_prompt_tokens
+            yield from histogram(title, lengths, limit=limit, width=self.width)
+            yield answer_lengths(name, split, tokenizer=self.tokenizer)
             yield ""
         repeated = [line for name, split in splits.items() for line in repetitions(name, split)]
         yield from repeated or ["no split contains a prompt twice"]
@@ -59,19 +60,24 @@ class Inspector:
 
     def demonstrations(self, loaded: LoadedDemonstrations) -> Iterator[str]:
         """First demonstrations, and lengths."""
-        tokenizer, width = self._tokenizer, self._width
-        for one in loaded.demonstrations[: self._show]:
-            yield from demonstration_lines(one, tokenizer=tokenizer, width=width)
+        for one in loaded.demonstrations[: self.show]:
+            yield f"sft, demonstration {one.id}: {len(one)} tokens"
+            for what, tokens in (
+                ("prompt", one.prompt_tokens),
+                ("completion", one.completion_tokens),
+            ):
+                yield f"  {what} tokens:"
+                yield from token_lines(tokens, tokenizer=self.tokenizer, width=self.width)
             yield ""
         lengths = [len(one) for one in loaded.demonstrations]
         lengths += [row.tokens for row in loaded.too_long]
-        title, limit = "sft, tokens of the demonstrations", self._rollout.max_tokens
-        yield from histogram(title, lengths, limit=limit, width=width)
+        title, limit = "sft, tokens of the demonstrations", self.rollout.max_tokens
+        yield from histogram(title, lengths, limit=limit, width=self.width)
         yield ""
 
     def mixture_shares(self, weights: Mapping[str, float]) -> Iterator[str]:
         """Share of each source of the mixture, and its average number of prompts in a step."""
-        size = self._rollout.prompts_per_step
+        size = self.rollout.prompts_per_step
         for name, share in weights.items():
             yield f"{name}: {share:.1%} of the prompts, on average {size * share:.4g} of {size}"
 
@@ -130,15 +136,6 @@ def prompt_lines(name: str, prompt: Prompt, *, tokenizer: Tokenizer, width: int)
     yield from (text if len(text) <= width else f"{text[: width - 4]} ..." for text in texts)
     yield "  prompt tokens:"
     yield from token_lines(prompt.tokens, tokenizer=tokenizer, width=width)
-
-
-def demonstration_lines(one: Demonstration, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:
-    """One demonstration token by token."""
-    yield f"sft, demonstration {one.id}: {len(one)} tokens"
-    yield "  prompt tokens:"
-    yield from token_lines(one.prompt_tokens, tokenizer=tokenizer, width=width)
-    yield "  completion tokens:"
-    yield from token_lines(one.completion_tokens, tokenizer=tokenizer, width=width)
 
 
 def answer_lengths(name: str, split: LoadedSplit, *, tokenizer: Tokenizer) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import partial
 
 from configs.errors import MistakeCollector
@@ -27,49 +26,12 @@ from pipeline.data.splits import (
     prompt_texts,
     without_overlaps,
 )
-from pipeline.data.text.prompts import PromptMaker
+from pipeline.data.text.prompts import PromptMaker, Rendered
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Prompt
 
 PROMPT_ID_STRIDE = 10**9
 """Prompt ids of a mixture's n-th source start at n times this, so ids are unique in a run."""
-
-
-@dataclass(frozen=True)
-class SplitSpec:
-    """How the rows of a dataset become prompts.
-
-    Attributes:
-        source: the dataset.
-        where: the setting that names the source, for messages.
-        maker: makes the prompts.
-        answer_column: column with the reference answer, which a dataset without answers lacks.
-        answer_pattern: regular expression of the answer in that column; None: the whole column.
-        mixture_name: name of the source in the mixture; None without a mixture.
-        first_id: offset from a row's number to the prompt's id.
-    """
-
-    source: Source
-    where: str
-    maker: PromptMaker
-    answer_column: str
-    answer_pattern: str | None
-    mixture_name: str | None = None
-    first_id: int = 0
-
-    @property
-    def columns(self) -> Columns:
-        """The columns of prompts and reference answers."""
-        columns = Columns.of_prompts(self.maker.prompt.template)
-        return columns.with_answers(self.answer_column, pattern=self.answer_pattern)
-
-    @staticmethod
-    def of(source: Source, *, where: str, config: Config, maker: PromptMaker) -> SplitSpec:
-        """The settings of the source, with `data` and `prompt` as defaults."""
-        if isinstance(source, NamedSource):
-            maker = maker.with_template(source.template)
-        column, pattern = answer_settings(source, config.data)
-        return SplitSpec(source, where, maker, column, pattern)
 
 
 def answer_settings(source: Source, data: Data) -> tuple[str, str | None]:
@@ -166,22 +128,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    data, found = config.data, MistakeCollector()
-    splits = dict[str, LoadedSplit | None]()
-    for number, (name, source) in enumerate(_training_sources(data).items()):
-        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
-        spec = replace(
-            spec,
-            mixture_name=name.removeprefix(MIXTURE_PREFIX) if data.mixture else None,
-            first_id=number * PROMPT_ID_STRIDE,
-        )
-        splits[name] = found.attempt(load_split, spec, config=config)
-    if data.validation is not None:
-        spec = SplitSpec.of(data.validation, where="data.validation", config=config, maker=maker)
-        splits["validation"] = found.attempt(load_split, spec, config=config)
-    tests = found.attempt(load_tests, config, maker) or {}
-    found.raise_if_any(DataError)
-    return {name: split for name, split in splits.items() if split is not None} | tests
+    return _load(_prompt_sources(config), config, maker)
 
 
 def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -190,12 +137,19 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    found, splits = MistakeCollector(), dict[str, LoadedSplit | None]()
-    for name, source in _tests(config).items():
-        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
-        splits[name] = found.attempt(load_split, spec, config=config)
+    return _load(_tests(config), config, maker)
+
+
+def _load(
+    sources: Mapping[str, Source], config: Config, maker: PromptMaker
+) -> dict[str, LoadedSplit]:
+    found, splits = MistakeCollector(), dict[str, LoadedSplit]()
+    for name, source in sources.items():
+        split = found.attempt(load_split, name, source, config=config, maker=maker)
+        if split is not None:
+            splits[name] = split
     found.raise_if_any(DataError)
-    return {name: split for name, split in splits.items() if split is not None}
+    return splits
 
 
 def make_disjoint(
@@ -212,15 +166,16 @@ def make_disjoint(
         if name.startswith(EVAL_SET_PREFIX)
     }
     measured, validation = [splits["test"], *sets.values()], None
+
+    def disjoint(name: str) -> LoadedSplit:
+        return without_overlaps(splits[name], measured, where=setting_name(name))
+
     if "validation" in splits:
-        validation = without_overlaps(splits["validation"], measured, where="data.validation")
+        validation = disjoint("validation")
         measured.append(validation)
     mixture = config.data.mixture
     sources = {
-        name.removeprefix(MIXTURE_PREFIX): without_overlaps(
-            splits[name], measured, where=setting_name(name)
-        )
-        for name in _training_sources(config.data)
+        name.removeprefix(MIXTURE_PREFIX): disjoint(name) for name in _training_sources(config.data)
     }
     weights = normalized_weights(
         {MIXTURE_TRAIN: 1.0} | {source.name: source.weight for source in mixture}
@@ -241,30 +196,55 @@ def make_disjoint(
     )
 
 
-def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
+def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker) -> LoadedSplit:
     """Loads one split.
+
+    Args:
+        name: of the split in `LoadedData.splits`.
+        source: its dataset.
+        config: has `data` and `prompt`, the defaults of the source's own settings.
+        maker: makes the prompts.
 
     Raises:
         DataError: as `load_data`.
     """
-    most = config.rollout.max_prompt_tokens
+    most, data, where = config.rollout.max_prompt_tokens, config.data, setting_name(name)
+    if isinstance(source, NamedSource):
+        maker = maker.with_template(source.template)
+    column, pattern = answer_settings(source, data)
+    training = list(_training_sources(data))
+    first_id, mixed = 0, None
+    if data.mixture and name in training:
+        first_id = training.index(name) * PROMPT_ID_STRIDE
+        mixed = name.removeprefix(MIXTURE_PREFIX)
 
     def make(row: Row) -> Prompt | Malformed | TooLong:
-        prompt = _make_prompt(row, spec)
-        if isinstance(prompt, Prompt) and len(prompt.tokens) > most:
-            return TooLong(row.number, len(prompt.tokens))
-        return prompt
+        answer = _reference(row, column, pattern)
+        made = maker.make(row)
+        for one in (answer, made):
+            if isinstance(one, Malformed):
+                return one
+        assert isinstance(made, Rendered)
+        assert not isinstance(answer, Malformed)
+        if len(made.tokens) > most:
+            return TooLong(row.number, len(made.tokens))
+        return Prompt(
+            id=first_id + row.number,
+            text=made.text,
+            tokens=made.tokens,
+            answer=answer,
+            row=row.values,
+            source=mixed,
+            messages=row.messages,
+        )
 
+    columns = Columns.of_prompts(maker.prompt.template).with_answers(column, pattern=pattern)
     prompts, malformed, too_long = read_rows(
-        spec.source,
-        columns=spec.columns,
-        where=spec.where,
-        policy=config.data.malformed,
-        make=make,
+        source, columns=columns, where=where, policy=data.malformed, make=make
     )
     if not prompts:
         raise DataError(
-            f"{spec.where}: no prompt is left: {len(malformed)} rows are malformed and "
+            f"{where}: no prompt is left: {len(malformed)} rows are malformed and "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
         )
@@ -281,33 +261,20 @@ def extract_reference(text: str, *, pattern: str | None) -> str | None:
     return answer.strip() or None if answer else None
 
 
-def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
-    column, pattern = spec.answer_column, spec.answer_pattern
+def _reference(row: Row, column: str, pattern: str | None) -> str | Malformed | None:
     text = row.values.get(column, row.reply)
     answer = None if text is None else extract_reference(str(text), pattern=pattern)
     if answer is None and (text is not None or pattern is not None):
         where = f"column {column!r}" if column in row.values else "the last turn"
         return Malformed(row.number, f"{where} has no match of the pattern {pattern!r}")
-    made = spec.maker.make(row)
-    if isinstance(made, Malformed):
-        return made
-    return Prompt(
-        id=spec.first_id + row.number,
-        text=made.text,
-        tokens=made.tokens,
-        answer=answer,
-        row=row.values,
-        source=spec.mixture_name,
-        messages=row.messages,
-    )
+    return answer
 
 
 def _prompt_sources(config: Config) -> dict[str, Source]:
     """All sources of prompts, by the names of their splits."""
-    found = _training_sources(config.data) | _tests(config)
-    if config.data.validation is not None:
-        found["validation"] = config.data.validation
-    return found
+    validation = config.data.validation
+    between = {} if validation is None else {"validation": validation}
+    return _training_sources(config.data) | between | _tests(config)
 
 
 def _tests(config: Config) -> dict[str, Source]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 from pipeline.data.load import setting_name
 from pipeline.data.splits import LoadedData
+from pipeline.data.text.chat import template_columns
 
 _SHOWN = 60
 _SOLUTIONS = (
@@ -37,12 +38,16 @@ class Notice:
 
 
 def reference_notices(config: Config, data: LoadedData) -> Iterator[Notice]:
-    """A notice for each split and kind of such references.
+    """A notice for each split and kind of such references, and for answers in prompts.
 
     Args:
         config: of the run.
         data: its data, with the references that rewards and evaluations compare with.
     """
+    column = config.data.answer_column
+    if column in template_columns(config.prompt.template):
+        what = f"prompt.template shows the model the reference answer, {{{column}}}"
+        yield Notice(what, f"remove it; for braces in the text write {{{{{column}}}}}")
     kinds = [(_is_rounded, Notice("have rounding errors of binary numbers", "round them"))]
     if not any(part.function in _READ_NUMBERS for part in config.rewards.functions):
         what = "have an exponent, which exact_answer compares as text"

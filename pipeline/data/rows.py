@@ -5,9 +5,11 @@ Independent of files, hubs and templates.
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Literal
@@ -118,13 +120,20 @@ def is_chat(value: object) -> bool:
 
 
 def chat_of_text(value: object) -> object:
-    """The list of turns that a text writes as JSON; other values as they are."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            found = json.loads(value)
-        except (ValueError, RecursionError):
-            return value
-        return found if is_chat(found) else value
+    """The list of turns that a text writes; other values as they are."""
+    found = _written(value, "[")
+    return found if is_chat(found) else value
+
+
+def _written(value: object, start: str) -> object:
+    """What a text that begins with `start` writes, as JSON or, as pandas in CSV files, as Python.
+
+    Other values as they are.
+    """
+    if isinstance(value, str) and value.lstrip().startswith(start):
+        for read in (json.loads, ast.literal_eval):
+            with suppress(ValueError, SyntaxError, RecursionError, MemoryError):
+                return read(value.strip())
     return value
 
 
@@ -136,15 +145,15 @@ def value_at(values: Mapping[str, object], column: str) -> object:
     if column in values or "." not in column:
         return values.get(column)
     first, _, rest = column.partition(".")
-    inner = values.get(first)
+    inner = _written(values.get(first), "{")
     return value_at(inner, rest) if isinstance(inner, Mapping) else None
 
 
 def parse_messages(value: object) -> tuple[dict[str, str], ...]:
     """The turns of a value in chat format, with their roles and texts alone.
 
-    A turn has `role` and `content`, or `from` and `value`. The parts of a content that is a list
-    of texts are joined; an empty text of the system is left out.
+    A turn has `role` and `content`, or `from` and `value`, or as Gemini's `role` and `parts`. The
+    parts of a content that is a list of texts are joined; an empty text of the system is left out.
 
     Raises:
         ValueError: saying which turn is invalid; the message follows the name of the column.
@@ -157,15 +166,18 @@ def parse_messages(value: object) -> tuple[dict[str, str], ...]:
         if not isinstance(message, Mapping):
             raise ValueError(f"{where} {kind_of(message)}, not a role and a content")
         named = message.get("role") or message.get("from")
-        role = _ROLES.get(named, named) if isinstance(named, str) else named
+        role = _ROLES.get(named.lower(), named.lower()) if isinstance(named, str) else named
         if role in _TOOL_ROLES or message.get("tool_calls"):
             what = f"the role {named!r}" if role in _TOOL_ROLES else "tool calls"
             raise ValueError(f"{where} {what}; tools are not supported yet")
         expected = {None: ["system", "user"], "user": ["assistant"]}.get(last, ["user"])
         if role not in expected:
             raise ValueError(f"{where} the role {named!r} instead of {' or '.join(expected)}")
-        given = message.get("content")
-        content = _joined(message.get("value") if given is None else given, where)
+        given = (message.get(key) for key in ("content", "value", "parts"))
+        content = next((one for one in given if one is not None), None)
+        if role == "system" and content is None:
+            continue
+        content = _joined(content, where)
         if role == "system" and not content.strip():
             continue
         problem = _text_problem(content)
@@ -186,12 +198,12 @@ def _joined(content: object, where: str) -> str:
         raise ValueError(f"{where} {kind}, not text")
     texts = []
     for part in content:
-        given = part if isinstance(part, Mapping) else {"type": kind_of(part)}
-        if given.get("type") != "text" or not isinstance(given.get("text"), str):
-            raise ValueError(
-                f"{where} a part of type {given.get('type')!r}; only text is supported"
-            )
-        texts.append(given["text"])
+        given = part if isinstance(part, Mapping) else {"text": part}
+        form, text = given.get("type"), given.get("text")
+        if form not in (None, "text") or not isinstance(text, str):
+            what = kind_of(part) if form is None else f"a part of type {form!r}"
+            raise ValueError(f"{where} {what}; only text is supported")
+        texts.append(text)
     return "".join(texts)
 
 
@@ -230,24 +242,6 @@ def refuse_malformed(
             'fix them, or exclude them with data.malformed = "skip"',
         ]
         raise DataError("\n".join(lines))
-
-
-def report_lines(
-    title: str, *, malformed: Sequence[Malformed], too_long: int, overlaps: int, duplicates: int
-) -> Iterator[str]:
-    """A line with the counts of excluded rows, and one for each of the first 10 malformed rows."""
-    counts = {
-        "malformed": len(malformed),
-        "too long": too_long,
-        "in a later split": overlaps,
-    }
-    excluded = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
-    yield (
-        title
-        + (f", excluded: {excluded}" if excluded else "")
-        + (f", duplicates kept: {duplicates}" if duplicates else "")
-    )
-    yield from list_rows(malformed)
 
 
 def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:

@@ -7,7 +7,7 @@ imports `datasets`, which is slow; importing this module is fast.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -130,7 +130,8 @@ def read_rows(
     required = columns.required if chat is None else columns.required_in_chat
     if raw:
         try:
-            check_columns(required, present=present, where=f"{where}: {source.title}")
+            names = [*present, *_nested_names(raw[0])]
+            check_columns(required, present=names, where=f"{where}: {source.title}")
         except ValueError as error:
             raise DataError(f"{error}{_chat_hint(raw[0])}") from None
     optional = (name for name in columns.optional if name in present)
@@ -174,6 +175,12 @@ def locate_rows(source: Source, *, where: str) -> str:
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         raise DataError(_explain(error, source=source, where=where)) from error
     return f"{source.path} is on the hub, which can be reached"
+
+
+def _nested_names(row: Row) -> Iterator[str]:
+    """Names of the values in objects: `column.key`."""
+    for name, value in row.values.items():
+        yield from (f"{name}.{key}" for key in value) if isinstance(value, Mapping) else ()
 
 
 def _with_nested(row: Row, columns: Columns) -> Row:

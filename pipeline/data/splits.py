@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from configs.task import MIXTURE_TRAIN
 from pipeline.data.demonstrations import LoadedDemonstrations
-from pipeline.data.rows import DataError, Malformed, TooLong, report_lines
+from pipeline.data.rows import DataError, Malformed, TooLong, list_rows
 from pipeline.types import Prompt
 
 MIXTURE_PREFIX, EVAL_SET_PREFIX = "mixture.", "sets."
@@ -83,8 +83,12 @@ class LoadedData:
     @property
     def report(self) -> tuple[str, ...]:
         """A line for each source and split, each with lines for its first 10 malformed rows."""
-        lines = [line for name, split in self.splits() for line in _report(name, split)]
-        return (*lines, *(self.sft.report if self.sft else ()))
+        titles = {f"{name}: {len(split.prompts)} prompts": split for name, split in self.splits()}
+        lines = [line for title, split in titles.items() for line in report_lines(title, split)]
+        if self.sft is not None:
+            count = len(self.sft.demonstrations)
+            lines += report_lines(f"sft: {count} demonstrations", self.sft)
+        return tuple(lines)
 
     def splits(self) -> Iterator[tuple[str, LoadedSplit]]:
         """All sources and splits with unique names, training first."""
@@ -136,11 +140,18 @@ def fingerprint(split: LoadedSplit) -> str:
     return digest.hexdigest()
 
 
-def _report(name: str, split: LoadedSplit) -> Iterator[str]:
-    return report_lines(
-        f"{name}: {len(split.prompts)} prompts",
-        malformed=split.malformed,
-        too_long=len(split.too_long),
-        overlaps=split.overlaps,
-        duplicates=split.duplicates,
+def report_lines(title: str, loaded: LoadedSplit | LoadedDemonstrations) -> Iterator[str]:
+    """A line with the counts of excluded rows, and one for each of the first 10 malformed rows."""
+    counts = {
+        "malformed": len(loaded.malformed),
+        "too long": len(loaded.too_long),
+        "in a later split": loaded.overlaps,
+    }
+    excluded = ", ".join(f"{count} {why}" for why, count in counts.items() if count)
+    kept = loaded.duplicates
+    yield (
+        title
+        + (f", excluded: {excluded}" if excluded else "")
+        + (f", duplicates kept: {kept}" if kept else "")
     )
+    yield from list_rows(loaded.malformed)

@@ -19,7 +19,7 @@ from pipeline.data.rows import Malformed, Row, is_unicode, kind_of
 
 _LONGEST_FIELD = 2**31 - 1
 """Characters of a CSV value; the default of the module `csv` is 131,072."""
-_GZIP = ".gz"
+_GZIP, _GZIP_MAGIC = ".gz", b"\x1f\x8b"
 
 Parsed = tuple[list[Row], list[Malformed]]
 """The rows and the malformed ones."""
@@ -35,10 +35,11 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
         limit: maximum number of rows to read, including malformed ones; None: all.
 
     Raises:
-        ValueError: if the file is UTF-16, or is damaged gzip.
+        ValueError: if the file is UTF-16, is damaged gzip, or is a JSON list of lines.
     """
     rows, malformed = list[Row](), list[Malformed]()
-    for number, line in enumerate(_read_bytes(path).split(b"\n"), start=1):
+    content = _read_bytes(path)
+    for number, line in enumerate(content.split(b"\n"), start=1):
         if not line.strip():
             continue
         if len(rows) + len(malformed) == limit:
@@ -51,6 +52,8 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
             malformed.append(Malformed(number, _json_problem(error)))
         else:
             _add(value, number, rows, malformed)
+    if malformed and not rows and content.lstrip(codecs.BOM_UTF8 + b" \r\n").startswith(b"["):
+        raise ValueError("a JSON list, not one object per line; call the file .json")
     return rows, malformed
 
 
@@ -139,18 +142,19 @@ def parser_of(path: str) -> Parser | None:
 
 
 def _read_bytes(path: Path) -> bytes:
-    """The file's bytes, decompressed.
+    """The file's bytes, decompressed if they are gzip.
 
     Raises:
         ValueError: if it is UTF-16, or is damaged gzip.
     """
     content = path.read_bytes()
-    if path.suffix.lower() == _GZIP:
+    if content.startswith(_GZIP_MAGIC):
         try:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise ValueError(f"not gzip: {error}") from None
-    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    # In UTF-16 one of the two bytes of the first character is zero, unless a mark precedes it.
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in content[:2]:
         raise ValueError("UTF-16, not UTF-8; convert it, e.g. with iconv -f UTF-16 -t UTF-8")
     return content
 
@@ -171,7 +175,7 @@ def _json_problem(error: ValueError | RecursionError) -> str:
 
 def _column_names(values: list[str], separator: str) -> list[str]:
     names = [value.strip() for value in values]
-    marks = ";\t,".replace(separator, "")
+    marks = ";\t|,".replace(separator, "")
     other = next((mark for mark in marks if len(names) == 1 and mark in names[0]), None)
     if other is not None:
         endings = {"\t": "call the file .tsv", ",": "call the file .csv"}

@@ -6,32 +6,22 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
-from configs.schema import Lora
-from launch import data, plan, preparation, session, train
-from launch.preparation import Prepared
+from launch import data, doctor, plan, preparation, train
 from pipeline.compute.model import weights
-from pipeline.compute.model.sharding import make_mesh
-from pipeline.compute.opening import make_policy
 from tests.demo_texts import write_tokenizer
 from tests.launch.small_run import everything_below, write_request
 from tests.pipeline.compute.model import formats
 
 INDEX, SINGLE = formats.INDEX, formats.SINGLE
+SHARD = "model-00002-of-00003.safetensors"
 NORM, EMBEDDING = "model.norm.weight", "model.embed_tokens.weight"
-
-
-def load(folder: Path) -> None:
-    """Loads a model's folder as an actor does, without compiling programs."""
-    mesh = make_mesh(jax.devices()[:1])
-    policy = make_policy(folder, dtype="float32", lora=Lora(), mesh=mesh)
-    dict(weights.stream(folder, policy.plain_shapes))
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +37,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A request for this model; the driver loads it itself instead of starting actors."""
-
-    async def run_session(prepared: Prepared, *, started: float) -> int:
-        load(Path(prepared.config.model.path))
-        return 0
-
+    """A request for a copy of this model."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GEMMA_GRPO_HOME", raising=False)
-    monkeypatch.setattr(session, "run_session", run_session)
     monkeypatch.setattr(preparation, "check", lambda _: [])
     path = write_request(tmp_path, tokenizer=whole)
     shutil.rmtree(tmp_path / "model")
@@ -63,11 +47,26 @@ def request_path(tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -
     return path
 
 
+Command = Callable[[list[str]], int]
+
+
+def dry_run(words: list[str]) -> int:
+    return train.main([*words, "--dry-run"])
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: Command, *words: str) -> str:
+    """The message of a command that ends with a mistake."""
+    capsys.readouterr()
+    assert command([*words]) == (1 if command is doctor.main else 2)
+    printed = capsys.readouterr()
+    return printed.out if command is doctor.main else printed.err
+
+
 def test_the_undamaged_model_is_accepted(request_path: Path):
-    assert train.main([str(request_path), "--no-supervise"]) == 0
+    assert dry_run([str(request_path)]) == 0
 
 
-Damage = Callable[[Path], None]
+Damage = Callable[[Path], object]
 
 
 def set_config(**changes: Any) -> Damage:
@@ -80,31 +79,21 @@ def set_config(**changes: Any) -> Damage:
 
 def set_tensor(name: str, value: Any) -> Damage:
     """Changes a tensor; None removes it."""
+    rest = {} if value is None else {name: value}
+    return lambda folder: formats.rewrite(
+        folder, lambda tensors: {k: v for k, v in tensors.items() if k != name} | rest
+    )
+
+
+def set_file(name: str, data: bytes | int | None) -> Damage:
+    """Replaces the content of a file; a number keeps as many bytes, None removes it."""
 
     def damage(folder: Path) -> None:
-        def edit(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            rest = {key: kept for key, kept in tensors.items() if key != name}
-            return rest if value is None else rest | {name: value}
-
-        formats.rewrite(folder, edit)
-
-    return damage
-
-
-def truncate(name: str, *, bytes_left: int) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).write_bytes((folder / name).read_bytes()[:bytes_left])
-
-    return damage
-
-
-def without(name: str) -> Damage:
-    return lambda folder: (folder / name).unlink()
-
-
-def with_bytes(name: str, data: bytes) -> Damage:
-    def damage(folder: Path) -> None:
-        (folder / name).write_bytes(data)
+        path = folder / name
+        if data is None:
+            path.unlink()
+        else:
+            path.write_bytes(path.read_bytes()[:data] if isinstance(data, int) else data)
 
     return damage
 
@@ -113,17 +102,10 @@ def sharded(then: Damage) -> Damage:
     return lambda folder: then(formats.sharded(folder))
 
 
-def set_index(name: str, file: str | None) -> Damage:
-    """Changes the index entry of a tensor; None removes it."""
-
-    def damage(folder: Path) -> None:
-        path = folder / INDEX
-        index = json.loads(path.read_text())
-        index["weight_map"].pop(name, None)
-        index["weight_map"] |= {} if file is None else {name: file}
-        path.write_text(json.dumps(index))
-
-    return damage
+def with_ghost(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"]["ghost"] = SHARD
+    (folder / INDEX).write_text(json.dumps(index))
 
 
 def twice(folder: Path) -> None:
@@ -131,152 +113,120 @@ def twice(folder: Path) -> None:
     shutil.copyfile(first, second)
 
 
-def as_flax(then: Callable[[dict[str, Any]], None]) -> Damage:
-    def damage(folder: Path) -> None:
-        text = weights.read_text_config(folder)
-        tree = formats.flax_tree(load_file(folder / SINGLE), text, turned=True)
-        then(tree)
-        (folder / SINGLE).unlink()
-        formats.save_flax(tree, folder / "gemma2")
-
-    return damage
+def as_flax(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    text = weights.read_text_config(folder)
+    tree = formats.flax_tree(load_file(folder / SINGLE), text, turned=True)
+    change(tree)
+    (folder / SINGLE).unlink()
+    formats.save_flax(tree, folder / "gemma2")
 
 
-def without_flax_norm(tree: dict[str, Any]) -> None:
-    del tree["transformer/layer_1/pre_ffw_norm"]
-    tree["transformer/layer_9/mlp/linear"] = {"w": np.zeros((2, 2), np.float32)}
+def without_flax_norm(folder: Path) -> None:
+    ghost = {"transformer/layer_9/mlp/linear": {"w": np.zeros((2, 2), np.float32)}}
+    as_flax(folder, lambda tree: (tree.pop("transformer/layer_1/pre_ffw_norm"), tree.update(ghost)))
 
 
 def broken_flax(folder: Path) -> None:
-    as_flax(lambda _: None)(folder)
+    as_flax(folder, lambda _: None)
     (folder / "gemma2" / "_METADATA").write_text("{}")
-
-
-SHARD = "model-00002-of-00003.safetensors"
 
 
 @pytest.mark.parametrize(
     ("damage", "what"),
     [
-        (truncate(SINGLE, bytes_left=5_000), [f"{SINGLE} is damaged: "]),
-        (without(SINGLE), [f"lacks {SINGLE}"]),
-        (sharded(without(SHARD)), [f"lacks {SHARD}"]),
-        (
-            sharded(with_bytes(INDEX, b'{"weight_map": {"a": "/etc/a"}}')),
-            ["a is in '/etc/a', not"],
-        ),
-        (
-            sharded(set_index("ghost", SHARD)),
-            [f"ghost is not in {SHARD}, which ", f"{INDEX} names"],
-        ),
+        (set_file(SINGLE, 5_000), [f"{SINGLE} is damaged: "]),
+        (set_file(SINGLE, None), [f"lacks {SINGLE}"]),
+        (sharded(set_file(SHARD, None)), [f"lacks {SHARD}"]),
+        (sharded(set_file(INDEX, b'{"weight_map": {"a": "/etc/a"}}')), ["a is in '/etc/a', not"]),
+        (sharded(with_ghost), [f"ghost is not in {SHARD}, which ", f"{INDEX} names"]),
         (sharded(twice), ["is in both", "model-00001-of-00003", " and ", SHARD]),
-        (set_config(model_type="gemma"), ["config.json: model_type is 'gemma'; supported are"]),
-        (set_config(vocab_size=470), ["has 480 pieces, the model's embedding 470 rows"]),
-        (set_config(eos_token_id=106 + 1), ["eos_token_id is 107", "not <eos> or <end_of_turn>"]),
-        (truncate("tokenizer.model", bytes_left=500), ["tokenizer.model is not a SentencePiece"]),
-        (without("tokenizer.model"), ["no tokenizer at", "model.tokenizer"]),
+        (set_tensor(NORM, None), [f"missing: {NORM} (40,)"]),
+        (set_tensor(NORM, np.zeros(40, np.int32)), [f"dtype of {NORM}: I32; supported"]),
+        (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), ["lm_head.weight differs"]),
+        (set_config(quantization_config={"quant_method": "fp8"}), ["the weights are quantized"]),
         (
-            as_flax(without_flax_norm),
-            ["missing: layer_1/pre_ffw_norm/scale (40,)", "surplus: layer_9/mlp/linear/w"],
+            without_flax_norm,
+            ["missing: layer_1/pre_ffw_norm/scale (40,)", "surplus: layer_9/mlp"],
         ),
         (broken_flax, ["gemma2 is damaged: "]),
     ],
 )
-def test_a_damaged_model_is_refused(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: list[str]
+@pytest.mark.parametrize("command", [dry_run, doctor.main])
+def test_dry_run_and_doctor_refuse_a_damaged_model(
+    request_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    damage: Damage,
+    what: list[str],
+    command: Command,
 ):
     model = request_path.parent / "model"
     damage(model)
     before = everything_below(request_path.parent)
-    assert train.main([str(request_path), "--no-supervise"]) == 2
-    message = capsys.readouterr().err
-    assert str(model) in message
-    for words in what:
-        assert words in message
+    message = " ".join(refused(capsys, command, str(request_path)).split())
+    assert [words for words in [str(model), *what] if words not in message] == []
     assert everything_below(request_path.parent) == before
-
-
-def large(name: str) -> Damage:
-    def damage(folder: Path) -> None:
-        with (folder / name).open("wb") as file:
-            file.truncate(2**30)
-
-    return damage
-
-
-@pytest.mark.parametrize(
-    ("damage", "what"),
-    [
-        (set_tensor(NORM, None), f"missing: {NORM} (40,)"),
-        (set_tensor(NORM, np.zeros(40, np.int32)), f"dtype of {NORM}: I32; supported"),
-        (set_tensor("lm_head.weight", np.ones((480, 40), np.float32)), "lm_head.weight differs"),
-        (set_config(quantization_config={"quant_method": "fp8"}), "the weights are quantized"),
-    ],
-)
-def test_the_dry_run_refuses_what_the_run_refuses(
-    request_path: Path, capsys: pytest.CaptureFixture[str], damage: Damage, what: str
-):
-    damage(request_path.parent / "model")
-    capsys.readouterr()
-    assert train.main([str(request_path), "--dry-run"]) == 2
-    assert what in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("start", "flags", "what"),
     [
         (None, ["--lora.targets", "x"], "lora.targets = 'x' matches no whole module path"),
-        ({"peft_type": "LORA"}, [], "lora.start: "),
+        ({"peft_type": "LORA"}, [], "r is None, must be a number above 0"),
         ({"peft_type": "VERA"}, [], "VERA"),
+        (
+            {"peft_type": "LORA", "r": 2, "lora_alpha": 2},
+            ["--lora.rank", "2", "--lora.alpha", "2"],
+            "shape of layers.0.self_attn.q_proj: from 3 to 5, in the base from 40 to 32",
+        ),
     ],
 )
-def test_the_dry_run_checks_the_adapter(
+@pytest.mark.parametrize("command", [dry_run, doctor.main])
+def test_dry_run_and_doctor_check_the_adapter(
     request_path: Path,
     capsys: pytest.CaptureFixture[str],
     start: dict[str, Any] | None,
     flags: list[str],
     what: str,
+    command: Command,
 ):
     if start is not None:
         folder = request_path.parent / "start"
         folder.mkdir()
         (folder / "adapter_config.json").write_text(json.dumps(start))
-        flags = ["--lora.start", str(folder)]
-    assert train.main([str(request_path), "--dry-run", *flags]) == 2
-    assert what in capsys.readouterr().err
+        module = "base_model.model.model.layers.0.self_attn.q_proj"
+        halves = {"A": np.ones((2, 3), np.float32), "B": np.ones((5, 2), np.float32)}
+        tensors = {f"{module}.lora_{half}.weight": value for half, value in halves.items()}
+        save_file(tensors, folder / "adapter_model.safetensors")
+        flags = ["--lora.start", str(folder), *flags]
+    assert what in " ".join(refused(capsys, command, str(request_path), *flags).split())
 
 
 @pytest.mark.parametrize(
     ("damage", "what", "other"),
     [
+        (set_config(vocab_size=470), "has 480 pieces, the model's embedding 470 rows", None),
+        (set_config(eos_token_id=107), "eos_token_id is 107", None),
+        (set_file("tokenizer.model", 500), "tokenizer.model is not a SentencePiece", data),
+        (set_file("tokenizer.model", None), "set model.tokenizer if the tokenizer is elsew", data),
+        (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple of num_k", plan),
+        (set_file("config.json", b" " * 2**25), "config.json has 33,554,432 bytes; the maxi", plan),
         (
-            set_config(num_key_value_heads=3),
-            ["config.json", "num_attention_heads is not a multiple of num_key_value_heads"],
-            plan,
-        ),
-        (
-            large("config.json"),
-            ["config.json has 1,073,741,824 bytes; the maximum is 16,777,216"],
-            plan,
-        ),
-        (
-            with_bytes("chat_template.jinja", b"{{ 1 / 0 }}"),
-            ["chat_template.jinja: the chat template fails"],
+            set_file("chat_template.jinja", b"{{ 1 / 0 }}"),
+            "the chat template fails: division",
             data,
         ),
     ],
 )
-def test_all_commands_say_it_in_one_sentence(
+def test_all_commands_say_it_alike(
     request_path: Path,
     capsys: pytest.CaptureFixture[str],
     damage: Damage,
-    what: list[str],
-    other: Any,
+    what: str,
+    other: ModuleType | None,
 ):
     model = request_path.parent / "model"
     damage(model)
-    for command, flags in ((train, ["--dry-run"]), (other, [])):
-        capsys.readouterr()
-        assert command.main([str(request_path), *flags]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert [words for words in [str(model), *what] if words not in line] == []
+    for command in (dry_run, *([] if other is None else [other.main])):
+        message = refused(capsys, command, str(request_path))
+        assert str(model) in message
+        assert what in message

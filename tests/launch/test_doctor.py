@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ray._private.accelerators import tpu
 
 from configs.load import load_config
 from configs.schema import Config
-from launch import doctor
+from launch import doctor, host_checks
 from launch.host import Host
 from launch.host_checks import Finding
 from tests.pipeline.compute.test_devices import KAGGLE
@@ -293,6 +294,15 @@ def test_a_host_without_a_token_for_clusters_has_a_note(
     assert note.state == "note"
     assert "everybody who can reach" in note.finding
     assert "ray get-auth-token --generate" in note.remedy
+
+
+def test_a_jax_that_hides_the_installed_one_is_a_fault(
+    good: Imitation, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere = ModuleSpec("jax", None, origin="/here/jax/__init__.py")
+    monkeypatch.setattr(host_checks, "find_spec", lambda _: elsewhere)
+    found = host_checks.packages(good.host(), None)
+    assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
 
 
 def test_kaggles_variables_are_no_defect(good: Imitation, monkeypatch: pytest.MonkeyPatch):

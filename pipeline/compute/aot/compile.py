@@ -30,7 +30,7 @@ from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
-from pipeline.data.models.find_shape import hf_config_of
+from pipeline.data.models.hf_config import hf_config_of
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.program_names import SAMPLER, devices_of, split_name
 from pipeline.plan.topology import GIB, HOST

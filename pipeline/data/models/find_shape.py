@@ -81,45 +81,6 @@ _HANDLE = re.compile(
 )
 
 
-def hf_config_of(shape: ModelShape) -> dict[str, Any]:
-    """A `config.json` for this shape; settings that do not affect memory have defaults."""
-    if shape.value_norm:
-        return _gemma4_config_of(shape)
-    return {
-        "model_type": "gemma3_text" if shape.query_key_norm else "gemma2",
-        **_common_config_of(shape),
-        "query_pre_attn_scalar": shape.head_dim,
-        "attn_logit_softcapping": shape.attention_softcap,
-    }
-
-
-def _common_config_of(shape: ModelShape) -> dict[str, Any]:
-    return {
-        "layer_types": [SLIDING if local else FULL for local in shape.local],
-        "num_hidden_layers": shape.layers,
-        "sliding_window": shape.window,
-        "hidden_size": shape.embed,
-        "intermediate_size": shape.hidden,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab,
-        "final_logit_softcapping": shape.final_softcap,
-    }
-
-
-def _gemma4_config_of(shape: ModelShape) -> dict[str, Any]:
-    return {
-        "model_type": GEMMA4,
-        **_common_config_of(shape),
-        "global_head_dim": shape.global_head_dim,
-        "num_kv_shared_layers": shape.kv_shared_layers,
-        "use_double_wide_mlp": shape.shared_hidden == 2 * shape.hidden,
-        "hidden_size_per_layer_input": shape.per_layer_input,
-        "vocab_size_per_layer_input": shape.vocab,
-    }
-
-
 def shape_of(config: Config) -> ModelShape:
     """The shape of the run's model, without a download.
 

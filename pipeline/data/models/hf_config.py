@@ -1,93 +1,136 @@
-"""Reads the text model's settings from a `config.json`, with transformers' defaults. No JAX."""
+"""Reads the text model's settings from a `config.json`, with transformers' defaults. No JAX.
+
+By hand instead of by transformers' AutoConfig, which takes more than a second to import, stops at
+the first mistake, keeps unknown keys silently, and reads other keys in each version.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from reprlib import repr as show
 from typing import Any
 
 from pipeline.data.models.model_shape import ModelShape
 
+GEMMA2, GEMMA3 = "gemma2", "gemma3_text"
 GEMMA4 = "gemma4_text"
 """`model_type` of a Gemma 4's text model."""
-
-MULTIMODAL = {"gemma3": "gemma3_text", "gemma4": GEMMA4}
+MULTIMODAL = {"gemma3": GEMMA3, "gemma4": GEMMA4}
 """`model_type` of folders with towers for images or sound, and of the text model in their
 `text_config`."""
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 """Attention types of a layer, as transformers names them."""
 
-_SIZES: dict[str, Any] = {
-    "num_hidden_layers": 26,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "sliding_window": 4096,
-}
 _MOST_LAYERS = 1024
 _MOST_SIZE = 2**24
 _LEAST, _MOST = 1e-30, 1e30
 """Positive numbers outside of this range overflow or underflow in float32."""
 _MOST_MISTAKES = 8
-# Published files omit the defaults of transformers' Gemma3TextConfig and Gemma2Config.
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma3_text": {
-        **_SIZES,
-        "query_pre_attn_scalar": 256,
-        "vocab_size": 262_208,
-        "attn_logit_softcapping": None,
-        "final_logit_softcapping": None,
+_ABSENT = object()
+_NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
+
+
+@dataclass(frozen=True)
+class _Key:
+    """A key of a text model.
+
+    Attributes:
+        accepts: whether a value is supported.
+        wrong: what is wrong with others; follows the value in a message.
+        default: transformers', which published files omit; _ABSENT: not filled in.
+    """
+
+    accepts: Callable[[Any], bool]
+    wrong: str
+    default: Any = _ABSENT
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it is a positive number in the range of float32."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and _LEAST <= value <= _MOST
+
+
+def _integer(default: Any, *, least: int = 1, most: int = _MOST_SIZE) -> _Key:
+    wrong = f"not an integer from {least} to {most}"
+    return _Key(lambda value: type(value) is int and least <= value <= most, wrong, default)
+
+
+def _soft_cap(default: float | None) -> _Key:
+    wrong = "neither null nor a positive number"
+    return _Key(lambda value: value is None or _is_number(value), wrong, default)
+
+
+def _only(*values: Any, wrong: str = "", default: Any = _ABSENT) -> _Key:
+    """A key of which other values than these are not supported."""
+    return _Key(values.__contains__, wrong or f"only {values[0]!r} is supported", default)
+
+
+_NO_CAP = "which transformers ignores in a Gemma 3 or 4; set it to null"
+_COMMON = {
+    "num_hidden_layers": _integer(26, most=_MOST_LAYERS),
+    "hidden_size": _integer(2304),
+    "intermediate_size": _integer(9216),
+    "num_attention_heads": _integer(8),
+    "num_key_value_heads": _integer(4),
+    "head_dim": _integer(256),
+    "sliding_window": _integer(4096),
+    "query_pre_attn_scalar": _Key(_is_number, "not a positive number", 256),
+    "sliding_window_pattern": _integer(_ABSENT, most=_MOST_LAYERS),
+    "hidden_activation": _only("gelu_pytorch_tanh"),
+    "rms_norm_eps": _only(1e-6),
+    "attention_bias": _only(False),
+    "tie_word_embeddings": _only(True),
+    "use_bidirectional_attention": _only(False, None),
+}
+_KEYS: dict[str, dict[str, _Key]] = {
+    GEMMA3: {
+        **_COMMON,
+        "vocab_size": _integer(262_208),
+        "attn_logit_softcapping": _only(None, wrong=_NO_CAP, default=None),
+        "final_logit_softcapping": _soft_cap(None),
     },
-    "gemma2": {
-        **_SIZES,
-        "query_pre_attn_scalar": 256,
-        "vocab_size": 256_000,
-        "attn_logit_softcapping": 50.0,
-        "final_logit_softcapping": 30.0,
+    GEMMA2: {
+        **_COMMON,
+        "vocab_size": _integer(256_000),
+        "attn_logit_softcapping": _soft_cap(50.0),
+        "final_logit_softcapping": _soft_cap(30.0),
     },
     GEMMA4: {
-        **_SIZES,
-        "num_hidden_layers": 30,
-        "sliding_window": 512,
-        "vocab_size": 262_144,
-        "final_logit_softcapping": None,
-        "global_head_dim": 512,
-        "num_kv_shared_layers": 0,
-        "use_double_wide_mlp": False,
-        "hidden_size_per_layer_input": 256,
-        "vocab_size_per_layer_input": 262_144,
+        **{key: _COMMON[key] for key in _COMMON if key != "query_pre_attn_scalar"},
+        "num_hidden_layers": _integer(30, most=_MOST_LAYERS),
+        "sliding_window": _integer(512),
+        "vocab_size": _integer(262_144),
+        "attn_logit_softcapping": _only(None, wrong=_NO_CAP),
+        "final_logit_softcapping": _soft_cap(None),
+        "global_head_dim": _integer(512),
+        "num_kv_shared_layers": _integer(0, least=0, most=_MOST_LAYERS),
+        "use_double_wide_mlp": _Key(lambda value: type(value) is bool, "not a boolean", False),
+        "hidden_size_per_layer_input": _integer(256, least=0),
+        "vocab_size_per_layer_input": _integer(262_144),
+        "use_bidirectional_attention": _only(None, "vision"),  # text alone is causal with both
+        "enable_moe_block": _only(
+            False, wrong="a mixture of experts (26B-A4B) is not supported yet"
+        ),
+        "attention_k_eq_v": _only(
+            False, wrong="one projection for keys and values (31B) is not supported yet"
+        ),
     },
 }
-_COUNTS_LAYERS = ("num_hidden_layers", "sliding_window_pattern", "_sliding_window_pattern")
-_NULLABLE = ("attn_logit_softcapping", "final_logit_softcapping")
-_ONLY: dict[str, tuple[Any, ...]] = {
-    "hidden_activation": ("gelu_pytorch_tanh",),
-    "rms_norm_eps": (1e-6,),
-    "attention_bias": (False,),
-    "tie_word_embeddings": (True,),
-    "use_bidirectional_attention": (False, None),
+"""The keys of each kind of model that decide what it computes."""
+_ROPE_KEYS = {
+    GEMMA2: {"rope_theta", "rope_scaling", "rope_parameters"},
+    GEMMA3: {"rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq"},
+    GEMMA4: {"rope_parameters"},
 }
-_ONLY_GEMMA4: dict[str, tuple[Any, ...]] = {
-    **_ONLY,
-    "use_bidirectional_attention": (None, "vision"),  # text alone is causal with both
-    "enable_moe_block": (False,),
-    "attention_k_eq_v": (False,),
-}
-_NOT_YET = {
-    "enable_moe_block": "a mixture of experts (26B-A4B) is not supported yet",
-    "attention_k_eq_v": "one projection for keys and values (31B) is not supported yet",
-}
-_OTHERS = frozenset(
+_HARMLESS = frozenset(
     {
         *("model_type", "architectures", "dtype", "torch_dtype", "transformers_version"),
-        *("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "rope_parameters"),
-        *("rope_theta", "rope_scaling", "rope_local_base_freq", "sliding_window_pattern"),
-        # Checked if they have an effect.
-        *("quantization_config", "attn_logit_softcapping", "num_global_key_value_heads"),
-        *("num_experts", "top_k_experts", "moe_intermediate_size"),
+        *("bos_token_id", "eos_token_id", "pad_token_id", "layer_types", "quantization_config"),
+        # Have an effect only together with others.
+        *("num_global_key_value_heads", "num_experts", "top_k_experts", "moe_intermediate_size"),
         # Of training by transformers, of its caches and outputs, and of other tasks.
         *("attention_dropout", "initializer_range", "max_position_embeddings", "use_cache"),
         *("cache_implementation", "hidden_act", "chunk_size_feed_forward", "id2label", "label2id"),
@@ -97,13 +140,15 @@ _OTHERS = frozenset(
         *("tie_encoder_decoder", "temperature", "top_k", "top_p", "do_sample", "max_length"),
     }
 )
-"""Keys of a text model that are read, or change nothing, besides those with defaults."""
-_HARMLESS = ("_", "unsloth")
-"""Beginnings of further keys that change nothing."""
-_INHERITED = ("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings")
+"""Keys that are checked elsewhere, or change nothing."""
+_HARMLESS_STARTS = ("_", "unsloth")
+_INHERITED = (
+    *("bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
+    *("dtype", "torch_dtype", "quantization_config"),
+)
 _ARCHITECTURES = {
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
+    GEMMA3: "Gemma3ForCausalLM",
+    GEMMA2: "Gemma2ForCausalLM",
     GEMMA4: "Gemma4ForCausalLM",
 }
 
@@ -124,26 +169,28 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     """
     text = _text_part(hf)
     kind = text.get("model_type")
-    if not isinstance(kind, str) or kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _KEYS:
         raise ValueError(
             f"config.json: model_type is {show(kind)}; supported are "
-            f"{', '.join(map(repr, _DEFAULTS))}, and the text part of "
+            f"{', '.join(map(repr, _KEYS))}, and the text part of "
             f"{' and '.join(map(repr, MULTIMODAL))}"
         )
+    keys = _KEYS[kind]
     given = {key: value for key, value in text.items() if value is not None or key in _NULLABLE}
     wrong = _read_per_layer_config(given) if kind == GEMMA4 else []
-    whole = {**_DEFAULTS[kind], **given, "architectures": [_ARCHITECTURES[kind]]}
-    full, sliding, wrong_ropes = _ropes(whole)
-    wrong += _wrong_keys(hf, whole) + _wrong_sizes(whole) + wrong_ropes
-    if not wrong:
+    defaults = {key: one.default for key, one in keys.items() if one.default is not _ABSENT}
+    whole = {**defaults, **given, "architectures": [_ARCHITECTURES[kind]]}
+    full, sliding = _ropes(whole, wrong)
+    wrong += _wrong_keys(whole)
+    values = [
+        f"{key} is {show(whole[key])}, {one.wrong}"
+        for key, one in keys.items()
+        if key in whole and not one.accepts(whole[key])
+    ]
+    if not values:
         whole["layer_types"] = _layer_types(whole)
-        wrong = _wrong_layers(whole)
-    for key, values in (_ONLY_GEMMA4 if kind == GEMMA4 else _ONLY).items():
-        if whole.get(key, values[0]) not in values:
-            only = f"{key} is {show(whole[key])}, only {values[0]!r} is supported"
-            wrong.append(_NOT_YET.get(key, only))
-    if wrong:
-        wrong = list(dict.fromkeys(wrong))
+        values = [*_wrong_layers(whole), *_contradictions(whole)]
+    if wrong := list(dict.fromkeys(wrong + values)):
         more = len(wrong) - _MOST_MISTAKES
         wrong[_MOST_MISTAKES:] = [f"and {more} more"] if more > 0 else []
         raise ValueError("config.json: " + "; ".join(wrong))
@@ -152,48 +199,21 @@ def text_config(hf: Mapping[str, Any]) -> dict[str, Any]:
     whole |= {"rope_theta": full["rope_theta"], "rope_scaling": None}
     if full["rope_type"] == "linear":
         whole["rope_scaling"] = {"rope_type": "linear", "factor": full["factor"]}
-    if kind != "gemma2":
+    if kind == GEMMA3:
         whole["rope_local_base_freq"] = sliding["rope_theta"]
     for key in ("rope_parameters", "sliding_window_pattern", "_sliding_window_pattern"):
         whole.pop(key, None)
     return whole
 
 
-def _wrong_keys(hf: Mapping[str, Any], text: Mapping[str, Any]) -> list[str]:
-    """Quantized weights, and keys that nothing here knows: they may change the model."""
-    for settings in (hf, text):
-        quantized = settings.get("quantization_config")
-        if quantized:
-            method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
-            what = f"the weights are quantized ({show(method)}), which is not supported"
-            remedy = "set model.path to the model before that, which model.quantization quantizes"
-            return [f"quantization_config: {what}; {remedy}"]
-    kind = text["model_type"]
-    known = _OTHERS | _DEFAULTS[kind].keys() | (_ONLY_GEMMA4 if kind == GEMMA4 else _ONLY).keys()
-    unknown = sorted(key for key in text.keys() - known if not key.startswith(_HARMLESS))
-    return [
-        f"{key} = {show(text[key])} is unknown; remove it if the weights do not depend on it"
-        for key in unknown
-    ]
-
-
-def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
-    """Replaces `per_layer_config`, as transformers 5.15 writes it, with `global_head_dim`."""
-    layers = given.pop("per_layer_config", None)
-    if layers is None:
-        return []
-    width, kinds = given.get("head_dim", _SIZES["head_dim"]), given.get("layer_types")
-    kinds = kinds if isinstance(kinds, list) else []
-    full = [str(layer) for layer, kind in enumerate(kinds) if kind == FULL]
-    if layers and full and isinstance(layers, dict) and isinstance(layers.get(full[0]), dict):
-        width = layers[full[0]].get("head_dim")
-    if layers and layers != {layer: {"head_dim": width} for layer in full}:
-        what = f"another head_dim, the same in all layers of {FULL}"
-        return [f"per_layer_config is {show(layers)}; supported is only {what}"]
-    if given.setdefault("global_head_dim", width) != width:
-        both = f"{show(given['global_head_dim'])}, and {show(width)} in per_layer_config"
-        return [f"global_head_dim is {both}, which contradict each other; remove one"]
-    return []
+def _text_part(hf: Mapping[str, Any]) -> dict[str, Any]:
+    kind = _text_kind(hf)
+    if kind is None:
+        return dict(hf)
+    text, whole = hf.get("text_config"), hf["model_type"]
+    if not isinstance(text, dict):
+        raise ValueError(f"config.json: model_type is {whole!r}, but there is no text_config")
+    return {"model_type": kind, **{key: hf[key] for key in _INHERITED if key in hf}, **text}
 
 
 def is_multimodal(hf: Mapping[str, Any]) -> bool:
@@ -207,6 +227,194 @@ def _text_kind(hf: Mapping[str, Any]) -> str | None:
     return MULTIMODAL.get(kind) if isinstance(kind, str) else None
 
 
+def _read_per_layer_config(given: dict[str, Any]) -> list[str]:
+    """Replaces `per_layer_config`, as transformers 5.15 writes it, with `global_head_dim`."""
+    layers = given.pop("per_layer_config", None)
+    if layers is None:
+        return []
+    width, kinds = given.get("head_dim", _COMMON["head_dim"].default), given.get("layer_types")
+    full = [n for n, kind in enumerate(kinds) if kind == FULL] if isinstance(kinds, list) else []
+    try:
+        own = {int(layer): settings for layer, settings in layers.items()}  # "05" is layer 5
+        width = own[full[0]]["head_dim"] if own else width
+    except (AttributeError, ValueError, TypeError, LookupError):
+        own = {-1: None}
+    if own and own != {layer: {"head_dim": width} for layer in full}:
+        what = f"another head_dim, the same in all layers of {FULL}"
+        return [f"per_layer_config is {show(layers)}; supported is only {what}"]
+    if given.setdefault("global_head_dim", width) != width:
+        both = f"{show(given['global_head_dim'])}, and {show(width)} in per_layer_config"
+        return [f"global_head_dim is {both}, which contradict each other; remove one"]
+    return []
+
+
+def _wrong_keys(text: Mapping[str, Any]) -> list[str]:
+    """Quantized weights, and keys that nothing here knows: they may change the model."""
+    if quantized := text.get("quantization_config"):
+        method = quantized.get("quant_method") if isinstance(quantized, dict) else quantized
+        what = f"the weights are quantized ({show(method)}), which is not supported"
+        remedy = "set model.path to the model before that, which model.quantization quantizes"
+        return [f"quantization_config: {what}; {remedy}"]
+    kind = text["model_type"]
+    unknown = text.keys() - _KEYS[kind].keys() - _ROPE_KEYS[kind] - _HARMLESS
+    return [
+        f"{key} = {show(text[key])} is unknown; remove it if the weights do not depend on it"
+        for key in sorted(unknown)
+        if not key.startswith(_HARMLESS_STARTS)
+    ]
+
+
+def _layer_types(text: Mapping[str, Any]) -> Any:
+    """The configured layer types; by default 5 local layers per global one, in Gemma 2 one."""
+    if "layer_types" in text:
+        return text["layer_types"]
+    pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != GEMMA2 else 2
+    kinds = [SLIDING if (n + 1) % pattern else FULL for n in range(text["num_hidden_layers"])]
+    if text["model_type"] == GEMMA4:
+        kinds[-1] = FULL  # as transformers
+    return kinds
+
+
+def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
+    kinds, count = text["layer_types"], text["num_hidden_layers"]
+    if not isinstance(kinds, list):
+        return [f"layer_types is {show(kinds)}, not a list of names"]
+    if len(kinds) != count:
+        return [f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}"]
+    odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
+    if odd:
+        return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"]
+    if text["model_type"] != GEMMA4:
+        return []
+    shared = text["num_kv_shared_layers"]
+    if any(kind not in kinds[: max(count - shared, 0)] for kind in kinds):
+        return [f"num_kv_shared_layers is {shared}: the other layers lack a kind of layer_types"]
+    if kinds[-1] != FULL:
+        return [f"layer_types ends with {SLIDING}, but the last layer has to be {FULL}"]
+    return []
+
+
+def _contradictions(text: Mapping[str, Any]) -> Iterator[str]:
+    """Sizes that are valid alone, but not together."""
+    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
+    if heads % kv_heads:
+        yield f"num_attention_heads is not a multiple of num_key_value_heads: {heads}, {kv_heads}"
+    for key in ("head_dim", "global_head_dim"):
+        if text.get(key, 2) % 2:
+            yield f"{key} is {text[key]}, but must be even: RoPE rotates pairs"
+    if text["model_type"] != GEMMA4:
+        return
+    if text.get("num_global_key_value_heads", kv_heads) != kv_heads:
+        yield (
+            f"num_global_key_value_heads is {show(text['num_global_key_value_heads'])}; other "
+            "heads of keys and values in global layers (31B) are not supported yet"
+        )
+    vocab, others = text["vocab_size"], text["vocab_size_per_layer_input"]
+    if text["hidden_size_per_layer_input"] and vocab != others:
+        yield f"vocab_size_per_layer_input is {others}, but must be vocab_size, {vocab}"
+
+
+Rope = dict[str, Any]
+
+
+def _ropes(text: Mapping[str, Any], wrong: list[str]) -> tuple[Rope, Rope]:
+    """RoPE settings of global and of local layers; adds their problems to `wrong`.
+
+    transformers 4 and 5 have different formats. A file may contain both if they agree.
+    """
+    kind = text["model_type"]
+    given = _object(text, "rope_parameters", "", wrong)
+    older = {"the top level": _theta(text, "rope_theta")}
+    older["rope_scaling"] = _object(text, "rope_scaling", "", wrong)
+    if kind == GEMMA2:
+        both = _rope({**older, "rope_parameters": given}, ("default", "linear"), 1e4, wrong)
+        return both, both
+    places = {which: f"rope_parameters.{which}" for which in (FULL, SLIDING)}
+    newer = {which: _object(given, which, "rope_parameters.", wrong) for which in places}
+    wrong += [
+        f"rope_parameters has {show(key)}; a Gemma 3 or 4 has only {FULL} and {SLIDING}"
+        for key in given.keys() - places
+    ]
+    local = {"rope_local_base_freq": _theta(text, "rope_local_base_freq")}
+    kinds: tuple[str, ...] = ("default", "linear")
+    if kind == GEMMA4:
+        older, local, kinds = {}, {}, ("proportional",)
+    part: Any = newer[FULL].pop("partial_rotary_factor", 0.25) if kind == GEMMA4 else None
+    full = _rope({**older, places[FULL]: newer[FULL]}, kinds, 1e6, wrong)
+    if kind == GEMMA4:
+        full["partial_rotary_factor"] = part
+        if not (_is_number(part) and part <= 1):
+            wrong.append(f"partial_rotary_factor is {show(part)}, not a number from 0 to 1")
+    return full, _rope({**local, places[SLIDING]: newer[SLIDING]}, ("default",), 1e4, wrong)
+
+
+def _object(settings: Mapping[str, Any], key: str, within: str, wrong: list[str]) -> Rope:
+    """The object at a key, without null values; adds another value to `wrong`."""
+    found = settings.get(key) or {}
+    if not isinstance(found, dict):
+        wrong.append(f"{within}{key} is {show(found)}, not an object")
+        return {}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _theta(text: Mapping[str, Any], key: str) -> Rope:
+    return {"rope_theta": text[key]} if key in text else {}
+
+
+def _rope(
+    sources: Mapping[str, Rope], kinds: Collection[str], theta: float, wrong: list[str]
+) -> Rope:
+    """Merges the RoPE settings of several places, and adds their problems to `wrong`.
+
+    Args:
+        sources: settings by the name of their place.
+        kinds: supported values of `rope_type`, the default one first.
+        theta: default of `rope_theta`.
+        wrong: the problems.
+    """
+    rope: Rope = {}
+    places: dict[str, str] = {}
+    for place, settings in sources.items():
+        for name, value in settings.items():
+            key = "rope_type" if name == "type" else name
+            if rope.get(key, value) != value:
+                values = show(rope[key]), show(value)
+                what = f"{key} is {values[0]} in {places[key]} and {values[1]} in {place}"
+                wrong.append(f"{what}, which contradict each other; remove one")
+            rope[key], places[key] = value, place
+    rope = {"rope_type": next(iter(kinds)), "rope_theta": theta} | rope
+    if rope["rope_type"] not in kinds:
+        supported = " and ".join(map(repr, kinds))
+        wrong.append(f"rope_type is {show(rope['rope_type'])}, supported: {supported}")
+    elif rope["rope_type"] == "linear" and "factor" not in rope:
+        wrong.append("rope_type 'linear' without a factor")
+    else:
+        for key in sorted(rope.keys() - {"rope_type"}):
+            if key not in ("rope_theta", "factor"):
+                wrong.append(f"rope setting {show(key)} is not supported")
+            elif not _is_number(rope[key]):
+                wrong.append(f"{key} of RoPE is {show(rope[key])}, not a positive number")
+    return rope
+
+
+_SIZES = {
+    "window": "sliding_window",
+    "embed": "hidden_size",
+    "hidden": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+    "final_softcap": "final_logit_softcapping",
+}
+_SIZES_GEMMA4 = {
+    "global_head_dim": "global_head_dim",
+    "kv_shared_layers": "num_kv_shared_layers",
+    "per_layer_input": "hidden_size_per_layer_input",
+}
+"""Fields of `ModelShape` and keys with the same values."""
+
+
 def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
     """Reads the sizes from a `config.json` of Gemma 2, 3 or 4, text or multimodal.
 
@@ -214,32 +422,33 @@ def read_model_shape(hf: Mapping[str, Any]) -> ModelShape:
         ValueError: one line that lists every unsupported setting.
     """
     text = text_config(hf)
-    is_gemma4 = text["model_type"] == GEMMA4
+    kind = text["model_type"]
+    sizes = {field: text[key] for field, key in _SIZES.items()}
+    if kind == GEMMA4:
+        sizes |= {field: text[key] for field, key in _SIZES_GEMMA4.items()}
+        sizes["shared_hidden"] = text["intermediate_size"] * (1 + text["use_double_wide_mlp"])
     return ModelShape(
-        local=tuple(kind == SLIDING for kind in text["layer_types"]),
-        window=text["sliding_window"],
-        embed=text["hidden_size"],
-        hidden=text["intermediate_size"],
-        heads=text["num_attention_heads"],
-        kv_heads=text["num_key_value_heads"],
-        head_dim=text["head_dim"],
-        vocab=text["vocab_size"],
-        query_key_norm=text["model_type"] != "gemma2",
-        attention_softcap=None if is_gemma4 else text["attn_logit_softcapping"],
-        final_softcap=text["final_logit_softcapping"],
-        **(_gemma4_settings(text) if is_gemma4 else {}),
+        local=tuple(layer == SLIDING for layer in text["layer_types"]),
+        query_key_norm=kind != GEMMA2,
+        attention_softcap=None if kind == GEMMA4 else text["attn_logit_softcapping"],
+        value_norm=kind == GEMMA4,
+        **sizes,
     )
 
 
-def _gemma4_settings(text: Mapping[str, Any]) -> dict[str, Any]:
-    wide = 2 if text["use_double_wide_mlp"] else 1
-    return {
-        "value_norm": True,
-        "global_head_dim": text["global_head_dim"],
-        "kv_shared_layers": text["num_kv_shared_layers"],
-        "shared_hidden": wide * text["intermediate_size"],
-        "per_layer_input": text["hidden_size_per_layer_input"],
-    }
+def hf_config_of(shape: ModelShape) -> dict[str, Any]:
+    """A `config.json` for this shape; settings that do not affect memory have defaults."""
+    layers = [SLIDING if local else FULL for local in shape.local]
+    text = {"num_hidden_layers": shape.layers, "layer_types": layers}
+    text |= {key: getattr(shape, field) for field, key in _SIZES.items()}
+    if not shape.value_norm:
+        kind = GEMMA3 if shape.query_key_norm else GEMMA2
+        cap = {"attn_logit_softcapping": shape.attention_softcap}
+        return text | cap | {"model_type": kind, "query_pre_attn_scalar": shape.head_dim}
+    text |= {key: getattr(shape, field) for field, key in _SIZES_GEMMA4.items()}
+    wide = shape.shared_hidden == 2 * shape.hidden
+    vocab = {"vocab_size_per_layer_input": shape.vocab}
+    return text | vocab | {"model_type": GEMMA4, "use_double_wide_mlp": wide}
 
 
 def unused_tensors(shape: ModelShape) -> frozenset[str]:
@@ -299,225 +508,3 @@ def _layer_shapes(shape: ModelShape, layer: int) -> Iterator[tuple[str, tuple[in
         yield "per_layer_projection.weight", (d, p)
     if shape.value_norm:
         yield "layer_scalar", (1,)
-
-
-def _text_part(hf: Mapping[str, Any]) -> dict[str, Any]:
-    kind = _text_kind(hf)
-    if kind is None:
-        return dict(hf)
-    text, whole = hf.get("text_config"), hf["model_type"]
-    if not isinstance(text, dict):
-        raise ValueError(f"config.json: model_type is {whole!r}, but there is no text_config")
-    inherited = {key: hf[key] for key in (*_INHERITED, "dtype", "torch_dtype") if key in hf}
-    return {"model_type": kind, **inherited, **text}
-
-
-def _wrong_sizes(text: Mapping[str, Any]) -> list[str]:
-    wrong = []
-    for key in (*_SIZES, "vocab_size", "sliding_window_pattern", "_sliding_window_pattern"):
-        most = _MOST_LAYERS if key in _COUNTS_LAYERS else _MOST_SIZE
-        value = text.get(key, 1)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            wrong.append(f"{key} is {show(value)}, not an integer from 1 to {most}")
-    if not _is_number(text.get("query_pre_attn_scalar", 1)):
-        value = show(text["query_pre_attn_scalar"])
-        wrong.append(f"query_pre_attn_scalar is {value}, not a positive number")
-    wrong += [
-        f"{key} is {show(text[key])}, neither null nor a positive number"
-        for key in _NULLABLE
-        if text.get(key) is not None and not _is_number(text[key])
-    ]
-    if text["model_type"] != "gemma2" and text.get("attn_logit_softcapping") is not None:
-        value = show(text["attn_logit_softcapping"])
-        wrong.append(
-            f"attn_logit_softcapping is {value}, which transformers ignores in a Gemma 3 or 4; "
-            "set it to null"
-        )
-    if wrong:
-        return wrong
-    heads, kv_heads = text["num_attention_heads"], text["num_key_value_heads"]
-    if heads % kv_heads:
-        wrong.append(
-            f"num_attention_heads is not a multiple of num_key_value_heads: {heads}, {kv_heads}"
-        )
-    if text["head_dim"] % 2:
-        wrong.append(f"head_dim is {text['head_dim']}, but must be even: RoPE rotates pairs")
-    return wrong + (_wrong_gemma4_sizes(text) if text["model_type"] == GEMMA4 else [])
-
-
-def _wrong_gemma4_sizes(text: Mapping[str, Any]) -> list[str]:
-    wrong = [
-        f"{key} is {show(text[key])}, not an integer from {least} to {most}"
-        for key, least, most in (
-            ("global_head_dim", 1, _MOST_SIZE),
-            ("num_kv_shared_layers", 0, _MOST_LAYERS),
-            ("hidden_size_per_layer_input", 0, _MOST_SIZE),
-        )
-        if isinstance(text[key], bool)
-        or not isinstance(text[key], int)
-        or not least <= text[key] <= most
-    ]
-    if not isinstance(text["use_double_wide_mlp"], bool):
-        wrong.append(f"use_double_wide_mlp is {show(text['use_double_wide_mlp'])}, not a boolean")
-    if wrong:
-        return wrong
-    kv_heads = text["num_key_value_heads"]
-    if text.get("num_global_key_value_heads", kv_heads) != kv_heads:
-        wrong.append(
-            f"num_global_key_value_heads is {show(text['num_global_key_value_heads'])}; other "
-            "heads of keys and values in global layers (31B) are not supported yet"
-        )
-    if text["global_head_dim"] % 2:
-        width = text["global_head_dim"]
-        wrong.append(f"global_head_dim is {width}, but must be even: RoPE rotates pairs")
-    if text["hidden_size_per_layer_input"]:
-        vocab, others = text["vocab_size"], text["vocab_size_per_layer_input"]
-        if vocab != others:
-            wrong.append(f"vocab_size_per_layer_input is {others}, but must be vocab_size, {vocab}")
-    return wrong
-
-
-def _is_number(value: Any) -> bool:
-    """Whether it is a positive number in the range of float32."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and _LEAST <= value <= _MOST
-
-
-def _layer_types(text: Mapping[str, Any]) -> Any:
-    """The configured layer types; by default 5 local layers per global one, in Gemma 2 one."""
-    if "layer_types" in text:
-        return text["layer_types"]
-    pattern = text.get("sliding_window_pattern", 6) if text["model_type"] != "gemma2" else 2
-    kinds = [SLIDING if (n + 1) % pattern else FULL for n in range(text["num_hidden_layers"])]
-    if text["model_type"] == GEMMA4:
-        kinds[-1] = FULL  # as transformers
-    return kinds
-
-
-def _wrong_layers(text: Mapping[str, Any]) -> list[str]:
-    kinds, count = text["layer_types"], text["num_hidden_layers"]
-    if not isinstance(kinds, list):
-        return [f"layer_types is {show(kinds)}, not a list of names"]
-    if len(kinds) != count:
-        return [f"layer_types names {len(kinds)} layers, num_hidden_layers is {count}"]
-    odd = [kind for kind in kinds if kind not in (SLIDING, FULL)]
-    if odd:
-        return [f"layer_types has {show(odd[0])}; supported are {SLIDING} and {FULL}"]
-    if text["model_type"] != GEMMA4:
-        return []
-    shared = text["num_kv_shared_layers"]
-    if any(kind not in kinds[: max(count - shared, 0)] for kind in kinds):
-        return [f"num_kv_shared_layers is {shared}: the other layers lack a kind of layer_types"]
-    if kinds[-1] != FULL:
-        return [f"layer_types ends with {SLIDING}, but the last layer has to be {FULL}"]
-    return []
-
-
-def _ropes(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """RoPE settings of global and of local layers, and their problems.
-
-    transformers 4 and 5 have different formats. A file may contain both if they agree.
-    """
-    scaling, scaling_wrong = _settings(text, "rope_scaling")
-    given, given_wrong = _settings(text, "rope_parameters")
-    wrong = scaling_wrong + given_wrong
-    if text["model_type"] == GEMMA4:
-        return _gemma4_ropes(given, wrong)
-    older = {"the top level": _theta(text, "rope_theta"), "rope_scaling": scaling}
-    if text["model_type"] == "gemma2":
-        both, more = _rope({**older, "rope_parameters": given}, theta=10_000.0, linear=True)
-        return both, both, wrong + more
-    newer = {}
-    for kind in (FULL, SLIDING):
-        newer[kind], more = _settings(given, kind, within="rope_parameters.")
-        wrong += more
-    wrong += [
-        f"rope_parameters has {show(key)}; a Gemma 3 has only {FULL} and {SLIDING}"
-        for key in given.keys() - {FULL, SLIDING}
-    ]
-    full_sources = {**older, f"rope_parameters.{FULL}": newer[FULL]}
-    full, more = _rope(full_sources, theta=1_000_000.0, linear=True)
-    wrong += more
-    local_sources = {
-        "rope_local_base_freq": _theta(text, "rope_local_base_freq"),
-        f"rope_parameters.{SLIDING}": newer[SLIDING],
-    }
-    local, more = _rope(local_sources, theta=10_000.0, linear=False)
-    return full, local, wrong + more
-
-
-def _gemma4_ropes(
-    given: Mapping[str, Any], wrong: list[str]
-) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    set_full, full_wrong = _settings(given, FULL, within="rope_parameters.")
-    full: dict[str, Any] = {
-        "rope_type": "proportional",
-        "rope_theta": 1_000_000.0,
-        "partial_rotary_factor": 0.25,
-    } | set_full
-    local, local_wrong = _settings(given, SLIDING, within="rope_parameters.")
-    local = {"rope_type": "default", "rope_theta": 10_000.0} | local
-    wrong = wrong + full_wrong + local_wrong + _wrong_rope(local, ("default",))
-    part = full.pop("partial_rotary_factor")
-    wrong += _wrong_rope(full, ("proportional",))
-    if not (_is_number(part) and part <= 1):
-        wrong.append(f"partial_rotary_factor is {show(part)}, not a number from 0 to 1")
-    return full | {"partial_rotary_factor": part}, local, wrong
-
-
-def _settings(
-    text: Mapping[str, Any], key: str, *, within: str = ""
-) -> tuple[dict[str, Any], list[str]]:
-    """The object at a key, without null values, and its problems."""
-    found = text.get(key)
-    if found is None:
-        return {}, []
-    if not isinstance(found, dict):
-        return {}, [f"{within}{key} is {show(found)}, not an object"]
-    return {name: value for name, value in found.items() if value is not None}, []
-
-
-def _theta(text: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {"rope_theta": text[key]} if key in text else {}
-
-
-def _rope(
-    sources: Mapping[str, Mapping[str, Any]], *, theta: float, linear: bool
-) -> tuple[dict[str, Any], list[str]]:
-    """Merges the RoPE settings of several places, and reports their problems.
-
-    Args:
-        sources: settings by the name of their place.
-        theta: default of `rope_theta`.
-        linear: whether linear scaling is supported.
-    """
-    rope: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    wrong = []
-    for place, settings in sources.items():
-        for name, value in settings.items():
-            key = "rope_type" if name == "type" else name
-            if key in rope and rope[key] != value:
-                values = show(rope[key]), show(value)
-                what = f"{key} is {values[0]} in {places[key]} and {values[1]} in {place}"
-                wrong.append(f"{what}, which contradict each other; remove one")
-            rope[key], places[key] = value, place
-    rope = {"rope_type": "default", "rope_theta": theta} | rope
-    return rope, wrong + _wrong_rope(rope, ("default", "linear") if linear else ("default",))
-
-
-def _wrong_rope(rope: Mapping[str, Any], kinds: Collection[str]) -> list[str]:
-    kind = rope["rope_type"]
-    if kind not in kinds:
-        supported = " and ".join(map(repr, kinds))
-        return [f"rope_type is {show(kind)}, supported: {supported}"]
-    if kind == "linear" and "factor" not in rope:
-        return ["rope_type 'linear' without a factor"]
-    return [
-        f"{key} of RoPE is {show(rope[key])}, not a positive number"
-        for key in ("rope_theta", "factor")
-        if key in rope and not _is_number(rope[key])
-    ] + [
-        f"rope setting {show(key)} is not supported"
-        for key in sorted(rope.keys() - {"rope_theta", "rope_type", "factor"})
-    ]

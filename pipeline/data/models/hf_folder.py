@@ -141,32 +141,24 @@ def read_text_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"model.path: {folder}: {error}") from None
 
 
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files: `model.safetensors`, or without it those of the index.
-
-    Raises:
-        FileNotFoundError: with the missing weight files.
-        ValueError: if the index cannot be read.
-    """
-    weight_map = _read_index(folder)
-    names = [SINGLE] if weight_map is None else sorted(set(weight_map.values()))
-    absent = [name for name in names if not (folder / name).is_file()]
-    if absent:
-        raise FileNotFoundError(f"model.path: {folder} lacks {', '.join(absent)}")
-    return [folder / name for name in names]
-
-
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     """All tensors of a folder by their names in the files.
 
+    They are in `model.safetensors`, or without it in the files that the index names.
+
     Raises:
         FileNotFoundError: with the missing weight files.
-        ValueError: with the damaged files, and with the tensors that are in two files or not in the
-            file that the index names.
+        ValueError: if the index cannot be read; with the damaged files, and with the tensors that
+            are in two files or not in the file that the index names.
     """
+    index = _read_index(folder)
+    names = [SINGLE] if index is None else sorted(set(index.values()))
+    absent = [name for name in names if not (folder / name).is_file()]
+    if absent:
+        raise FileNotFoundError(f"model.path: {folder} lacks {', '.join(absent)}")
     found: dict[str, StoredTensor] = {}
     problems = []
-    for path in weight_files(folder):
+    for path in (folder / name for name in names):
         try:
             tensors = _read_header(path)
         except (SafetensorError, OSError) as error:
@@ -177,7 +169,7 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
         ]
         found |= tensors
     if not problems:
-        for name, file in sorted((_read_index(folder) or {}).items()):
+        for name, file in sorted((index or {}).items()):
             there = name in found and found[name].path.name == file
             if not there and not name.endswith(_HEAD):  # a tied head may be in the index alone
                 problems.append(f"{name} is not in {file}, which {folder / INDEX} names")

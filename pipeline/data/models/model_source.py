@@ -39,8 +39,7 @@ MODEL_FILES = (
 HF_HANDLE = re.compile(r"hf://([\w.-]+/[\w.-]+)(?:@(\S+))?")
 """Name and revision."""
 HF_LOG_IN = "`hf auth login` or the environment variable HF_TOKEN"
-_KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+)/(\w+)/([\w.-]+)(?:/(\d+))?")
-_KAGGLE_FRAMEWORKS = ("flax", "transformers")
+_KAGGLE_HANDLE = re.compile(r"kaggle://([\w.-]+/[\w.-]+/(?i:flax|transformers)/[\w.-]+)(?:/(\d+))?")
 _KAGGLE_LOGIN = (
     "an API token from https://www.kaggle.com/settings in KAGGLE_API_TOKEN, in KAGGLE_USERNAME "
     "and KAGGLE_KEY, or in ~/.kaggle"
@@ -134,18 +133,15 @@ def _from_hugging_face(
     try:
         if not download:
             return _cached_or_allowed(name, revision, files=files)
-        found = huggingface_hub.snapshot_download(
-            name, revision=revision, allow_patterns=list(files)
+        return Path(
+            huggingface_hub.snapshot_download(name, revision=revision, allow_patterns=list(files))
         )
     except errors.GatedRepoError:
-        raise ValueError(
-            f"{setting}: {handle} requires an accepted licence: accept it on the model's page on "
-            f"the hub, then log in with {HF_LOG_IN}"
-        ) from None
+        what = "requires an accepted licence: accept it on the model's page on the hub, then log in"
+        raise ValueError(f"{setting}: {handle} {what} with {HF_LOG_IN}") from None
     except errors.RepositoryNotFoundError:
-        raise FileNotFoundError(
-            f"{setting}: {handle} does not exist, or is private and needs {HF_LOG_IN}"
-        ) from None
+        what = f"does not exist, or is private and needs {HF_LOG_IN}"
+        raise FileNotFoundError(f"{setting}: {handle} {what}") from None
     except errors.RevisionNotFoundError:
         raise FileNotFoundError(f"{setting}: {name} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError as error:
@@ -155,11 +151,10 @@ def _from_hugging_face(
     except errors.HFValidationError as error:
         raise ValueError(f"{setting}: {handle!r} is not a valid model name: {error}") from None
     except errors.HfHubHTTPError as error:
-        if error.response.status_code in {401, 403}:
-            what = f"the hub refuses this login ({error.response.status_code}); log in again with"
-            raise ValueError(f"{setting}: {handle}: {what} {HF_LOG_IN}") from None
-        raise
-    return Path(found)
+        if error.response.status_code not in {401, 403}:
+            raise
+        what = f"the hub refuses this login ({error.response.status_code}); log in again with"
+        raise ValueError(f"{setting}: {handle}: {what} {HF_LOG_IN}") from None
 
 
 def _cached_or_allowed(name: str, revision: str | None, *, files: Sequence[str]) -> Path | None:
@@ -197,18 +192,11 @@ def _offline() -> bool:
 def _from_kaggle(handle: str, *, setting: str, download: bool) -> Path | None:
     match = _KAGGLE_HANDLE.fullmatch(handle)
     if match is None:
-        raise ValueError(
-            f"{setting}: {handle!r} is not kaggle://OWNER/MODEL/flax/VARIATION[/VERSION]"
-        )
-    name, framework, variation, version = match.groups()
-    if framework.lower() not in _KAGGLE_FRAMEWORKS:
-        raise ValueError(
-            f"{setting}: {handle}: the framework {framework!r} is not supported; "
-            f"supported are {', '.join(_KAGGLE_FRAMEWORKS)}"
-        )
-    cached = _kaggle_cache(f"{name}/{framework}/{variation}", version)
+        what = "kaggle://OWNER/MODEL/flax/VARIATION[/VERSION], or transformers for flax"
+        raise ValueError(f"{setting}: {handle!r} is not {what}")
+    cached = _kaggle_cache(*match.groups())
     # An exact version never changes, so its cache needs no check with the hub.
-    if cached is not None and (version is not None or _offline()):
+    if cached is not None and (match[2] is not None or _offline()):
         return cached
     if _offline():
         what = "is not in the cache and HF_HUB_OFFLINE forbids the download"

@@ -127,7 +127,7 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
         ValueError: with a line for each of `columns` that is not in `present`, and the nearest
             present column, each suggested once.
     """
-    known, wanted = sorted(present), list(dict.fromkeys(columns))
+    known, wanted = sorted(set(present)), list(dict.fromkeys(columns))
     absent = [column for column in wanted if column not in known]
     if not absent:
         return

@@ -75,19 +75,14 @@ def read_tokenizer(where: Path) -> Tokenizer:
     if size > _MOST_BYTES:
         raise ValueError(f"{path} has {size:,} bytes; the maximum is {_MOST_BYTES:,}")
     if path.suffix == ".json":
-        return JsonTokenizer(path)
-    return SentencePieceTokenizer(path)
+        return _JsonTokenizer(path)
+    return _SentencePieceTokenizer(path)
 
 
-class SentencePieceTokenizer(Tokenizer):
-    """A `tokenizer.model`; see `Tokenizer`."""
+class _SentencePieceTokenizer(Tokenizer):
+    """A `tokenizer.model`."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file.
-
-        Raises:
-            ValueError: if it cannot be read, or is not a Gemma tokenizer.
-        """
         self.path = path
         self._processor = SentencePieceProcessor()
         content = path.read_bytes()
@@ -104,22 +99,18 @@ class SentencePieceTokenizer(Tokenizer):
         self._finish()
 
     def encode(self, text: str) -> np.ndarray:
-        """See `Tokenizer`."""
         return np.asarray(self._processor.encode(text), dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """See `Tokenizer`."""
         ids = (int(token) for token in tokens)
         text: str = self._processor.decode([id_ for id_ in ids if id_ not in self._silent])
         return text
 
     def find(self, piece: str) -> int | None:
-        """See `Tokenizer`."""
         id_: int = self._processor.piece_to_id(piece)
         return id_ if self._processor.id_to_piece(id_) == piece else None
 
     def piece(self, id_: int) -> str:
-        """See `Tokenizer`."""
         return self._processor.id_to_piece(id_)
 
     def _silent_ids(self) -> list[int]:
@@ -147,15 +138,10 @@ def _readable(content: bytes, ids: Sequence[int]) -> bytes:
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 
 
-class JsonTokenizer(Tokenizer):
-    """A `tokenizer.json`; see `Tokenizer`."""
+class _JsonTokenizer(Tokenizer):
+    """A `tokenizer.json`."""
 
     def __init__(self, path: Path) -> None:
-        """Reads the file.
-
-        Raises:
-            ValueError: if it cannot be read, or is not a Gemma tokenizer.
-        """
         self.path = path
         try:
             self._inner = tokenizers.Tokenizer.from_file(str(path))
@@ -184,11 +170,10 @@ class JsonTokenizer(Tokenizer):
         self._finish()
 
     def encode(self, text: str) -> np.ndarray:
-        """See `Tokenizer`; every other special token in the text becomes one id, too."""
+        # Every other special token in the text becomes one id, too.
         return np.asarray(self._inner.encode(text, add_special_tokens=False).ids, dtype=np.int32)
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """See `Tokenizer`."""
         ids = [id_ for id_ in map(int, tokens) if id_ not in self._silent]
         parts = []
         # The library's decoder merges invalid bytes with valid ones.
@@ -200,12 +185,10 @@ class JsonTokenizer(Tokenizer):
         return "".join(parts)
 
     def find(self, piece: str) -> int | None:
-        """See `Tokenizer`."""
         return self._inner.token_to_id(piece)
 
     def piece(self, id_: int) -> str:
-        """See `Tokenizer`; empty for an unused id."""
-        return self._inner.id_to_token(id_) or ""
+        return self._inner.id_to_token(id_) or ""  # empty: an unused id
 
 
 def _utf8(data: bytes) -> str:

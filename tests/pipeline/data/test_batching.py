@@ -92,34 +92,19 @@ def test_micro_batches_by_hand():
     # have 3. Each takes a position less, as its last token is no input: a row of 8 takes one of
     # each. The small remainder goes into a small micro-batch.
     assert [ids(first), ids(second)] == [[2, 1, 4, 3], [5]]
-    np.testing.assert_array_equal(
-        first.tokens,
-        [
-            [200, 201, 202, 203, 204, 205, 100, 101],
-            [400, 401, 402, 403, 404, 405, 300, 301],
-        ],
-    )
-    np.testing.assert_array_equal(
-        first.targets,
-        [
-            [PAD, PAD, 203, 204, 205, 206, PAD, 102],
-            [PAD, PAD, PAD, PAD, 405, 406, 301, 302],
-        ],
-    )
+    rows = [[200, 201, 202, 203, 204, 205, 100, 101], [400, 401, 402, 403, 404, 405, 300, 301]]
+    np.testing.assert_array_equal(first.tokens, rows)
+    ends = [[PAD, PAD, 203, 204, 205, 206, PAD, 102], [PAD, PAD, PAD, PAD, 405, 406, 301, 302]]
+    np.testing.assert_array_equal(first.targets, ends)
     np.testing.assert_array_equal(first.segments, [[1] * 6 + [2] * 2] * 2)
     np.testing.assert_array_equal(first.positions, [[*range(6), *range(2)]] * 2)
     assert first.prefixes is None
     w = np.float32(1 / 10)
-    np.testing.assert_array_equal(
-        first.weights, [[0, 0, w, w, w, w, 0, w], [0, 0, 0, 0, w, w, w, w]]
-    )
-    np.testing.assert_array_equal(
-        first.advantages, [[0, 0, -1.5, -1.5, -1.5, -1.5, 0, 0.5], [0, 0, 0, 0, 1, 1, 2, 2]]
-    )
-    np.testing.assert_array_equal(
-        first.sampled_logprobs,
-        [[0, 0, -203, -204, -205, -206, 0, -102], [0, 0, 0, 0, -405, -406, -301, -302]],
-    )
+    learned = np.array([[0, 0, 1, 1, 1, 1, 0, 1], [0, 0, 0, 0, 1, 1, 1, 1]])
+    np.testing.assert_array_equal(first.weights, learned * w)
+    advantages = [[-1.5] * 6 + [0.5] * 2, [1.0] * 6 + [2.0] * 2]
+    np.testing.assert_array_equal(first.advantages, learned * advantages)
+    np.testing.assert_array_equal(first.sampled_logprobs, -learned * first.targets)
     np.testing.assert_array_equal(first.processed_logprobs, first.sampled_logprobs)
     np.testing.assert_array_equal(second.tokens, [[500, 501] + [PAD] * 6])
     np.testing.assert_array_equal(second.segments, [[1] * 2 + [0] * 6])
@@ -165,35 +150,20 @@ def test_a_row_with_a_shared_prompt_by_hand():
     assert (batch.num_tokens, batch.num_padded) == (8, 1)
 
 
-def test_processed_logprobs_are_stored_beside_those_of_the_full_distribution():
-    whole, other = rollout(1, 2, 1), rollout(2, 2, 2)
+def test_segments_have_their_own_versions_weights_and_processed_logprobs():
     kept = np.array([-0.5, -0.25], np.float32)
-    (drawn,) = other.completion.segments
-    drawn = replace(drawn, processed_logprobs=kept)
-    cut = replace(other, completion=replace(other.completion, segments=(drawn,)))
-    (batch,) = pack([whole, cut])
-    np.testing.assert_array_equal(
-        batch.sampled_logprobs, [[0, -202, -203, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
-    )
-    np.testing.assert_array_equal(
-        batch.processed_logprobs, [[0, -0.5, -0.25, 0, -102, 0, 0, 0, 0, 0, 0, 0]]
-    )
+    parts = {"version": 3, "loss_weight": 0.0, "processed_logprobs": kept}, {"loss_weight": 0.5}
+    (batch,) = pack([rollout(1, 2, 1), in_segments(rollout(2, 2, 3), *parts)])
 
+    def row(array: np.ndarray) -> list[float]:
+        return array[0, :6].tolist()
 
-def test_each_target_has_the_version_that_sampled_it():
-    first, second = rollout(1, 2, 1), in_segments(rollout(2, 2, 3), {"version": 3}, {"version": 4})
-    (batch,) = pack([first, second])
-    np.testing.assert_array_equal(batch.versions, [[0, 3, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0]])
-
-
-def test_a_segment_has_its_own_loss_weight():
-    first = rollout(1, 2, 1)
-    second = in_segments(rollout(2, 2, 3), {"loss_weight": 0.0}, {"loss_weight": 0.5})
-    (batch,) = pack([first, second])
-    np.testing.assert_array_equal(batch.weights > 0, [[0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
-    assert batch.weights[0, 3] == batch.weights[0, 5] / 2
-    assert batch.num_tokens == 2
-    np.testing.assert_array_equal(batch.targets[0, 1:4], second.completion.tokens)
+    assert row(batch.sampled_logprobs) == [0, -202, -203, -204, 0, -102]
+    assert row(batch.processed_logprobs) == [0, -0.5, -0.25, -204, 0, -102]
+    assert row(batch.versions) == [0, 3, 3, 0, 0, 0]
+    assert (batch.weights[0, 3], batch.num_tokens) == (batch.weights[0, 5] / 2, 2)
+    np.testing.assert_array_equal(batch.weights[0, :6] > 0, [0, 0, 0, 1, 0, 1])
+    np.testing.assert_array_equal(batch.targets[0, 1:4], [202, 203, 204])
 
 
 def in_segments(one: Rollout, first: dict[str, Any], second: dict[str, Any]) -> Rollout:
@@ -293,33 +263,6 @@ def test_batches_to_score_locate_each_completion():
     assert len(found) == 3
     for completion in completions:
         np.testing.assert_array_equal(found[completion.name], completion.tokens)
-
-
-@pytest.mark.parametrize(
-    ("share", "tokens", "fill", "sequence"),
-    [
-        # Prompt and completion without the last token; rows of four times the longest sequence.
-        (False, 20 + 20, 1 - 0.15 * 0.25**1.5, 40.0),
-        # A rollout pays for a quarter of its group's prompt, and for a tenth of the prompt of a row
-        # that its completion takes a tenth of: 7 tokens, which attend to 10 on average; those of
-        # completions attend to 20 + 10.
-        (True, 7 + 20, 0.97, 2 * (7 * 10 + 20 * 30) / 27),
-    ],
-)
-def test_the_expected_packing_by_hand(
-    share: bool, tokens: float, fill: float, sequence: float, tmp_path: Path
-):
-    config = make_config(
-        tmp_path,
-        rollout={"group_size": 4, "max_prompt_tokens": 22, "max_new_tokens": 33},
-        learner={"share_prefix": share},
-        plan={"row_tokens": 220, "micro_batch_tokens": 220},
-    )
-    found = Packing.expected(config, Lengths(prompt=21.0, completion=20.0))
-    assert found.tokens == pytest.approx(tokens)
-    assert found.positions == pytest.approx(tokens / fill)
-    assert found.learned == pytest.approx(20 * fill / tokens)
-    assert found.sequence == pytest.approx(sequence)
 
 
 @pytest.mark.parametrize(("group", "row"), [(16, 2048), (4, 1024)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,36 @@ import pytest
 from configs.schema import Config
 from pipeline.data.load import load_data
 from pipeline.data.references import reference_notices
+from pipeline.data.rows import DataError
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.samples import make_config
 
 CASES = Path(__file__).parent / "cases"
-QUESTIONS = [
-    "Lena has 3 jars with 4 nuts each. How many nuts?",
-    "A bus with 20 people lets 7 off. How many remain?",
-    "What is 1,000 plus 200?",
-    "Half of 9?",
+WORDS = [
+    ("Lena has 3 jars with 4 nuts each. How many nuts?", "12"),
+    ("A bus with 20 people lets 7 off. How many remain?", "13"),
+    ("What is 1,000 plus 200?", "1,200"),
+    ("Half of 9?", "4.5"),
 ]
-ANSWERS = ["12", "13", "1,200", "4.5"]
+NUMBERS = [
+    ("What is a tenth?", "0.1"),
+    ("What is a hundred-thousandth?", "0.00001"),
+    ("What is two times five?", "10"),
+    ("What is 10 to the 16th?", "10000000000000000"),
+]
+FLOATS = [(question, f"{answer}.0" if len(answer) == 2 else answer) for question, answer in NUMBERS]
+DECIMALS = [
+    (q, a)
+    for (q, _), a in zip(
+        NUMBERS, ("0.10000", "0.00001", "10.00000", f"{10**16}.00000"), strict=True
+    )
+]
 
 
 def config_of(folder: Path, name: str, **tables: Any) -> Config:
     test = folder / "test.jsonl"
-    test.write_text('{"question": "t", "prompt": "t", "answer": "#### 0"}\n')
+    row = dict.fromkeys(("question", "prompt", "conversations"), "t")
+    test.write_text(json.dumps(row | {"answer": "#### 0"}))
     tables = {"rollout": {"max_prompt_tokens": 300}, **tables}
     source = {"train": {"path": str(CASES / name)}, "test": {"path": str(test)}}
     return make_config(folder, **tables | {"data": source | tables.get("data", {})})
@@ -41,29 +56,57 @@ def turns(*texts: str) -> str:
 
 
 PROMPT = {"prompt": {"template": "{prompt}"}}
+CHATS = {"prompt": {"template": "{conversations}"}}
 
 
 @pytest.mark.parametrize(
-    ("name", "tables", "before"),
+    ("name", "tables", "rows", "before"),
     [
-        ("rows.ndjson", {}, ()),
-        ("rows.jsonl.gz", {}, ()),
-        ("tab.tsv", {}, ()),
-        ("pandas_index.csv", {}, ()),
-        ("gsm8k.jsonl", {"data": {"answer_pattern": "#### (.+)"}}, ()),
-        ("parts_text.jsonl", PROMPT, ()),
-        ("system_empty.jsonl", PROMPT, ()),
-        ("chat_as_json_text.jsonl", PROMPT, ()),
-        ("model_role.jsonl", PROMPT, ("Hello.", "Hi.")),
+        ("rows.ndjson", {}, WORDS, ()),
+        ("rows.jsonl.gz", {}, WORDS, ()),
+        ("tab.tsv", {}, WORDS, ()),
+        ("pandas_index.csv", {}, WORDS, ()),
+        ("gsm8k.jsonl", {"data": {"answer_pattern": "#### (.+)"}}, WORDS, ()),
+        ("float_small.jsonl", {}, NUMBERS, ()),
+        ("float32_answer.parquet", {}, FLOATS, ()),
+        ("decimal_answer.parquet", {}, DECIMALS, ()),
+        ("parts_text.jsonl", PROMPT, WORDS, ()),
+        ("system_empty.jsonl", PROMPT, WORDS, ()),
+        ("chat_as_json_text.jsonl", PROMPT, WORDS, ()),
+        ("model_role.jsonl", PROMPT, WORDS, ("Hello.", "Hi.")),
+        ("sharegpt.jsonl", CHATS, [("Be brief.\n\n" + q, a) for q, a in WORDS], ()),
     ],
 )
 def test_questions_and_answers_are_read(
-    tmp_path: Path, tokenizer: Tokenizer, name: str, tables: dict[str, Any], before: tuple[str, ...]
+    tmp_path: Path,
+    tokenizer: Tokenizer,
+    name: str,
+    tables: dict[str, Any],
+    rows: list[tuple[str, str]],
+    before: tuple[str, ...],
 ):
     data = load_data(config_of(tmp_path, name, **tables), tokenizer)
-    expected = [(turns(*before, q), a) for q, a in zip(QUESTIONS, ANSWERS, strict=True)]
+    expected = [(turns(*before, q), a) for q, a in rows]
     assert [(p.text, p.answer) for p in data.train.prompts] == expected
     assert all("" not in p.row for p in data.train.prompts)
+
+
+@pytest.mark.parametrize(
+    ("name", "tables", "what"),
+    [
+        ("latin1.jsonl", {}, "row 4: not UTF-8"),
+        ("semicolon.csv", {}, "semicolon.csv: the separator is ';' instead of ','"),
+        ("tool.jsonl", PROMPT, "row 1: column 'prompt' has in message 2 tool calls; tools are not"),
+        ("mathplain.jsonl", {"prompt": {"turn": "plain"}}, "column 'question' contains <bos>"),
+        ("sharegpt.jsonl", PROMPT, 'set prompt.template = "{conversations}"'),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_words(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, tables: dict[str, Any], what: str
+):
+    with pytest.raises(DataError) as raised:
+        load_data(config_of(tmp_path, name, **tables), tokenizer)
+    assert what in str(raised.value)
 
 
 def test_solutions_are_noticed_with_the_pattern_that_finds_the_answer(

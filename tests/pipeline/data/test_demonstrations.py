@@ -12,6 +12,7 @@ from configs.schema import Config
 from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.load import load_data
 from pipeline.data.rows import DataError, Malformed
+from pipeline.data.splits import report_lines
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.samples import make_config
 
@@ -60,7 +61,6 @@ def test_a_demonstration_is_a_prompt_and_a_completion_with_its_stop_token(
     assert example.completion_tokens.tolist() == [*tokenizer.encode("<answer>1</answer>"), end]
     assert example.prompt_tokens.dtype == example.completion_tokens.dtype == "int32"
     assert len(example) == len(example.prompt_tokens) + len(example.completion_tokens)
-    assert loaded.report == ("sft: 1 demonstrations",)
 
 
 def test_after_a_plain_prompt_a_completion_ends_with_eos(tokenizer: Tokenizer, tmp_path: Path):
@@ -94,7 +94,7 @@ def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     assert (len(loaded.too_long), loaded.overlaps, loaded.duplicates) == (1, 3, 1)
     assert (loaded.too_long[0].row, loaded.too_long[0].tokens > 200) == (6, True)
     excluded = "excluded: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
-    assert loaded.report[0] == f"sft: 2 demonstrations, {excluded}"
+    assert next(report_lines("sft: 2", loaded)) == f"sft: 2, {excluded}"
     with pytest.raises(DataError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):
         _load(tmp_path, tokenizer, rows)
 

@@ -107,21 +107,6 @@ def test_numbers_of_parquet_are_written_as_they_were_given(
     assert [p.answer for p in data.train.prompts] == texts
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("a.csv", "question,question\n", r"^data\.train\.path: /.*a\.csv: .* repeats the column"),
-        ("a.json", '[{"question": "q"}, 3]', r"row 2: a number, not an object with columns"),
-    ],
-)
-def test_malformed_files_are_refused(
-    tokenizer: Tokenizer, tmp_path: Path, name: str, text: str, message: str
-):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(DataError, match=message):
-        load(tokenizer, tmp_path, TEST, data={"train": {"path": str(tmp_path / name)}})
-
-
 def chat(*contents: str, system: str | None = None, **columns: Any) -> dict[str, Any]:
     """A row in chat format whose turns are of user and assistant."""
     turns = [("user", "assistant")[n % 2] for n in range(len(contents))]
@@ -186,22 +171,10 @@ def one(*turns: tuple[Any, Any]) -> list[dict[str, Any]]:
     [
         ([], "has no message of the user"),
         (one(("system", "s")), "has no message of the user"),
-        (
-            one(("assistant", "a")),
-            "has in message 1 the role 'assistant' instead of system or user",
-        ),
-        (
-            one(("user", "a"), ("user", "b")),
-            "has in message 2 the role 'user' instead of assistant",
-        ),
-        (
-            one(("user", "a"), ("tool", "b")),
-            "has in message 2 the role 'tool'; tools are not supported yet",
-        ),
-        (
-            one(("user", "a"), ("function_call", "b")),
-            "has in message 2 the role 'function_call'; tools are not supported yet",
-        ),
+        (one(("assistant", "a")), "has in message 1 the role 'assistant' instead of system or use"),
+        (one(("user", "a"), ("user", "b")), "has in message 2 the role 'user' instead of assistan"),
+        (one(("user", "a"), ("tool", "b")), "has in message 2 the role 'tool'; tools are not supp"),
+        (one(("user", "a"), ("function_call", "b")), "has in message 2 the role 'function_call';"),
         (
             [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [{"a": 1}]}],
             "has in message 2 tool calls; tools are not supported yet",
@@ -247,12 +220,12 @@ SHARE_GPT = [
         (one(("user", "q"), ("model", "r")), "q", "r"),
         (one(("developer", "s"), ("user", "q")), "s\n\nq", None),
         (one(("system", " "), ("user", "q")), "q", None),
-        (
-            one(("user", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])),
-            "qr",
-            None,
-        ),
+        (one(("system", None), ("user", "q")), "q", None),
+        (one(("User", [{"type": "text", "text": "q"}, {"type": "text", "text": "r"}])), "qr", None),
+        (one(("user", ["q", "r"])), "qr", None),
+        ([{"role": "user", "parts": [{"text": "q"}]}], "q", None),
         (json.dumps([USER]), "q", None),
+        (str([USER]), "q", None),  # as pandas writes it into CSV
     ],
 )
 def test_other_forms_of_messages_are_read(
@@ -274,17 +247,9 @@ def test_a_text_that_is_json_stays_text_beside_other_texts(tokenizer: Tokenizer,
 def test_columns_in_objects_have_dots(tokenizer: Tokenizer, tmp_path: Path, kind: str):
     rows = [{"extra": {"question": f"q{n}"}, "reward_model": {"truth": n}} for n in (1, 2)]
     write_jsonl(tmp_path / "t.jsonl", [{"extra.question": "t", "reward_model.truth": 3}])
-    data = load(
-        tokenizer,
-        tmp_path,
-        rows,
-        kind=kind,
-        prompt={"template": "{extra.question}", "turn": "plain"},
-        data={
-            "answer_column": "reward_model.truth",
-            "test": {"path": str(tmp_path / "t.jsonl")},
-        },
-    )
+    given = {"answer_column": "reward_model.truth", "test": {"path": str(tmp_path / "t.jsonl")}}
+    prompt = {"template": "{extra.question}", "turn": "plain"}
+    data = load(tokenizer, tmp_path, rows, kind=kind, prompt=prompt, data=given)
     assert [(p.text, p.answer) for p in data.train.prompts] == [("q1", "1"), ("q2", "2")]
     assert dict(data.train.prompts[0].row) == rows[0] | {
         "extra.question": "q1",
@@ -343,15 +308,14 @@ def test_a_dataset_may_have_no_reference_answers(tokenizer: Tokenizer, tmp_path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"answer_column": "anwser"}, r"^data\.train: .* has no column 'anwser'"),
-        (
-            {"answer_pattern": "(.+)"},
-            r"^data\.train: .* has no column 'answer'; nearest: 'answers'",
-        ),
+        ({"answer_column": "anwser"}, "column 'anwser'; nearest: 'answers'"),
+        ({"answer_pattern": "(.+)"}, "column 'answer'; nearest: 'answers'"),
+        ({"answer_column": "info.anser"}, "column 'info.anser'; nearest: 'info.answer'"),
     ],
 )
 def test_answers_that_are_set_must_exist(
     tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, str], message: str
 ):
+    row = {"question": "a", "answers": "1", "info": {"answer": "1"}}
     with pytest.raises(DataError, match=message):
-        load(tokenizer, tmp_path, [{"question": "a", "answers": "1"}], data=settings)
+        load(tokenizer, tmp_path, [row], data=settings)

@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from configs.schema import Config
-from pipeline.data.load import SplitSpec, load_data, load_split
+from pipeline.data.load import load_data, load_split
 from pipeline.data.rows import DataError, Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
@@ -35,37 +35,26 @@ def _write(path: Path, rows: list[Any]) -> str:
 
 
 def _config(
-    train: Mapping[str, Any],
-    *,
-    max_prompt_tokens: int = 60,
-    prompt: Mapping[str, Any] | None = None,
-    **data: Any,
+    train: Mapping[str, Any], *, max_prompt_tokens: int = 60, prompt: Any = None, **data: Any
 ) -> Config:
+    lengths = {"max_prompt_tokens": max_prompt_tokens, "max_new_tokens": 8}
     return make_config(
         Path("runs"),
         data={"train": train, "test": train, **data},
         prompt=prompt or {},
-        rollout={
-            "prompts_per_step": 1,
-            "max_prompt_tokens": max_prompt_tokens,
-            "max_new_tokens": 8,
-        },
+        rollout={"prompts_per_step": 1, **lengths},
         eval={"every_steps": 1 if "validation" in data else 0},
     )
 
 
-def _load(
-    path: str, tokenizer: Tokenizer, *, limit: int | None = None, **kwargs: Any
-) -> LoadedSplit:
-    source = {"path": path} if limit is None else {"path": path, "limit": limit}
+def _load(path: str, tokenizer: Tokenizer, *, limit: Any = None, **kwargs: Any) -> LoadedSplit:
+    source = {"path": path} | ({} if limit is None else {"limit": limit})
     return _load_train(_config(source, **kwargs), tokenizer)
 
 
 def _load_train(config: Config, tokenizer: Tokenizer) -> LoadedSplit:
     maker = PromptMaker(config.prompt, tokenizer)
-    source, where = config.data.train, "data.train"
-    reading = SplitSpec.of(source, where=where, config=config, maker=maker)
-    return load_split(reading, config=config)
+    return load_split("train", config.data.train, config=config, maker=maker)
 
 
 def test_a_row_becomes_a_prompt(tokenizer: Tokenizer, tmp_path: Path):
@@ -99,10 +88,7 @@ BROKEN: list[tuple[Any, str]] = [
     ({"question": "q"}, "column 'answer' is missing"),
     ({"question": ["q"], "answer": "1"}, "column 'question' is a list, not text or a number"),
     ({"question": "\ud800", "answer": "1"}, "column 'question' contains a lone surrogate"),
-    (
-        {"question": "a<end_of_turn>b", "answer": "1"},
-        "column 'question' contains the turn token <end_of_turn>",
-    ),
+    ({"question": "<end_of_turn>b", "answer": "1"}, "contains the turn token <end_of_turn>"),
 ]
 
 
@@ -157,14 +143,6 @@ def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer,
         _load(path, tokenizer, max_prompt_tokens=1)
 
 
-def test_a_missing_column_is_refused_with_the_nearest_name(tokenizer: Tokenizer, tmp_path: Path):
-    path = _write(tmp_path / "a.jsonl", [{"qestion": "q", "answer": "1"}])
-    with pytest.raises(DataError, match="has no column 'question'; nearest: 'qestion'"):
-        _load(path, tokenizer, malformed="skip")
-    with pytest.raises(DataError, match="has no column 'anwser'; nearest: 'answer'"):
-        _load(path, tokenizer, prompt={"template": "{qestion}"}, answer_column="anwser")
-
-
 def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "a.jsonl", [GOOD, "broken", GOOD, GOOD])
     split = _load(path, tokenizer, limit=3, malformed="skip")
@@ -174,28 +152,23 @@ def test_the_limit_counts_rows_from_the_start(tokenizer: Tokenizer, tmp_path: Pa
 
 def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "train.jsonl", [])
-    with pytest.raises(DataError, match="has no rows"):
-        _load(path, tokenizer)
-    with pytest.raises(DataError, match=r"data\.train\.path: no file .*; nearest: .*train\.jsonl"):
-        _load(str(tmp_path / "trian.jsonl"), tokenizer)
-    with pytest.raises(DataError, match=r"no file /.*/nowhere/a\.parquet$"):
-        _load("nowhere/a.parquet", tokenizer)
+    for given, what in (
+        (path, "has no rows"),
+        (str(tmp_path / "trian.jsonl"), r"data\.train\.path: no file .*; nearest: .*train\.jsonl"),
+        ("nowhere/a.parquet", r"no file /.*/nowhere/a\.parquet$"),
+    ):
+        with pytest.raises(DataError, match=what):
+            _load(given, tokenizer)
 
 
-def test_parquet_gives_the_same_rows(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
-    rows: list[dict[str, Any]] = [
-        GOOD,
-        {**GOOD, "question": "a"},
-        {**GOOD, "answer": None},
-        {**GOOD, "question": "b"},
-    ]
+def test_parquet_is_read_without_output(tokenizer: Tokenizer, tmp_path: Path, capfd: Any):
+    rows: list[dict[str, Any]] = [GOOD, {**GOOD, "answer": None}, {**GOOD, "question": "b"}]
     path = str(tmp_path / "a.parquet")
     datasets.Dataset.from_list([{**row, "tests": [1, 2]} for row in rows]).to_parquet(path)
     capfd.readouterr()
-    split = _load(path, tokenizer, limit=3, malformed="skip", prompt={"turn": "plain"})
-    assert [(p.id, p.text) for p in split.prompts] == [(1, GOOD["question"]), (2, "a")]
-    assert split.prompts[0].row["tests"] == [1, 2]
-    assert split.malformed == (Malformed(3, "column 'answer' is null"),)
+    split = _load(path, tokenizer, limit=2, malformed="skip")
+    assert [(p.id, p.row["tests"]) for p in split.prompts] == [(1, [1, 2])]
+    assert split.malformed == (Malformed(2, "column 'answer' is null"),)
     assert capfd.readouterr() == ("", "")
 
 
@@ -229,33 +202,20 @@ def test_a_hub_dataset_gives_the_same_rows(tokenizer: Tokenizer, monkeypatch: py
     assert asked == [(("openai/gsm8k", "main"), {"split": "train"})]
 
 
+NAMED = "'openai/gsm8k' (subset 'main', split 'train')"
+GATED = datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated dataset")
+
+
 @pytest.mark.parametrize(
     ("error", "sentence"),
     [
         (
-            ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub"),
-            (
-                "data.train: the hub cannot be reached for 'openai/gsm8k' (Couldn't reach "
-                "'openai/gsm8k' on the Hub); connect to the network, or download the dataset and "
-                "set path to its file"
-            ),
+            ConnectionError("as it says"),
+            "the hub cannot be reached for 'openai/gsm8k' (as it says)",
         ),
-        (
-            datasets.exceptions.DatasetNotFoundError("'openai/gsm8k' is a gated dataset"),
-            (
-                "data.train: 'openai/gsm8k' (subset 'main', split 'train') is gated: accept its "
-                "terms on the hub, then `hf auth login`"
-            ),
-        ),
-        (
-            ValueError('Unknown split "train".\nShould be one of ["test"].'),
-            (
-                "data.train: the hub cannot load 'openai/gsm8k' (subset 'main', split 'train'): "
-                'Unknown split "train". Should be one of ["test"].'
-            ),
-        ),
+        (GATED, f"{NAMED} is gated: accept its terms on the hub, then `hf auth login`"),
+        (ValueError("no split.\nBut a"), f"the hub cannot load {NAMED}: no split. But a"),
     ],
-    ids=["offline", "gated", "split"],
 )
 def test_hub_errors_become_one_sentence(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
@@ -264,10 +224,9 @@ def test_hub_errors_become_one_sentence(
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    config = _config(HUB)
     with pytest.raises(DataError) as raised:
-        _load_train(config, tokenizer)
-    assert str(raised.value) == sentence
+        _load_train(_config(HUB), tokenizer)
+    assert str(raised.value).startswith(f"data.train: {sentence}")
 
 
 def _splits(folder: Path, **names: str) -> Config:
@@ -313,15 +272,8 @@ def _mixture(
         validation={"path": write("validation", "czv")},
         test={"path": write("test", "bt")},
     )
-    sets = [
-        {
-            "name": "other",
-            "path": _write(folder / "other.jsonl", other),
-            "template": "{q}",
-            "answer_column": "solution",
-            "answer_pattern": "#### (.+)",
-        }
-    ]
+    columns = {"template": "{q}", "answer_column": "solution", "answer_pattern": "#### (.+)"}
+    sets = [{"name": "other", "path": _write(folder / "other.jsonl", other), **columns}]
     tree = config.model_dump() | {"eval": {"every_steps": 1, "sets": sets}}
     tree["rollout"]["prompts_per_step"] = prompts_per_step
     return Config.model_validate(tree)
@@ -332,19 +284,12 @@ def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, t
     assert data.validation is not None
     # b is in test, c in validation, d and k in the set.
     assert [(p.text, p.id, p.source) for p in data.train.prompts] == [
-        ("a", 1, "train"),
-        ("e", 5, "train"),
-        ("f", 6, "train"),
-        ("g", 7, "train"),
-        ("l", 10**9 + 2, "more"),
-        ("a", 10**9 + 3, "more"),
+        *(("aefg"[n], (1, 5, 6, 7)[n], "train") for n in range(4)),
+        *(("la"[n], 10**9 + 2 + n, "more") for n in range(2)),
     ]
     assert [p.text for p in data.validation.prompts] == ["c", "v"]
-    assert [(p.text, p.answer, p.id) for p in data.sets["other"].prompts] == [
-        ("d", "d", 1),
-        ("k", "k", 2),
-        ("z", "z", 3),
-    ]
+    others = [(p.text, p.answer, p.id) for p in data.sets["other"].prompts]
+    assert others == [("d", "d", 1), ("k", "k", 2), ("z", "z", 3)]
     assert data.weights == {"train": 2 / 3, "more": 1 / 3}
     assert data.overlaps == 5
     assert data.report == (
@@ -354,13 +299,8 @@ def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, t
         "test: 2 prompts",
         "sets.other: 3 prompts",
     )
-    assert list(data.fingerprints) == [
-        "train",
-        "mixture.more",
-        "validation",
-        "test",
-        "sets.other",
-    ]
+    names = ["train", "mixture.more", "validation", "test", "sets.other"]
+    assert list(data.fingerprints) == names
 
 
 def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -81,38 +80,28 @@ def test_a_demonstration_that_does_not_fit_is_refused():
 @given(SHAPES)
 def test_the_arrays_hold_the_demonstrations(shapes: list[tuple[int, int]]):
     sequences = step(make_demonstrations(shapes), 0)
-    shape = BatchShape(rows=2, tail_rows=1, length=LENGTH, pad=-1)
-    batches = packed_batches(sequences, shape=shape)
+    batches = packed_batches(sequences, shape=BatchShape(2, 1, LENGTH, pad=-1))
     assert [len(batch.tokens) for batch in batches] == [2, 1]
     assert sum(batch.weights.sum() for batch in batches) == pytest.approx(1.0)
-    learned = sum(len(example.completion_tokens) for packed in sequences for example in packed)
-    assert sum(batch.num_tokens for batch in batches) == learned
     assert all(batch.prefixes is None for batch in batches)
-    rows = [
-        (batch.tokens[row], batch.targets[row], batch.weights[row], batch.segments[row],
-         batch.positions[row])
-        for batch in batches
-        for row in range(len(batch.tokens))
-    ]  # fmt: skip
-    for packed, (tokens, targets, weights, segments, positions) in zip(
-        sequences, rows, strict=True
+    names = ("tokens", "targets", "segments", "positions", "weights")
+    arrays = (np.concatenate([getattr(batch, name) for batch in batches]) for name in names)
+    for packed, tokens, targets, segments, positions, weights in zip(
+        sequences, *arrays, strict=True
     ):
         # The last token of a completion is no input.
-        ends = np.cumsum([0, *(len(example) - 1 for example in packed)])
-        for number, (example, (start, end)) in enumerate(
-            zip(packed, pairwise(ends), strict=True), start=1
-        ):
-            whole = np.concatenate([example.prompt_tokens, example.completion_tokens])
-            np.testing.assert_array_equal(tokens[start:end], whole[:-1])
-            np.testing.assert_array_equal(positions[start:end], np.arange(len(whole) - 1))
-            assert set(segments[start:end].tolist()) == {number}
-            learned_at = np.flatnonzero(weights[start:end]) + start
-            np.testing.assert_array_equal(targets[learned_at], example.completion_tokens)
-            assert learned_at[-1] == end - 1
-        assert (tokens[ends[-1] :] == -1).all()
+        wholes = [np.concatenate([one.prompt_tokens, one.completion_tokens]) for one in packed]
+        learned = np.concatenate([one.completion_tokens for one in packed])
+        used = sum(len(whole) - 1 for whole in wholes)
+        assert tokens[:used].tolist() == [token for whole in wholes for token in whole[:-1]]
+        assert positions[:used].tolist() == [n for one in wholes for n in range(len(one) - 1)]
+        numbers = np.repeat(np.arange(len(wholes)) + 1, [len(one) - 1 for one in wholes])
+        np.testing.assert_array_equal(segments[:used], numbers)
+        np.testing.assert_array_equal(targets[weights > 0], learned)
         assert (targets[weights == 0] == -1).all()
-        assert not weights[ends[-1] :].any()
-        assert not segments[ends[-1] :].any()
+        assert (tokens[used:] == -1).all()
+        assert not weights[used:].any()
+        assert not segments[used:].any()
 
 
 def make_group(number: int, *, prompt: int, news: Sequence[int]) -> list[Demonstration]:
@@ -207,19 +196,6 @@ def test_rows_hold_every_sequence_once_and_each_prompt_at_most_once(
     assert sum(2 * used(row) <= 20 for row in rows) <= 1
 
 
-@given(st.integers(1, 10), st.integers(1, 11), st.lists(st.integers(1, 8), max_size=6))
-def test_sequences_of_equal_length_take_no_more_rows_if_they_share_prompts(
-    prompt: int, new: int, sizes: list[int]
-):
-    groups = [
-        make_group(number, prompt=prompt, news=[new] * size) for number, size in enumerate(sizes)
-    ]
-    shared = first_fit(groups, capacity=20)
-    apart = first_fit([[one] for group in groups for one in group], capacity=20)
-    # An earlier row has no space for a whole sequence, so it has as many as without sharing.
-    assert len(shared) <= len(apart)
-
-
 def test_a_small_remainder_goes_into_small_micro_batches():
     shape = BatchShape(rows=8, tail_rows=2, length=4, pad=0)
     assert shape.sizes == (8, 2)
@@ -228,15 +204,6 @@ def test_a_small_remainder_goes_into_small_micro_batches():
     one_size = BatchShape(rows=2, tail_rows=2, length=4, pad=0)
     assert one_size.sizes == (2,)
     assert one_size.split(3) == [2, 2]
-
-
-@given(st.integers(0, 100), st.integers(1, 6), st.integers(1, 8))
-def test_micro_batches_have_compiled_sizes_full_ones_first(rows: int, tail: int, of: int):
-    shape = BatchShape(rows=tail * of, tail_rows=tail, length=4, pad=0)
-    sizes = shape.split(rows)
-    assert set(sizes) <= set(shape.sizes)
-    assert sizes == sorted(sizes, reverse=True)
-    assert 0 <= sum(sizes) - rows < max(shape.rows / 2, tail)
 
 
 def test_padding_is_counted():

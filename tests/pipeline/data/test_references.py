@@ -87,6 +87,14 @@ def test_the_pattern_matches_the_rows_that_are_found(
     assert (refused or "") in found.advice
 
 
+def test_a_template_with_the_answer_is_noticed() -> None:
+    prompt = {"template": r"{question} Write \boxed{answer}."}
+    data = LoadedData(split("12"), None, split("7"))
+    (notice,) = reference_notices(make_config(Path(), prompt=prompt), data)
+    assert notice.what == "prompt.template shows the model the reference answer, {answer}"
+    assert notice.advice.endswith("for braces in the text write {{answer}}")
+
+
 def test_rewards_that_read_numbers_read_exponents() -> None:
     data = LoadedData(split("1e-05"), None, split("1"))
     assert len(list(reference_notices(config(EXACT), data))) == 1

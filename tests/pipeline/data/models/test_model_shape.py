@@ -16,8 +16,8 @@ from configs.schema import Lora
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Policy
 from pipeline.compute.model.sharding import make_mesh, placed
-from pipeline.data.models.find_shape import PUBLISHED, hf_config_of, shape_of, unused_bytes
-from pipeline.data.models.hf_config import read_model_shape
+from pipeline.data.models.find_shape import PUBLISHED, shape_of, unused_bytes
+from pipeline.data.models.hf_config import hf_config_of, read_model_shape
 from tests import tiny
 
 CONFIGS = Path(__file__).parents[3] / "slow/configs"
@@ -43,15 +43,6 @@ def test_parameter_counts_equal_the_published_ones(name, parameters):
     assert shape.parameters == parameters
     assert shape.base_bytes("bfloat16") == 2 * parameters
     assert shape.base_bytes("float32") == 4 * parameters
-
-
-def test_1b_by_hand():
-    shape = read_model_shape(hf("gemma3_1b"))
-    assert (shape.layers, shape.local_layers, shape.global_layers) == (26, 22, 4)
-    assert shape.embedding_parameters == 262_144 * 1152
-    attention = 1152 * 256 * (4 + 2 + 4)
-    assert shape.layer_parameters(0) == attention + 3 * 1152 * 6912
-    assert shape.norm_parameters == 26 * (4 * 1152 + 2 * 256) + 1152
 
 
 def test_e2b_by_hand():
@@ -98,14 +89,9 @@ def with_path(path):
     return config.model_copy(update={"model": config.model.model_copy(update={"path": path})})
 
 
-@pytest.mark.parametrize(
-    "path", ["kaggle://google/gemma-3/flax/gemma3-1b-it/1", "hf://google/gemma-3-1b-pt@main"]
-)
-def test_other_spellings_of_a_name(path):
-    assert shape_of(with_path(path)) == read_model_shape(hf("gemma3_1b"))
-
-
-def test_a_folder_is_read(tmp_path):
+def test_other_spellings_of_a_name_and_a_folder_are_read(tmp_path):
+    for path in ("kaggle://google/gemma-3/flax/gemma3-1b-it/1", "hf://google/gemma-3-1b-pt@main"):
+        assert shape_of(with_path(path)) == read_model_shape(hf("gemma3_1b"))
     (tmp_path / "config.json").write_text(json.dumps(tiny.hf_config()))
     assert shape_of(with_path(str(tmp_path))).embed == 24
 

@@ -18,72 +18,6 @@ from pipeline.data.text.chat import (
 )
 from pipeline.data.text.chat import render as render_with
 
-# As published with google/gemma-2-2b-it and google/gemma-3-1b-it.
-GEMMA2 = (
-    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not "
-    "supported') }}{% endif %}{% for message in messages %}{% if (message['role'] == 'user') != "
-    "(loop.index0 % 2 == 0) %}{{ raise_exception('Conversation roles must alternate "
-    "user/assistant/user/assistant/...') }}{% endif %}{% if (message['role'] == 'assistant') %}"
-    "{% set role = 'model' %}{% else %}{% set role = message['role'] %}{% endif %}"
-    "{{ '<start_of_turn>' + role + '\n' + message['content'] | trim + '<end_of_turn>\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\n'}}{% endif %}"
-)
-GEMMA3 = """{{ bos_token }}
-{%- if messages[0]['role'] == 'system' -%}
-    {%- if messages[0]['content'] is string -%}
-        {%- set first_user_prefix = messages[0]['content'] + '\n\n' -%}
-    {%- else -%}
-        {%- set first_user_prefix = messages[0]['content'][0]['text'] + '\n\n' -%}
-    {%- endif -%}
-    {%- set loop_messages = messages[1:] -%}
-{%- else -%}
-    {%- set first_user_prefix = "" -%}
-    {%- set loop_messages = messages -%}
-{%- endif -%}
-{%- for message in loop_messages -%}
-    {%- if (message['role'] == 'user') != (loop.index0 % 2 == 0) -%}
-        {{ raise_exception("Conversation roles must alternate user/assistant/user/assistant/...") }}
-    {%- endif -%}
-    {%- if (message['role'] == 'assistant') -%}
-        {%- set role = "model" -%}
-    {%- else -%}
-        {%- set role = message['role'] -%}
-    {%- endif -%}
-    {{ '<start_of_turn>' + role + '\n' + (first_user_prefix if loop.first else "") }}
-    {%- if message['content'] is string -%}
-        {{ message['content'] | trim }}
-    {%- elif message['content'] is iterable -%}
-        {%- for item in message['content'] -%}
-            {%- if item['type'] == 'image' -%}
-                {{ '<start_of_image>' }}
-            {%- elif item['type'] == 'text' -%}
-                {{ item['text'] | trim }}
-            {%- endif -%}
-        {%- endfor -%}
-    {%- else -%}
-        {{ raise_exception("Invalid content type") }}
-    {%- endif -%}
-    {{ '<end_of_turn>\n' }}
-{%- endfor -%}
-{%- if add_generation_prompt -%}
-    {{'<start_of_turn>model\n'}}
-{%- endif -%}
-"""
-# What the template published with google/gemma-4-E2B-it does without tools, images and sound.
-GEMMA4_TEMPLATE = """{{- bos_token -}}
-{%- set system = messages[0]['role'] == 'system' -%}
-{%- if enable_thinking or system -%}
-    {{- '<|turn>system\n' -}}
-    {%- if enable_thinking -%}{{- '<|think|>\n' -}}{%- endif -%}
-    {%- if system -%}{{- messages[0]['content'] | trim -}}{%- endif -%}
-    {{- '<turn|>\n' -}}
-{%- endif -%}
-{%- for message in (messages[1:] if system else messages) -%}
-    {%- set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-    {{- '<|turn>' + role + '\n' + message['content'] | trim + '<turn|>\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|turn>model\n' -}}{%- endif -%}
-"""
 CASES = Path(__file__).parents[1] / "cases"
 
 
@@ -91,7 +25,16 @@ def read_case(name: str) -> str:
     return (CASES / name).read_text(encoding="utf-8")
 
 
+GEMMA2, GEMMA3 = read_case("gemma2.jinja"), read_case("gemma3.jinja")
+"""As published with google/gemma-2-2b-it and google/gemma-3-1b-it."""
+GEMMA4_TEMPLATE = read_case("gemma4.jinja")
+"""What the one published with google/gemma-4-E2B-it does without tools, images and sound."""
 SHOTS = (Shot(user="1 + 1?", model="2"), Shot(user="2 + 2?", model="4"))
+PLAIN = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
+SPOKEN = (
+    "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n<start_of_turn>model\n2<end_of_turn>\n"
+    "<start_of_turn>user\nQ: q<end_of_turn>\n<start_of_turn>model\n"
+)
 
 
 def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = None) -> str:
@@ -99,22 +42,25 @@ def render(prompt: Prompt, row: Mapping[str, object], *, template: str | None = 
     return render_with(prompt, row, template=chat_template)
 
 
-def test_gemmas_turns():
-    prompt = Prompt(system="Think first.", template="Question: {question}")
-    assert render(prompt, {"question": "1 + 1?", "answer": "2"}) == (
-        "<start_of_turn>user\nThink first.\n\nQuestion: 1 + 1?<end_of_turn>\n<start_of_turn>model\n"
-    )
-
-
-def test_plain_is_the_text_alone():
-    prompt = Prompt(system="s", template="{a}+{b}={a}", turn="plain")
-    assert render(prompt, {"a": 1, "b": "x"}) == "s\n\n1+x=1"
-
-
-def test_braces_in_data_and_system_are_literal():
-    text = "{question} {} {{"
-    prompt = Prompt(system="{not a column} {", template="{{{question}}}", turn="plain")
-    assert render(prompt, {"question": text}) == f"{{not a column}} {{\n\n{{{text}}}"
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (Prompt(system="Think.", template="Q: {a}", shots=SHOTS[:1]), SPOKEN),
+        (Prompt(system="s", template="{a}+{b}={a}", turn="plain"), "s\n\nq+1=q"),
+        (
+            Prompt(system="s", template="Q: {a}\nA:", shots=PLAIN, turn="plain"),
+            "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:",
+        ),
+        # Braces in data and the system's text are literal.
+        (Prompt(system="{no} {", template="{{{braces}}}", turn="plain"), "{no} {\n\n{{a} {} {{}"),
+        (
+            Prompt(template='{a}: {{"v": {{"a": 1}}}} \\frac{{1}}{{2}}', turn="plain"),
+            'q: {"v": {"a": 1}} \\frac{1}{2}',
+        ),
+    ],
+)
+def test_prompts_by_hand(prompt: Prompt, text: str):
+    assert render(prompt, {"a": "q", "b": 1, "braces": "{a} {} {{", "other": "x"}) == text
 
 
 @pytest.mark.parametrize("shots", [(), SHOTS])
@@ -127,15 +73,6 @@ def test_gemmas_chat_templates_equal_the_built_in_turns(
     found = render(prompt, {"question": "q"}, template=template)
     assert found == render(prompt, {"question": "q"})
     assert found == render(prompt.model_copy(update={"turn": "gemma"}), {"question": "q"})
-
-
-def test_few_shot_examples_are_turns_of_user_and_model():
-    prompt = Prompt(system="Think.", shots=SHOTS[:1])
-    assert render(prompt, {"question": "q"}) == (
-        "<start_of_turn>user\nThink.\n\n1 + 1?<end_of_turn>\n"
-        "<start_of_turn>model\n2<end_of_turn>\n"
-        "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\n"
-    )
 
 
 @pytest.mark.parametrize("shots", [(), SHOTS])
@@ -187,12 +124,6 @@ def test_messages_replace_the_question(template: str | None):
 )
 def test_the_sole_column_of_a_template(template: str, column: str | None):
     assert sole_column(template) == column
-
-
-def test_few_shot_examples_in_plain_text_are_concatenated():
-    shots = (Shot(user="Q: 1 + 1?\nA:", model=" 2"),)
-    prompt = Prompt(system="s", template="Q: {question}\nA:", shots=shots, turn="plain")
-    assert render(prompt, {"question": "q"}) == "s\n\nQ: 1 + 1?\nA: 2\n\nQ: q\nA:"
 
 
 def test_only_auto_uses_the_models_template():
@@ -286,18 +217,19 @@ def test_columns_are_listed_once_in_order():
     assert template_columns("{b} {a} {{c}} {b} {two words}") == ("b", "a", "two words")
 
 
-def test_a_missing_column_names_the_nearest():
-    expected = r"the row has no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"
-    with pytest.raises(ValueError, match=expected):
-        render(Prompt(template="{qestion}"), {"question": "q", "answer": "a"})
-
-
-def test_literal_braces_have_a_remedy():
-    expected = r"no column '1'; .*; for braces in the text write \{\{1\}\}$"
-    with pytest.raises(ValueError, match=expected):
-        render(Prompt(template="{q} \\frac{1}{{2}}"), {"q": "q"})
-    prompt = Prompt(template='{q}: {{"v": {{"a": 1}}}} \\frac{{1}}{{2}}', turn="plain")
-    assert render(prompt, {"q": "q"}) == 'q: {"v": {"a": 1}} \\frac{1}{2}'
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("{qestion}", r"no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"),
+        (
+            "{question} \\frac{1}{{2}}",
+            r"no column '1'; .*; for braces in the text write \{\{1\}\}$",
+        ),
+    ],
+)
+def test_a_missing_column_names_the_nearest_or_a_remedy(template: str, what: str):
+    with pytest.raises(ValueError, match=f"the row has {what}"):
+        render(Prompt(template=template), {"question": "q", "answer": "a"})
 
 
 @pytest.mark.parametrize("template", ["{question.__class__}", "{question[0]}", "{0}"])

@@ -127,22 +127,26 @@ def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, model: dict[str,
         read_tokenizer(tmp_path)
 
 
-def test_a_tokenizer_that_changes_spaces_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (
+            {"add_dummy_prefix": True, "remove_extra_whitespaces": True},
+            "changes spaces: it decodes ' a  b ' to",
+        ),
+        ({}, "has no piece '<pad>'; nearest: '<padding>'"),
+    ],
+)
+def test_a_sentencepiece_model_of_another_kind_is_refused(
+    tmp_path: Path, change: dict[str, bool], what: str
+):
     path = write_tokenizer(tmp_path) / "tokenizer.model"
     model = proto.ModelProto.FromString(path.read_bytes())
-    model.normalizer_spec.add_dummy_prefix = True
-    model.normalizer_spec.remove_extra_whitespaces = True
-    path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match="changes spaces: it decodes ' a  b ' to"):
-        read_tokenizer(tmp_path)
-
-
-def test_a_tokenizer_without_gemmas_tokens_is_refused(tmp_path: Path):
-    path = write_tokenizer(tmp_path) / "tokenizer.model"
-    model = proto.ModelProto.FromString(path.read_bytes())
+    for name, value in change.items():
+        setattr(model.normalizer_spec, name, value)
     model.pieces[0].piece = "<padding>"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(ValueError, match="has no piece '<pad>'; nearest: '<padding>'"):
+    with pytest.raises(ValueError, match=what):
         read_tokenizer(tmp_path)
 
 
