@@ -400,6 +400,7 @@ def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) ->
         code=code,
         base=prepared.base,
         data=prepared.data.fingerprints,
+        rewards=prepared.reward_code,
         chip_speeds=chip_speeds(prepared.config),
         **spent,
     )

@@ -191,7 +191,7 @@ class StepRecorder:
         """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""
         config, deadline, now_s = self._config, self._deadline, self._clock.elapsed_s
         use, seconds = self._meter.end(elapsed_s=now_s)
-        cost = self._meter.cost(progress)
+        cost = self._meter.cost(progress, used_s=now_s)
         for line in time_lines(use, cost=cost):
             self._records.say(line)
         published = self._workers.published

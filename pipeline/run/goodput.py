@@ -46,12 +46,10 @@ SLOTS_USEFUL = "rollout/slots_useful"
 PADDED_SHARES = ("learner/padded_share", "sft/padded_share")
 _WEIGHTS = {
     "decode_tokens_per_s": "decode",
-    "decode_bandwidth": "decode",
     "prefill_tokens_per_s": "prefill",
     "update_tokens_per_s": "update",
     "mfu": "update",
     "hfu": "update",
-    "mfu_int8": "update",
 }
 """Phase of the devices that a speed is relative to; the others are relative to the steps."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -108,12 +106,6 @@ class TimeUse:
     def wall_s(self) -> float:
         """Seconds in which the run had a process."""
         return sum(one.total_s for one in self.intervals)
-
-    @property
-    def held_s(self) -> float:
-        """Seconds in which the run had its chips, or started Ray to get them."""
-        seconds = self.seconds
-        return self.wall_s - seconds.get("device_wait", 0.0)
 
     @property
     def first_step_s(self) -> float | None:
@@ -327,10 +319,9 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
         )
         yield f"goodput: {goodput['total']:.1%} = {parts}"
     speed = use.speeds
-    shares_of = {"mfu": "MFU", "hfu": "HFU", "mfu_int8": "MFU (int8)", "decode_bandwidth": "decode"}
-    used = [f"{name} {speed[key]:.1%}" for key, name in shares_of.items() if key in speed]
+    used = [f"{key.upper()} {speed[key]:.1%}" for key in ("mfu", "hfu") if key in speed]
     if "useful_tokens_per_s_chip" in speed:
-        of_limits = f"; of the chips' limits: {', '.join(used)}" if used else ""
+        of_limits = f"; {', '.join(used)}" if used else ""
         rate = speed["useful_tokens_per_s_chip"]
         yield f"speed: {rate:,.1f} trained tokens per second and chip{of_limits}"
     if cost:

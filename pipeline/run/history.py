@@ -13,8 +13,6 @@ ENDED = "ended"
 """Journal event: a clean end with its summary."""
 RESTARTED = "restarted"
 """Journal event: the run died or hung, and its parent has started it again; with the reason."""
-REWARDS = "rewards"
-"""Journal event: the hashes of the reward functions' code."""
 REWARDS_CHANGED = "rewards_changed"
 """Journal event: the rewards have changed; earlier scores are not comparable."""
 SETTINGS_CHANGED = "settings_changed"
@@ -76,10 +74,5 @@ def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
 
 def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Hashes at the last start: `code`, `base`, `data` by split, `rewards` by function."""
-    found: dict[str, Any] = {}
-    for entry in entries:
-        if entry["event"] == STARTED:
-            found |= {name: entry[name] for name in ("code", "base", "data")}
-        elif entry["event"] == REWARDS:
-            found["rewards"] = entry["sha256"]
-    return found
+    started = [entry for entry in entries if entry["event"] == STARTED]
+    return {name: started[-1][name] for name in ("code", "base", "data", "rewards") if started}

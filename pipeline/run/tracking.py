@@ -130,13 +130,7 @@ class Tracker:
         self._call(self._log_step, metrics, step, rollouts)
 
     def log_evaluation(
-        self,
-        name: str,
-        metrics: Mapping[str, Any],
-        *,
-        version: int,
-        step: int,
-        rewards_version: int = 0,
+        self, name: str, metrics: Mapping[str, Any], *, version: int, step: int
     ) -> None:
         """Logs the metrics of an evaluation of a policy version, after `step` steps.
 
@@ -148,12 +142,8 @@ class Tracker:
             metrics: its numbers, by their names in W&B.
             version: the policy version.
             step: training steps done.
-            rewards_version: of the current rewards; see `history.rewards_version`.
         """
-        values = {f"eval/{name}/version": version, **metrics}
-        if rewards_version:
-            values[f"eval/{name}/rewards_version"] = rewards_version
-        self._call(self._log_row, values, step)
+        self._call(self._log_row, {f"eval/{name}/version": version, **metrics}, step)
         if name != _VALIDATION:
             self.summarize(metrics)
 

@@ -189,15 +189,17 @@ def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)
     victim("SamplerActor").kill()
+    wait_for_events(run, "started", 3, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
-    victim("LearnerActor").suspend()
+    # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
+    victim("SamplerActor").suspend()
     status, output = finish(process)
     assert status == 0, output
     assert [entry["why"] for entry in journal(run) if entry["event"] == "restarted"] == [
         "the run's process was ended by SIGKILL",
         "a process of the run died",
         "the run made no progress for 20 s (faults.stuck_s)",
-    ]
+    ], output
     died = "sampler 0: its process ended unexpectedly"
     assert [entry["error"] for entry in journal(run) if entry["event"] == "failed"] == [died]
     assert f"{died}; the same command continues from the last checkpoint\n" in output

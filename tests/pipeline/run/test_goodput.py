@@ -55,7 +55,7 @@ def test_goodput_is_scheduling_x_runtime_x_program():
         "evaluation": 10.0,
         "export": 10.0,
     }
-    assert (use.wall_s, use.held_s, use.first_step_s, use.starts) == (60.0, 56.0, 40.0, 1)
+    assert (use.wall_s, use.first_step_s, use.starts) == (60.0, 40.0, 1)
     assert use.devices == {
         "prefill": 2.0,
         "decode": 4.0,
@@ -122,7 +122,7 @@ def test_lines_have_the_table_and_the_rates():
             "10.0% padding, 10.0% idle"
         ),
         "goodput: 30.0% = 75.0% scheduling x 66.7% runtime x 60.0% program",
-        "speed: 8.0 trained tokens per second and chip; of the chips' limits: MFU 30.0%, HFU 60.0%",
+        "speed: 8.0 trained tokens per second and chip; MFU 30.0%, HFU 60.0%",
         "cost: 2.50 dollars, 10.00 per million trained tokens",
     ]
     assert list(time_lines(TimeUse([], [], 0), cost={})) == []
