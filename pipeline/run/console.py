@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-STATUS_EVERY_S = 5.0
-"""Age at which `status.json` is written again where nothing has changed."""
+STATUS_EVERY_S = 2.0
+"""How often `status.json` is written."""
 QUIET_S = 60.0
 """Without a terminal, seconds without a line after which a line says what the run does."""
 _TICK_S = 0.25
@@ -76,7 +76,6 @@ class Console:
         self._drawing = ExitStack()
         self._live: Live | None = None
         self._spoke_s = time.monotonic()
-        self._written: tuple[object, float] = (None, 0.0)
 
     def __enter__(self) -> Console:
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
@@ -181,6 +180,7 @@ class Console:
 
     def _keep_up(self) -> None:
         """Draws the view, or says what the run does after a silence; writes `status.json`."""
+        written_s = -STATUS_EVERY_S
         while not self._closed.wait(_TICK_S):
             status = self.status
             if self._live is not None:
@@ -188,10 +188,8 @@ class Console:
                     self._live.refresh()
             elif time.monotonic() - self._spoke_s >= QUIET_S and status.phase not in _OWN_LINES:
                 self.say(self._stamped(status.doing))
-            seen = (status.phase, status.step, status.last_alarm)
-            before, written_s = self._written
-            if seen != before or time.monotonic() - written_s >= STATUS_EVERY_S:
-                self._written = (seen, time.monotonic())
+            if time.monotonic() - written_s >= STATUS_EVERY_S:
+                written_s = time.monotonic()
                 self._write_status()
 
     def _write_status(self) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -187,12 +186,8 @@ class RunFolder:
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
 
     def _in_use(self) -> ValueError:
-        who = ""
-        with suppress(
-            OSError, ValueError, LookupError, TypeError
-        ):  # written a moment after the lock
-            status = json.loads(self.status.read_bytes())
-            who = f" (by status.json {status['pid']} on {status['host']})"
+        status = self.last_status  # written a moment after the lock
+        who = f" (by status.json {status['pid']} on {status['host']})" if "pid" in status else ""
         return ValueError(
             f"another process{who} is using {self.path}; wait until it ends, or end it "
             "with Ctrl-C, SIGTERM or ray job stop"
@@ -201,7 +196,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
+        lock = (self.path / _LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -214,27 +209,25 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
-    def record_used_s(self, seconds: float) -> None:
-        """Writes the time that the run has used, for a resume after this process is killed.
+    @property
+    def last_status(self) -> dict[str, Any]:
+        """The content of `status.json`, written every few seconds; empty if there is none."""
+        with suppress(DamagedFileError):
+            return read_json(self.status) or {}
+        return {}
 
-        Called every few seconds while the folder is locked; thread-safe. A single write of fixed
-        width replaces the value before.
+    @property
+    def recorded_used_s(self) -> float:
+        """The time that the run has used by `status.json`; 0 if it is unknown."""
+        return float(self.last_status.get("elapsed_s", 0.0))
+
+    def record_used_s(self, seconds: float) -> None:
+        """Changes `recorded_used_s`, between two processes of the run.
 
         Raises:
             OSError: if it cannot be written.
         """
-        file = os.open(self.path / _LOCK, os.O_WRONLY)
-        try:
-            os.pwrite(file, b"%016.3f\n" % seconds, 0)
-        finally:
-            os.close(file)
-
-    @property
-    def recorded_used_s(self) -> float:
-        """The value that `record_used_s` wrote last; 0 if there is none."""
-        with suppress(OSError, ValueError):
-            return float((self.path / _LOCK).read_bytes())
-        return 0.0
+        write_json(self.status, {**self.last_status, "elapsed_s": seconds})
 
     @property
     def holds_run(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,9 @@ from actors.groups import RunActors
 from configs.schema import Config
 from launch.code_version import code_version
 from launch.preparation import Prepared
-from launch.progress import Reporter
 from launch.session import (
     _coordinate,
     _deadline,
-    _recording_time,
     _run_and_upload,
     _Session,
     _tracker,
@@ -96,9 +93,8 @@ class Session:
         config = self.prepared.config
         meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
-        prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
-        reporter = Reporter(meter.phases)
-        return _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
+        mirror = Mirror(None)
+        return _Session(self.prepared, self.stop, clock, meter, tracker, mirror, console)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -381,23 +377,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert (session.folder.export / "adapter").exists()
-
-
-def test_used_time_is_recorded_while_the_main_thread_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
-    folder = RunFolder.of(make_config(tmp_path))
-    with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
-        for seconds in (5.0, 60.0):
-            now.seconds = seconds
-            until = time.monotonic() + 30
-            while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
-                time.sleep(0.01)  # recording does not need this thread
-            assert folder.recorded_used_s == 100.0 + seconds
-        (folder.path / ".lock").rename(folder.path / "away")
-        time.sleep(0.1)  # a failed write is ignored
-        (folder.path / "away").rename(folder.path / ".lock")
 
 
 def test_a_run_continues_on_other_hardware_and_says_so(

@@ -240,19 +240,19 @@ def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
 
     module = SimpleNamespace(Popen=Child, TimeoutExpired=subprocess.TimeoutExpired)
     monkeypatch.setattr("launch.supervise.subprocess", module)
-    assert Interrupted(ARGV, make_config(tmp_path), tmp_path).run() == 0
+    assert Interrupted(ARGV, make_config(tmp_path)).run() == 0
     assert sent == [signal.SIGINT]
 
 
 REPORTS_ONCE = """
-import pathlib, os, signal
-report = pathlib.Path(os.environ["GEMMA_GRPO_SUPERVISOR"], "progress.json")
-report.write_text('{"written": 1, "progress": 1, "slow": false}')
+import os, pathlib, signal, sys
+status = pathlib.Path(sys.argv[1], "status.json")
+status.write_text('{"pid": %d, "progress": 1, "slow": false}' % os.getpid())
 signal.pause()
 """
 SAYS_WHY = """
-import os, sys
-open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_RESTARTED"])
+import os, pathlib, sys
+pathlib.Path(sys.argv[1], "why").write_text(os.environ["GEMMA_GRPO_RESTARTED"])
 """
 
 
@@ -260,11 +260,12 @@ open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_RESTARTED"])
 def test_a_run_without_progress_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    commands, said = [REPORTS_ONCE, SAYS_WHY], tmp_path / "why"
+    commands, run = [REPORTS_ONCE, SAYS_WHY], tmp_path / "run"
+    run.mkdir()
     ended = list[subprocess.Popen[bytes]]()
 
     def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", commands.pop(0), str(said)]
+        command = [sys.executable, "-c", commands.pop(0), str(run)]
         ended.append(subprocess.Popen(command, **settings))
         return ended[-1]
 
@@ -277,7 +278,7 @@ def test_a_run_without_progress_is_killed_and_started_again(
     assert capsys.readouterr().out == f"{why}; it is started again, and the run resumes\n"
     assert [one.returncode for one in ended] == [-signal.SIGKILL, 0]
     # The new process journals why.
-    assert said.read_text() == why
+    assert (run / "why").read_text() == why
 
 
 @pytest.mark.parametrize(
@@ -301,7 +302,7 @@ def test_how_long_a_run_may_be_without_progress(
     with closing(RunFolder.of(config)) as folder:
         folder.create(config)
         folder.write_metrics({"step": 1, "time/step_s": longest_s})
-    supervisor = _Supervisor(ARGV, config, tmp_path)
+    supervisor = _Supervisor(ARGV, config)
     assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s
 
 

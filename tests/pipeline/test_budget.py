@@ -162,15 +162,6 @@ def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
     assert used_s(next_one) == 120.25
 
 
-@pytest.mark.parametrize("left", [b"", b"\0" * 17, b"half a li"])
-def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
-    folder = folder_of(make_config(tmp_path))
-    (folder.path / ".lock").write_bytes(left)
-    assert used_s(folder) == 0.0
-    folder.record_used_s(7.0)
-    assert used_s(folder) == 7.0
-
-
 def finished_run(config: Config) -> RunFolder:
     """Used 300 s; 12 s of the second start, 20 s of a step, and 40 + 5 + 2 s of the end."""
     folder = folder_of(config)
