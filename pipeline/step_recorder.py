@@ -20,7 +20,7 @@ from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import TrainingStopped, Workers
 from pipeline.run.goodput import time_lines
-from pipeline.run.history import RESTARTED
+from pipeline.run.history import RESTARTED, rewards_changed_after
 from pipeline.run.meter import RunMeter, Work
 from pipeline.run.records import Records, finite
 from pipeline.types import TrainStep
@@ -72,7 +72,7 @@ class StepRecorder:
         self._resumed_from = resumed_from
         self._alarms = AlarmWatch(config)
         folder = records.folder
-        changed = max(folder.reward_changes, default=0)
+        changed = rewards_changed_after(folder.entries())
         rows = [row for row in folder.metrics if row["step"] > changed]
         self._alarms.replay(rows, schedule.validations, folder.valid_entries("alarm"))
         self._restarts = sum(True for _ in folder.events(RESTARTED))

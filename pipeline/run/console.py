@@ -69,6 +69,7 @@ class Console:
         self._clock, self._phase, self._file = clock, phase, status_file
         self._write, self._now = write, now
         self._status = Status(run)
+        self._activities = dict[object, Activity]()
         self._ended: str | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -102,10 +103,10 @@ class Console:
     def status(self) -> Status:
         """What the run does now."""
         with self._lock:
-            status = self._status
+            status, activities = self._status, tuple(self._activities.values())
         phase = self._ended or self._phase() or ""
         elapsed_s = 0.0 if self._clock is None else self._clock.elapsed_s
-        return replace(status, phase=phase, elapsed_s=elapsed_s)
+        return replace(status, phase=phase, elapsed_s=elapsed_s, activities=activities)
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the status."""
@@ -153,25 +154,17 @@ class Console:
             what: is being done, or the process that does it.
             unit: of the amount, in the plural.
         """
-        current: Activity | None = None
+        key = object()
 
         def show(done: int, total: int) -> None:
-            nonlocal current
-            before, current = current, Activity(what, unit, done, total)
-            self._exchange(before, current)
+            with self._lock:
+                self._activities[key] = Activity(what, unit, done, total)
 
         try:
             yield show
         finally:
-            self._exchange(current, None)
-
-    def _exchange(self, before: Activity | None, after: Activity | None) -> None:
-        """Replaces an activity; the others keep their places."""
-        with self._lock:
-            found = list(self._status.activities)
-            place = len(found) if before is None else found.index(before)
-            found[place : place + (before is not None)] = [] if after is None else [after]
-            self._status = replace(self._status, activities=tuple(found))
+            with self._lock:
+                self._activities.pop(key, None)
 
     def _stamped(self, text: str) -> str:
         return f"{self._now().strftime(TIME_FORMAT)} {text}"

@@ -53,18 +53,18 @@ def last_summary(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     return found
 
 
-def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Steps after which the rewards changed, ascending.
+def rewards_changed_after(entries: Iterable[Mapping[str, Any]]) -> int:
+    """The last step by other rewards than now; 0: there is none.
 
     A resume after an earlier step does not undo a change: it then holds from that step on.
     """
-    found: list[int] = []
+    found = 0
     for entry in entries:
         if entry["event"] == REWARDS_CHANGED:
-            found.append(entry["after_step"])
+            found = entry["after_step"]
         elif entry["event"] == RESUMED:
-            found = [min(entry["step"], step) for step in found]
-    return sorted(set(found))
+            found = min(entry["step"], found)
+    return found
 
 
 def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:

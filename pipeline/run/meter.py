@@ -24,14 +24,7 @@ from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.topology import GIB
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
-from pipeline.run.goodput import (
-    DEVICE_PHASES,
-    Interval,
-    TimeUse,
-    phase_seconds,
-    step_seconds,
-    time_use,
-)
+from pipeline.run.goodput import DEVICE_PHASES, TimeUse, phase_seconds, step_seconds, time_use
 from pipeline.run.history import ENDED
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
@@ -235,7 +228,7 @@ class RunMeter:
         row = {**row, **found}
         parts: dict[str, Mapping[str, float]] = {
             "tokens": {"generated": float(work.decode.tokens)},
-            "goodput": TimeUse([Interval(phase_seconds(row))], [row], starts=1).goodput,
+            "goodput": TimeUse(phase_seconds(row), [row]).goodput,
             "speed": speeds(row, work, self._hardware),
             "cost": self.cost(progress, used_s=row["time/elapsed_s"]),
             "hbm": self._memory(uses, sizes),
@@ -270,8 +263,7 @@ class RunMeter:
         """
         folder, seconds = self._folder, self.phases.take()
         entry = {"event": ENDED, "summary": {"wall_s": elapsed_s}, "seconds": seconds}
-        journal = [*folder.entries(), entry]
-        return time_use(folder.metrics, journal, superseded=folder.superseded_metrics), seconds
+        return time_use(folder.metrics, [*folder.entries(), entry]), seconds
 
     def _mean_over_chips(self, uses: Mapping[str, ProcessUse], phase: str) -> float:
         chips = self._hardware.chips

@@ -24,13 +24,7 @@ from configs.resume import (
 )
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.run.history import (
-    ENDED,
-    RESUMED,
-    last_summary,
-    steps_with_changed_rewards,
-    valid_entries,
-)
+from pipeline.run.history import ENDED, RESUMED, last_summary, valid_entries
 from pipeline.run.record_files import (
     RESTORE,
     DamagedFileError,
@@ -69,7 +63,6 @@ class RunFolder:
         self.plan_file = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
-        self._superseded = path / "metrics.superseded.jsonl"
         self._summary = path / "summary.json"
         self._lock: TextIO | None = None
 
@@ -317,11 +310,6 @@ class RunFolder:
         return valid_entries(self.entries(), events, since=since)
 
     @property
-    def reward_changes(self) -> list[int]:
-        """Steps after which the rewards changed; see `history.steps_with_changed_rewards`."""
-        return steps_with_changed_rewards(self.entries())
-
-    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of all steps, oldest first, without time stamps.
 
@@ -332,11 +320,6 @@ class RunFolder:
             {name: value for name, value in row.items() if name != "time"}
             for row in read_rows(self._metrics)
         ]
-
-    @property
-    def superseded_metrics(self) -> list[dict[str, Any]]:
-        """The rows of steps that a resume has set aside, oldest first."""
-        return list(read_rows(self._superseded))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""

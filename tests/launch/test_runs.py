@@ -30,7 +30,7 @@ from tests.launch.cluster_fixtures import (
     write_config,
 )
 from tests.launch.time_checks import check_time
-from tests.launch.wandb_reader import WandbFiles
+from tests.pipeline.run.wandb_files import WandbFiles
 from tests.run_process import TIMINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]

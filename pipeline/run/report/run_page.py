@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from configs.toml_text import show_value
-from pipeline.run.goodput import GROUPS, LOST, grouped, share_rows, summed
+from pipeline.run.goodput import GROUPS, LOST, grouped, phase_seconds, share_rows, summed
 from pipeline.run.history import RESUMED, SETTINGS_CHANGED
 from pipeline.run.report import facts
 from pipeline.run.report.curves import Panel, Series, chart
@@ -18,7 +18,7 @@ from pipeline.run.report.samples import answer_rows, rollout_rows
 from pipeline.run.report.verdict import verdict
 
 MOST_SPANS = 60
-"""Spans of the chart of time; more intervals are added up."""
+"""Spans of the chart of time; more steps are added up."""
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 """Characters that HTML cannot hold."""
 _TIME_COLOURS = {
@@ -85,13 +85,13 @@ def render(template: str, **values: Any) -> str:
 
 
 def _time_panels(run: RunRecords) -> list[Panel]:
-    """What the time was used for; neighbouring intervals are added up. None without intervals."""
+    """What the time of the steps was used for; neighbouring ones are added up. None without any."""
     use = run.time_use
     unit, unit_s = ("hours", _HOUR_S) if use.wall_s > 3 * _HOUR_S else ("minutes", _MINUTE_S)
-    size, at_s = -(-len(use.intervals) // MOST_SPANS), 0.0
+    size, at_s = -(-len(use.rows) // MOST_SPANS), 0.0
     points: dict[str, list[tuple[float, ...]]] = {group: [] for group in GROUPS}
-    for first in range(0, len(use.intervals), size or 1):
-        seconds = summed(one.seconds for one in use.intervals[first : first + size])
+    for first in range(0, len(use.rows), size or 1):
+        seconds = summed(phase_seconds(row) for row in use.rows[first : first + size])
         until_s = at_s + sum(seconds.values())
         for group, value in grouped(seconds).items():
             share = value / (until_s - at_s) if until_s > at_s else 0.0
