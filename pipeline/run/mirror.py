@@ -37,8 +37,8 @@ _LEFT_OUT = re.compile(
 _FINAL = re.compile(r"rollouts/(step|sft)_.*|checkpoints/\d+/.*")
 """What is never replaced by another file of the same size."""
 
-Stamp = tuple[int, float]
-"""Size of a file, and time of its change in seconds since 1970."""
+Stamp = tuple[int, float | None]
+"""Size of a file, and time of its change in seconds since 1970; None: unknown."""
 
 # It prints a traceback of each failure, which is raised, too.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
@@ -78,8 +78,9 @@ class Copier:
 
     def __init__(self, url: str) -> None:
         self._store = open_store(url)
-        self._before = sizes(self._store)
-        self._copied: dict[str, Stamp | None] = dict.fromkeys(self._before)
+        self._copied: dict[str, Stamp] = {
+            path: (size, None) for path, size in sizes(self._store).items()
+        }
 
     def copy(self, new: Snapshot) -> None:
         """Copies new and changed files, then deletes what the run folder no longer has.
@@ -87,9 +88,9 @@ class Copier:
         Retention may delete a checkpoint meanwhile: what is left is for the next call.
         """
         for path in sorted(new.stamps, key=_place):
-            stamp, copied = new.stamps[path], self._copied.get(path)
-            was_copied = _FINAL.fullmatch(path) and stamp[0] == self._before.get(path)
-            if stamp != copied and not was_copied:
+            stamp = new.stamps[path]
+            same = {stamp, (stamp[0], None)} if _FINAL.fullmatch(path) else {stamp}
+            if self._copied.get(path) not in same:
                 content = new.records.get(path, new.folder / path)
                 if isinstance(content, Path) and not content.exists():
                     return
@@ -140,8 +141,9 @@ class Mirror:
         """Waits up to `FINISH_S` for a last copy; logs if it is not complete."""
         if self._thread is None:
             return
-        self._finishes = True
         self.request()
+        self._finishes = True
+        self._asked.set()
         await asyncio.to_thread(self._thread.join, FINISH_S)
         if not self._is_complete:
             self._say(

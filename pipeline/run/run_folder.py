@@ -60,7 +60,7 @@ class RunFolder:
         self.rewards_log = path / _REWARDS_LOG
         self.status = path / _STATUS
         self._config = path / "config.json"
-        self.plan_file = path / "plan.json"
+        self._plan = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
         self._summary = path / "summary.json"
@@ -164,10 +164,6 @@ class RunFolder:
             self._take_lock()
         recover_folder(self.export)
         self.rollouts.mkdir(exist_ok=True)
-        self.write_config(config)
-
-    def write_config(self, config: Config) -> None:
-        """Replaces `config.json`."""
         write_atomically(self._config, config_to_json(config).encode())
 
     def _refuse_odd_paths(self) -> None:
@@ -278,13 +274,13 @@ class RunFolder:
             DamagedFileError: if `plan.json` is damaged; with the remedy.
         """
         try:
-            return read_json(self.plan_file)
+            return read_json(self._plan)
         except DamagedFileError as error:
             raise DamagedFileError(f"{error}; or delete it to plan the sizes again") from None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
-        write_json(self.plan_file, plan)
+        write_json(self._plan, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends an event to the journal."""

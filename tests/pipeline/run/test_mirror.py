@@ -120,8 +120,15 @@ def test_only_what_has_changed_is_copied(folder: RunFolder, written: list[str]):
     assert copied() == content(folder.path)
     # The next process does not know the times, and copies what may have been replaced.
     written.clear()
-    copy(folder)
-    assert written == [".lock", "config.json", "journal.jsonl", "metrics.jsonl", best]
+    copier, again = Copier(MEMORY), folder.rollouts / "step_000002.jsonl"
+    rollouts = again.read_text()
+    again.unlink()  # a resume does the step again
+    copier.copy(Snapshot(folder.path))
+    records = [".lock", "config.json", "journal.jsonl", "metrics.jsonl"]
+    assert written == [*records, best]
+    again.write_text(rollouts)
+    copier.copy(Snapshot(folder.path))
+    assert copied() == content(folder.path)
 
 
 def test_a_copy_is_of_one_moment_and_leaves_to_the_next_what_is_deleted_meanwhile(
