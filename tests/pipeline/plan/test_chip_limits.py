@@ -66,8 +66,5 @@ def test_a_run_journals_the_speeds():
 
 
 def test_shares_of_the_peak_refer_to_the_published_one():
-    before = Hardware.of(preset("gemma3_1b"))
     save_limits("TPU v5e", MEASURED)
-    after = Hardware.of(preset("gemma3_1b"))
-    assert (after.flops, after.segment_s(64)) == (before.flops, before.segment_s(64))
-    assert after.flops == 197e12
+    assert Hardware.of(preset("gemma3_1b")).flops == 197e12
