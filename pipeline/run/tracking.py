@@ -93,7 +93,8 @@ class Tracker:
         self._mode = mode
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._ended = threading.Event()
-        self._is_started = self._uploaded = self._closed = False
+        self._ended.set()  # until `start`
+        self._uploaded = self._closed = False
         self._sync: str | None = None
         self._defined: set[str] = set()
         self._run: Any
@@ -122,7 +123,7 @@ class Tracker:
         if self._mode == "disabled":
             return
         self._config, self._folder, self._log_event = config, folder, from_threads(log_event)
-        self._is_started = True
+        self._ended.clear()
         threading.Thread(target=self._serve, args=[rows], name="W&B", daemon=True).start()
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
@@ -164,8 +165,6 @@ class Tracker:
 
         W&B shows the run as failed if the status is not 0.
         """
-        if not self._is_started:
-            return
         self._call(self._finish, exit_status)
         self._calls.put(None)
         in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
@@ -181,11 +180,11 @@ class Tracker:
     def close(self) -> None:
         """Ends W&B's service, unless it has ended: nothing waits for it when this process exits."""
         self._closed = True
-        if self._is_started and not self._ended.is_set():
+        if not self._ended.is_set():
             _end_service()
 
     def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        if self._is_started and not self._ended.is_set():
+        if not self._ended.is_set():
             self._calls.put(partial(method, *arguments))
 
     # --- in the thread

@@ -189,7 +189,7 @@ def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)
     victim("SamplerActor").kill()
-    wait_for_events(run, "started", 3, process)  # the next step may end before the death is found
+    wait_for_events(run, "started", 2, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
     # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
     victim("SamplerActor").suspend()
