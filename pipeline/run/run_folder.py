@@ -201,7 +201,7 @@ class RunFolder:
     @property
     def last_status(self) -> dict[str, Any]:
         """The content of `status.json`, written every few seconds; empty if there is none."""
-        with suppress(DamagedFileError):
+        with suppress(DamagedFileError, OSError):
             return read_json(self.status) or {}
         return {}
 

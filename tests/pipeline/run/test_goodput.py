@@ -132,36 +132,29 @@ def test_lines_have_the_table_and_the_rates():
 SPLITS = {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}}
 
 
-@pytest.mark.parametrize(
-    ("call", "phase"),
-    [
-        ("learner.score", "probe"),
-        ("sampler0.generate:test", "evaluation"),
-        ("sampler0.generate:validation", "evaluation"),
-        ("sampler0.generate:train", "sample"),
-        ("scorer.score", "reward"),
-        ("learner.update", "learn"),
-        ("learner.publish", "sync"),
-        ("learner.save", "checkpoint"),
-        ("learner.export", "export"),
-    ],
-)
-def test_a_planted_delay_is_in_its_phase(tmp_path: Path, call: str, phase: str):
-    config = make_config(
-        tmp_path,
-        data={**SPLITS, "validation": {"path": "validation.jsonl"}},
-        eval={"every_steps": 1},
-        budget={"steps": 2},
-    )
-    script = Script(durations={call: 5.0})
-    run = StubRun(config, disk=Disk(), data=make_data(validation=2), script=script)
+DELAYS = {
+    "learner.score": ("probe", 1.0),
+    "sampler0.generate:test": ("evaluation", 2.0),
+    "sampler0.generate:train": ("sample", 4.0),
+    "scorer.score": ("reward", 8.0),
+    "learner.update": ("learn", 16.0),
+    "learner.save": ("checkpoint", 32.0),
+    "learner.export": ("export", 64.0),
+}
+"""Phase and seconds of a call."""
+
+
+def test_planted_delays_are_in_their_phases(tmp_path: Path):
+    config = make_config(tmp_path, data=SPLITS, budget={"steps": 2})
+    durations = {call: seconds for call, (_, seconds) in DELAYS.items()}
+    script = Script(durations=durations)
+    run = StubRun(config, disk=Disk(), data=make_data(), script=script)
     run.run()
-    calls = sum(name.split()[0] == call for name in script.calls)
-    if phase == "reward":
-        calls = 2  # two steps; a validation's scores are in the time of evaluations
     summary = run.folder.summary
     assert summary is not None
     seconds = summary["time"]["seconds"]
-    # An adapter is also loaded within other duties.
-    assert seconds[phase] >= (0.5 if phase == "sync" else 0.99) * 5.0 * calls
+    for call, (phase, delay_s) in DELAYS.items():
+        # Two steps; scores of a test are in the time of evaluations.
+        calls = sum(name.split()[0] == call for name in script.calls)
+        assert calls * delay_s == pytest.approx(seconds[phase], rel=0.01), phase
     assert sum(seconds.values()) == pytest.approx(summary["wall_s"])
