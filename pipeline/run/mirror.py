@@ -32,7 +32,7 @@ FINISH_S = 60.0
 """Time limit in seconds for the last copy, after the devices are released."""
 _LEFT_OUT = re.compile(
     r"(status\.json|wandb|profile)(/.*)?"  # what no resume and no result needs
-    r"|(.*/)?[^/]*(\.tmp|\.partial|\.replaced|\.orbax-checkpoint-tmp)[^/]*(/.*)?"  # incomplete
+    r"|(.*/)?[^/]*\.(tmp|partial|replaced|orbax-checkpoint-tmp[^/]*)(/.*)?"  # incomplete
 )
 _FINAL = re.compile(r"rollouts/(step|sft)_.*|checkpoints/\d+/.*")
 """What is never replaced by another file of the same size."""
