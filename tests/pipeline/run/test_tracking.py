@@ -294,6 +294,8 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     def of(kind: str) -> list[Any]:
         return [record[kind] for record in records if record["type"] == kind]
 
+    begun = of("run")[0]
+    assert (begun["project"], begun["config"]["update"]["run"]["name"]) == ("p", "run")
     rows = [row["item"] for row in of("history")]
     assert [(row["_step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert (rows[1]["eval/test/accuracy"], rows[1]["eval/test/version"]) == (0.5, 1)
