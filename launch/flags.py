@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 SUPERVISOR = "GEMMA_GRPO_SUPERVISOR"
-"""Environment variable of a run's process and of all that it starts: its parent's folder."""
+"""Environment variable of a run's process and of all that it starts: its parent's mark."""
 SUBMITTED = "GEMMA_GRPO_SUBMITTED"
 """Environment variable, set while launch/submit.sh checks a request for another machine."""
 RESTARTED_WHY = "GEMMA_GRPO_RESTARTED"

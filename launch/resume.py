@@ -23,7 +23,6 @@ from pipeline.clock import Clock
 from pipeline.progress import Progress
 from pipeline.run.history import (
     RESTARTED,
-    REWARDS,
     REWARDS_CHANGED,
     SETTINGS_CHANGED,
     provenance,
@@ -86,7 +85,6 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     folder.create(config)
     if why := os.environ.get(RESTARTED_WHY):
         folder.journal(RESTARTED, why=why)
-    record_reward_code(folder, prepared.reward_code)
     if more is not None:
         folder.journal("extended", step=step, steps=more.steps, time_s=more.time_s)
     if clock.waited_s >= _NOTABLE_WAIT_S:
@@ -128,12 +126,6 @@ def _record_accepted(folder: RunFolder, config: Config, *, step: int) -> None:
     if changes:
         folder.journal(SETTINGS_CHANGED, after_step=step, changes=changes)
         say(f"from step {step + 1} on:\n{change_lines(changes)}")
-
-
-def record_reward_code(folder: RunFolder, code: Mapping[str, str]) -> None:
-    """Journals the hashes of the reward functions' code if they are new; after `create`."""
-    if code and code != provenance(folder.entries()).get("rewards"):
-        folder.journal(REWARDS, sha256=dict(code))
 
 
 def _record_hardware(folder: RunFolder, config: Config, *, step: int) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
@@ -21,7 +20,7 @@ from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_pro
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
-from launch.progress import Reporter
+from launch.progress import watched
 from launch.resume import check_restored, record_start, resume
 from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
@@ -42,14 +41,11 @@ from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror, mirror_url
 from pipeline.run.record_files import DamagedFileError
 from pipeline.run.records import Records
-from pipeline.run.run_folder import RunFolder
 from pipeline.run.tracking import Tracker
 from pipeline.run_context import RunContext
 
 _EXPORT_PER_LOAD, _EXPORT_FLOOR_S = 3.0, 5.0
 """An export merges, writes and reads the weights: estimated as three loads until measured."""
-_NOTE_EVERY_S = 5.0
-"""A killed process loses at most this much of its used time."""
 _SAVING = "stopping: a checkpoint is written first; Ctrl-C again does not wait"
 _ENDED = {0: "finished", EXIT_FAILED: "failed", EXIT_MISTAKE: "refused"}
 """How a run ended, by exit status."""
@@ -69,7 +65,6 @@ class _Session:
         tracker: W&B.
         mirror: the copy on another host.
         console: what the user sees.
-        reporter: tells the parent about progress.
     """
 
     prepared: Prepared
@@ -79,7 +74,6 @@ class _Session:
     tracker: Tracker
     mirror: Mirror
     console: Console
-    reporter: Reporter
 
     @property
     def during(self) -> Callable[[str], AbstractContextManager[None]]:
@@ -122,55 +116,32 @@ async def run_session(prepared: Prepared, *, started: float) -> int:
         )
         shown.update(phase="loading")
         with shown as console, closing(_tracker(prepared)) as tracker:
-            mirror, reporter = Mirror(mirror_url(prepared.config)), Reporter(phases)
+            mirror = Mirror(mirror_url(prepared.config))
             return await _run_and_upload(
-                _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
+                _Session(prepared, stop, clock, meter, tracker, mirror, console)
             )
 
 
 async def _run_and_upload(session: _Session) -> int:
     """Runs, then waits until all is uploaded; returns the exit status."""
     folder, mirror = session.prepared.folder, session.mirror
-    with _recording_time(folder, session.clock):
-        try:
-            with session.during("end"):
-                status = await _run(session)
-        except Failure as failure:
-            if folder.holds_run:
-                folder.journal("failed", error=str(failure))
-            await session.tracker.finish(exit_status=EXIT_FAILED)
-            await mirror.finish()
-            raise
-    # The devices are free, and the budget's clock has stopped.
-    session.reporter.write()
+    try:
+        with session.during("end"):
+            status = await _run(session)
+    except Failure as failure:
+        if folder.holds_run:
+            folder.journal("failed", error=str(failure))
+        await session.tracker.finish(exit_status=EXIT_FAILED)
+        await mirror.finish()
+        raise
     session.console.update(phase="end")
     session.stop.notice = "the run has ended; Ctrl-C again does not wait for uploads"
-    # W&B shows any other status as a failure, but a stopped run has its checkpoint.
-    await session.tracker.finish(exit_status=status if status in _ENDED else 0)
-    await mirror.finish()
+    with session.clock.waiting():  # the devices are free
+        # W&B shows any other status as a failure, but a stopped run has its checkpoint.
+        await session.tracker.finish(exit_status=status if status in _ENDED else 0)
+        await mirror.finish()
     session.console.end(_ENDED.get(status, "interrupted"))
     return status
-
-
-@contextmanager
-def _recording_time(folder: RunFolder, clock: Clock) -> Iterator[None]:
-    """Records the used time every few seconds, so that it is known of a killed process, too."""
-    ended = threading.Event()
-
-    def note() -> None:
-        while True:
-            with suppress(OSError):
-                folder.record_used_s(clock.elapsed_s)
-            if ended.wait(_NOTE_EVERY_S):
-                return
-
-    thread = threading.Thread(target=note, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 async def _run(session: _Session) -> int:
@@ -217,7 +188,8 @@ async def _run_actors(session: _Session) -> int:
                 chosen = await unless(session.stop, _start(session, actors))
                 return await _coordinate(session, actors, workers, chosen)
 
-        return await session.reporter.watched(work(), processes)
+        phases, console = session.meter.phases, session.console
+        return await watched(work(), processes, phases=phases, console=console)
     except WorkerDied as death:
         _end_at_once(session, death)
     finally:
@@ -411,6 +383,7 @@ def _track(prepared: Prepared, records: Records, *, spent: Mapping[str, Any]) ->
         code=code,
         base=prepared.base,
         data=prepared.data.fingerprints,
+        rewards=prepared.reward_code,
         chip_speeds=chip_speeds(prepared.config),
         **spent,
     )

@@ -9,25 +9,23 @@ do signals to this process, which it passes on.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
+from typing import Any
 
 import psutil
 
 from configs.schema import Config
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_REPORTED, say
 from launch.flags import RESTARTED_WHY, SUPERVISOR
-from launch.progress import forget_report, read_report
 from launch.stop import AT_ONCE, stop_signals
 from pipeline.budget import Budget, used_s
-from pipeline.run.folder_lock import LockedFolder
 from pipeline.run.run_folder import RunFolder
 from rewards.processes.parent import end_with_parent
 
@@ -43,20 +41,16 @@ _KILL_S = 30.0
 
 def supervise(argv: Sequence[str], config: Config) -> int:
     """Runs `launch.train` with these arguments until it ends; returns its exit status."""
-    scratch = LockedFolder(Path(tempfile.gettempdir()), prefix="grpo-")
-    try:
-        return _Supervisor(argv, config, scratch.path).run()
-    finally:
-        scratch.remove()
+    return _Supervisor(argv, config).run()
 
 
 class _Supervisor:
     """See `supervise`."""
 
-    def __init__(self, argv: Sequence[str], config: Config, scratch: Path) -> None:
+    def __init__(self, argv: Sequence[str], config: Config) -> None:
         self._argv = argv
         self._config = config
-        self._scratch = scratch
+        self._mark = secrets.token_hex(8)
         self._folder = RunFolder.of(config)
         self._child: subprocess.Popen[bytes] | None = None
         self._signalled = threading.Event()
@@ -71,7 +65,7 @@ class _Supervisor:
             signal.signal(number, self._on_signal)
         argv = list(self._argv)
         # With SPT_NOENV the environment of Ray's agents, which rename themselves, can be read.
-        environment = {**os.environ, SUPERVISOR: str(self._scratch), "SPT_NOENV": "1"}
+        environment = {**os.environ, SUPERVISOR: self._mark, "SPT_NOENV": "1"}
         extensions, self._done = self._extensions(), self._steps()
         while True:
             self._lived_s = time.monotonic()
@@ -121,7 +115,6 @@ class _Supervisor:
 
     def _run_child(self, argv: Sequence[str], environment: Mapping[str, str]) -> int:
         """Runs the command once; returns its exit status, negative if a signal ended it."""
-        forget_report(self._scratch)
         self._child = subprocess.Popen(
             [sys.executable, "-m", "launch.train", *argv, "--no-supervise"],
             env=environment,
@@ -134,11 +127,11 @@ class _Supervisor:
             return self._wait(self._child)
         finally:
             self._child = None
-            _end_processes(str(self._scratch))
+            _end_processes(self._mark)
 
     def _wait(self, child: subprocess.Popen[bytes]) -> int:
         """Waits for the end of the command, which is killed if it makes no progress."""
-        self._hung, before, quiet_s = None, None, 0.0
+        self._hung, before, quiet_s = None, dict[str, Any](), 0.0
         last_s = time.monotonic()
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -146,14 +139,16 @@ class _Supervisor:
             now_s = time.monotonic()
             # Not the time in which this process itself was stopped.
             passed_s, last_s = min(now_s - last_s, 2 * _POLL_S), now_s
-            report = read_report(self._scratch)
-            if report is None or report != before:
+            status = self._folder.last_status
+            if status.get("pid") != child.pid:
+                status = {}  # of an earlier process
+            if not status or status != before:
                 self._lived_s = last_s
-            moves = report is None or before is None or report.progress != before.progress
+            moves = not status or status["progress"] != before.get("progress")
             quiet_s = 0.0 if moves else quiet_s + passed_s
-            before = report
-            if report is not None and quiet_s > (self._config.faults.stuck_s or _STUCK_S):
-                limit_s = self._stuck_s(slow=report.slow)
+            before = status
+            if quiet_s > (self._config.faults.stuck_s or _STUCK_S):
+                limit_s = self._stuck_s(slow=status["slow"])
                 if quiet_s > limit_s:
                     self._hung = f"the run made no progress for {limit_s:.0f} s (faults.stuck_s)"
                     child.kill()

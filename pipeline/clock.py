@@ -21,7 +21,7 @@ class Clock:
         started: start of this process, on the scale of `now`.
         used_before_s: seconds used by earlier processes of the run.
         now: reads the clock, in seconds.
-        waited_s: seconds that this process has waited for devices.
+        waited_s: seconds that this process has waited.
     """
 
     started: float
@@ -38,7 +38,7 @@ class Clock:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Measures the duration of its block as waiting for devices, which is not used time."""
+        """Measures the duration of its block as waiting, which is not used time."""
         began = self._stopped = self.now()
         try:
             yield

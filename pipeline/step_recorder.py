@@ -16,7 +16,7 @@ from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import TrainingStopped
 from pipeline.run.goodput import time_lines
-from pipeline.run.history import RESTARTED
+from pipeline.run.history import RESTARTED, rewards_changed_after
 from pipeline.run.meter import Work
 from pipeline.run.records import finite
 from pipeline.run_context import RunContext
@@ -38,7 +38,7 @@ class StepRecorder:
         self._run = run
         self._schedule = schedule
         folder = run.folder
-        changed = max(folder.reward_changes, default=0)
+        changed = rewards_changed_after(folder.entries())
         self._rows = [row for row in folder.metrics if row["step"] > changed]
         journaled = folder.valid_entries("alarm")
         self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in journaled}
@@ -195,7 +195,7 @@ class StepRecorder:
         """Writes `summary.json`; `ended` says how the run ended, `more` are further keys."""
         run, now_s = self._run, self._run.now_s
         use, seconds = run.meter.end(elapsed_s=now_s)
-        cost = run.meter.cost(progress)
+        cost = run.meter.cost(progress, used_s=now_s)
         for line in time_lines(use, cost=cost):
             run.records.say(line)
         published, until_s = run.workers.published, run.deadline.until_s

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.live import Live
 
-STATUS_EVERY_S = 5.0
-"""Age at which `status.json` is written again where nothing has changed."""
+STATUS_EVERY_S = 2.0
+"""How often `status.json` is written."""
 QUIET_S = 60.0
 """Without a terminal, seconds without a line after which a line says what the run does."""
 _TICK_S = 0.25
@@ -69,6 +69,7 @@ class Console:
         self._clock, self._phase, self._file = clock, phase, status_file
         self._write, self._now = write, now
         self._status = Status(run)
+        self._activities = dict[object, Activity]()
         self._ended: str | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -76,7 +77,6 @@ class Console:
         self._drawing = ExitStack()
         self._live: Live | None = None
         self._spoke_s = time.monotonic()
-        self._written: tuple[object, float] = (None, 0.0)
 
     def __enter__(self) -> Console:
         if sys.stdout.isatty() and os.environ.get("TERM") != "dumb":
@@ -103,10 +103,10 @@ class Console:
     def status(self) -> Status:
         """What the run does now."""
         with self._lock:
-            status = self._status
+            status, activities = self._status, tuple(self._activities.values())
         phase = self._ended or self._phase() or status.phase
         elapsed_s = 0.0 if self._clock is None else self._clock.elapsed_s
-        return replace(status, phase=phase, elapsed_s=elapsed_s)
+        return replace(status, phase=phase, elapsed_s=elapsed_s, activities=activities)
 
     def update(self, **changes: Any) -> None:
         """Changes fields of the status."""
@@ -154,25 +154,17 @@ class Console:
             what: is being done, or the process that does it.
             unit: of the amount, in the plural.
         """
-        current: Activity | None = None
+        key = object()
 
         def show(done: int, total: int) -> None:
-            nonlocal current
-            before, current = current, Activity(what, unit, done, total)
-            self._exchange(before, current)
+            with self._lock:
+                self._activities[key] = Activity(what, unit, done, total)
 
         try:
             yield show
         finally:
-            self._exchange(current, None)
-
-    def _exchange(self, before: Activity | None, after: Activity | None) -> None:
-        """Replaces an activity; the others keep their places."""
-        with self._lock:
-            found = list(self._status.activities)
-            place = len(found) if before is None else found.index(before)
-            found[place : place + (before is not None)] = [] if after is None else [after]
-            self._status = replace(self._status, activities=tuple(found))
+            with self._lock:
+                self._activities.pop(key, None)
 
     def _stamped(self, text: str) -> str:
         return f"{self._now().strftime(TIME_FORMAT)} {text}"
@@ -181,6 +173,7 @@ class Console:
 
     def _keep_up(self) -> None:
         """Draws the view, or says what the run does after a silence; writes `status.json`."""
+        written_s = -STATUS_EVERY_S
         while not self._closed.wait(_TICK_S):
             status = self.status
             if self._live is not None:
@@ -188,10 +181,8 @@ class Console:
                     self._live.refresh()
             elif time.monotonic() - self._spoke_s >= QUIET_S and status.phase not in _OWN_LINES:
                 self.say(self._stamped(status.doing))
-            seen = (status.phase, status.step, status.last_alarm)
-            before, written_s = self._written
-            if seen != before or time.monotonic() - written_s >= STATUS_EVERY_S:
-                self._written = (seen, time.monotonic())
+            if time.monotonic() - written_s >= STATUS_EVERY_S:
+                written_s = time.monotonic()
                 self._write_status()
 
     def _write_status(self) -> None:

@@ -4,9 +4,9 @@
     seconds up to       seconds since the row before          seconds since the last row
     the first step
 
-Rows of `metrics.superseded.jsonl` are of steps that a resume does again; their time is `lost`, like
-that of a process that was killed after its last row, and of a step that did not end. Goodput is a
-product of published definitions:
+What the run has used besides is `lost`: steps that a resume did again, a step that did not end, the
+time of a killed process after its last row and up to its restart. Goodput is a product of published
+definitions:
 
     scheduling   time with devices / time of the run's processes
     runtime      time of steps that count / time with devices
@@ -46,12 +46,10 @@ SLOTS_USEFUL = "rollout/slots_useful"
 PADDED_SHARES = ("learner/padded_share", "sft/padded_share")
 _WEIGHTS = {
     "decode_tokens_per_s": "decode",
-    "decode_bandwidth": "decode",
     "prefill_tokens_per_s": "prefill",
     "update_tokens_per_s": "update",
     "mfu": "update",
     "hfu": "update",
-    "mfu_int8": "update",
 }
 """Phase of the devices that a speed is relative to; the others are relative to the steps."""
 GROUPS: Mapping[str, tuple[str, ...]] = {
@@ -63,26 +61,10 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     LOST: (LOST,),
 }
 """Phases by what they are for."""
+_MEASURED_S = 0.5
+"""Seconds that no phase has by the error of their measurement."""
 _LEAST_SHARE = 0.001
 """Uses with a smaller share of the time are not shown."""
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A part of the time of a run.
-
-    Attributes:
-        seconds: by phase, in the order of `PHASES`.
-        step: training step that ended with it; None: none did.
-    """
-
-    seconds: Mapping[str, float]
-    step: int | None = None
-
-    @property
-    def total_s(self) -> float:
-        """Its length."""
-        return sum(self.seconds.values())
 
 
 @dataclass(frozen=True)
@@ -90,40 +72,22 @@ class TimeUse:
     """Where the time of a run went.
 
     Attributes:
-        intervals: in the order of time, without gaps.
+        seconds: of the driver by phase, in the order of `PHASES`.
         rows: metrics of the steps that count.
         starts: number of processes that came to train.
+        first_step_s: seconds up to the end of the first of these steps, all waits included; None:
+            there is none.
     """
 
-    intervals: Sequence[Interval]
+    seconds: Mapping[str, float]
     rows: Sequence[Row]
-    starts: int
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds of the driver by phase; they sum to `wall_s`."""
-        return _ordered(one.seconds for one in self.intervals)
+    starts: int = 1
+    first_step_s: float | None = None
 
     @property
     def wall_s(self) -> float:
         """Seconds in which the run had a process."""
-        return sum(one.total_s for one in self.intervals)
-
-    @property
-    def held_s(self) -> float:
-        """Seconds in which the run had its chips, or started Ray to get them."""
-        seconds = self.seconds
-        return self.wall_s - seconds.get("device_wait", 0.0)
-
-    @property
-    def first_step_s(self) -> float | None:
-        """Seconds up to the end of the first training step, all waits included; None: no step."""
-        total_s = 0.0
-        for one in self.intervals:
-            total_s += one.total_s
-            if one.step is not None:
-                return total_s
-        return None
+        return sum(self.seconds.values())
 
     @property
     def step_s(self) -> float:
@@ -175,7 +139,7 @@ class TimeUse:
                 "total_s": self.wall_s,
                 "first_step_s": self.first_step_s,
                 "starts": self.starts,
-                "seconds": self.seconds,
+                "seconds": dict(self.seconds),
                 "devices": self.devices,
             },
             "goodput": self.goodput,
@@ -183,54 +147,41 @@ class TimeUse:
         }
 
 
-def time_use(
-    rows: Iterable[Row],
-    journal: Iterable[Row],
-    *,
-    superseded: Iterable[Row] = (),
-    used_s: float = 0.0,
-) -> TimeUse:
+def time_use(rows: Iterable[Row], journal: Iterable[Row], *, used_s: float = 0.0) -> TimeUse:
     """Where the time of a run went.
 
     Args:
         rows: of `metrics.jsonl`.
         journal: all entries.
-        superseded: rows of `metrics.superseded.jsonl`.
         used_s: seconds that the run has used, on the scale of `time/elapsed_s`: of a run that has
             no process now.
     """
     rows = [row for row in rows if "time/elapsed_s" in row]
-    starts = [entry for entry in journal if entry["event"] == STARTED and "seconds" in entry]
-    # Each record by the used time at its end.
-    found = [(row["time/elapsed_s"], row) for row in (*rows, *superseded)]
-    found += [(entry["elapsed_s"], entry) for entry in starts]
-    found += [
-        (entry["summary"]["wall_s"], entry)
-        for entry in journal
-        if entry["event"] == ENDED and "seconds" in entry
-    ]
-    counted = {id(row) for row in rows}
-    intervals: list[Interval] = []
-    known_s, rest = 0.0, LOST
-
-    def add_rest(until_s: float) -> None:
-        if until_s > known_s:
-            intervals.append(Interval({rest: until_s - known_s}))
-
-    for at_s, record in sorted(found, key=lambda one: one[0]):
-        event = record.get("event")
-        if event == STARTED:
-            add_rest(record["used_before_s"])
-        if event is not None:
-            intervals.append(Interval(_outside_of_steps(record["seconds"])))
-        elif id(record) in counted:
-            intervals.append(Interval(phase_seconds(record), record["step"]))
-        else:
-            lost_s = sum(phase_seconds(record).values())
-            intervals.append(Interval({LOST: lost_s}, record["step"]))
-        known_s, rest = at_s, "end" if event == ENDED else LOST
-    add_rest(used_s)
-    return TimeUse(intervals, rows, len(starts))
+    parts, starts, ended_s = [phase_seconds(row) for row in rows], list[Row](), None
+    for entry in journal:
+        if "seconds" not in entry or entry["event"] not in {STARTED, ENDED}:
+            continue
+        # Those of a step that did not end are lost.
+        parts.append({p: value for p, value in entry["seconds"].items() if p not in _UNFINISHED})
+        if entry["event"] == ENDED:
+            ended_s = entry["summary"]["wall_s"]
+            continue
+        if ended_s is not None:
+            parts.append({"end": entry["used_before_s"] - ended_s})
+        starts.append(entry)
+        ended_s = None
+    found = summed(parts)
+    known_s = [row["time/elapsed_s"] for row in rows] + [one["elapsed_s"] for one in starts]
+    used_s = max([used_s, *known_s]) if ended_s is None else ended_s
+    lost_s = used_s + found.get("device_wait", 0.0) - sum(found.values())
+    if lost_s > _MEASURED_S:
+        found[LOST] = lost_s
+    first_s = rows[0]["time/elapsed_s"] if rows else None
+    if first_s is not None:
+        before = [one["seconds"] for one in starts if one["elapsed_s"] <= first_s]
+        first_s += summed(before).get("device_wait", 0.0)
+    seconds = {phase: found[phase] for phase in PHASES if found.get(phase)}
+    return TimeUse(seconds, rows, len(starts), first_s)
 
 
 def phase_seconds(row: Row) -> dict[str, float]:
@@ -263,18 +214,6 @@ def device_seconds(row: Row) -> dict[str, float]:
         "padding": padding_s,
         "idle": step_seconds(row) - prefill_s - decode_s - update_s,
     }
-
-
-def _outside_of_steps(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds that are in no row: those of a step that did not end are lost."""
-    renamed = ({LOST if phase in _UNFINISHED else phase: value} for phase, value in seconds.items())
-    return _ordered(renamed)
-
-
-def _ordered(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """The sum of several seconds by phase, in the order of the table."""
-    found = summed(parts)
-    return {phase: found[phase] for phase in PHASES if found.get(phase)}
 
 
 def summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
@@ -327,10 +266,9 @@ def time_lines(use: TimeUse, *, cost: Mapping[str, float]) -> Iterator[str]:
         )
         yield f"goodput: {goodput['total']:.1%} = {parts}"
     speed = use.speeds
-    shares_of = {"mfu": "MFU", "hfu": "HFU", "mfu_int8": "MFU (int8)", "decode_bandwidth": "decode"}
-    used = [f"{name} {speed[key]:.1%}" for key, name in shares_of.items() if key in speed]
+    used = [f"{key.upper()} {speed[key]:.1%}" for key in ("mfu", "hfu") if key in speed]
     if "useful_tokens_per_s_chip" in speed:
-        of_limits = f"; of the chips' limits: {', '.join(used)}" if used else ""
+        of_limits = f"; {', '.join(used)}" if used else ""
         rate = speed["useful_tokens_per_s_chip"]
         yield f"speed: {rate:,.1f} trained tokens per second and chip{of_limits}"
     if cost:

@@ -13,8 +13,6 @@ ENDED = "ended"
 """Journal event: a clean end with its summary."""
 RESTARTED = "restarted"
 """Journal event: the run died or hung, and its parent has started it again; with the reason."""
-REWARDS = "rewards"
-"""Journal event: the hashes of the reward functions' code."""
 REWARDS_CHANGED = "rewards_changed"
 """Journal event: the rewards have changed; earlier scores are not comparable."""
 SETTINGS_CHANGED = "settings_changed"
@@ -55,18 +53,18 @@ def last_summary(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     return found
 
 
-def steps_with_changed_rewards(entries: Iterable[Mapping[str, Any]]) -> list[int]:
-    """Steps after which the rewards changed, ascending.
+def rewards_changed_after(entries: Iterable[Mapping[str, Any]]) -> int:
+    """The last step by other rewards than now; 0: there is none.
 
     A resume after an earlier step does not undo a change: it then holds from that step on.
     """
-    found: list[int] = []
+    found = 0
     for entry in entries:
         if entry["event"] == REWARDS_CHANGED:
-            found.append(entry["after_step"])
+            found = entry["after_step"]
         elif entry["event"] == RESUMED:
-            found = [min(entry["step"], step) for step in found]
-    return sorted(set(found))
+            found = min(entry["step"], found)
+    return found
 
 
 def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
@@ -76,10 +74,5 @@ def rewards_version(entries: Iterable[Mapping[str, Any]]) -> int:
 
 def provenance(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Hashes at the last start: `code`, `base`, `data` by split, `rewards` by function."""
-    found: dict[str, Any] = {}
-    for entry in entries:
-        if entry["event"] == STARTED:
-            found |= {name: entry[name] for name in ("code", "base", "data")}
-        elif entry["event"] == REWARDS:
-            found["rewards"] = entry["sha256"]
-    return found
+    started = [entry for entry in entries if entry["event"] == STARTED]
+    return {name: started[-1][name] for name in ("code", "base", "data", "rewards") if started}

@@ -24,15 +24,8 @@ from pipeline.plan.sizes import Sizes, sized
 from pipeline.plan.topology import GIB
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
-from pipeline.run.goodput import (
-    DEVICE_PHASES,
-    Interval,
-    TimeUse,
-    phase_seconds,
-    step_seconds,
-    time_use,
-)
-from pipeline.run.history import ENDED, STARTED
+from pipeline.run.goodput import DEVICE_PHASES, TimeUse, phase_seconds, step_seconds, time_use
+from pipeline.run.history import ENDED
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
 
@@ -59,9 +52,7 @@ class Hardware:
         parameters: of the base; 0: unknown, as are the limits below.
         operations: executed operations per position and parameter of an update.
         flops: peak operations per second of a chip in bfloat16 (on a CPU what the planner assumes).
-        int8_flops: the same in 8 bits; None: updates do not compute in 8 bits.
         planned_bytes: the planner's bytes of a chip for given sizes, by kind of process.
-        segment_s: least seconds of a decode segment by the chip's limits, by slots of a sampler.
     """
 
     chips: Mapping[str, int]
@@ -70,9 +61,7 @@ class Hardware:
     parameters: int = 0
     operations: float = _USEFUL
     flops: float = 0.0
-    int8_flops: float | None = None
     planned_bytes: Callable[[Sizes], Mapping[str, int]] = lambda _: {}
-    segment_s: Callable[[int], float] = lambda _: 0.0
 
     @staticmethod
     def of(config: Config) -> Hardware:
@@ -99,9 +88,7 @@ class Hardware:
             parameters=case.shape.parameters,
             operations=_USEFUL if plan.remat in {"none", "dots"} else _REMATERIALIZED,
             flops=chip.bf16_flops,
-            int8_flops=chip.int8_flops if config.model.quantization == "int8_matmul" else None,
             planned_bytes=lambda sizes: _planned_bytes(case, sizes),
-            segment_s=lambda slots: case.roofline(config).segment(slots // plan.sampler_shards).low,
         )
 
 
@@ -154,17 +141,13 @@ def speeds(row: Mapping[str, float], work: Work, hardware: Hardware) -> Figures:
 
     Returns:
         Tokens per second of the step (`generated`, `trained`; `useful` per chip) and of a phase,
-        of all processes together; `mfu`, `hfu` and, if updates compute in 8 bits, `mfu_int8`
-        relative to that peak; `decode_bandwidth`: least seconds of the decode segments by the
-        chip's limits, which is reading weights and caches, as a share of the actual ones.
+        of all processes together; `mfu` and `hfu`.
     """
     chips, learning = hardware.total_chips, hardware.chips[LEARNER]
     sampling = chips - learning if SAMPLERS in hardware.chips else learning
     prefill, decode, update = (chips * row[f"time/devices/{phase}_s"] for phase in DEVICE_PHASES)
     step_s, tokens, learned = step_seconds(row), work.decode.tokens, work.positions - work.padded
     parameters, flops = hardware.parameters, hardware.flops * update
-    segments = work.decode.segments.items()
-    least_s = sum(count * hardware.segment_s(slots) for slots, count in segments)
     ratios = {
         "generated_tokens_per_s": (tokens, step_s),
         "trained_tokens_per_s": (work.trained, step_s),
@@ -175,32 +158,8 @@ def speeds(row: Mapping[str, float], work: Work, hardware: Hardware) -> Figures:
         "update_tokens_per_s": (learned, update / learning),
         "mfu": (_USEFUL * parameters * learned, flops),
         "hfu": (hardware.operations * parameters * work.positions, flops),
-        "mfu_int8": (_USEFUL * parameters * learned, (hardware.int8_flops or 0.0) * update),
-        # Segments of several samplers run at the same time, each on the chips of a sampler.
-        "decode_bandwidth": (least_s * hardware.chips.get(SAMPLERS, learning), decode),
     }
     return {name: amount / total for name, (amount, total) in ratios.items() if amount and total}
-
-
-def cost(held_s: float, progress: Progress, hardware: Hardware) -> Figures:
-    """Dollars so far and per million tokens; empty without a price.
-
-    Args:
-        held_s: seconds in which the run had its chips.
-        progress: has the tokens, each step once.
-        hardware: of the run.
-    """
-    if hardware.chip_hour_usd is None:
-        return {}
-    usd = held_s / _HOUR_S * hardware.total_chips * hardware.chip_hour_usd
-    found = {"usd": usd}
-    if progress.tokens_generated:
-        found["usd_per_mtoken_generated"] = _MILLION * usd / progress.tokens_generated
-    if progress.tokens_trained:
-        found["usd_per_mtoken_trained"] = _MILLION * usd / progress.tokens_trained
-        if usd:
-            found["tokens_per_usd"] = progress.tokens_trained / usd
-    return found
 
 
 class RunMeter:
@@ -218,7 +177,6 @@ class RunMeter:
     def __init__(self, folder: RunFolder, hardware: Hardware, phases: PhaseClock) -> None:
         self.phases = phases
         self._folder, self._hardware = folder, hardware
-        self._held_s = 0.0
 
     def start(
         self, uses: Mapping[str, ProcessUse], *, elapsed_s: float, used_before_s: float
@@ -235,15 +193,11 @@ class RunMeter:
         loading_s = seconds.get("loading", 0.0)
         seconds["compile"] = min(compile_s, loading_s)
         seconds["loading"] = loading_s - seconds["compile"]
-        facts = {"elapsed_s": elapsed_s, "used_before_s": used_before_s, "seconds": seconds}
-        self._held_s = self._time_use({"event": STARTED, **facts}).held_s
-        return facts
+        return {"elapsed_s": elapsed_s, "used_before_s": used_before_s, "seconds": seconds}
 
     def driver_metrics(self) -> Figures:
         """`time/PHASE_s`: seconds of the driver by phase since the row before."""
-        seconds = self.phases.take()
-        self._held_s += sum(seconds.values())
-        return {f"time/{phase}_s": value for phase, value in seconds.items()}
+        return {f"time/{phase}_s": value for phase, value in self.phases.take().items()}
 
     def step_metrics(
         self,
@@ -257,7 +211,7 @@ class RunMeter:
         """Further metrics of a step: seconds of devices, goodput, speed, cost, memory.
 
         Args:
-            row: its metrics so far, with those of `driver_metrics`.
+            row: its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
             uses: of all workers in the step.
             work: of the step.
             progress: the step included.
@@ -274,18 +228,32 @@ class RunMeter:
         row = {**row, **found}
         parts: dict[str, Mapping[str, float]] = {
             "tokens": {"generated": float(work.decode.tokens)},
-            "goodput": TimeUse([Interval(phase_seconds(row))], [row], starts=1).goodput,
+            "goodput": TimeUse(phase_seconds(row), [row]).goodput,
             "speed": speeds(row, work, self._hardware),
-            "cost": self.cost(progress),
+            "cost": self.cost(progress, used_s=row["time/elapsed_s"]),
             "hbm": self._memory(uses, sizes),
         }
         for part, figures in parts.items():
             found |= {f"{part}/{name}": value for name, value in figures.items()}
         return found
 
-    def cost(self, progress: Progress) -> Figures:
-        """See the function of this name; up to the last row, or the end."""
-        return cost(self._held_s, progress, self._hardware)
+    def cost(self, progress: Progress, *, used_s: float) -> Figures:
+        """Dollars so far and per million tokens; empty without a price.
+
+        Args:
+            progress: has the tokens, each step once.
+            used_s: seconds that the run has used; waits for devices do not count.
+        """
+        hardware = self._hardware
+        if hardware.chip_hour_usd is None:
+            return {}
+        usd = used_s / _HOUR_S * hardware.total_chips * hardware.chip_hour_usd
+        found = {"usd": usd}
+        if progress.tokens_generated:
+            found["usd_per_mtoken_generated"] = _MILLION * usd / progress.tokens_generated
+        if progress.tokens_trained:
+            found["usd_per_mtoken_trained"] = _MILLION * usd / progress.tokens_trained
+        return found
 
     def end(self, *, elapsed_s: float) -> tuple[TimeUse, dict[str, float]]:
         """Where the time of the run went, and the seconds since the last row, for the journal.
@@ -293,17 +261,9 @@ class RunMeter:
         Args:
             elapsed_s: seconds that the run has used.
         """
-        seconds = self.phases.take()
+        folder, seconds = self._folder, self.phases.take()
         entry = {"event": ENDED, "summary": {"wall_s": elapsed_s}, "seconds": seconds}
-        use = self._time_use(entry)
-        self._held_s = use.held_s
-        return use, seconds
-
-    def _time_use(self, now: Mapping[str, Any]) -> TimeUse:
-        """Where the time went, with a journal entry that is not written yet."""
-        folder = self._folder
-        journal = [*folder.entries(), now]
-        return time_use(folder.metrics, journal, superseded=folder.superseded_metrics)
+        return time_use(folder.metrics, [*folder.entries(), entry]), seconds
 
     def _mean_over_chips(self, uses: Mapping[str, ProcessUse], phase: str) -> float:
         chips = self._hardware.chips

@@ -1,8 +1,8 @@
 """The mirror of a run: a copy of its folder elsewhere, which a host without the folder fetches.
 
-MIRROR/NAME has the paths of the run folder. A copy writes what the records refer to, then the
-records, then the checkpoints, Orbax's mark of each last: wherever it is cut, a checkpoint with this
-mark is complete and has its records.
+MIRROR/NAME has the files of the run folder as they were at one moment. A copy writes what the
+records refer to, then the records, then the checkpoints, Orbax's mark of each last: wherever it is
+cut, a checkpoint with this mark is complete and has its records.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ import logging
 import os
 import re
 import shutil
-import stat
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import fsspec
-from fsspec.spec import AbstractFileSystem
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 from tqdm import tqdm
 
 from configs.schema import Config
@@ -32,69 +30,38 @@ from pipeline.run.threads import LogEvent, first_line, from_threads
 
 FINISH_S = 60.0
 """Time limit in seconds for the last copy, after the devices are released."""
-_LEFT_OUT = frozenset({"status.json", "wandb", "profile"})
-"""What no resume and no result needs."""
-_UNFINISHED = re.compile(r".*\.(tmp|partial|replaced)|.*\.orbax-checkpoint-tmp.*")
-_LOCAL = ("", "file", "local")
-"""Schemes of paths on this host."""
+_LEFT_OUT = re.compile(
+    r"(status\.json|wandb|profile)(/.*)?"  # what no resume and no result needs
+    r"|(.*/)?[^/]*\.(tmp|partial|replaced|orbax-checkpoint-tmp[^/]*)(/.*)?"  # incomplete
+)
+_FINAL = re.compile(r"rollouts/(step|sft)_.*|checkpoints/\d+/.*")
+"""What is never replaced by another file of the same size."""
 
-Stamp = tuple[int, float]
-"""Size of a file, and time of its change in seconds since 1970."""
+Stamp = tuple[int, float | None]
+"""Size of a file, and time of its change in seconds since 1970; None: unknown."""
 
 # It prints a traceback of each failure, which is raised, too.
 logging.getLogger("gcsfs").setLevel(logging.CRITICAL)
 
 
-class Store:
-    """A folder at a URL. Its methods raise what the library of the protocol raises.
+class Snapshot:
+    """The files of a run folder at one moment, by path; the content of its records.
 
     Args:
-        url: of the folder, which need not exist.
-
-    Raises:
-        ValueError: if the protocol is unknown.
-        ImportError: if its library is not installed.
+        folder: the run folder.
     """
 
-    def __init__(self, url: str) -> None:
-        self._is_local = _is_local(url)
-        options: dict[str, Any] = {"auto_mkdir": True} if self._is_local else {}
-        fs, root = fsspec.url_to_fs(url, **options)
-        self._fs: AbstractFileSystem = fs
-        self._root = str(root).rstrip("/")
-
-    def sizes(self) -> dict[str, int]:
-        """The sizes of its files, by path."""
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.find(self._root, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return {}
-        return {
-            name.removeprefix(f"{self._root}/"): int(entry["size"] or 0)
-            for name, entry in found.items()
-            if name.startswith(f"{self._root}/") and not name.endswith("/")
-        }
-
-    def write(self, path: str, content: bytes | Path) -> None:
-        """Replaces a file, which is never seen half written."""
-        target = f"{self._root}/{path}"
-        written = f"{target}.partial" if self._is_local else target
-        if isinstance(content, bytes):
-            self._fs.pipe_file(written, content)
-        else:
-            self._fs.put_file(str(content), written)
-        if self._is_local:
-            Path(written).replace(target)
-
-    def read(self, path: str, file: Path) -> None:
-        """Fetches a file."""
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._fs.get_file(f"{self._root}/{path}", str(file))
-
-    def delete(self, path: str) -> None:
-        """Deletes a file."""
-        self._fs.rm_file(f"{self._root}/{path}")
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stamps: dict[str, Stamp] = {}
+        for parent, _, names in os.walk(folder):
+            for file in (Path(parent, name) for name in names):
+                path = file.relative_to(folder).as_posix()
+                if not _LEFT_OUT.fullmatch(path):
+                    with suppress(FileNotFoundError):  # retention deletes checkpoints
+                        self.stamps[path] = (file.stat().st_size, file.stat().st_mtime)
+        records = [path for path in self.stamps if "/" not in path]
+        self.records = {path: (folder / path).read_bytes() for path in records}
 
 
 class Copier:
@@ -103,49 +70,34 @@ class Copier:
     Of the files that an earlier process has copied only those are new that may have been replaced.
 
     Args:
-        folder: the run folder.
         url: MIRROR/NAME.
 
     Raises:
-        Exception: what the store raises.
+        Exception: what the store raises, also in `copy`.
     """
 
-    def __init__(self, folder: Path, url: str) -> None:
-        self._folder, self._store = folder, Store(url)
-        here = _scan(folder)
-        self._copied: dict[str, Stamp | None] = {
-            path: here[path] if _is_final(path) and path in here and here[path][0] == size else None
-            for path, size in self._store.sizes().items()
+    def __init__(self, url: str) -> None:
+        self._store = open_store(url)
+        self._copied: dict[str, Stamp] = {
+            path: (size, None) for path, size in sizes(self._store).items()
         }
 
-    def copy(self) -> None:
+    def copy(self, new: Snapshot) -> None:
         """Copies new and changed files, then deletes what the run folder no longer has.
 
         Retention may delete a checkpoint meanwhile: what is left is for the next call.
-
-        Raises:
-            Exception: what the store raises; the next call continues.
         """
-        try:
-            self._copy()
-        except FileNotFoundError as error:
-            if not Path(str(error.filename)).is_relative_to(self._folder):
-                raise  # of the store
-
-    def _copy(self) -> None:
-        before = _scan(self._folder)
-        # Read after the checkpoints were found, and before what the records refer to.
-        records = {path: (self._folder / path).read_bytes() for path in before if "/" not in path}
-        found = _scan(self._folder)
-        others = sorted(path for path in found if "/" in path and not _is_checkpoint(path))
-        checkpoints = sorted(filter(_is_checkpoint, before), key=_place)
-        stamps = {**found, **before}
-        for path in (*others, *sorted(records), *checkpoints):
-            if self._copied.get(path) != stamps[path]:
-                self._store.write(path, records.get(path, self._folder / path))
-                self._copied[path] = stamps[path]
-        for path in sorted(self._copied.keys() - found.keys(), key=_place, reverse=True):
-            self._store.delete(path)
+        for path in sorted(new.stamps, key=_place):
+            stamp = new.stamps[path]
+            same = {stamp, (stamp[0], None)} if _FINAL.fullmatch(path) else {stamp}
+            if self._copied.get(path) not in same:
+                content = new.records.get(path, new.folder / path)
+                if isinstance(content, Path) and not content.exists():
+                    return
+                _write(self._store, path, content)
+            self._copied[path] = stamp
+        for path in sorted(self._copied.keys() - new.stamps.keys(), key=_place, reverse=True):
+            self._store.rm_file(path)
             del self._copied[path]
 
 
@@ -161,6 +113,7 @@ class Mirror:
         self._asked = threading.Event()
         self._thread: threading.Thread | None = None
         self._finishes = self._is_complete = False
+        self._snapshot: Snapshot
         self._log_event: LogEvent
 
     def start(self, folder: Path, *, log_event: LogEvent) -> None:
@@ -173,21 +126,24 @@ class Mirror:
         """
         if self.url is None:
             return
-        self._log_event, serve = from_threads(log_event), partial(self._serve, folder, self.url)
-        self._thread = threading.Thread(target=serve, name="mirror", daemon=True)
+        self._snapshot, self._log_event = Snapshot(folder), from_threads(log_event)
+        self._asked.set()
+        self._thread = threading.Thread(target=self._serve, name="mirror", daemon=True)
         self._thread.start()
-        self.request()
 
     def request(self) -> None:
-        """Asks for a copy; requests during a copy become one."""
-        self._asked.set()
+        """Asks for a copy of what is there now, in place of requests that wait."""
+        if self._thread is not None:
+            self._snapshot = Snapshot(self._snapshot.folder)
+            self._asked.set()
 
     async def finish(self) -> None:
         """Waits up to `FINISH_S` for a last copy; logs if it is not complete."""
         if self._thread is None:
             return
-        self._finishes = True
         self.request()
+        self._finishes = True
+        self._asked.set()
         await asyncio.to_thread(self._thread.join, FINISH_S)
         if not self._is_complete:
             self._say(
@@ -199,7 +155,7 @@ class Mirror:
     def _say(self, text: str) -> None:
         self._log_event("mirror", f"mirror {self.url}: {text}", what=text)
 
-    def _serve(self, folder: Path, url: str) -> None:
+    def _serve(self) -> None:
         """Copies at each request, until `finish`; the function of the thread."""
         copier, finishes = None, False
         while not finishes:
@@ -207,8 +163,8 @@ class Mirror:
             self._asked.clear()
             finishes = self._finishes
             try:
-                copier = copier or Copier(folder, url)
-                copier.copy()
+                copier = copier or Copier(str(self.url))
+                copier.copy(self._snapshot)
             except Exception as error:  # noqa: BLE001  # of any library of a store
                 why = first_line(error)
                 self._say(f"cannot be written ({why}); the next checkpoint tries again")
@@ -216,46 +172,54 @@ class Mirror:
                 self._is_complete = finishes
 
 
-# --- the run folder
+def _place(path: str) -> tuple[int, int, bool, str]:
+    """Where in a copy a file is: the newest checkpoint first of all, the best adapter last."""
+    top, _, rest = path.partition("/")
+    step = rest.partition("/")[0] if top == "checkpoints" else ""
+    order = 2 if top == "checkpoints" else 0 if rest else 1
+    return order, -int(step) if step.isdecimal() else 0, path.endswith(CHECKPOINT_MARK), path
 
 
-def _scan(folder: Path) -> dict[str, Stamp]:
-    """The files of a run folder that a mirror has."""
-    found = {}
-    for parent, folders, names in os.walk(folder):
-        place = Path(parent).relative_to(folder)
-        folders[:] = [name for name in folders if _is_mirrored((place / name).as_posix())]
-        for path in (place / name for name in names):
-            with suppress(FileNotFoundError):
-                facts = (folder / path).lstat()
-                if stat.S_ISREG(facts.st_mode) and _is_mirrored(path.as_posix()):
-                    found[path.as_posix()] = (facts.st_size, facts.st_mtime)
-    return found
+# --- the store
 
 
-def _is_mirrored(path: str) -> bool:
-    """Whether a mirror has a file or folder of a run folder, by its relative path."""
-    parts = path.split("/")
-    return parts[0] not in _LEFT_OUT and not any(map(_UNFINISHED.fullmatch, parts))
+def open_store(url: str) -> DirFileSystem:
+    """The folder at a URL, which need not exist; paths are relative to it.
+
+    Raises:
+        ValueError: if the protocol is unknown.
+        ImportError: if its library is not installed.
+    """
+    options = {"auto_mkdir": True} if _is_local(url) else {}
+    fs, root = fsspec.url_to_fs(url, skip_instance_cache=True, **options)
+    return DirFileSystem(root, fs)
 
 
-def _is_checkpoint(path: str) -> bool:
-    return path.startswith("checkpoints/")
+def sizes(store: DirFileSystem) -> dict[str, int]:
+    """The sizes of the files in a store, by path."""
+    try:
+        found = store.find("", detail=True)
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    return {
+        path: int(entry["size"] or 0) for path, entry in found.items() if entry["type"] == "file"
+    }
 
 
-def _is_final(path: str) -> bool:
-    """Whether a file is never replaced by another of the same size."""
-    parts = path.split("/")
-    if parts[0] == "rollouts":  # later answers of a test may replace the earlier ones
-        return parts[-1].startswith(("step_", "sft_"))
-    return _is_checkpoint(path) and parts[1].isdecimal()
+def _write(store: DirFileSystem, path: str, content: bytes | Path) -> None:
+    """Replaces a file, which is never seen half written."""
+    is_local = isinstance(store.fs, LocalFileSystem)
+    written = f"{path}.partial" if is_local else path
+    if isinstance(content, bytes):
+        store.pipe_file(written, content)
+    else:
+        store.put_file(str(content), written)
+    if is_local:
+        store.mv(written, path)
 
 
-def _place(path: str) -> tuple[int, bool, str]:
-    """The newest checkpoint first, its mark last; the best adapter after all checkpoints."""
-    parts = path.split("/")
-    step = int(parts[1]) if _is_checkpoint(path) and parts[1].isdecimal() else -1
-    return -step, parts[-1] == CHECKPOINT_MARK, path
+def _is_local(url: str) -> bool:
+    return urlsplit(url).scheme in {"", "file", "local"}
 
 
 # --- the start
@@ -264,10 +228,6 @@ def _place(path: str) -> tuple[int, bool, str]:
 def mirror_url(config: Config) -> str | None:
     """MIRROR/NAME of a configuration; None without a mirror."""
     return None if config.run.mirror is None else f"{config.run.mirror}/{config.run.name}"
-
-
-def _is_local(url: str) -> bool:
-    return urlsplit(url).scheme in _LOCAL
 
 
 def check_mirror(mirror: str, run: Path) -> None:
@@ -308,23 +268,19 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
         say: shows a line.
 
     Raises:
-        ValueError: if the run cannot be fetched, or if there is none and the mirror cannot be
-            written.
+        ValueError: if the mirror cannot be read.
     """
     folder, url = RunFolder.of(config), mirror_url(config)
     if url is None or folder.holds_run:
         return
     check_mirror(str(config.run.mirror), folder.path)
     try:
-        store = Store(url)
-        sizes = store.sizes()
-        if "config.json" in sizes:
+        store = open_store(url)
+        found = sizes(store)
+        if "config.json" in found:
             folder.check(config)  # refuses a folder with other content
             say(f"fetching the run from {url}")
-            _fetch(folder, store, sizes)
-        else:
-            store.write(".writable", b"-")
-            store.delete(".writable")
+            _fetch(store, found, folder.path)
     except ValueError:
         raise
     except Exception as error:  # noqa: BLE001  # of any library of a store, or of the disk
@@ -334,19 +290,18 @@ def fetch_run(config: Config, *, say: Callable[[str], None]) -> None:
         ) from None
 
 
-def _fetch(folder: RunFolder, store: Store, sizes: Mapping[str, int]) -> None:
-    """Fetches the files to a folder beside the run folder, then puts it in its place.
-
-    Those of checkpoints without their mark are left out.
-    """
-    fresh = folder.path.with_name(f".{folder.path.name}.fetched")
+def _fetch(store: DirFileSystem, found: dict[str, int], folder: Path) -> None:
+    """Fetches files to a folder beside the run folder, then puts it in its place."""
+    fresh = folder.with_name(f".{folder.name}.fetched")
     shutil.rmtree(fresh, ignore_errors=True)
-    with tqdm(total=sum(sizes.values()), unit="B", unit_scale=True, disable=None) as bar:
-        for path, size in sizes.items():
-            checkpoint, _, _ = path.removeprefix("checkpoints/").partition("/")
-            if not checkpoint.isdecimal() or f"checkpoints/{checkpoint}/{CHECKPOINT_MARK}" in sizes:
-                store.read(path, fresh / path)
+    with tqdm(total=sum(found.values()), unit="B", unit_scale=True, disable=None) as bar:
+        for path, size in found.items():
+            (fresh / path).parent.mkdir(parents=True, exist_ok=True)
+            store.get_file(path, str(fresh / path))
             bar.update(size)
+    for checkpoint in fresh.glob("checkpoints/[0-9]*"):
+        if not (checkpoint / CHECKPOINT_MARK).exists():
+            shutil.rmtree(checkpoint)
     # What a process left that was killed before its run began; `check` found nothing else.
-    shutil.rmtree(folder.path, ignore_errors=True)
-    fresh.rename(folder.path)
+    shutil.rmtree(folder, ignore_errors=True)
+    fresh.rename(folder)

@@ -157,8 +157,5 @@ def _object(text: bytes, place: str) -> dict[str, Any]:
 
 
 def _line(row: Row) -> bytes:
-    """The object as a line of UTF-8 JSON; escaped if it has lone surrogates, which UTF-8 lacks."""
-    try:
-        return json.dumps(row, ensure_ascii=False).encode() + b"\n"
-    except UnicodeEncodeError:
-        return json.dumps(row).encode() + b"\n"
+    """The object as a line of UTF-8 JSON; lone surrogates, which UTF-8 lacks, are escaped."""
+    return json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"

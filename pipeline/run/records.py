@@ -108,8 +108,6 @@ class Records:
         self._mirror = mirror or Mirror(None)
         self._shown_errors: set[tuple[str, ...]] = set()
         self._best: Mapping[str, Any] | None = None
-        alarms = folder.events(ALARM)
-        self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in alarms}
 
     def step(
         self,
@@ -229,13 +227,7 @@ class Records:
         self.folder.journal("evaluated", **entry)
         self.console.say(f"{name}: {evaluation_line(summary)}")
         metrics = _evaluation_metrics(name, summary)
-        self.tracker.log_evaluation(
-            name,
-            metrics,
-            version=entry["step"],
-            step=step,
-            rewards_version=entry["rewards_version"],
-        )
+        self.tracker.log_evaluation(name, metrics, version=entry["step"], step=step)
         return entry
 
     def best(self, entry: Mapping[str, Any] | None) -> None:
@@ -295,15 +287,10 @@ class Records:
         self.console.say(text)
 
     def _alarm(self, text: str, *, rule: str, part: str, step: int, action: str, **_: Any) -> None:
-        """Makes an alarm the last one on the console, and sends an alert.
-
-        A step that is repeated after a resume sends none again, unless it stops the run again.
-        """
+        """Makes an alarm the last one on the console, and sends an alert."""
         self.console.update(last_alarm=LastAlarm(step, rule, text))
-        stops = action == "stop"
-        if stops or (rule, part, step) not in self._alarmed:
-            title = f"alarm {rule} {part}".strip()
-            self.tracker.alert(title, text, level="ERROR" if stops else "WARN")
+        title = f"alarm {rule} {part}".strip()
+        self.tracker.alert(title, text, level="ERROR" if action == "stop" else "WARN")
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""

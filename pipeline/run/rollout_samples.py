@@ -1,77 +1,54 @@
-"""Which rollouts of a step are shown to people, chosen from their records.
-
-best, worst   by reward; of equal ones the highest, the lowest advantage: a rare success or failure
-surprising    the lowest mean log-prob among those with a positive advantage, or among all if there
-              are none: what the policy hardly expected and is now taught
-random        any of the others, the same ones each time
-"""
+"""What W&B shows of the rollouts of a step: a table of some, histograms of all."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
-Pick = Literal["best", "worst", "surprising", "random"]
 Record = Mapping[str, Any]
 """A rollout as `rollout_records` writes it."""
 
 EACH = 2
-"""Rollouts of each kind; fewer if there are not enough."""
-_SHOWN = ("prompt", "answer", "text", "stop_reason", "num_tokens", "reward", "advantage")
-
-
-def sample_rollouts(records: Sequence[Record], *, seed: int) -> list[tuple[Pick, Record]]:
-    """Chooses rollouts, each at most once; those without a reward can only be random ones.
-
-    Args:
-        records: of a step.
-        seed: of the random ones.
-    """
-    left = list(range(len(records)))
-    found: list[tuple[Pick, Record]] = []
-
-    def take(kind: Pick, numbers: Sequence[int]) -> None:
-        for number in numbers[:EACH]:
-            left.remove(number)
-            found.append((kind, records[number]))
-
-    def merit(number: int) -> tuple[float, float]:
-        return records[number]["reward"], records[number]["advantage"]
-
-    def rewarded() -> list[int]:
-        return [number for number in left if records[number]["reward"] is not None]
-
-    take("best", sorted(rewarded(), key=merit, reverse=True))
-    take("worst", sorted(rewarded(), key=merit))
-    known = [number for number in rewarded() if records[number]["logprob_mean"] is not None]
-    taught = [number for number in known if records[number]["advantage"] > 0]
-    take("surprising", sorted(taught or known, key=lambda one: records[one]["logprob_mean"]))
-    take("random", random.Random(seed).sample(left, min(EACH, len(left))))
-    return found
+"""Rollouts of each kind in a table."""
+_SHOWN = (
+    *("prompt", "answer", "text", "stop_reason", "num_tokens"),
+    *("reward", "advantage", "logprob_mean"),
+)
 
 
 def sample_table(
     records: Sequence[Record], *, step: int
 ) -> tuple[list[str], list[list[str | float | None]]]:
-    """The chosen rollouts of a step as the columns and rows of a table.
+    """The best, median and worst rollouts of a step by reward, each once, best first.
+
+    Of equal ones those with the highest advantage are the best: a rare success, a rare failure.
 
     Args:
-        records: of the step.
-        step: the step, which is also the seed.
+        records: of the step; those without a reward are left out.
+        step: the step.
+
+    Returns:
+        The columns and rows of a table.
     """
-    chosen = sample_rollouts(records, seed=step)
+    ranked = sorted(
+        (record for record in records if record["reward"] is not None),
+        key=lambda record: (record["reward"], record["advantage"]),
+        reverse=True,
+    )
+    last = len(ranked) - EACH
+    starts = {"median": last // 2, "worst": last, "best": 0}  # a later one counts
+    picks = {first + n: kind for kind, first in starts.items() for n in range(EACH)}
+    chosen = [(picks[n], record) for n, record in enumerate(ranked) if n in picks]
     parts = list(dict.fromkeys(part for _, record in chosen for part in record["rewards"]))
-    columns = ["step", "pick", "version", *_SHOWN, "logprob_mean"]
     rows = [
         [
             *(step, kind, max(record["versions"], default=None)),
-            *(record[name] for name in (*_SHOWN, "logprob_mean")),
+            *(record[name] for name in _SHOWN),
             *(record["rewards"].get(part) for part in parts),
         ]
         for kind, record in chosen
     ]
-    return [*columns, *(f"reward/{part}" for part in parts)], rows
+    return ["step", "pick", "version", *_SHOWN, *(f"reward/{part}" for part in parts)], rows
 
 
 def distributions(records: Sequence[Record]) -> dict[str, list[float]]:

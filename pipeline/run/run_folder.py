@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -25,13 +24,7 @@ from configs.resume import (
 )
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.run.history import (
-    ENDED,
-    RESUMED,
-    last_summary,
-    steps_with_changed_rewards,
-    valid_entries,
-)
+from pipeline.run.history import ENDED, RESUMED, last_summary, valid_entries
 from pipeline.run.record_files import (
     RESTORE,
     DamagedFileError,
@@ -67,10 +60,9 @@ class RunFolder:
         self.rewards_log = path / _REWARDS_LOG
         self.status = path / _STATUS
         self._config = path / "config.json"
-        self.plan_file = path / "plan.json"
+        self._plan = path / "plan.json"
         self._journal = path / "journal.jsonl"
         self._metrics = path / "metrics.jsonl"
-        self._superseded = path / "metrics.superseded.jsonl"
         self._summary = path / "summary.json"
         self._lock: TextIO | None = None
 
@@ -172,10 +164,6 @@ class RunFolder:
             self._take_lock()
         recover_folder(self.export)
         self.rollouts.mkdir(exist_ok=True)
-        self.write_config(config)
-
-    def write_config(self, config: Config) -> None:
-        """Replaces `config.json`."""
         write_atomically(self._config, config_to_json(config).encode())
 
     def _refuse_odd_paths(self) -> None:
@@ -187,12 +175,8 @@ class RunFolder:
             raise ValueError(f"{key} = {show_value(value)}: {above} is a file; choose another")
 
     def _in_use(self) -> ValueError:
-        who = ""
-        with suppress(
-            OSError, ValueError, LookupError, TypeError
-        ):  # written a moment after the lock
-            status = json.loads(self.status.read_bytes())
-            who = f" (by status.json {status['pid']} on {status['host']})"
+        status = self.last_status  # written a moment after the lock
+        who = f" (by status.json {status['pid']} on {status['host']})" if "pid" in status else ""
         return ValueError(
             f"another process{who} is using {self.path}; wait until it ends, or end it "
             "with Ctrl-C, SIGTERM or ray job stop"
@@ -201,7 +185,7 @@ class RunFolder:
     def _take_lock(self) -> None:
         self._refuse_odd_paths()
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / _LOCK).open("a")  # "a" keeps the recorded time
+        lock = (self.path / _LOCK).open("a")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -214,27 +198,25 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
-    def record_used_s(self, seconds: float) -> None:
-        """Writes the time that the run has used, for a resume after this process is killed.
+    @property
+    def last_status(self) -> dict[str, Any]:
+        """The content of `status.json`, written every few seconds; empty if there is none."""
+        with suppress(DamagedFileError, OSError):
+            return read_json(self.status) or {}
+        return {}
 
-        Called every few seconds while the folder is locked; thread-safe. A single write of fixed
-        width replaces the value before.
+    @property
+    def recorded_used_s(self) -> float:
+        """The time that the run has used by `status.json`; 0 if it is unknown."""
+        return float(self.last_status.get("elapsed_s", 0.0))
+
+    def record_used_s(self, seconds: float) -> None:
+        """Changes `recorded_used_s`, between two processes of the run.
 
         Raises:
             OSError: if it cannot be written.
         """
-        file = os.open(self.path / _LOCK, os.O_WRONLY)
-        try:
-            os.pwrite(file, b"%016.3f\n" % seconds, 0)
-        finally:
-            os.close(file)
-
-    @property
-    def recorded_used_s(self) -> float:
-        """The value that `record_used_s` wrote last; 0 if there is none."""
-        with suppress(OSError, ValueError):
-            return float((self.path / _LOCK).read_bytes())
-        return 0.0
+        write_json(self.status, {**self.last_status, "elapsed_s": seconds})
 
     @property
     def holds_run(self) -> bool:
@@ -292,13 +274,13 @@ class RunFolder:
             DamagedFileError: if `plan.json` is damaged; with the remedy.
         """
         try:
-            return read_json(self.plan_file)
+            return read_json(self._plan)
         except DamagedFileError as error:
             raise DamagedFileError(f"{error}; or delete it to plan the sizes again") from None
 
     def write_plan(self, plan: Mapping[str, Any]) -> None:
         """Replaces `plan.json`."""
-        write_json(self.plan_file, plan)
+        write_json(self._plan, plan)
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends an event to the journal."""
@@ -324,11 +306,6 @@ class RunFolder:
         return valid_entries(self.entries(), events, since=since)
 
     @property
-    def reward_changes(self) -> list[int]:
-        """Steps after which the rewards changed; see `history.steps_with_changed_rewards`."""
-        return steps_with_changed_rewards(self.entries())
-
-    @property
     def metrics(self) -> list[dict[str, Any]]:
         """The metrics of all steps, oldest first, without time stamps.
 
@@ -339,11 +316,6 @@ class RunFolder:
             {name: value for name, value in row.items() if name != "time"}
             for row in read_rows(self._metrics)
         ]
-
-    @property
-    def superseded_metrics(self) -> list[dict[str, Any]]:
-        """The rows of steps that a resume has set aside, oldest first."""
-        return list(read_rows(self._superseded))
 
     def write_metrics(self, metrics: Mapping[str, Any]) -> None:
         """Appends a step's metrics."""

@@ -118,6 +118,8 @@ class Status:
         elapsed_s: time used by the run.
         deadline_s: end of the time budget on the same scale; None: there is none.
         expected_end: expected end of the run; None: not known yet.
+        progress: how often the run, or one of its processes, was seen to have made progress.
+        slow: whether the run, or a process, loads, compiles or writes files.
     """
 
     run: str = ""
@@ -131,6 +133,8 @@ class Status:
     elapsed_s: float = 0.0
     deadline_s: float | None = None
     expected_end: datetime | None = None
+    progress: int = 0
+    slow: bool = True
 
     @property
     def left_s(self) -> float | None:
@@ -167,6 +171,8 @@ class Status:
             "expected_end": None if end is None else end.strftime(TIME_FORMAT),
             "last_alarm": None if alarm is None else asdict(alarm),
             "metrics": shown_metrics(self.metrics),
+            "progress": self.progress,
+            "slow": self.slow,
         }
 
 

@@ -93,7 +93,8 @@ class Tracker:
         self._mode = mode
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._ended = threading.Event()
-        self._is_started = self._uploaded = self._closed = False
+        self._ended.set()  # until `start`
+        self._uploaded = self._closed = False
         self._sync: str | None = None
         self._defined: set[str] = set()
         self._run: Any
@@ -122,7 +123,7 @@ class Tracker:
         if self._mode == "disabled":
             return
         self._config, self._folder, self._log_event = config, folder, from_threads(log_event)
-        self._is_started = True
+        self._ended.clear()
         threading.Thread(target=self._serve, args=[rows], name="W&B", daemon=True).start()
 
     def log(self, metrics: Mapping[str, Any], *, step: int, rollouts: str | None = None) -> None:
@@ -130,13 +131,7 @@ class Tracker:
         self._call(self._log_step, metrics, step, rollouts)
 
     def log_evaluation(
-        self,
-        name: str,
-        metrics: Mapping[str, Any],
-        *,
-        version: int,
-        step: int,
-        rewards_version: int = 0,
+        self, name: str, metrics: Mapping[str, Any], *, version: int, step: int
     ) -> None:
         """Logs the metrics of an evaluation of a policy version, after `step` steps.
 
@@ -148,12 +143,8 @@ class Tracker:
             metrics: its numbers, by their names in W&B.
             version: the policy version.
             step: training steps done.
-            rewards_version: of the current rewards; see `history.rewards_version`.
         """
-        values = {f"eval/{name}/version": version, **metrics}
-        if rewards_version:
-            values[f"eval/{name}/rewards_version"] = rewards_version
-        self._call(self._log_row, values, step)
+        self._call(self._log_row, {f"eval/{name}/version": version, **metrics}, step)
         if name != _VALIDATION:
             self.summarize(metrics)
 
@@ -174,8 +165,6 @@ class Tracker:
 
         W&B shows the run as failed if the status is not 0.
         """
-        if not self._is_started:
-            return
         self._call(self._finish, exit_status)
         self._calls.put(None)
         in_time = await asyncio.to_thread(self._ended.wait, FINISH_S)
@@ -191,11 +180,11 @@ class Tracker:
     def close(self) -> None:
         """Ends W&B's service, unless it has ended: nothing waits for it when this process exits."""
         self._closed = True
-        if self._is_started and not self._ended.is_set():
+        if not self._ended.is_set():
             _end_service()
 
     def _call(self, method: Callable[..., None], *arguments: Any) -> None:
-        if self._is_started and not self._ended.is_set():
+        if not self._ended.is_set():
             self._calls.put(partial(method, *arguments))
 
     # --- in the thread

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pipeline.run.checkpoint_files import CHECKPOINT_MARK
-from pipeline.run.mirror import Store
+from pipeline.run.mirror import open_store, sizes
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     Head,
@@ -31,9 +31,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(3 * PATIENC
 SETTINGS = ("--checkpoint.every_steps=1", f"--run.mirror=s3://{BUCKET}/runs")
 
 
-def has_checkpoint(store: Store) -> bool:
+def has_checkpoint(url: str) -> bool:
     """Whether a mirror has a complete checkpoint."""
-    return any(path.endswith(f"/{CHECKPOINT_MARK}") for path in store.sizes())
+    return any(path.endswith(f"/{CHECKPOINT_MARK}") for path in sizes(open_store(url)))
 
 
 def kill_child_of(submission: subprocess.Popen[str], head: Head) -> None:
@@ -66,7 +66,7 @@ def test_another_host_ends_with_the_same_adapter(
         first = start(command, private_environment() | {"HOME": str(homes[0])})
         run = homes[0] / "runs" / "lost"
         wait_until((run / "checkpoints" / "1").is_dir)
-        wait_until(lambda: has_checkpoint(Store(f"s3://{BUCKET}/runs/lost")))
+        wait_until(lambda: has_checkpoint(f"s3://{BUCKET}/runs/lost"))
         has_ended = (run / "summary.json").exists()
         for process in family(first.pid):
             process.kill()

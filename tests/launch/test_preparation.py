@@ -26,9 +26,8 @@ def begin(config: Config) -> Prepared:
     prepared = prepare(config, extend=None)
     prepared.folder.create(config)
     data = prepared.data.fingerprints
-    prepared.folder.journal(
-        "started", wandb_id=None, code=None, base=prepared.base, data=data, elapsed_s=60.0
-    )
+    facts = {"code": None, "base": prepared.base, "data": data, "rewards": {}}
+    prepared.folder.journal("started", wandb_id=None, elapsed_s=60.0, **facts)
     prepared.folder.close()
     return prepared
 

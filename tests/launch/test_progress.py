@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 
 import pytest
 
-from launch.progress import Reporter, forget_report, read_report
+from launch.progress import watched
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.protocols import WorkerDied
+from pipeline.run.console import Console
 from tests.run_process import FakeClock
 
 QUIET_S = 1e6
 
 
 def reported(
-    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     heartbeat: Callable[[], Awaitable[Heartbeat]],
     *,
     phase: str = "sample",
 ) -> tuple[int, bool]:
     """How often progress was reported in about 50 reports, and whether the run is slow."""
-    monkeypatch.setenv("GEMMA_GRPO_SUPERVISOR", str(folder))
     monkeypatch.setattr("launch.progress._EVERY_S", 0.0)
-    phases = PhaseClock(FakeClock())
+    phases, console = PhaseClock(FakeClock()), Console()
 
-    async def work() -> None:
+    async def work() -> tuple[int, bool]:
         for _ in range(50):
             await asyncio.sleep(0)
+        return console.status.progress, console.status.slow
 
     with phases.during(phase):
         phases.now.seconds = QUIET_S  # type: ignore[attr-defined]
-        asyncio.run(Reporter(phases).watched(work(), {"sampler 0": heartbeat}))
-    report = read_report(folder)
-    assert report is not None
-    assert report.written > 5
-    return report.progress, report.slow
+        processes = {"sampler 0": heartbeat}
+        return asyncio.run(watched(work(), processes, phases=phases, console=console))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +49,6 @@ def reported(
     ],
 )
 def test_the_progress_of_any_process_is_the_runs(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     beat: Heartbeat,
     phase: str,
@@ -63,28 +58,22 @@ def test_the_progress_of_any_process_is_the_runs(
     async def heartbeat() -> Heartbeat:
         return beat
 
-    progress, is_slow = reported(tmp_path, monkeypatch, heartbeat, phase=phase)
+    progress, is_slow = reported(monkeypatch, heartbeat, phase=phase)
     assert (progress > 3, is_slow) == (moves, slow)
     assert moves or progress == 0
 
 
-def test_a_process_that_does_not_answer_makes_no_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_process_that_does_not_answer_makes_no_progress(monkeypatch: pytest.MonkeyPatch):
     async def heartbeat() -> Heartbeat:
         await asyncio.Event().wait()
         raise AssertionError
 
-    assert reported(tmp_path, monkeypatch, heartbeat) == (0, False)
-    forget_report(tmp_path)
-    assert read_report(tmp_path) is None
+    assert reported(monkeypatch, heartbeat) == (0, False)
 
 
-def test_a_death_is_noticed_though_nobody_calls_the_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_death_is_noticed_though_nobody_calls_the_process(monkeypatch: pytest.MonkeyPatch):
     async def heartbeat() -> Heartbeat:
         raise WorkerDied("sampler 0", "its process ended unexpectedly")
 
     with pytest.raises(WorkerDied, match=r"^sampler 0: its process ended unexpectedly$"):
-        reported(tmp_path, monkeypatch, heartbeat)
+        reported(monkeypatch, heartbeat)

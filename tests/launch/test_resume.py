@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.preparation import check_same_code
-from launch.resume import record_reward_changes, record_reward_code
+from launch.resume import record_reward_changes
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
 
@@ -19,9 +19,7 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     folder.close()
     old = {"correct": "a" * 64, "format": "b" * 64}
     check_same_code(folder, old, accept=())  # of a run that began without hashes: unknown
-    record_reward_code(folder, old)
-    record_reward_code(folder, old)
-    assert [entry["sha256"] for entry in folder.events("rewards")] == [old]
+    folder.journal("started", code="", base="", data={}, rewards=old)
     new = {**old, "format": "c" * 64}
     with pytest.raises(ValueError, match="the reward functions have changed since") as caught:
         check_same_code(folder, new, accept=())
@@ -31,7 +29,7 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     check_same_code(folder, old, accept=())
     check_same_code(folder, new, accept=["rewards"])
     (change,) = record_reward_changes(folder, config, new, step=7)
-    record_reward_code(folder, new)
+    folder.journal("started", code="", base="", data={}, rewards=new)
     assert change == ("rewards.functions.format.code", "b" * 12, "c" * 12)
     (entry,) = folder.events("rewards_changed")
     assert (entry["after_step"], entry["changes"]) == (7, [list(change)])

@@ -30,7 +30,7 @@ from tests.launch.cluster_fixtures import (
     write_config,
 )
 from tests.launch.time_checks import check_time
-from tests.launch.wandb_reader import WandbFiles
+from tests.pipeline.run.wandb_files import WandbFiles
 from tests.run_process import TIMINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
@@ -189,15 +189,17 @@ def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)
     victim("SamplerActor").kill()
+    wait_for_events(run, "started", 2, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
-    victim("LearnerActor").suspend()
+    # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
+    victim("SamplerActor").suspend()
     status, output = finish(process)
     assert status == 0, output
     assert [entry["why"] for entry in journal(run) if entry["event"] == "restarted"] == [
         "the run's process was ended by SIGKILL",
         "a process of the run died",
         "the run made no progress for 20 s (faults.stuck_s)",
-    ]
+    ], output
     died = "sampler 0: its process ended unexpectedly"
     assert [entry["error"] for entry in journal(run) if entry["event"] == "failed"] == [died]
     assert f"{died}; the same command continues from the last checkpoint\n" in output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +15,9 @@ from actors.groups import RunActors
 from configs.schema import Config
 from launch.code_version import code_version
 from launch.preparation import Prepared
-from launch.progress import Reporter
 from launch.session import (
     _coordinate,
     _deadline,
-    _recording_time,
     _run_and_upload,
     _Session,
     _tracker,
@@ -35,7 +32,6 @@ from pipeline.run import tracking
 from pipeline.run.console import Console
 from pipeline.run.meter import Hardware, RunMeter
 from pipeline.run.mirror import Mirror
-from pipeline.run.record_files import DamagedFileError, read_rows
 from pipeline.run.run_folder import RunFolder
 from rewards.forms import recognise
 from tests.run_process import FakeClock, FakeTracker, LocalScorer, Script, left_behind
@@ -95,9 +91,8 @@ class Session:
         config = self.prepared.config
         meter = RunMeter(self.folder, Hardware.of(config), PhaseClock())
         console, tracker = Console(clock=clock), _tracker(self.prepared)
-        prepared, stop, mirror = self.prepared, self.stop, Mirror(None)
-        reporter = Reporter(meter.phases)
-        return _Session(prepared, stop, clock, meter, tracker, mirror, console, reporter)
+        mirror = Mirror(None)
+        return _Session(self.prepared, self.stop, clock, meter, tracker, mirror, console)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return list(self.folder.events(kind))
@@ -167,21 +162,6 @@ def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
     assert "Traceback" not in shown.err
     assert "the same command continues" not in shown.out + shown.err
     assert session.folder.summary is None
-
-
-def test_a_lost_best_version_is_told_without_a_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    session = Session(make_config(tmp_path), Disk())
-
-    async def gone(*_: object) -> None:
-        raise DamagedFileError("the best version is gone; put it back")
-
-    monkeypatch.setattr("pipeline.coordinator.EvaluationSchedule.recover_best", gone)
-    assert session.run() == 1
-    shown = capsys.readouterr()
-    assert shown.err == "the best version is gone; put it back\n"
-    assert "the same command continues" not in shown.out
 
 
 def test_failing_rewards_exit_with_1_and_one_sentence(
@@ -257,23 +237,6 @@ def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
     assert first.folder.holds_run
 
 
-def test_promise_4_the_records_after_an_older_checkpoint_are_moved_aside(tmp_path: Path):
-    whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
-    whole.run()
-    disk = Disk()
-    first = Session(make_config(tmp_path / "older", budget={"steps": 4}), disk)
-    first.run()
-    rollouts = (first.folder.rollouts / "step_000004.jsonl").read_bytes()
-    del disk[4]
-    second = Session(first.prepared.config, disk)
-    assert second.run() == 0
-    aside = second.folder.rollouts / "step_000004.superseded.jsonl"
-    assert aside.read_bytes() == rollouts
-    rows = read_rows(second.folder.path / "metrics.superseded.jsonl")
-    assert [row["step"] for row in rows] == [3, 4]
-    assert left_behind(second.folder) == left_behind(whole.folder)
-
-
 def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
     config, disk = make_config(tmp_path, budget={"steps": 2}), Disk()
     Session(config, disk).run()
@@ -324,33 +287,20 @@ class Trackers:
         return self.made[-1]
 
 
-def test_the_wandb_id_survives_a_process_without_wandb(
+def test_a_resumed_run_has_its_wandb_id_and_sends_its_earlier_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     trackers, disk = Trackers(monkeypatch), Disk()
     for mode in ("disabled", "offline", "disabled", "offline"):
         config = make_config(tmp_path, budget={"steps": 4}, wandb={"mode": mode})
         session = Session(config, disk)
-        at = f"learner.update {session.learner.version}"
-        session.stop_at(at, signal.SIGTERM)
+        session.stop_at(f"learner.update {session.learner.version}", signal.SIGTERM)
         session.run()
     assert trackers.given == [None, None, "id2", "id2"]
     assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id2", "id2", "id2"]
-
-
-def test_a_resumed_run_gives_wandb_its_earlier_metrics(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    trackers, disk = Trackers(monkeypatch), Disk()
-    config = make_config(tmp_path, budget={"steps": 4})
-    first = Session(config, disk)
-    first.stop_at("learner.update 1", signal.SIGTERM)
-    first.run()
-    assert trackers.made[0].before == []
-    Session(config, disk).run()
-    sent = [row for row in trackers.made[0].logged if "reward/mean" in row[1]]
-    assert trackers.made[1].before == [{"step": step, **metrics} for step, metrics in sent]
-    assert len(sent) == 2
+    sent = [row for made in trackers.made[:3] for row in made.logged if "reward/mean" in row[1]]
+    assert trackers.made[3].before == [{"step": step, **metrics} for step, metrics in sent]
+    assert len(sent) == 3
 
 
 # --- time
@@ -380,23 +330,6 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert session.folder.export.is_dir()
-
-
-def test_used_time_is_recorded_while_the_main_thread_is_busy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, now: FakeClock
-):
-    monkeypatch.setattr("launch.session._NOTE_EVERY_S", 0.01)
-    folder = RunFolder.of(make_config(tmp_path))
-    with folder.held(), _recording_time(folder, Clock(started=0.0, used_before_s=100.0, now=now)):
-        for seconds in (5.0, 60.0):
-            now.seconds = seconds
-            until = time.monotonic() + 30
-            while folder.recorded_used_s != 100.0 + seconds and time.monotonic() < until:
-                time.sleep(0.01)  # recording does not need this thread
-            assert folder.recorded_used_s == 100.0 + seconds
-        (folder.path / ".lock").rename(folder.path / "away")
-        time.sleep(0.1)  # a failed write is ignored
-        (folder.path / "away").rename(folder.path / ".lock")
 
 
 def test_a_run_continues_on_other_hardware_and_says_so(

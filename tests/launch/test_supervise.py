@@ -14,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 
 from configs.schema import Faults
@@ -22,7 +21,6 @@ from launch.exits import EXIT_CLUSTER_LOST, EXIT_DIED, EXIT_FAILED, EXIT_REPORTE
 from launch.supervise import _Supervisor, supervise
 from pipeline.budget import used_s
 from pipeline.run.run_folder import RunFolder
-from tests.launch.cluster_fixtures import PATIENCE_S, PROJECT
 from tests.samples import make_config
 
 Child = Callable[[RunFolder], int]
@@ -210,49 +208,15 @@ def test_a_signal_is_forwarded_and_a_second_ctrl_c_kills(
     assert ("stopped at once" in capfd.readouterr().err) == (signals == 2)
 
 
-class Interrupted(_Supervisor):
-    """Gets Ctrl-C at the moment when the child becomes known, or when it is no longer."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        super().__setattr__(name, value)
-        if name == "_child" and hasattr(self, "_signalled"):
-            signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
-def test_a_signal_at_the_start_or_the_end_of_the_process_is_sent_at_most_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    sent = list[int]()
-
-    class Child(subprocess.Popen[bytes]):
-        def __init__(self, _: object, **settings: Any) -> None:
-            super().__init__(
-                [sys.executable, "-c", "import sys; sys.stdin.read()"],
-                stdin=subprocess.PIPE,
-                **settings,
-            )
-
-        def send_signal(self, number: int) -> None:
-            sent.append(number)
-            assert self.stdin is not None
-            self.stdin.close()
-
-    module = SimpleNamespace(Popen=Child, TimeoutExpired=subprocess.TimeoutExpired)
-    monkeypatch.setattr("launch.supervise.subprocess", module)
-    assert Interrupted(ARGV, make_config(tmp_path), tmp_path).run() == 0
-    assert sent == [signal.SIGINT]
-
-
 REPORTS_ONCE = """
-import pathlib, os, signal
-report = pathlib.Path(os.environ["GEMMA_GRPO_SUPERVISOR"], "progress.json")
-report.write_text('{"written": 1, "progress": 1, "slow": false}')
+import os, pathlib, signal, sys
+status = pathlib.Path(sys.argv[1], "status.json")
+status.write_text('{"pid": %d, "progress": 1, "slow": false}' % os.getpid())
 signal.pause()
 """
 SAYS_WHY = """
-import os, sys
-open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_RESTARTED"])
+import os, pathlib, sys
+pathlib.Path(sys.argv[1], "why").write_text(os.environ["GEMMA_GRPO_RESTARTED"])
 """
 
 
@@ -260,11 +224,12 @@ open(sys.argv[1], "w").write(os.environ["GEMMA_GRPO_RESTARTED"])
 def test_a_run_without_progress_is_killed_and_started_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    commands, said = [REPORTS_ONCE, SAYS_WHY], tmp_path / "why"
+    commands, run = [REPORTS_ONCE, SAYS_WHY], tmp_path / "run"
+    run.mkdir()
     ended = list[subprocess.Popen[bytes]]()
 
     def popen(_: object, **settings: Any) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", commands.pop(0), str(said)]
+        command = [sys.executable, "-c", commands.pop(0), str(run)]
         ended.append(subprocess.Popen(command, **settings))
         return ended[-1]
 
@@ -277,7 +242,7 @@ def test_a_run_without_progress_is_killed_and_started_again(
     assert capsys.readouterr().out == f"{why}; it is started again, and the run resumes\n"
     assert [one.returncode for one in ended] == [-signal.SIGKILL, 0]
     # The new process journals why.
-    assert said.read_text() == why
+    assert (run / "why").read_text() == why
 
 
 @pytest.mark.parametrize(
@@ -301,27 +266,5 @@ def test_how_long_a_run_may_be_without_progress(
     with closing(RunFolder.of(config)) as folder:
         folder.create(config)
         folder.write_metrics({"step": 1, "time/step_s": longest_s})
-    supervisor = _Supervisor(ARGV, config, tmp_path)
+    supervisor = _Supervisor(ARGV, config)
     assert (supervisor._stuck_s(slow=False), supervisor._stuck_s(slow=True)) == limits_s
-
-
-PARENT = """
-import sys
-from contextlib import closing
-from pathlib import Path
-from launch import supervise
-supervise.subprocess.Popen = (lambda popen: lambda _, **settings: popen(
-    [sys.executable, "-c", sys.argv[2]], **settings))(supervise.subprocess.Popen)
-from tests.samples import make_config
-supervise.supervise([], make_config(Path(sys.argv[1])))
-"""
-HANGS = "import os, signal; print(os.getpid(), flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
-
-
-def test_a_stopped_process_dies_with_its_parent(tmp_path: Path):
-    command = [sys.executable, "-c", PARENT, str(tmp_path), HANGS]
-    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True) as parent:
-        assert parent.stdout is not None
-        run = psutil.Process(int(parent.stdout.readline()))
-        parent.kill()
-    run.wait(PATIENCE_S)

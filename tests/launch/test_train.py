@@ -12,7 +12,7 @@ import pytest
 from configs.load import load_config
 from launch import preparation, train
 from launch.preparation import Prepared
-from pipeline.run.mirror import Copier
+from pipeline.run.mirror import Copier, Snapshot
 from pipeline.run.run_folder import RunFolder
 from tests.launch.small_run import everything_below
 
@@ -85,7 +85,7 @@ def test_a_finished_run_is_known_on_an_empty_host(
 ):
     folder, mirror = ended(), request_path.parent / "mirror"
     mirror.mkdir()
-    Copier(folder.path, f"{mirror}/small").copy()
+    Copier(f"{mirror}/small").copy(Snapshot(folder.path))
     folder.path.rename(request_path.parent / "lost")
     command = [str(request_path), "--run.mirror", str(mirror)]
     before = everything_below(request_path.parent)

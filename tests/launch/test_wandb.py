@@ -18,16 +18,13 @@ from tests.launch.cluster_fixtures import (
     wait_for_lines,
     write_config,
 )
-from tests.launch.wandb_reader import WandbFiles
+from tests.pipeline.run.wandb_files import WandbFiles
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.timeout(4 * PATIENCE_S)]
 
 STEPS = 5
 SETTINGS = [
     *(f"--budget.steps={STEPS}", *VALIDATED, "--wandb.mode=offline", "--wandb.table_every=2"),
-    *("--wandb.group=arithmetic", '--wandb.tags=["short", "demo"]'),
-    *("--wandb.job_type=test", "--wandb.notes=stopped twice"),
-    *("--alarms.all_equal.above=0", "--alarms.all_equal.steps=1"),
 ]
 
 
@@ -118,25 +115,10 @@ def test_tables_and_histograms_are_of_the_steps_rollouts(found: WandbFiles):
         at = {name: number for number, name in enumerate(table["columns"])}
         shown = {(line[at["text"]], line[at["advantage"]]) for line in table["data"]}
         assert shown <= recorded
-        assert {line[at["pick"]] for line in table["data"]} == {
-            *("best", "worst", "surprising", "random")
-        }
+        assert {line[at["pick"]] for line in table["data"]} == {"best", "median", "worst"}
         assert {line[at["step"]] for line in table["data"]} == {step}
         assert "reward/exact" in at
     for row in rows.values():
         for name in ("tokens", "reward", "advantage", "logprob_mean"):
             assert row[f"histogram/{name}._type"] == "histogram"
             assert sum(row[f"histogram/{name}.values"]) == 16
-
-
-def test_wandb_has_the_configuration_the_artifacts_and_the_alarms(found: WandbFiles):
-    for record in found.of("run"):
-        assert (record["run_group"], record["job_type"]) == ("arithmetic", "test")
-        assert (record["notes"], record["tags"]) == ("stopped twice", ["short", "demo"])
-        assert record["config"]["update"]["budget"]["steps"] == STEPS
-    artifacts = {record["name"]: record for record in found.of("artifact")}
-    export = [file["path"] for file in artifacts[f"export-{found.id}"]["manifest"]["contents"]]
-    assert {"adapter_config.json", "adapter_model.safetensors"} <= set(export)
-    alarms = list(found.folder.events("alarm"))
-    assert alarms
-    assert [alert["title"] for alert in found.of("alert")] == ["alarm all_equal"] * len(alarms)

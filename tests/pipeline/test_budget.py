@@ -163,15 +163,6 @@ def test_time_of_a_process_killed_before_its_start_counts(tmp_path: Path):
     assert used_s(next_one) == 120.25
 
 
-@pytest.mark.parametrize("left", [b"", b"\0" * 17, b"half a li"])
-def test_a_damaged_record_of_used_time_is_ignored(tmp_path: Path, left: bytes):
-    folder = folder_of(make_config(tmp_path))
-    (folder.path / ".lock").write_bytes(left)
-    assert used_s(folder) == 0.0
-    folder.record_used_s(7.0)
-    assert used_s(folder) == 7.0
-
-
 def test_an_extension_is_of_the_budgets_kind(tmp_path: Path, timed: Config):
     folder = folder_of(timed)
     assert extension("90m", timed, folder) == Budget(None, 5400)

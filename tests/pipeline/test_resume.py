@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from actors.colocated_actor import ColocatedActor
 from configs.schema import Config
 from pipeline.run import record_files, run_folder
-from pipeline.run.mirror import Copier, fetch_run
+from pipeline.run.mirror import Copier, Snapshot, fetch_run
 from pipeline.run.run_folder import RunFolder
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Killed, Script, kill
@@ -167,7 +167,7 @@ def test_promise_3_another_host_continues_from_the_mirror(
 
     def lost() -> None:
         first.worker.actor.checkpoints.wait()
-        Copier(first.folder.path, f"{mirror}/run").copy()
+        Copier(f"{mirror}/run").copy(Snapshot(first.folder.path))
         raise Killed
 
     first.script.on[int(share * len(calls))] = lost
@@ -186,16 +186,11 @@ def test_promise_3_another_host_continues_from_the_mirror(
 
 def test_a_checkpoint_has_the_hashes_of_what_the_run_reads(tmp_path: Path, actor: ColocatedActor):
     run = RealRun(real_config(tmp_path, budget={"steps": 1}), actor)
-    run.folder.journal("started", code="0.1+ab", base="cd", data={"train": "ef"}, wandb_id=None)
-    run.folder.journal("rewards", sha256={"odd": "01"})
+    hashes = {"code": "0.1+ab", "base": "cd", "data": {"train": "ef"}, "rewards": {"odd": "01"}}
+    run.folder.journal("started", wandb_id=None, **hashes)
     run.connect()
     run.run()
     again = RealRun(run.config, actor)
     assert again.worker.restored.meta is not None
-    assert again.worker.restored.meta["provenance"] == {
-        "code": "0.1+ab",
-        "base": "cd",
-        "data": {"train": "ef"},
-        "rewards": {"odd": "01"},
-    }
+    assert again.worker.restored.meta["provenance"] == hashes
     again.folder.close()

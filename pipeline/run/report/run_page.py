@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from configs.toml_text import show_value
-from pipeline.run.goodput import GROUPS, LOST, grouped, share_rows
+from pipeline.run.goodput import GROUPS, LOST, grouped, phase_seconds, share_rows
 from pipeline.run.history import RESUMED, SETTINGS_CHANGED
 from pipeline.run.report import facts
 from pipeline.run.report.curves import Panel, Series, chart
@@ -83,15 +83,17 @@ def render(template: str, **values: Any) -> str:
 
 
 def _time_panels(run: RunRecords) -> list[Panel]:
-    """What the time was used for; none without intervals."""
+    """What the time of the steps was used for; none without any."""
     use = run.time_use
     unit, unit_s = ("hours", _HOUR_S) if use.wall_s > 3 * _HOUR_S else ("minutes", _MINUTE_S)
     points: dict[str, list[tuple[float, ...]]] = {group: [] for group in GROUPS}
     until_s = 0.0
-    for one in use.intervals:
-        at_s, until_s = until_s, until_s + one.total_s
-        for group, value in grouped(one.seconds).items():
-            share = value / one.total_s if one.total_s else 0.0
+    for row in use.rows:
+        seconds = phase_seconds(row)
+        total_s = sum(seconds.values())
+        at_s, until_s = until_s, until_s + total_s
+        for group, value in grouped(seconds).items():
+            share = value / total_s if total_s else 0.0
             points[group] += [(at_s / unit_s, share), (until_s / unit_s, share)]
     series = [
         Series(group, found, _TIME_COLOURS[group])

@@ -32,7 +32,6 @@ class RunRecords:
         config: content of `config.json`.
         journal: all entries.
         metrics: one row for each step, with its number from 1 under `step`.
-        superseded: rows of steps that a resume did again, or has to do again.
         status: content of `status.json`.
         plan: content of `plan.json`.
         running: whether a process holds the folder.
@@ -43,7 +42,6 @@ class RunRecords:
     config: Row = field(default_factory=dict)
     journal: Sequence[Row] = ()
     metrics: Sequence[Row] = ()
-    superseded: Sequence[Row] = ()
     status: Row = field(default_factory=dict)
     plan: Row = field(default_factory=dict)
     running: bool = False
@@ -77,12 +75,7 @@ class RunRecords:
     @cached_property
     def time_use(self) -> TimeUse:
         """Where the time went; what a running process does since its last step is left out."""
-        return time_use(
-            self.metrics,
-            self.journal,
-            superseded=self.superseded,
-            used_s=0.0 if self.running else self.used_s,
-        )
+        return time_use(self.metrics, self.journal, used_s=0.0 if self.running else self.used_s)
 
     @cached_property
     def summary(self) -> Row:
@@ -202,6 +195,5 @@ def read_run(path: Path) -> RunRecords:
         running=folder.is_locked,
         journal=list(folder.entries()),
         metrics=folder.metrics,
-        superseded=folder.superseded_metrics,
         used_s=folder.recorded_used_s,
     )

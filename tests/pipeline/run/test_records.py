@@ -180,20 +180,3 @@ def test_an_alarm_is_the_last_one_until_another_and_after_a_resume(records: Reco
     # A resume after step 2 has not seen it.
     records.folder.journal("resumed", step=2)
     assert facts()[1] is None
-
-
-def test_an_alarm_of_a_repeated_step_sends_an_alert_only_if_it_stops_the_run(records: Records):
-    first = {"rule": "all_equal", "part": "", "step": 4, "action": "log"}
-    of_part = {"rule": "always_none", "part": "format", "step": 4, "action": "checkpoint"}
-    records.event("alarm", "equal rewards", **first)
-    records.event("alarm", "no format", **of_part)
-    assert isinstance(records.tracker, FakeTracker)
-    assert records.tracker.alerts == [
-        ("WARN", "alarm all_equal"),
-        ("WARN", "alarm always_none format"),
-    ]
-    tracker = FakeTracker()
-    resumed = Records(records.folder, tracker, records.console)
-    for alarm in (first, {**of_part, "action": "stop"}, {**first, "step": 5}):
-        resumed.event("alarm", "again", **alarm)
-    assert tracker.alerts == [("ERROR", "alarm always_none format"), ("WARN", "alarm all_equal")]

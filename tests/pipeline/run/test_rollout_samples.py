@@ -1,15 +1,15 @@
-"""Which rollouts are shown."""
+"""Which rollouts W&B shows."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pipeline.run.rollout_samples import distributions, sample_rollouts, sample_table
+import pytest
+
+from pipeline.run.rollout_samples import distributions, sample_table
 
 
-def record(
-    name: str, reward: float | None, advantage: float, logprob: float | None, **more: Any
-) -> dict[str, Any]:
+def record(name: str, reward: float | None, advantage: float, **more: Any) -> dict[str, Any]:
     return {
         "prompt": "question",
         "answer": "1",
@@ -20,67 +20,55 @@ def record(
         "rewards": {"correct": reward, "format": 0.5},
         "reward": reward,
         "advantage": advantage,
-        "logprob_mean": logprob,
+        "logprob_mean": -0.2,
         **more,
     }
 
 
 RECORDS = [
-    record("easy", 1.0, 0.1, -0.1),
-    record("rare success", 1.0, 1.5, -0.2),
-    record("failure", 0.0, -0.5, -0.3),
-    record("rare failure", 0.0, -1.5, -0.1),
-    record("unexpected success", 0.9, 0.4, -2.0),
-    record("unexpected failure", 0.1, -0.2, -3.0),
-    record("excluded", None, 0.0, -0.1),
-    record("other", 0.5, 0.2, -0.4),
+    record("success", 1.0, 0.1),
+    record("rare success", 1.0, 1.5),
+    record("failure", 0.0, -0.5),
+    record("rare failure", 0.0, -1.5),
+    record("nearly", 0.9, 0.4),
+    record("hardly", 0.1, -0.2),
+    record("excluded", None, 0.0),
+    record("half", 0.5, 0.2),
 ]
+PICKS = ["best", "best", "median", "median", "worst", "worst"]
 
 
-def test_each_rollout_is_shown_once():
-    found = [(kind, one["text"]) for kind, one in sample_rollouts(RECORDS, seed=3)]
-    assert found[:6] == [
-        ("best", "rare success"),
-        ("best", "easy"),
-        ("worst", "rare failure"),
-        ("worst", "failure"),
-        ("surprising", "unexpected success"),
-        ("surprising", "other"),
-    ]
-    assert {kind for kind, _ in found[6:]} == {"random"}
-    assert {name for _, name in found} == {one["text"] for one in RECORDS}
-
-
-def test_without_advantages_the_surprising_one_is_the_least_likely():
-    equal = [record(str(n), 0.0, 0.0, -n) for n in range(5)]
-    found = sample_rollouts(equal, seed=1)
-    assert ("surprising", "4") in [(kind, one["text"]) for kind, one in found]
+@pytest.mark.parametrize(
+    ("given", "texts", "picks"),
+    [
+        (
+            RECORDS,
+            ["rare success", "success", "nearly", "half", "failure", "rare failure"],
+            PICKS,
+        ),
+        (RECORDS[:3], ["rare success", "success", "failure"], ["best", "best", "worst"]),
+        (RECORDS[:1], ["success"], ["best"]),
+    ],
+)
+def test_the_best_median_and_worst_are_shown_once(
+    given: list[dict[str, Any]], texts: list[str], picks: list[str]
+):
+    columns, rows = sample_table(given, step=7)
+    found = [dict(zip(columns, row, strict=True)) for row in rows]
+    assert [row["text"] for row in found] == texts
+    assert [row["pick"] for row in found] == picks
 
 
 def test_a_table_has_a_column_for_each_part():
-    columns, rows = sample_table([RECORDS[1], {**RECORDS[6], "rewards": {"other": 2.0}}], step=7)
+    other = record("failure", 0.5, 0.0, rewards={"other": 2.0})
+    columns, rows = sample_table([RECORDS[1], other], step=7)
     assert columns == [
         *("step", "pick", "version", "prompt", "answer", "text", "stop_reason", "num_tokens"),
         *("reward", "advantage", "logprob_mean", "reward/correct", "reward/format"),
         "reward/other",
     ]
-    first = [
-        7,
-        "best",
-        3,
-        "question",
-        "1",
-        "rare success",
-        "eos",
-        4,
-        1.0,
-        1.5,
-        -0.2,
-        1.0,
-        0.5,
-        None,
-    ]
-    assert rows[0] == first
+    shown = ["question", "1", "rare success", "eos", 4, 1.0, 1.5, -0.2, 1.0, 0.5, None]
+    assert rows[0] == [7, "best", 3, *shown]
     assert rows[1][-3:] == [None, None, 2.0]
 
 
@@ -88,7 +76,7 @@ def test_histograms_are_of_the_values_that_exist():
     found = distributions(RECORDS)
     assert found["histogram/tokens"] == [4] * 8
     assert len(found["histogram/reward"]) == 7
-    assert distributions([record("empty", None, 0.0, None)]).keys() == {
+    assert distributions([record("empty", None, 0.0, logprob_mean=None)]).keys() == {
         "histogram/tokens",
         "histogram/advantage",
     }

@@ -114,6 +114,8 @@ def test_the_content_of_the_file():
         "left_s": 3723.0,
         "expected_end": "2026-11-23T13:30:00Z",
         "last_alarm": {"step": 12, "rule": "all_equal", "text": "groups have equal rewards"},
+        "progress": 0,
+        "slow": True,
         "metrics": {
             name: value
             for name, value in METRICS.items()

@@ -294,6 +294,8 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     def of(kind: str) -> list[Any]:
         return [record[kind] for record in records if record["type"] == kind]
 
+    begun = of("run")[0]
+    assert (begun["project"], begun["config"]["update"]["run"]["name"]) == ("p", "run")
     rows = [row["item"] for row in of("history")]
     assert [(row["_step"], row["loss"]) for row in rows] == [(1, 0.5), (2, 1.0), (3, 1.5)]
     assert (rows[1]["eval/test/accuracy"], rows[1]["eval/test/version"]) == (0.5, 1)
@@ -312,17 +314,3 @@ def test_what_an_offline_run_has_logged(tmp_path: Path, capfd: pytest.CaptureFix
     kept = Path(content["local_path"])
     assert kept.is_relative_to(tmp_path / "wandb")
     assert kept.read_text() == "adapter/model.bin"
-
-
-def test_disabled_starts_nothing(tmp_path: Path):
-    async def work() -> Run:
-        run = Run(tmp_path, "disabled")
-        await run.start()
-        run.log(1)
-        run.tracker.summarize({"steps": 1})
-        await run.tracker.finish(exit_status=0)
-        return run
-
-    run = asyncio.run(work())
-    assert (run.told, run.tracker.run_id) == ([], None)
-    assert list(tmp_path.iterdir()) == []
