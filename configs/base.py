@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
@@ -60,13 +60,26 @@ Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
 
 
+class MissingSetting(AttributeError):  # noqa: N818  # raised where a mistake is known already
+    """A check reads a setting that has a mistake, and so has no value."""
+
+
 class Table(BaseModel):
     """A TOML table: immutable, strictly typed, unknown keys refused.
 
-    Pydantic validates each setting by itself; `configs.schema.Config` then asks `conflicts`.
+    Pydantic validates each setting by itself; `configs.load` then asks `conflicts`. A setting with
+    a mistake has no value: reading it raises `MissingSetting`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Refuses to read a setting that has no value."""
+            if name in type(self).model_fields:
+                raise MissingSetting(name)
+            return super().__getattr__(name)
 
     def conflicts(self) -> Iterator[Problem]:
         """Yields a problem for each setting that does not suit the others of the table."""
@@ -288,6 +301,11 @@ def parse_duration_s(text: str) -> int:
     if seconds > _LONGEST_S:
         raise ValueError(f"{text!r} is longer than a century; nearest valid: '{_LONGEST_DAYS}d'")
     return seconds
+
+
+def next_multiple(value: int, divisor: int) -> int:
+    """The smallest multiple of `divisor` that is not below `value`."""
+    return -(-value // divisor) * divisor
 
 
 def nearest_multiples(value: int, divisor: int) -> str:

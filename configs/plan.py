@@ -22,8 +22,10 @@ class Plan(Table):
 
     model_config = ConfigDict(json_schema_extra=HARDWARE)
 
-    platform: Literal["cpu", "tpu", "gpu"] = Field(
-        description="device type; never replaced by another one"
+    platform: Literal["auto", "cpu", "tpu", "gpu"] = Field(
+        "auto",
+        description="device type, never replaced by another one. auto: that of this machine: a "
+        "TPU, else an NVIDIA GPU that JAX can use, else the CPU",
     )
     placement: Literal["auto", "split", "colocated"] = Field(
         "auto",
@@ -37,6 +39,8 @@ class Plan(Table):
         ge=1,
         description="number of devices of the learner (colocated: of the one process; auto: of the "
         "run)",
+        json_schema_extra=HARDWARE
+        | {"implied": '1, with platform = "auto" all TPU chips of this machine'},
     )
     samplers: int | None = Field(
         None, ge=1, description="split only: number of sampler processes; default: 1"
@@ -174,9 +178,9 @@ class Plan(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
-        if self.platform == "gpu":
+        if self.platform == "gpu" and self.hbm_gib is None:
             for key in self.planned_sizes:
-                yield key, "is required on gpu, whose memory is unknown until it is opened"
+                yield key, "is required on gpu without plan.hbm_gib, its memory; set one of them"
         if self.slots is not None:
             yield from self._slot_problems(self.slots)
         else:
@@ -209,12 +213,7 @@ class Plan(Table):
         yield from self._mesh_problems()
 
     def _slot_problems(self, slots: int) -> Iterator[Problem]:
-        shards, tp, buckets = self.sampler_shards, self.tp_of_sampler, self.slot_buckets or ()
-        if slots % shards:
-            nearest = nearest_multiples(slots, shards)
-            parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
-            what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
-            yield "slots", what
+        shards, buckets = self.sampler_shards, self.slot_buckets or ()
         valid = {size for size in buckets if size < slots and size % shards == 0}
         if buckets != tuple(sorted(valid, reverse=True)):
             what = f"must be descending and below slots = {slots}"

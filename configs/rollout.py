@@ -25,7 +25,7 @@ class Rollout(Table):
     """Generation of rollouts."""
 
     group_size: int = Field(8, ge=2, le=1024, description="rollouts per prompt (the group of GRPO)")
-    prompts_per_step: int = Field(ge=1, le=16_384, description="prompts in a step")
+    prompts_per_step: int = Field(16, ge=1, le=16_384, description="prompts in a step")
     min_prompts_per_step: int | None = Field(
         None,
         ge=1,

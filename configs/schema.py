@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import Literal, Self, TypeVar
-
-from pydantic import model_validator
+from typing import Literal, TypeVar
 
 from configs.alarms import AlarmRule, Alarms, Disagreement
-from configs.base import Problem, Table, nearest_multiples
+from configs.base import Problem, Table, next_multiple
 from configs.budget import Budget
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, Eval, unused_extraction
 from configs.learner import Learner, Sft
@@ -61,6 +59,10 @@ __all__ = [
 ]
 
 
+_VALIDATIONS = 10
+"""Validations of a budget without `eval.every_steps` and `eval.every_minutes`."""
+_VALIDATION_MINUTES = 30.0
+"""The same with `budget.until`."""
 _LONG_ROW = 2048
 """Tokens of a packed row that holds all or most of a group; longer ones save little."""
 
@@ -77,7 +79,7 @@ class Config(Table):
     rewards: Rewards
     rollout: Rollout
     learner: Learner = Learner()
-    plan: Plan
+    plan: Plan = Plan()
     budget: Budget
     eval: Eval = Eval()
     export: Export = Export()
@@ -88,13 +90,6 @@ class Config(Table):
     profile: Profile = Profile()
     alarms: Alarms = Alarms()
     faults: Faults = Faults()
-
-    @model_validator(mode="after")
-    def _refuse_problems(self) -> Self:
-        problems = [f"{key}: {what}" for key, what in self.problems()]
-        if problems:
-            raise ValueError("; ".join(problems))
-        return self
 
     def problems(self) -> Iterator[Problem]:
         """Yields a problem for each setting that does not suit the others.
@@ -166,6 +161,31 @@ class Config(Table):
     def with_metric(self, metric: str) -> Config:
         """The same with `eval.metric` set."""
         return self.model_copy(update={"eval": self.eval.model_copy(update={"metric": metric})})
+
+    @property
+    def validates(self) -> bool:
+        """Whether a validation split is evaluated during training."""
+        return self.data.validation is not None
+
+    @property
+    def validation_steps(self) -> int | None:
+        """Steps between two validations; None: there are none, or minutes count."""
+        if not self.validates or self.eval.every_minutes is not None:
+            return None
+        if self.eval.every_steps:
+            return self.eval.every_steps
+        steps = self.budget.steps
+        return None if steps is None else math.ceil(steps / _VALIDATIONS)
+
+    @property
+    def validation_minutes(self) -> float | None:
+        """Minutes between two validations; None: there are none, or steps count."""
+        if not self.validates or self.validation_steps is not None:
+            return None
+        if self.eval.every_minutes is not None:
+            return self.eval.every_minutes
+        time_s = self.budget.time_s
+        return _VALIDATION_MINUTES if time_s is None else time_s / 60 / _VALIDATIONS
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -268,6 +288,25 @@ class Config(Table):
         return self.plan.micro_batch_tokens // self.row_tokens
 
 
+    def rounded(self) -> tuple[Config, list[str]]:
+        """The same with whole sizes on each device, and what was rounded up, in words."""
+        plan, changes, said = self.plan, dict[str, object](), list[str]()
+        units = {
+            "slots": (plan.sampler_shards, "devices or groups of sampler_tp devices of a sampler"),
+            "micro_batch_tokens": (
+                self.row_tokens * plan.learner_shards,
+                f"{plan.learner_shards} rows of {self.row_tokens} tokens, one for each device or "
+                "group of tp devices",
+            ),
+        }
+        for key, (unit, why) in units.items():
+            size = getattr(plan, key)
+            if size is not None and size % unit:
+                changes[key] = next_multiple(size, unit)
+                said.append(f"plan.{key} = {size} is rounded up to {changes[key]}: {why}")
+        return self.model_copy(update={"plan": plan.model_copy(update=changes)}), said
+
+
 T = TypeVar("T", bound=Table)
 
 
@@ -329,15 +368,6 @@ def _row_problems(config: Config) -> Iterator[Problem]:
     if plan.row_tokens is not None and plan.row_tokens < longest:
         what = f"must hold the longest sequence, {longest} tokens; nearest valid: {longest}"
         yield "plan.row_tokens", what
-        return
-    row, tokens = config.row_tokens, plan.micro_batch_tokens
-    if tokens is not None and tokens % (row * plan.learner_shards):
-        nearest = nearest_multiples(tokens, row * plan.learner_shards)
-        what = (
-            f"must be a multiple of plan.row_tokens = {row} x {plan.learner_shards} rows, one for "
-            f"each device or group of tp devices; nearest valid: {nearest}"
-        )
-        yield "plan.micro_batch_tokens", what
 
 
 def _rollout_weights_problems(config: Config) -> Iterator[Problem]:
@@ -414,19 +444,15 @@ def _shrink_problems(config: Config) -> Iterator[Problem]:
 
 
 def _validation_problems(config: Config) -> Iterator[Problem]:
-    evaluation, validation = config.eval, config.data.validation
-    if evaluation.validates and validation is None:
-        key = "every_steps" if evaluation.every_steps else "every_minutes"
-        yield f"eval.{key}", "needs data.validation; set it, or remove this"
-    if validation is not None and not evaluation.validates:
-        what = "has no effect without eval.every_steps or eval.every_minutes; set one of them"
-        yield "data.validation", what
+    if not config.validates:
+        why = "without data.validation"
+        yield from config.eval.unused("every_steps", "every_minutes", why=why, table="eval")
 
 
 def _alarm_problems(config: Config) -> Iterator[Problem]:
     useless = dict[str, str]()
-    if not config.eval.validates:
-        why = "without eval.every_steps or eval.every_minutes"
+    if not config.validates:
+        why = "without data.validation"
         useless |= {"validation_falls": why, "rising_while_validation_falls": why}
     if sum(weight != 0 for weight in config.reward_weights.values()) < 2:
         useless["dominating"] = "with less than two weighted rewards"

@@ -57,6 +57,12 @@ class Setting:
         return self.node.get("default")
 
     @property
+    def implied(self) -> str | None:
+        """What the value is if it is not set, in words, where that is no constant."""
+        found: str | None = self.node.get("implied")
+        return found
+
+    @property
     def description(self) -> str:
         """The description of the field."""
         return str(self.node.get("description", ""))
@@ -151,6 +157,7 @@ def _setting(
             optional = True
             (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
             node = {**kind, **rest}
+    required &= "implied" not in node
     return Setting(path, node, optional, required, node.get("on_resume", on_resume))
 
 

@@ -313,14 +313,12 @@ class Deadline:
 
     def _validations(self, number: int, steps: int, *, step_s: float) -> int:
         """Validations between `steps` steps of `step_s` seconds; the first is step `number`."""
-        settings = self.config.eval
-        if settings.every_minutes is not None:
+        minutes, every = self.config.validation_minutes, self.config.validation_steps
+        if minutes is not None:
             # A validation is due after the step in which the interval ends.
-            every = math.ceil(_MINUTE_S * settings.every_minutes / step_s) if step_s > 0 else steps
+            every = math.ceil(_MINUTE_S * minutes / step_s) if step_s > 0 else steps
             return (steps - 1) // every
-        if not settings.every_steps:
-            return 0
-        return (number + steps - 1) // settings.every_steps - number // settings.every_steps
+        return 0 if every is None else (number + steps - 1) // every - number // every
 
     def _share(self, prompts: int, phase: str) -> float:
         """A step's prompts as a share of a full step."""
@@ -363,7 +361,7 @@ class Deadline:
     @property
     def end_s(self) -> float:
         """Seconds after the last step, without slack."""
-        validation_s = self.parts.expected_s(VALIDATION) if self.config.eval.validates else 0.0
+        validation_s = self.parts.expected_s(VALIDATION) if self.config.validates else 0.0
         return validation_s + self.export_s + self._writing_s + self.tests_s
 
     @property
@@ -390,7 +388,7 @@ class Deadline:
         assert self.time_s is not None
         uncertain_s = self.end_s - self.exit_s
         wanted_s = (SAFETY - 1) * uncertain_s + _UNFORESEEN * self.time_s
-        validation_s = self.parts.expected_s(VALIDATION) if self.config.eval.validates else 0.0
+        validation_s = self.parts.expected_s(VALIDATION) if self.config.validates else 0.0
         return min(wanted_s, max(0.0, IDLE_SHARE * self.time_s - step_s - validation_s))
 
     # --- work that can be abandoned, or left out
@@ -403,9 +401,9 @@ class Deadline:
             exported: whether the best version is the exported one.
         """
         margin_s = _TEST_MARGIN * self.tests_s
-        if self.config.eval.validates and not validated:
+        if self.config.validates and not validated:
             return self.leaving(self.end_s + margin_s)
-        if not exported or not self.config.eval.validates:
+        if not exported or not self.config.validates:
             return self.leaving(self._reserve_for_export_s + self.tests_s)
         return self.leaving(self._writing_s + self.tests_s + margin_s)
 

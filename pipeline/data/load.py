@@ -7,13 +7,12 @@ and training data share no prompt with evaluation data. order.py decides the ord
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 from configs.errors import MistakeCollector
 from configs.schema import Config, Data, NamedSource, Source
-from configs.task import MIXTURE_TRAIN
+from configs.task import MIXTURE_TRAIN, HeldOut
 from pipeline.data.demonstrations import load_demonstrations
 from pipeline.data.order import max_per_step, normalized_weights
 from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
@@ -24,7 +23,9 @@ from pipeline.data.splits import (
     LoadedData,
     LoadedSplit,
     concatenate,
+    hold_out,
     prompt_texts,
+    repeated,
     without_overlaps,
 )
 from pipeline.data.text.prompts import PromptMaker
@@ -102,40 +103,35 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
     return make_disjoint(splits, config=config, maker=maker)
 
 
-def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
+def check_rows(config: Config) -> None:
     """Checks the rows of all sources as far as possible without a tokenizer.
 
     Args:
-        config: names the sources.
-        intact: whether settings have the user's values; checks of others are skipped.
+        config: names the sources; checks that need settings which it lacks are left out.
 
     Raises:
         DataError: if a source cannot be read, lacks a column or has malformed rows.
     """
     data, found = config.data, MistakeCollector()
 
-    def check(where: str, source: Source, columns: Columns) -> None:
-        read = partial(read_rows, columns=columns, where=where, make=lambda row: row)
-        if intact(where.partition(" ")[0]):
-            found.attempt(read, source, policy=data.malformed)
+    def check(name: str, source: Source, columns: Columns) -> None:
+        read_rows(source, columns=columns, where=name, policy=data.malformed, make=lambda row: row)
 
-    def prompts(template: str | None = None) -> Columns:
-        if template is None and not intact("prompt.template"):
-            return Columns(())
-        return Columns.of_prompts(template or config.prompt.template)
+    def prompts(template: str | None) -> Columns:
+        template = template or getattr(config.prompt, "template", None)
+        return Columns(()) if template is None else Columns.of_prompts(template)
 
     for name, source in _prompt_sources(config).items():
-        known, columns = intact("data.answer_column", "data.answer_pattern"), prompts()
-        if isinstance(source, NamedSource):
-            columns, known = prompts(source.template), known or source.answer_column is not None
-        column, pattern = answer_settings(source, data)
-        columns = columns.with_answers(column, pattern=pattern) if known else columns
-        check(setting_name(name), source, columns)
-    if config.sft.train is not None:
-        columns = prompts()
-        if intact("sft.completion_column"):
+        columns = prompts(source.template if isinstance(source, NamedSource) else None)
+        answers = found.attempt(answer_settings, source, data)
+        if answers is not None:
+            columns = columns.with_answers(answers[0], pattern=answers[1])
+        found.attempt(check, setting_name(name), source, columns)
+    if config.run.has_sft_phase and config.sft.train is not None:
+        columns = prompts(None)
+        if hasattr(config.sft, "completion_column"):
             columns = columns.with_completions(config.sft.completion_column)
-        check("sft.train", config.sft.train, columns)
+        found.attempt(check, "sft.train", config.sft.train, columns)
     found.raise_if_any(DataError)
 
 
@@ -166,22 +162,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    data, found = config.data, MistakeCollector()
-    splits = dict[str, LoadedSplit | None]()
-    for number, (name, source) in enumerate(_training_sources(data).items()):
-        spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
-        spec = replace(
-            spec,
-            mixture_name=name.removeprefix(MIXTURE_PREFIX) if data.mixture else None,
-            first_id=number * PROMPT_ID_STRIDE,
-        )
-        splits[name] = found.attempt(load_split, spec, config=config)
-    if data.validation is not None:
-        spec = SplitSpec.of(data.validation, where="data.validation", config=config, maker=maker)
-        splits["validation"] = found.attempt(load_split, spec, config=config)
-    tests = found.attempt(load_tests, config, maker) or {}
-    found.raise_if_any(DataError)
-    return {name: split for name, split in splits.items() if split is not None} | tests
+    return _load(config, maker, _prompt_sources(config))
 
 
 def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
@@ -190,12 +171,31 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
+    tests = _tests(config)
+    needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
+    loaded = _load(config, maker, needed)
+    return {name: loaded[name] for name in ("test", *tests)}
+
+
+def _load(
+    config: Config, maker: PromptMaker, sources: Mapping[str, Source]
+) -> dict[str, LoadedSplit]:
+    """Loads sources and splits, by their names in `LoadedData.splits`."""
     found, splits = MistakeCollector(), dict[str, LoadedSplit | None]()
-    for name, source in _tests(config).items():
+    numbers = {name: number for number, name in enumerate(_training_sources(config.data))}
+    for name, source in sources.items():
         spec = SplitSpec.of(source, where=setting_name(name), config=config, maker=maker)
+        if name in numbers:
+            spec = replace(
+                spec,
+                mixture_name=name.removeprefix(MIXTURE_PREFIX) if config.data.mixture else None,
+                first_id=numbers[name] * PROMPT_ID_STRIDE,
+            )
         splits[name] = found.attempt(load_split, spec, config=config)
     found.raise_if_any(DataError)
-    return {name: split for name, split in splits.items() if split is not None}
+    loaded = {name: split for name, split in splits.items() if split is not None}
+    shares = {name: held for name, held in _held_out(config.data).items() if held.share}
+    return loaded | (hold_out(loaded[MIXTURE_TRAIN], shares) if shares else {})
 
 
 def make_disjoint(
@@ -268,8 +268,7 @@ def load_split(spec: SplitSpec, *, config: Config) -> LoadedSplit:
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
         )
-    distinct = {(prompt.text, prompt.answer) for prompt in prompts}
-    return LoadedSplit(tuple(prompts), malformed, too_long, len(prompts) - len(distinct))
+    return LoadedSplit(tuple(prompts), malformed, too_long, repeated(prompts))
 
 
 def extract_reference(text: str, *, pattern: str | None) -> str | None:
@@ -304,16 +303,22 @@ def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
 
 def _prompt_sources(config: Config) -> dict[str, Source]:
     """All sources of prompts, by the names of their splits."""
-    found = _training_sources(config.data) | _tests(config)
-    if config.data.validation is not None:
-        found["validation"] = config.data.validation
-    return found
+    validation = {
+        name: source for name, source in _held_out(config.data).items() if not source.share
+    }
+    return _training_sources(config.data) | _tests(config) | validation
+
+
+def _held_out(data: Data) -> dict[str, HeldOut]:
+    """The test and the validation split."""
+    validation = {} if data.validation is None else {"validation": data.validation}
+    return {"test": data.test} | validation
 
 
 def _tests(config: Config) -> dict[str, Source]:
-    return {"test": config.data.test} | {
-        EVAL_SET_PREFIX + source.name: source for source in config.eval.sets
-    }
+    """The test split and the evaluation sets that are sources of their own."""
+    test = {} if config.data.test.share else {"test": config.data.test}
+    return test | {EVAL_SET_PREFIX + source.name: source for source in config.eval.sets}
 
 
 def _training_sources(data: Data) -> dict[str, Source]:

@@ -131,6 +131,8 @@ def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settin
         config = Config.model_validate(tree)
     except ValidationError:
         return None
+    if any(config.problems()) or config.rounded()[1]:
+        return None
     old, longest = case.config.rollout, config.rollout
     lengths = Lengths(
         case.lengths.prompt * (longest.max_prompt_tokens / old.max_prompt_tokens),
