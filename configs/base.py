@@ -33,6 +33,7 @@ model on a hub; a function in a file or in a module."""
 
 # One slash matches too: a mistyped URL looks like this, a file system path hardly does.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500
@@ -182,6 +183,8 @@ def absolute_path(path: str, base: Path) -> str:
 def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     """As `absolute_path`, for a value of a path type; handles, datasets and modules are unchanged.
 
+    OWNER/NAME is a model on the Hugging Face hub where there is no folder OWNER.
+
     Raises:
         ValueError: as `absolute_path`.
     """
@@ -189,6 +192,8 @@ def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     if kind == "function":
         is_file = file.endswith(REWARD_FILE)
         return f"{absolute_path(file, base)}{colon}{name}" if is_file else value
+    if kind == "model" and _HUB_NAME.fullmatch(value) and not (base / value).parent.exists():
+        return f"{HUB_PREFIXES[0]}{value}"
     is_local = not _SCHEME.match(value) and (kind != "data" or is_data_file(value))
     return absolute_path(value, base) if is_local else value
 

@@ -56,6 +56,10 @@ class MistakeCollector:
         """Whether no mistake was found."""
         return not self._errors
 
+    def add(self, mistake: Exception) -> None:
+        """Collects a mistake."""
+        self._errors.append(mistake)
+
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Returns the result of a check; None if it raises a mistake, which is collected.
 
@@ -64,7 +68,7 @@ class MistakeCollector:
         try:
             return check(*args, **kwargs)
         except (ValueError, FileNotFoundError) as mistake:
-            self._errors.append(mistake)
+            self.add(mistake)
         except MissingSetting as skipped:
             self._skipped = skipped
         return None

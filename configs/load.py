@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base import nearest_hint
+from configs.base import Table, nearest_hint
 from configs.errors import (
     ABSENT,
     ConfigError,
@@ -37,6 +37,7 @@ AS_TRAINED: tuple[Override, ...] = (
 """First overrides of commands without training: they sample with the weights that were trained."""
 _PRESETS = Path(__file__).parent
 _REQUIRED: dict[str, dict[str, Any]] = {
+    "run": {"name": "x"},
     "model": {"path": "/"},
     "data": {"train": {}},
     "rewards": {"functions": [{"name": "x", "function": "x:x"}]},
@@ -102,9 +103,9 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
     """
     tree, unknown = apply_overrides(_read(Path(path)), overrides)
     tree, assumed = completed(tree, name=Path(path).stem)
-    config, wrong = _validate(tree)
+    config, wrong = _validate(tree, unknown)
     given = [tuple(key.split(".")) for key, _ in overrides]
-    mistakes = tuple(_lines([*unknown, *wrong], str(path), given))
+    mistakes = tuple(_lines(wrong, str(path), given))
     if not mistakes:
         config, rounded = config.rounded()
         assumed += rounded
@@ -124,8 +125,20 @@ def validated(tree: Mapping[str, Any]) -> Config:
 
 
 def config_to_json(config: Config) -> str:
-    """The resolved configuration as JSON: all settings with defaults, in the schema's order."""
+    """The resolved configuration as JSON: all settings with defaults, in the schema's order.
+
+    Raises:
+        MissingSetting: if a setting has a mistake.
+    """
+    _require_all(config)
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def _require_all(table: Table) -> None:
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        if isinstance(value, Table):
+            _require_all(value)
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
@@ -200,18 +213,25 @@ def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:
     return f"{where}: {message[: place.start()]}"
 
 
-def _validate(tree: Mapping[str, Any]) -> tuple[Config, list[Mistake]]:
+def _validate(
+    tree: Mapping[str, Any], known: Iterable[Mistake] = ()
+) -> tuple[Config, list[Mistake]]:
     """Validates the settings one by one, and then whether they suit each other.
+
+    Args:
+        tree: the settings.
+        known: mistakes of overrides that are not in `tree`.
 
     Returns:
         The configuration without the settings that have a mistake; all mistakes.
     """
-    found = list[Mistake]()
+    found = list(known)
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        found += explain_validation(error)
-        config = Config.model_validate(_valid_part(tree, [one.path for one in found]))
+        wrong = list(explain_validation(error))
+        config = Config.model_validate(_valid_part(tree, [one.path for one in wrong]))
+        found += wrong
     config = without(config, *(key for one in found for key in _meant_keys(one.path, tree)))
     for key, what in list(config.problems()):
         path = tuple(key.split("."))

@@ -52,7 +52,9 @@ def _set(tree: dict[str, Any], path: tuple[str, ...], setting: Setting, text: st
     for n, part in enumerate(path):
         if n:
             empty: Any = [] if part.isdecimal() else {}
-            at = at[key] if isinstance(at, list) else at.setdefault(key, empty)
+            if isinstance(at, dict) and at.get(key) is None:
+                at[key] = empty
+            at = at[key]
         if isinstance(at, list) and part.isdecimal():
             key = int(part)
             if key > len(at):

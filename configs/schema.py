@@ -292,18 +292,19 @@ class Config(Table):
         """The same with whole sizes on each device, and what was rounded up, in words."""
         plan, changes, said = self.plan, dict[str, object](), list[str]()
         units = {
-            "slots": (plan.sampler_shards, "devices or groups of sampler_tp devices of a sampler"),
+            "slots": (plan.sampler_shards, "the parts of a sampler"),
             "micro_batch_tokens": (
                 self.row_tokens * plan.learner_shards,
-                f"{plan.learner_shards} rows of {self.row_tokens} tokens, one for each device or "
-                "group of tp devices",
+                f"a row of {self.row_tokens} tokens for each of {plan.learner_shards} parts of the "
+                "learner",
             ),
         }
         for key, (unit, why) in units.items():
             size = getattr(plan, key)
             if size is not None and size % unit:
                 changes[key] = next_multiple(size, unit)
-                said.append(f"plan.{key} = {size} is rounded up to {changes[key]}: {why}")
+                multiple = f"a multiple of {unit}, {why}"
+                said.append(f"plan.{key} = {size} is rounded up to {changes[key]}: {multiple}")
         return self.model_copy(update={"plan": plan.model_copy(update=changes)}), said
 
 

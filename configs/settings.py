@@ -47,6 +47,17 @@ class Setting:
         return self.node.get("additionalProperties") is True
 
     @property
+    def short_forms(self) -> Mapping[str, str]:
+        """For a table: the key that a value in its place has, by the type of the value."""
+        return dict(self.node.get("short", {}))
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is a value, or a table that has a short form or the user's keys."""
+        is_value = self.type != "object" or self.has_free_keys or bool(self.short_forms)
+        return is_value and not self.path.endswith(f".{INDEX}")
+
+    @property
     def choices(self) -> tuple[object, ...]:
         """The allowed values of an enumeration; empty for other types."""
         return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
@@ -181,6 +192,8 @@ def _allowed(node: Mapping[str, Any]) -> str:
         return show_value(node["const"])
     if "enum" in node:
         return f"one of {', '.join(map(show_value, node['enum']))}"
+    if "short" in node:
+        return f"a table, or its {' or '.join(node['short'].values())}"
     if node.get("type") == "array":
         element = _allowed(_setting("", node["items"], required=True).node)
         return f"a list{', not empty' if node.get('minItems') else ''}; each element: {element}"

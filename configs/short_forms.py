@@ -46,7 +46,7 @@ def long_form(value: Any, base: Path, path: KeyPath = ()) -> Any:
 def _without_short_form(value: Any, setting: Setting) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     kind = "string" if isinstance(value, str) else "number" if is_number else ""
-    key = setting.node.get("short", {}).get(kind)
+    key = setting.short_forms.get(kind)
     if key is not None:
         value = None if value == 0 and setting.optional else {key: value}
     if setting.path == _REWARD and isinstance(value, Mapping) and "name" not in value:
@@ -62,7 +62,7 @@ def completed(tree: Mapping[str, Any], *, name: str) -> tuple[dict[str, Any], li
         The settings, and what was assumed, in words.
     """
     tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
-    run, plan, model = (tree.setdefault(key, {}) for key in ("run", "plan", "model"))
+    run, plan, model = tree.setdefault("run", {}), tree.setdefault("plan", {}), tree.get("model")
     if isinstance(run, dict):
         run.setdefault("name", slug(name))
     assumed = []

@@ -85,24 +85,24 @@ def _flags() -> argparse.ArgumentParser:
 def _run(command: CommandLine, argv: Sequence[str]) -> int:
     read = read_config(command.path, command.overrides)
     extend, accept = command.flags.extend, command.flags.accept
-    found = MistakeCollector(read.mistakes, read.invalid)
+    found = MistakeCollector(read.mistakes)
     found.attempt(check_accept, accept)
     config = read.config
+    for line in read.assumed if SUPERVISOR not in os.environ else ():
+        say(line, file=sys.stderr)
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare
 
     _fetch(config, command.flags, found)
-    if found.intact("run", "lora.start"):
-        config = found.attempt(forked, config) or config
+    config = found.attempt(forked, config) or config
     if found.is_empty:
         config = found.attempt(placed, config) or config
-    if found.intact("run.dir", "run.name", "budget"):
-        message = found.attempt(finished, config, extend=extend, accept=accept)
-        if message:
-            found.raise_if_any()
-            say(message)
-            return 0
+    message = found.attempt(finished, config, extend=extend, accept=accept)
+    if message:
+        found.raise_if_any()
+        say(message)
+        return 0
     # With mistakes it goes on in this process, which finds the others.
     if command.flags.supervise and not command.flags.dry_run and found.is_empty:
         from launch.supervise import supervise

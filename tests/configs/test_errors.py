@@ -81,7 +81,7 @@ KEYS = (
             '= "<eos>": must be a list; each element: a string; nearest valid: ["<eos>"]',
         ),
         ("learner", "3", "= 3: must be a table"),
-        ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table"),
+        ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table, or its function"),
         ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),
         ("budget.steps", "9" * 20, f"= {'9' * 20}: an integer of more than 64 bits"),
         # A long value is truncated.
@@ -149,12 +149,12 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
 
 
 def test_a_missing_table_names_its_keys(write: Write) -> None:
-    path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
+    path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[rewards]", "[rewardz]"))
     has = "budget.steps, budget.time, budget.until"
     assert mistakes(path) == (
-        f"{path}: plan: missing; this table needs plan.platform",
+        f"{path}: rewards: missing; this table needs rewards.functions",
         f"{path}: budget: missing; this table has {has}",
-        f"{path}: rollouts: unknown; did you mean rollout?",
+        f"{path}: rewardz: unknown; did you mean rewards?",
     )
 
 
