@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from pydantic import ValidationError
 
 from configs.base import MissingSetting
-from configs.nearest import nearest_keys, nearest_value, sibling_names
+from configs.nearest import NO_KEY, nearest_keys, nearest_value, sibling_names
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
 
@@ -107,6 +107,9 @@ class Mistake:
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
     """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
+    instead = NO_KEY.get(str(path[-1]).replace("-", "_"))
+    if instead is not None:
+        return Mistake(path, f"unknown: {instead}")
     meant = [prefix + key for key in nearest_keys(path)]
     if meant:
         return Mistake(path, f"unknown; did you mean {' or '.join(meant)}?")

@@ -113,15 +113,16 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
 
 
 def validated(tree: Mapping[str, Any]) -> Config:
-    """The configuration of these settings, by table.
+    """The configuration of these settings, by table; all tables, with sizes that are whole.
 
     Raises:
         ConfigError: with all mistakes, one line each.
     """
-    config, wrong = _validate(completed(tree, name="run")[0])
-    if wrong:
-        raise ConfigError(*map(str, wrong))
-    return config.rounded()[0]
+    config, wrong = _validate(tree)
+    mistakes = [str(one) for one in wrong] or config.rounded()[1]
+    if mistakes:
+        raise ConfigError(*mistakes)
+    return config
 
 
 def config_to_json(config: Config) -> str:
@@ -132,6 +133,20 @@ def config_to_json(config: Config) -> str:
     """
     _require_all(config)
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def changed_settings(table: Table, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings below `path` that are not defaults, by key; tables in lists as plain values."""
+    for name, field in type(table).model_fields.items():
+        value, key = getattr(table, name), f"{path}.{name}".strip(".")
+        if value == field.get_default():
+            continue
+        if isinstance(value, Table):
+            yield from changed_settings(value, key)
+        elif isinstance(value, tuple):
+            yield key, [dict(changed_settings(v)) if isinstance(v, Table) else v for v in value]
+        else:
+            yield key, value
 
 
 def _require_all(table: Table) -> None:

@@ -305,6 +305,8 @@ class Config(Table):
                 changes[key] = next_multiple(size, unit)
                 multiple = f"a multiple of {unit}, {why}"
                 said.append(f"plan.{key} = {size} is rounded up to {changes[key]}: {multiple}")
+        if not changes:
+            return self, []
         return self.model_copy(update={"plan": plan.model_copy(update=changes)}), said
 
 

@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from configs.base import absolute_input
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
 from configs.machine import this_machine
 from configs.settings import Setting, find_setting
+from configs.task import OVERLONG, REWARD_METRICS
 
 KeyPath = tuple[str | int, ...]
 
 _REWARD = "rewards.functions.N"
+_TAKEN = {WEIGHTED_SUM, OVERLONG, *REWARD_METRICS}
+"""Names of other rewards and metrics."""
 _LONGEST_NAME = 200
 
 
@@ -21,7 +25,7 @@ def long_form(value: Any, base: Path, path: KeyPath = ()) -> Any:
     """The settings at `path` without short forms, and with absolute paths of what a run reads.
 
     `"my.csv"` is `{ path = "my.csv" }` for a source, `0.1` a share and 0 no split, and
-    `"my.py:short"` the reward of this function, whose name is that of the function.
+    `"my.py:short"` the reward of this function, with its name if that is free.
 
     Args:
         value: the settings, which may be invalid.
@@ -51,6 +55,7 @@ def _without_short_form(value: Any, setting: Setting) -> Any:
         value = None if value == 0 and setting.optional else {key: value}
     if setting.path == _REWARD and isinstance(value, Mapping) and "name" not in value:
         name = str(value.get("function", "")).rpartition(":")[2].strip("_")
+        name = "correct" if name == EXACT_ANSWER else f"{name}_function" if name in _TAKEN else name
         return {"name": name, **value} if name else value
     return value
 

@@ -345,7 +345,7 @@ class RewardFunction(Table):
 
     name: Slug = Field(
         description="name in metrics and rollouts",
-        json_schema_extra={"implied": "the function's name"},
+        json_schema_extra={"implied": "that of the function"},
     )
     function: FunctionName = Field(
         description="function or class: file.py:name, or module:name of an installed module, e.g. "

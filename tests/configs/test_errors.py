@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import unknown_key
 from configs.load import load_config
-from configs.nearest import FROM_TRL
+from configs.nearest import FROM_TRL, NO_KEY
 from configs.settings import settings_by_path
 
 from .conftest import SMALL, Write
@@ -187,7 +187,10 @@ def test_each_name_of_trl_in_the_table_has_a_key_of_ours() -> None:
     for theirs, ours in FROM_TRL.items():
         assert theirs not in settings_by_path()
         assert ours in settings_by_path()
-        assert f"`{theirs}`" in page or f"`{theirs} = " in page
+        assert f"`{theirs}`" in page or f"`{theirs} = " in page, theirs
+    for theirs, instead in NO_KEY.items():
+        assert not any(key.endswith(f".{theirs}") for key in settings_by_path())
+        assert str(unknown_key((theirs,), "--")) == f"{theirs}: unknown: {instead}"
 
 
 def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:

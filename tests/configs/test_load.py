@@ -341,7 +341,7 @@ def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
 SHORT = """
 model = { path = "google/gemma-3-1b-it" }
 data = { train = "mine/train.csv", test = "openai/gsm8k" }
-rewards = { functions = ["mine/rewards.py:short", { function = "a.b:c", weight = 2 }] }
+rewards = { functions = ["mine/rewards.py:short", { function = "a.b:reward", weight = 2 }] }
 rollout = { max_prompt_tokens = 10, max_new_tokens = 20 }
 budget = { time = "1h" }
 """
@@ -359,7 +359,7 @@ def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     assert config.data.validation == HeldOut(share=0.25)
     assert [(one.name, one.function, one.weight) for one in config.rewards.functions] == [
         ("short", f"{tmp_path}/mine/rewards.py:short", 1.0),
-        ("c", "a.b:c", 2.0),
+        ("reward_function", "a.b:reward", 2.0),
     ]
     assert (config.plan.platform, config.plan.learner_devices) == ("cpu", 1)
     assert config.model.dtype == "float32"

@@ -113,8 +113,8 @@ def test_the_configuration_of_a_job_has_absolute_paths(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(folder)
-    for name in ("settings", "upload"):
-        (folder / name).mkdir()
+    for name in ("settings/demo", "upload"):
+        (folder / name).mkdir(parents=True)
     text = CONFIG.format(name="mine", runs="runs").replace(f"{PROJECT}/launch/demo", "demo")
     text = text.replace("rewards.correctness:exact_answer", "own.py:near")
     (folder / "settings/my.toml").write_text(text)
