@@ -63,6 +63,11 @@ class ReadConfig:
     mistakes: tuple[str, ...]
     assumed: tuple[str, ...]
 
+    @property
+    def assumes_platform(self) -> bool:
+        """Whether the devices are those of this machine."""
+        return any(line.startswith("plan.platform") for line in self.assumed)
+
 
 def load_config(
     path: str | Path,

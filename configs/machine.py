@@ -12,6 +12,7 @@ from typing import Literal
 _TPU_HOST = 8
 """Chips of a v5e host; a process can have 1, 4 or 8 of them."""
 _CUDA_PLUGINS = ("jax_cuda13_plugin", "jax_cuda12_plugin")
+_JAX_SHARE = 0.75
 _NO_DEVICE = {"", "-1", "NoDevFiles"}
 
 
@@ -59,10 +60,11 @@ def tpu_chips(root: Path = Path("/")) -> list[str]:
 
 
 def _gpu_gib() -> float | None:
-    """Memory of the smallest GPU by its driver's tool."""
+    """The part of the smallest GPU's memory that JAX takes, by its driver's tool."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
         shown = subprocess.run(query, capture_output=True, text=True, check=True, timeout=20).stdout
-        return min(float(line) for line in shown.split()) / 1024
+        share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", _JAX_SHARE))
+        return share * min(float(line) for line in shown.split()) / 1024
     except (OSError, ValueError, subprocess.SubprocessError):
         return None

@@ -30,7 +30,7 @@ from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
 from configs.schema import Config
 from configs.toml_text import show_value
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
-from launch.flags import SUPERVISOR, add_json, command_flags, json_file, write_figures
+from launch.flags import SUBMITTED, SUPERVISOR, add_json, command_flags, json_file, write_figures
 
 if TYPE_CHECKING:
     from launch.preparation import Prepared
@@ -101,6 +101,9 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         found.add(ConfigError("command line: --json: only with --dry-run"))
     for line in read.assumed if SUPERVISOR not in os.environ else ():
         say(line, file=sys.stderr)
+    if read.assumes_platform and SUBMITTED in os.environ:
+        other = "for a cluster with other devices set plan.platform and plan.learner_devices"
+        say(other, file=sys.stderr)
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare
