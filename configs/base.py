@@ -57,6 +57,13 @@ results. Accepted ones need `--accept KEY`, those of rewards `--accept rewards`.
 an attribute or with `ALTERS`, alter what is sampled, trained or measured.
 """
 
+NO_PROGRAM: JsonDict = {"program": "none"}
+OF_SAMPLER: JsonDict = {"program": "sampler"}
+OF_LEARNER: JsonDict = {"program": "learner"}
+"""`json_schema_extra` of settings that no compiled program depends on, or only by its name and
+devices; or only those of samplers, or of the learner. Programs depend on all others in [plan],
+[rollout] and [learner]."""
+
 Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
 

@@ -8,6 +8,7 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
@@ -98,14 +99,13 @@ def parse(
 
 class _Help(argparse.Action):
     def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: object,
-        option_string: str | None = None,
+        self, parser: argparse.ArgumentParser, _: object, values: object, __: str | None = None
     ) -> NoReturn:
         words = values if isinstance(values, list) else []
-        print(settings_help(*words[1:2]) if words[:1] == ["settings"] else parser.format_help())
+        shown = settings_help(*words[1:2]) if words[:1] == ["settings"] else parser.format_help()
+        with suppress(OSError):  # the reader of a pipe has closed it
+            sys.stdout.write(f"{shown}\n")
+            sys.stdout.flush()
         sys.exit(0)
 
 
@@ -159,8 +159,8 @@ def _explain_unknown(arguments: Sequence[str], flags: Sequence[str]) -> Iterator
 def _pointer() -> str:
     names = ", ".join(table.path for table in tables())
     text = (
-        "Every setting of CONFIG.toml is also an option, --table.key VALUE. --help settings explains "
-        f"all of them, --help settings TABLE those of {names}."
+        "Every setting of CONFIG.toml is also an option, --table.key VALUE. --help settings "
+        f"explains all of them, --help settings TABLE those of {names}."
     )
     return "\n".join(textwrap.wrap(text, width=WIDTH))
 

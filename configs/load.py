@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from configs.base import Table, nearest_hint
+from configs.conflicts import problems, without
 from configs.errors import (
     ABSENT,
     ConfigError,
@@ -26,7 +27,7 @@ from configs.errors import Path as KeyPath
 from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
 from configs.resume import refuse_unknown_keys
-from configs.schema import Config, without
+from configs.schema import Config
 from configs.settings import find_setting
 from configs.short_forms import completed, long_form
 
@@ -88,8 +89,9 @@ def load_config(
     read = read_config(path, overrides)
     if read.mistakes:
         raise ConfigError(*read.mistakes)
-    for line in read.assumed if say is not None else ():
-        say(line)
+    if say is not None:
+        for line in read.assumed:
+            say(line)
     return read.config
 
 
@@ -253,7 +255,7 @@ def _validate(
         config = Config.model_validate(_valid_part(tree, [one.path for one in wrong]))
         found += wrong
     config = without(config, *(key for one in found for key in _meant_keys(one.path, tree)))
-    for key, what in list(config.problems()):
+    for key, what in list(problems(config)):
         path = tuple(key.split("."))
         value = value_at(tree, path)
         # Tables are too long to be shown.

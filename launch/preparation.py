@@ -195,10 +195,15 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder | 
     found.attempt(check_devices, config)
     if folder is not None:
         found.attempt(folder.check_writable)
-        found.attempt(lambda: config.run.mirror and check_mirror(config.run.mirror, folder.path))
+        found.attempt(_check_mirror, config, folder)
     found.attempt(lambda: _check_adapter("lora.start", config.lora.start))
     found.attempt(lambda: _check_adapter("learner.teacher", config.learner.teacher))
     found.attempt(check_start, config)
+
+
+def _check_mirror(config: Config, folder: RunFolder) -> None:
+    if config.run.mirror is not None:
+        check_mirror(config.run.mirror, folder.path)
 
 
 def _check_adapter(key: str, path: str | None) -> None:

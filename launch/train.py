@@ -144,9 +144,7 @@ def _dry_run(prepared: Prepared, file: Path | None) -> int:
     valid, begun = status == 0, "resume" if folder.holds_run else "start"
     prompts = {name: len(split.prompts) for name, split in prepared.data.splits()}
     whole = json.loads(config_to_json(config))
-    write_figures(
-        file, {"valid": valid, "prompts": prompts, "changed": changed, "config": whole}
-    )
+    write_figures(file, {"valid": valid, "prompts": prompts, "changed": changed, "config": whole})
     if valid:
         say(f"the request is valid: without --dry-run it {begun}s the run in {folder.path}")
     else:

@@ -7,7 +7,7 @@ and training data share no prompt with evaluation data. order.py decides the ord
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from configs.errors import MistakeCollector
@@ -121,7 +121,8 @@ def check_rows(config: Config) -> None:
         template = template or getattr(config.prompt, "template", None)
         return Columns(()) if template is None else Columns.of_prompts(template)
 
-    for name, source in _prompt_sources(config).items():
+    sources = [found.attempt(part, config) or {} for part in _PARTS]
+    for name, source in (one for part in sources for one in part.items()):
         columns = prompts(source.template if isinstance(source, NamedSource) else None)
         answers = found.attempt(answer_settings, source, data)
         if answers is not None:
@@ -171,7 +172,7 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    tests = _tests(config)
+    tests = _test(config) | _sets(config)
     needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
     loaded = _load(config, maker, needed)
     return {name: loaded[name] for name in ("test", *tests)}
@@ -303,10 +304,7 @@ def _make_prompt(row: Row, spec: SplitSpec) -> Prompt | Malformed:
 
 def _prompt_sources(config: Config) -> dict[str, Source]:
     """All sources of prompts, by the names of their splits."""
-    validation = {
-        name: source for name, source in _held_out(config.data).items() if not source.share
-    }
-    return _training_sources(config.data) | _tests(config) | validation
+    return {name: source for part in _PARTS for name, source in part(config).items()}
 
 
 def _held_out(data: Data) -> dict[str, HeldOut]:
@@ -315,10 +313,27 @@ def _held_out(data: Data) -> dict[str, HeldOut]:
     return {"test": data.test} | validation
 
 
-def _tests(config: Config) -> dict[str, Source]:
-    """The test split and the evaluation sets that are sources of their own."""
-    test = {} if config.data.test.share else {"test": config.data.test}
-    return test | {EVAL_SET_PREFIX + source.name: source for source in config.eval.sets}
+def _validation(config: Config) -> dict[str, Source]:
+    """The validation split, if it is a source of its own."""
+    source = config.data.validation
+    return {} if source is None or source.share else {"validation": source}
+
+
+def _test(config: Config) -> dict[str, Source]:
+    """The test split, if it is a source of its own."""
+    return {} if config.data.test.share else {"test": config.data.test}
+
+
+def _sets(config: Config) -> dict[str, Source]:
+    return {EVAL_SET_PREFIX + source.name: source for source in config.eval.sets}
+
+
+_PARTS: tuple[Callable[[Config], dict[str, Source]], ...] = (
+    lambda config: _training_sources(config.data),
+    _validation,
+    _test,
+    _sets,
+)
 
 
 def _training_sources(data: Data) -> dict[str, Source]:

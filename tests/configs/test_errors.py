@@ -81,7 +81,8 @@ KEYS = (
             '= "<eos>": must be a list; each element: a string; nearest valid: ["<eos>"]',
         ),
         ("learner", "3", "= 3: must be a table"),
-        ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table, or its function"),
+        ("rewards.functions", "[]", ("= []: must be a list, not empty; each element: a table, or "
+                                     "its function")),
         ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),
         ("budget.steps", "9" * 20, f"= {'9' * 20}: an integer of more than 64 bits"),
         # A long value is truncated.

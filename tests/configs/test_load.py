@@ -338,6 +338,7 @@ def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
     ]
 
 
+NO_DEVICE = "this machine has neither a TPU nor an NVIDIA GPU"
 SHORT = """
 model = { path = "google/gemma-3-1b-it" }
 data = { train = "mine/train.csv", test = "openai/gsm8k" }
@@ -365,8 +366,7 @@ def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     assert config.model.dtype == "float32"
     assert (config.validation_steps, config.validation_minutes) == (None, 6.0)
     assert assumed == (
-        'plan.platform = "auto" is "cpu" with plan.learner_devices = 1: this machine has neither '
-        "a TPU nor an NVIDIA GPU",
+        f'plan.platform = "auto" is "cpu" with plan.learner_devices = 1: {NO_DEVICE}',
     )
     monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("tpu", 4, None, "x"))
     assert load_config(path, given).plan.learner_devices == 4
@@ -402,6 +402,8 @@ def test_sizes_are_rounded_up_to_whole_ones_on_each_device(small: Path) -> None:
     assert (read.config.plan.slots, read.config.plan.micro_batch_tokens) == (32, 768)
     assert read.assumed == (
         "plan.slots = 30 is rounded up to 32: a multiple of 8, the parts of a sampler",
-        "plan.micro_batch_tokens = 385 is rounded up to 768: a multiple of 384, a row of 48 tokens "
-        "for each of 8 parts of the learner",
+        (
+            "plan.micro_batch_tokens = 385 is rounded up to 768: a multiple of 384, a row of 48 "
+            "tokens for 8 parts of the learner"
+        ),
     )
