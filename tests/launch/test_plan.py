@@ -22,6 +22,20 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
     return found.out, found.err
 
 
+def test_the_topology_gives_the_devices_that_the_configuration_leaves_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    minimal = [str(PROJECT / "configs/minimal.toml"), "--model.path", "unsloth/gemma-3-1b-it"]
+    for more, title, said in (
+        (["--topology", "v5e-8"], "plan of minimal for v5e-8: 8 x TPU v5e", 0),
+        (["--topology", "gpu-24"], "plan of minimal for gpu-24: 1 x GPU of 24 GB", 0),
+        ([], "plan of minimal for cpu: 1 x CPU", 2),
+    ):
+        out, err = shown(capsys, *minimal, *more)
+        assert out.startswith(title)
+        assert len(err.splitlines()) == said
+
+
 @pytest.mark.parametrize("preset", KNOWN)
 def test_every_preset_is_planned(
     preset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
