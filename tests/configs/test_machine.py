@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from configs import machine
 from configs.machine import Machine, this_machine
 
 GPUS = ["proc/driver/nvidia/gpus/0000:01", "proc/driver/nvidia/gpus/0000:02"]
@@ -44,10 +43,10 @@ def test_a_tpu_precedes_a_gpu_that_jax_can_use(
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     spec: Callable[[str], object] = lambda _: "found" if cuda else None  # noqa: E731
-    monkeypatch.setattr(machine.importlib.util, "find_spec", spec)
+    monkeypatch.setattr("importlib.util.find_spec", spec)
 
     def smi(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 0, "81920\n20480\n")
 
-    monkeypatch.setattr(machine.subprocess, "run", smi)
+    monkeypatch.setattr("subprocess.run", smi)
     assert this_machine(tmp_path) == found

@@ -76,7 +76,7 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str], tmp_p
         (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
         (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
-        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its shape is unknown"),
+        (["--model.path", "hf://a/b"], "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained"),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
         (["--json", "/tmp"], "command line: --json: /tmp is a folder; name a file"),
