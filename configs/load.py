@@ -253,7 +253,10 @@ def _validate(
     except ValidationError as error:
         wrong = list(explain_validation(error))
         config = Config.model_validate(_valid_part(tree, [one.path for one in wrong]))
-        found += wrong
+        unknown = [one for one in (*found, *wrong) if find_setting(one.path) is None]
+        meant = {key for one in unknown for key in _meant_keys(one.path, tree)}
+        # What an unknown key means is not missing.
+        found += [one for one in wrong if ".".join(map(str, one.path)) not in meant]
     config = without(config, *(key for one in found for key in _meant_keys(one.path, tree)))
     for key, what in list(problems(config)):
         path = tuple(key.split("."))

@@ -153,7 +153,6 @@ def test_a_missing_table_names_its_keys(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[rewards]", "[rewardz]"))
     has = "budget.steps, budget.time, budget.until"
     assert mistakes(path) == (
-        f"{path}: rewards: missing; this table needs rewards.functions",
         f"{path}: budget: missing; this table has {has}",
         f"{path}: rewardz: unknown; did you mean rewards?",
     )

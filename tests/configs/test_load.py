@@ -290,8 +290,10 @@ def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_key_suggested_for_an_unknown_key_is_not_reported_as_missing(write: Write) -> None:
-    path = write(SMALL.replace("steps = 10", "stps = 10"))
-    assert mistakes(path) == (f"{path}: budget.stps: unknown; did you mean budget.steps?",)
+    for ours, theirs in (("budget.steps", "stps"), ("rollout.max_new_tokens", "max_new_token")):
+        table, _, key = ours.partition(".")
+        path = write(SMALL.replace(f"{key} = ", f"{theirs} = "))
+        assert mistakes(path) == (f"{path}: {table}.{theirs}: unknown; did you mean {ours}?",)
 
 
 def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
@@ -338,7 +340,6 @@ def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
     ]
 
 
-NO_DEVICE = "this machine has neither a TPU nor an NVIDIA GPU"
 SHORT = """
 model = { path = "google/gemma-3-1b-it" }
 data = { train = "mine/train.csv", test = "openai/gsm8k" }
@@ -351,6 +352,8 @@ budget = { time = "1h" }
 def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cpu, tpu = Machine("cpu", 1, None, "no device"), Machine("tpu", 4, None, "4 TPU chips")
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: cpu)
     path = write(SHORT).rename(tmp_path / "my run(2).toml")
     given = [("data.test.split", "test[:9]"), ("data.validation", "0.25")]
     config, _, assumed = vars(read_config(path, given)).values()
@@ -366,9 +369,9 @@ def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     assert config.model.dtype == "float32"
     assert (config.validation_steps, config.validation_minutes) == (None, 6.0)
     assert assumed == (
-        f'plan.platform = "auto" is "cpu" with plan.learner_devices = 1: {NO_DEVICE}',
+        'plan.platform = "auto" is "cpu" with plan.learner_devices = 1: this machine has no device',
     )
-    monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("tpu", 4, None, "x"))
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: tpu)
     assert load_config(path, given).plan.learner_devices == 4
     assert load_config(path, given).model.dtype == "bfloat16"
     off = load_config(path, [*given[:1], ("data.validation", "0")])
