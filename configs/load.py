@@ -120,10 +120,10 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
 
 
 def validated(tree: Mapping[str, Any]) -> Config:
-    """The configuration of these settings, by table; all tables, with sizes that are whole.
+    """The configuration of these settings, by table: neither file nor machine implies others.
 
     Raises:
-        ConfigError: with all mistakes, one line each.
+        ConfigError: with all mistakes, one line each; sizes are not rounded, but refused.
     """
     config, wrong = _validate(tree)
     mistakes = [str(one) for one in wrong] or config.rounded()[1]
