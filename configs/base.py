@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
@@ -36,6 +36,7 @@ model on a hub; a function in a file or in a module."""
 
 # One slash matches too: a mistyped URL looks like this, a file system path hardly does.
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/{1,2}")
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\S+)?")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", re.ASCII)
 _DURATION_UNITS_S = (86_400, 3_600, 60, 1)
 _LONGEST_DAYS = 36_500
@@ -59,17 +60,37 @@ results. Accepted ones need `--accept KEY`, those of rewards `--accept rewards`.
 an attribute or with `ALTERS`, alter what is sampled, trained or measured.
 """
 
+NO_PROGRAM: JsonDict = {"program": "none"}
+OF_SAMPLER: JsonDict = {"program": "sampler"}
+OF_LEARNER: JsonDict = {"program": "learner"}
+"""`json_schema_extra` of settings that no compiled program depends on, or only by its name and
+devices; or only those of samplers, or of the learner. Programs depend on all others in [plan],
+[rollout] and [learner]."""
+
 Problem = tuple[str, str]
 """A dotted key relative to the checked table ("" is the table itself), and the problem."""
+
+
+class MissingSetting(AttributeError):  # noqa: N818  # raised where a mistake is known already
+    """A check reads a setting that has a mistake, and so has no value."""
 
 
 class Table(BaseModel):
     """A TOML table: immutable, strictly typed, unknown keys refused.
 
-    Pydantic validates each setting by itself; `configs.schema.Config` then asks `conflicts`.
+    Pydantic validates each setting by itself; `configs.load` then asks `conflicts`. A setting with
+    a mistake has no value: reading it raises `MissingSetting`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            """Refuses to read a setting that has no value."""
+            if name in type(self).model_fields:
+                raise MissingSetting(name)
+            return super().__getattr__(name)
 
     def conflicts(self) -> Iterator[Problem]:
         """Yields a problem for each setting that does not suit the others of the table."""
@@ -194,6 +215,8 @@ def absolute_path(path: str, base: Path) -> str:
 def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     """As `absolute_path`, for a value of a path type; handles, datasets and modules are unchanged.
 
+    OWNER/NAME is a model on the Hugging Face hub where there is no folder OWNER.
+
     Raises:
         ValueError: as `absolute_path`.
     """
@@ -201,6 +224,8 @@ def absolute_input(value: str, kind: InputKind, base: Path) -> str:
     if kind == "function":
         is_file = file.endswith(REWARD_FILE)
         return f"{absolute_path(file, base)}{colon}{name}" if is_file else value
+    if kind == "model" and _HUB_NAME.fullmatch(value) and not (base / value).parent.exists():
+        return f"{HUB_PREFIXES[0]}{value}"
     is_local = not _SCHEME.match(value) and (kind != "data" or is_data_file(value))
     return absolute_path(value, base) if is_local else value
 
@@ -313,6 +338,11 @@ def parse_duration_s(text: str) -> int:
     if seconds > _LONGEST_S:
         raise ValueError(f"{text!r} is longer than a century; nearest valid: '{_LONGEST_DAYS}d'")
     return seconds
+
+
+def next_multiple(value: int, divisor: int) -> int:
+    """The smallest multiple of `divisor` that is not below `value`."""
+    return -(-value // divisor) * divisor
 
 
 def nearest_multiples(value: int, divisor: int) -> str:

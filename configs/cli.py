@@ -8,20 +8,21 @@ import sys
 import textwrap
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets_hint
 from configs.overrides import UNSET, Override
-from configs.settings import Setting, settings, tables
+from configs.settings import Setting, settings_by_path, tables
 from configs.toml_text import show_value
 
 WIDTH = 100
 _INDENT = " " * 8
 _INTRODUCTION = f"""\
-Settings: every key of CONFIG.toml can be set on the command line, as --table.key VALUE or
---table.key=VALUE. VALUE is TOML; quotes around a string are optional, lists are '["a", "b"]',
-{UNSET} unsets an optional key, N is an index from 0, the last value of a key wins.
+Every key of CONFIG.toml can be set on the command line, as --table.key VALUE or --table.key=VALUE.
+VALUE is TOML; quotes around a string are optional, lists are '["a", "b"]', {UNSET} unsets an
+optional key, N is an index from 0, the last value of a key wins.
 Relative paths of data, models, adapters and reward functions in CONFIG.toml are relative to its
 folder; run.dir and paths on the command line are relative to the current folder.
 """
@@ -48,7 +49,8 @@ def parse(
     """Splits the arguments of a command into config file, overrides and the command's own flags.
 
     Overrides are the arguments with a dot in their name; `load_config` checks their keys and
-    values. `--help` prints flags and settings and exits with status 0.
+    values. `--help` prints the flags, and `--help settings [TABLE]` the settings; both exit with
+    status 0.
 
     Args:
         argv: the arguments, without the program's name; None: those of this process.
@@ -67,10 +69,20 @@ def parse(
         prog=prog,
         usage=f"{prog} {shown} [--table.key VALUE ...] [options]",
         description=description,
-        epilog=settings_help(),
+        epilog=_pointer(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         parents=[flags] if flags else [],
         allow_abbrev=False,
+        add_help=False,
+    )
+    parser.add_argument(
+        "-h",
+        "--help",
+        action=_Help,
+        nargs="*",
+        default=argparse.SUPPRESS,
+        metavar=("settings", "TABLE"),
+        help="show this help, or that of the settings of all tables or of one",
     )
     parser.add_argument("path", metavar=argument, nargs="?", help=meaning)
     overrides, rest, mistakes = _split(sys.argv[1:] if argv is None else argv)
@@ -83,6 +95,18 @@ def parse(
     if mistakes:
         raise ConfigError(*(f"command line: {mistake}" for mistake in mistakes))
     return CommandLine(path or "", tuple(overrides), namespace)
+
+
+class _Help(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, _: object, values: object, __: str | None = None
+    ) -> NoReturn:
+        words = values if isinstance(values, list) else []
+        shown = settings_help(*words[1:2]) if words[:1] == ["settings"] else parser.format_help()
+        with suppress(OSError):  # the reader of a pipe has closed it
+            sys.stdout.write(f"{shown}\n")
+            sys.stdout.flush()
+        sys.exit(0)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -132,15 +156,34 @@ def _explain_unknown(arguments: Sequence[str], flags: Sequence[str]) -> Iterator
         after_option = argument.startswith("-") and not equals
 
 
-def settings_help() -> str:
-    """Every setting with its allowed values, default and description, grouped by table."""
-    parts = [_INTRODUCTION]
-    for table in tables():
-        parts.append(f"{table.path}: {table.description}")
-        parts += [
-            _entry(setting) for setting in settings() if setting.path.startswith(f"{table.path}.")
-        ]
-        parts.append("")
+def _pointer() -> str:
+    names = ", ".join(table.path for table in tables())
+    text = (
+        "Every setting of CONFIG.toml is also an option, --table.key VALUE. --help settings "
+        f"explains all of them, --help settings TABLE those of {names}."
+    )
+    return "\n".join(textwrap.wrap(text, width=WIDTH))
+
+
+def settings_help(table: str = "") -> str:
+    """Every setting with its allowed values, default and description, grouped by table.
+
+    Args:
+        table: only this table or key.
+
+    Raises:
+        ConfigError: if there is no such table or key.
+    """
+    shown = [one for one in settings_by_path().values() if one.is_shown]
+    if table:
+        shown = [one for one in shown if f"{one.path}.".startswith(f"{table}.")]
+    if not shown:
+        raise ConfigError(f"command line: --help settings {unknown_key(tuple(table.split('.')))}")
+    parts = [] if table else [_INTRODUCTION]
+    for group in tables():
+        entries = [_entry(one) for one in shown if one.path.startswith(f"{group.path}.")]
+        if entries:
+            parts += [f"{group.path}: {group.description}", *entries, ""]
     return "\n".join(parts)
 
 
@@ -157,6 +200,11 @@ def _entry(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
+    default = setting.default
     if setting.required:
         return "required"
-    return "optional" if setting.default is None else f"default: {show_value(setting.default)}"
+    if setting.implied is not None:
+        return f"default: {setting.implied}"
+    if isinstance(default, dict) and setting.short_forms:
+        default = {key: value for key, value in default.items() if value}
+    return "optional" if default is None else f"default: {show_value(default)}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from pydantic import ValidationError
 
-from configs.nearest import nearest_keys, nearest_value, sibling_names
+from configs.base import MissingSetting
+from configs.nearest import NO_KEY, nearest_keys, nearest_value, sibling_names
 from configs.settings import Setting, find_setting
 from configs.toml_text import show_value
 
@@ -44,35 +45,33 @@ class MistakeCollector:
 
     Args:
         mistakes: lines for mistakes that were found before.
-        invalid: dotted keys whose values are substitutes, because of these mistakes.
     """
 
-    def __init__(self, mistakes: Iterable[str] = (), invalid: Iterable[str] = ()) -> None:
+    def __init__(self, mistakes: Iterable[str] = ()) -> None:
         self._errors: list[Exception] = [ConfigError(line) for line in mistakes]
-        self._invalid = tuple(invalid)
-
-    def intact(self, *keys: str) -> bool:
-        """Whether these settings and tables have the user's values, not substitutes."""
-        return not any(overlap(key, invalid) for key in keys for invalid in self._invalid)
+        self._skipped: MissingSetting | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether no mistake was found."""
         return not self._errors
 
+    def add(self, mistake: Exception) -> None:
+        """Collects a mistake."""
+        self._errors.append(mistake)
+
     def attempt(self, check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Returns the result of a check; None if it raises a mistake, which is collected."""
+        """Returns the result of a check; None if it raises a mistake, which is collected.
+
+        A check that reads a setting with a known mistake ends there, with None.
+        """
         try:
             return check(*args, **kwargs)
         except (ValueError, FileNotFoundError) as mistake:
-            self._errors.append(mistake)
-            return None
-
-    def check(
-        self, keys: Sequence[str], check: Callable[P, T], *args: P.args, **kwargs: P.kwargs
-    ) -> T | None:
-        """As `attempt`; without a check if one of the settings that it reads is a substitute."""
-        return self.attempt(check, *args, **kwargs) if self.intact(*keys) else None
+            self.add(mistake)
+        except MissingSetting as skipped:
+            self._skipped = skipped
+        return None
 
     def raise_if_any(self, kind: type[ValueError] = ConfigError) -> None:
         """Raises the collected mistakes, if any.
@@ -81,17 +80,15 @@ class MistakeCollector:
             ValueError: a single mistake unchanged; several as one error of `kind`, with the lines
                 of all mistakes, each once.
             FileNotFoundError: a single mistake unchanged.
+            MissingSetting: if there is none, but a check was not finished.
         """
         lines = dict.fromkeys(map(str, self._errors))
         if len(lines) == 1:
             raise self._errors[0]
         if lines:
             raise kind("\n".join(lines))
-
-
-def overlap(key: str, other: str) -> bool:
-    """Whether two dotted keys are equal, or one is in the other's table."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+        if self._skipped is not None:
+            raise self._skipped
 
 
 @dataclass(frozen=True)
@@ -110,6 +107,9 @@ class Mistake:
 
 def unknown_key(path: Path, prefix: str = "") -> Mistake:
     """The mistake of setting the unknown key `path`; `prefix` precedes suggested keys."""
+    instead = NO_KEY.get(str(path[-1]).replace("-", "_"))
+    if instead is not None:
+        return Mistake(path, f"unknown: {instead}")
     meant = [prefix + key for key in nearest_keys(path)]
     if meant:
         return Mistake(path, f"unknown; did you mean {' or '.join(meant)}?")

@@ -43,7 +43,8 @@ class Eval(Table):
     every_steps: int = Field(
         0,
         ge=0,
-        description="steps between two validations; 0: no validation by steps",
+        description="steps between two validations; 0: every_minutes, or without it a tenth of the "
+        "budget (30 minutes with budget.until)",
         json_schema_extra=ACCEPTED,
     )
     every_minutes: float | None = Field(
@@ -70,11 +71,6 @@ class Eval(Table):
             yield "every_minutes", what
         reserved = ("train", "validation", "test", "probe")
         yield from repeated_names("sets", [*reserved, *(source.name for source in self.sets)])
-
-    @property
-    def validates(self) -> bool:
-        """Whether the validation split is evaluated during training."""
-        return bool(self.every_steps) or self.every_minutes is not None
 
 
 def unused_extraction(metric: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import ACCEPTED, FolderPath, Problem, Table, Text
+from configs.base import ACCEPTED, NO_PROGRAM, FolderPath, Problem, Table, Text
 from configs.task import Source
 
 Advantage = Literal["grpo", "dr_grpo", "rloo"]
@@ -51,17 +51,26 @@ class Learner(Table):
     """The GRPO update (arXiv:2402.03300) and its variants."""
 
     lr: float = Field(
-        5e-5, gt=0, le=10, description="peak learning rate of AdamW", json_schema_extra=ACCEPTED
+        5e-5,
+        gt=0,
+        le=10,
+        description="peak learning rate of AdamW",
+        json_schema_extra=ACCEPTED | NO_PROGRAM,
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="decay of the learning rate to zero after the warm-up"
+        "constant",
+        description="decay of the learning rate to zero after the warm-up",
+        json_schema_extra=NO_PROGRAM,
     )
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    warmup_steps: int = Field(
+        0, ge=0, description="steps of linear warm-up", json_schema_extra=NO_PROGRAM
+    )
     decay_steps: int | None = Field(
         None,
         ge=1,
         description="step at which the decay ends; default: budget.steps, or with a time budget "
         "the estimated last step, updated as steps are timed",
+        json_schema_extra=NO_PROGRAM,
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay of the adapter")
     adam_b1: float = Field(0.9, ge=0, lt=1, description="AdamW beta1: first-moment decay")

@@ -7,14 +7,15 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
-from configs.base import Problem, absolute_input, nearest_hint
+from configs.base import Table, nearest_hint
+from configs.conflicts import problems, without
 from configs.errors import (
     ABSENT,
     ConfigError,
@@ -26,8 +27,9 @@ from configs.errors import Path as KeyPath
 from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
 from configs.resume import refuse_unknown_keys
-from configs.schema import Config, without
+from configs.schema import Config
 from configs.settings import find_setting
+from configs.short_forms import completed, long_form
 
 AS_TRAINED: tuple[Override, ...] = (
     ("plan.rollout_weights", "shared"),
@@ -35,15 +37,16 @@ AS_TRAINED: tuple[Override, ...] = (
 )
 """First overrides of commands without training: they sample with the weights that were trained."""
 _PRESETS = Path(__file__).parent
-_DEMO = _PRESETS / "demo.toml"
+_REQUIRED: dict[str, dict[str, Any]] = {
+    "run": {"name": "x"},
+    "model": {"path": "/"},
+    "data": {"train": {}},
+    "rewards": {"functions": [{"name": "x", "function": "x:x"}]},
+    "rollout": {"max_prompt_tokens": 1, "max_new_tokens": 1},
+    "budget": {},
+}
+"""Placeholders of required settings that have a mistake; nothing reads them."""
 _TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
-
-
-class _Unchecked(Config):
-    """A configuration whose settings need not suit each other."""
-
-    def problems(self) -> Iterator[Problem]:
-        yield from ()
 
 
 @dataclass(frozen=True)
@@ -51,19 +54,34 @@ class ReadConfig:
     """A configuration and its mistakes.
 
     Attributes:
-        config: the configuration, with substitutes for invalid values.
+        config: the configuration. Settings with a mistake have no value: reading one of them
+            raises `configs.base.MissingSetting`.
         mistakes: one line each.
-        invalid: dotted keys that have a mistake, or that are missing by one: values of the
-            configuration that the user did not mean.
+        assumed: what this machine implied, and which sizes were rounded; one line each.
     """
 
     config: Config
     mistakes: tuple[str, ...]
-    invalid: frozenset[str]
+    assumed: tuple[str, ...]
+
+    @property
+    def assumes_platform(self) -> bool:
+        """Whether the devices are those of this machine."""
+        return any(line.startswith("plan.platform") for line in self.assumed)
 
 
-def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
+def load_config(
+    path: str | Path,
+    overrides: Sequence[Override] = (),
+    *,
+    say: Callable[[str], object] | None = None,
+) -> Config:
     """Reads a configuration as `read_config` and refuses mistakes.
+
+    Args:
+        path: as for `read_config`.
+        overrides: as for `read_config`.
+        say: receives the lines of `ReadConfig.assumed`.
 
     Raises:
         ConfigError: with all mistakes, one line each.
@@ -71,6 +89,9 @@ def load_config(path: str | Path, overrides: Sequence[Override] = ()) -> Config:
     read = read_config(path, overrides)
     if read.mistakes:
         raise ConfigError(*read.mistakes)
+    if say is not None:
+        for line in read.assumed:
+            say(line)
     return read.config
 
 
@@ -87,26 +108,59 @@ def read_config(path: str | Path, overrides: Sequence[Override] = ()) -> ReadCon
     Raises:
         ConfigError: if the file cannot be read, or an earlier version wrote the run folder.
     """
-    config, found, invalid = _validate(*apply_overrides(_read(Path(path)), overrides))
+    tree, unknown = apply_overrides(_read(Path(path)), overrides)
+    tree, assumed = completed(tree, name=Path(path).stem)
+    config, wrong = _validate(tree, unknown)
     given = [tuple(key.split(".")) for key, _ in overrides]
-    return ReadConfig(config, tuple(_lines(found, str(path), given)), frozenset(invalid))
+    mistakes = tuple(_lines(wrong, str(path), given))
+    if not mistakes:
+        config, rounded = config.rounded()
+        assumed += rounded
+    return ReadConfig(config, mistakes, tuple(assumed))
 
 
 def validated(tree: Mapping[str, Any]) -> Config:
-    """The configuration of these settings, by table.
+    """The configuration of these settings, by table: neither file nor machine implies others.
 
     Raises:
-        ConfigError: with all mistakes, one line each.
+        ConfigError: with all mistakes, one line each; sizes are not rounded, but refused.
     """
-    config, found, _ = _validate(tree)
-    if found:
-        raise ConfigError(*map(str, found))
+    config, wrong = _validate(tree)
+    mistakes = [str(one) for one in wrong] or config.rounded()[1]
+    if mistakes:
+        raise ConfigError(*mistakes)
     return config
 
 
 def config_to_json(config: Config) -> str:
-    """The resolved configuration as JSON: all settings with defaults, in the schema's order."""
+    """The resolved configuration as JSON: all settings with defaults, in the schema's order.
+
+    Raises:
+        MissingSetting: if a setting has a mistake.
+    """
+    _require_all(config)
     return json.dumps(config.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+
+
+def changed_settings(table: Table, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings below `path` that are not defaults, by key; tables in lists as plain values."""
+    for name, field in type(table).model_fields.items():
+        value, key = getattr(table, name), f"{path}.{name}".strip(".")
+        if value == field.get_default():
+            continue
+        if isinstance(value, Table):
+            yield from changed_settings(value, key)
+        elif isinstance(value, tuple):
+            yield key, [dict(changed_settings(v)) if isinstance(v, Table) else v for v in value]
+        else:
+            yield key, value
+
+
+def _require_all(table: Table) -> None:
+    for name in type(table).model_fields:
+        value = getattr(table, name)
+        if isinstance(value, Table):
+            _require_all(value)
 
 
 def read_saved_config(path: Path) -> dict[str, Any]:
@@ -147,7 +201,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: not a file; {presets_hint()}")
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return _with_absolute_inputs(tomllib.loads(text), path.absolute().parent)
+        return dict(long_form(tomllib.loads(text), path.absolute().parent))
     except FileNotFoundError:
         what = f"{path}: no such file{nearest_hint(path)}; {presets_hint()}"
     except OSError as error:
@@ -159,21 +213,6 @@ def _read(path: Path) -> dict[str, Any]:
     except RecursionError:
         what = f"{path}: nested too deeply"
     raise ConfigError(what)
-
-
-def _with_absolute_inputs(value: Any, folder: Path, path: KeyPath = ()) -> Any:
-    """The settings at `path` with the paths of what a run reads relative to `folder`."""
-    if isinstance(value, dict):
-        return {k: _with_absolute_inputs(item, folder, (*path, k)) for k, item in value.items()}
-    if isinstance(value, list):
-        return [_with_absolute_inputs(v, folder, (*path, n)) for n, v in enumerate(value)]
-    setting = find_setting(path) if isinstance(value, str) else None
-    if setting is None or "input" not in setting.node:
-        return value
-    try:
-        return absolute_input(value, setting.node["input"], folder)
-    except ValueError:
-        return value  # the validation reports it
 
 
 def _read_run(folder: Path) -> dict[str, Any]:
@@ -198,34 +237,34 @@ def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:
 
 def _validate(
     tree: Mapping[str, Any], known: Iterable[Mistake] = ()
-) -> tuple[Config, list[Mistake], set[str]]:
+) -> tuple[Config, list[Mistake]]:
     """Validates the settings one by one, and then whether they suit each other.
-
-    Mistakes of the first kind are replaced by other values, which no check of the second reads.
 
     Args:
         tree: the settings.
         known: mistakes of overrides that are not in `tree`.
 
     Returns:
-        The configuration; all mistakes; the keys that have one, or that are missing by mistake.
+        The configuration without the settings that have a mistake; all mistakes.
     """
     found = list(known)
     try:
-        config: Config = _Unchecked.model_validate(tree)
+        config = Config.model_validate(tree)
     except ValidationError as error:
         wrong = list(explain_validation(error))
-        config = _Unchecked.model_validate(_with_substitutes(tree, [one.path for one in wrong]))
-        found += wrong
-    config = Config.model_construct(**dict(config))
-    invalid = {key for mistake in found for key in _meant_keys(mistake.path, tree)}
-    for key, what in without(config, *invalid).problems():
+        config = Config.model_validate(_valid_part(tree, [one.path for one in wrong]))
+        unknown = [one for one in (*found, *wrong) if find_setting(one.path) is None]
+        meant = {key for one in unknown for key in _meant_keys(one.path, tree)}
+        # What an unknown key means is not missing.
+        found += [one for one in wrong if ".".join(map(str, one.path)) not in meant]
+    config = without(config, *(key for one in found for key in _meant_keys(one.path, tree)))
+    for key, what in list(problems(config)):
         path = tuple(key.split("."))
         value = value_at(tree, path)
         # Tables are too long to be shown.
         found.append(Mistake(path, what, ABSENT if isinstance(value, Mapping) else value))
-        invalid.add(key)
-    return config, found, invalid
+        config = without(config, key)
+    return config, found
 
 
 def _meant_keys(path: KeyPath, tree: Mapping[str, Any]) -> set[str]:
@@ -235,16 +274,17 @@ def _meant_keys(path: KeyPath, tree: Mapping[str, Any]) -> set[str]:
     return {key for key in nearest_keys(path) if value_at(tree, tuple(key.split("."))) is ABSENT}
 
 
-def _with_substitutes(tree: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]:
-    """The settings without unknown keys, and with the demo's or the defaults for other keys."""
-    rest, demo = copy.deepcopy(dict(tree)), _read(_DEMO)
-    unknown = [path for path in wrong if find_setting(path) is None]
-    for path in (*unknown, *(_without_index(path) for path in wrong if path not in unknown)):
-        holder: Any = value_at(rest, path[:-1])
-        holder.pop(path[-1], None)
-        value = value_at(demo, path)
-        if value is not ABSENT:
-            holder[path[-1]] = value
+def _valid_part(tree: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]:
+    """The settings without those that are wrong, and with some value for required ones."""
+    rest = copy.deepcopy(dict(tree))
+    for path in wrong:
+        # An unknown key is taken out of its element of a list, another one with the whole list.
+        at = path if find_setting(path) is None else _without_index(path)
+        holder: Any = value_at(rest, at[:-1])
+        if holder is not ABSENT:
+            holder.pop(at[-1], None)
+    for table, values in _REQUIRED.items():
+        rest[table] = {**values, **rest.get(table, {})}
     return rest
 
 

@@ -24,7 +24,9 @@ class Model(Table):
         "model.path",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
-        "bfloat16", description="data type of the frozen base and of the computation"
+        "bfloat16",
+        description="data type of the frozen base and of the computation",
+        json_schema_extra={"implied": '"bfloat16", on cpu "float32"'},
     )
     quantization: Literal["none", "int8", "nf4", "int8_matmul"] = Field(
         "none",

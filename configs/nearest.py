@@ -47,8 +47,46 @@ FROM_TRL = {
     "lora_alpha": "lora.alpha",
     "use_rslora": "lora.scaling",
     "target_modules": "lora.targets",
+    "model_name_or_path": "model.path",
+    "model_name": "model.path",
+    "dataset_name": "data.train",
+    "max_prompt_length": "rollout.max_prompt_tokens",
+    "warmup_ratio": "learner.warmup_steps",
+    "train_files": "data.train",
+    "val_files": "data.validation",
+    "train_batch_size": "rollout.prompts_per_step",
+    "n": "rollout.group_size",
+    "n_samples_per_prompt": "rollout.group_size",
+    "r": "lora.rank",
+    "max_response_length": "rollout.max_new_tokens",
+    "kl_loss_coef": "learner.kl_coef",
+    "kl_loss_type": "learner.kl",
+    "clip_ratio": "learner.clip_epsilon",
+    "clip_ratio_high": "learner.clip_epsilon_high",
+    "ppo_epochs": "learner.updates_per_batch",
+    "adv_estimator": "learner.advantage",
+    "advantage_estimator": "learner.advantage",
+    "total_epochs": "budget.steps",
+    "test_freq": "eval.every_steps",
+    "save_freq": "checkpoint.every_steps",
 }
-"""Our keys for names of TRL's `GRPOConfig` and PEFT's `LoraConfig`; docs/from_trl.md has them."""
+"""Our keys for names of TRL, PEFT, verl and OpenRLHF; docs/from_trl.md has them."""
+NO_KEY = {
+    "ppo": 'there is no value model; learner.loss = "grpo" has the clipped ratio of PPO',
+    "pause": "Ctrl-C or `ray job stop` ends the run with a checkpoint, the same command continues",
+    "resume": "the same command resumes",
+    "resume_from_checkpoint": "the same command resumes",
+    "use_vllm": "the samplers are part of the run",
+    "per_device_train_batch_size": "a step has rollout.prompts_per_step x rollout.group_size "
+    "rollouts, in micro-batches that fit the memory",
+    "gradient_accumulation_steps": "a step has rollout.prompts_per_step x rollout.group_size "
+    "rollouts, in micro-batches that fit the memory",
+    "gradient_checkpointing": "plan.remat, which the plan chooses",
+    "lora_dropout": "adapters have no dropout",
+    "logging_steps": "every step is recorded",
+    "deepspeed": "plan.placement, plan.fsdp and plan.tp, which the plan chooses",
+}
+"""What there is instead of a setting of others, or an action, that has no key here."""
 _TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
@@ -124,6 +162,8 @@ def _nearest_choice(choices: Sequence[object], value: object) -> str | None:
     if len(choices) == 1:
         return show_value(choices[0])
     by_name = {str(choice).lower(): choice for choice in choices}
+    if value == "ppo" and "grpo" in by_name:
+        return show_value("grpo")
     close = difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5)
     return show_value(by_name[close[0]]) if close else None
 

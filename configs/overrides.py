@@ -6,8 +6,10 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from configs.base import home
 from configs.errors import Mistake, unknown_key
 from configs.settings import Setting, find_setting
+from configs.short_forms import long_form
 from configs.toml_text import read_value
 
 Override = tuple[str, str]
@@ -50,7 +52,9 @@ def _set(tree: dict[str, Any], path: tuple[str, ...], setting: Setting, text: st
     for n, part in enumerate(path):
         if n:
             empty: Any = [] if part.isdecimal() else {}
-            at = at[key] if isinstance(at, list) else at.setdefault(key, empty)
+            if isinstance(at, dict) and at.get(key) is None:
+                at[key] = empty
+            at = at[key]
         if isinstance(at, list) and part.isdecimal():
             key = int(part)
             if key > len(at):
@@ -62,10 +66,12 @@ def _set(tree: dict[str, Any], path: tuple[str, ...], setting: Setting, text: st
             key = part
         else:
             return []  # the file has another value in place of a table, which is its mistake
-    if text == UNSET and setting.optional:
-        at.pop(key, None)
-    else:
+    if text != UNSET or not setting.optional:
         value = read_value(text)
         is_text = setting.type == "string" and not isinstance(value, str)
-        at[key] = text if is_text else value
+        at[key] = long_form(text if is_text else value, home(), path)
+    elif setting.default is None:
+        at.pop(key, None)
+    else:
+        at[key] = None
     return []

@@ -8,7 +8,18 @@ from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from configs.base import ALTERS, FREE, HARDWARE, PositiveInts, Problem, Table, nearest_multiples
+from configs.base import (
+    ALTERS,
+    FREE,
+    HARDWARE,
+    NO_PROGRAM,
+    OF_LEARNER,
+    OF_SAMPLER,
+    PositiveInts,
+    Problem,
+    Table,
+    nearest_multiples,
+)
 
 TPU_LEASES = (1, 4, 8)
 """Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
@@ -22,8 +33,10 @@ class Plan(Table):
 
     model_config = ConfigDict(json_schema_extra=HARDWARE)
 
-    platform: Literal["cpu", "tpu", "gpu"] = Field(
-        description="device type; never replaced by another one"
+    platform: Literal["auto", "cpu", "tpu", "gpu"] = Field(
+        "auto",
+        description="device type, never replaced by another one. auto: that of this machine: a "
+        "TPU, else an NVIDIA GPU that JAX can use, else the CPU",
     )
     placement: Literal["auto", "split", "colocated"] = Field(
         "auto",
@@ -31,45 +44,62 @@ class Plan(Table):
         "one process owns all devices; auto: on TPUs what launch.plan chooses for learner_devices "
         "chips, with segment_steps, prefill_tokens, remat and per_layer_embeddings where these "
         "have their defaults; else colocated",
+        json_schema_extra=NO_PROGRAM,
     )
     learner_devices: int = Field(
         1,
         ge=1,
         description="number of devices of the learner (colocated: of the one process; auto: of the "
         "run)",
+        json_schema_extra=HARDWARE
+        | {"implied": '1, with platform = "auto" all TPU chips of this machine'}
+        | NO_PROGRAM,
     )
     samplers: int | None = Field(
-        None, ge=1, description="split only: number of sampler processes; default: 1"
+        None,
+        ge=1,
+        description="split only: number of sampler processes; default: 1",
+        json_schema_extra=NO_PROGRAM,
     )
     sampler_devices: int | None = Field(
-        None, ge=1, description="split only: number of devices of each sampler; default: 1"
+        None,
+        ge=1,
+        description="split only: number of devices of each sampler; default: 1",
+        json_schema_extra=NO_PROGRAM,
     )
     fsdp: int = Field(
         1,
         ge=1,
         description="fully sharded data-parallel (FSDP) size of the learner: parameters are "
         "sharded over this many devices and gathered layer by layer",
+        json_schema_extra=NO_PROGRAM,
     )
     tp: int = Field(
         1,
         ge=1,
         description="tensor-parallel size of the learner: attention heads and MLP width are "
         "split over this many devices",
+        json_schema_extra=NO_PROGRAM,
     )
     sampler_tp: int | None = Field(
-        None, ge=1, description="split only: tensor-parallel size of each sampler; default: 1"
+        None,
+        ge=1,
+        description="split only: tensor-parallel size of each sampler; default: 1",
+        json_schema_extra=NO_PROGRAM,
     )
     slots: int | None = Field(
         None,
         ge=1,
         description="slots of a sampler: rollouts that it decodes concurrently; default: what "
         "launch.plan chooses, or half or twice as many where a run measures them to be faster; "
-        "required on gpu",
+        "on gpu for hbm_gib",
+        json_schema_extra=OF_SAMPLER,
     )
     slot_buckets: PositiveInts | None = Field(
         None,
         description="smaller slot counts, descending, to which a sampler compacts its last "
         "rollouts; default: slots halved up to three times",
+        json_schema_extra=NO_PROGRAM,
     )
     kv_cache: Literal["model", "int8"] = Field(
         "model",
@@ -77,7 +107,7 @@ class Plan(Table):
         "one scale per token and head, half the memory of bfloat16, with small differences to the "
         "learner's log-probs. launch.evaluate and launch.chat use model unless overridden on the "
         "command line",
-        json_schema_extra=ALTERS,
+        json_schema_extra=ALTERS | OF_SAMPLER,
     )
     rollout_weights: Literal["shared", "merged", "int8", "int8_matmul"] = Field(
         "shared",
@@ -88,7 +118,7 @@ class Plan(Table):
         "int8_matmul and merged with bfloat16 round differently from the learner and need "
         "learner.importance_cap. launch.evaluate and launch.chat use shared unless overridden on "
         "the command line",
-        json_schema_extra=ALTERS,
+        json_schema_extra=ALTERS | OF_SAMPLER,
     )
     per_layer_embeddings: Literal["chips", "host"] = Field(
         "chips",
@@ -102,29 +132,33 @@ class Plan(Table):
         description="memory limit of each device in GiB: sizes whose programs for sampling, "
         "scoring or updates exceed it by the compiler's estimate do not fit; default: the device's "
         "memory",
-        json_schema_extra=FREE,
+        json_schema_extra=FREE | NO_PROGRAM,
     )
     segment_steps: int = Field(
         32,
         ge=1,
         description="decode steps of a segment, between two interventions of the host; at most "
         "rollout.max_new_tokens",
+        json_schema_extra=OF_SAMPLER,
     )
     prefill_tokens: int = Field(
         4096,
         ge=1,
         description="prompt tokens per device in one prefill, and between two decode segments: at "
         "least one prompt, and more while fewer than half of the slots decode",
+        json_schema_extra=OF_SAMPLER,
     )
     prompt_buckets: PositiveInts = Field(
         (),
         description="additional compiled prefill lengths, ascending, below max_prompt_tokens",
+        json_schema_extra=NO_PROGRAM,
     )
     micro_batch_tokens: int | None = Field(
         None,
         ge=1,
         description="tokens of a micro-batch over all devices of the learner; sequences are packed "
         "into rows of row_tokens; default: as for slots",
+        json_schema_extra=NO_PROGRAM,
     )
     row_tokens: int | None = Field(
         None,
@@ -132,7 +166,7 @@ class Plan(Table):
         description="tokens of a packed row; at least the maximum sequence length, "
         "max_prompt_tokens + max_new_tokens; a group that shares its prompt repeats it once for "
         "each row; default: the maximum, or with shared prompts up to 2048 for a whole group",
-        json_schema_extra=ALTERS,
+        json_schema_extra=ALTERS | OF_LEARNER,
     )
     head_tokens: int = Field(
         2048,
@@ -152,16 +186,19 @@ class Plan(Table):
         description="rematerialization: what the backward pass recomputes. none: nothing; dots: "
         "everything but matrix products; full: each layer; offload: each layer, with the layer's "
         "input stored in host memory",
+        json_schema_extra=OF_LEARNER,
     )
     layer_tokens: int = Field(
         2048,
         ge=1,
         description="tokens per device that a layer computes at a time in the gradient",
+        json_schema_extra=OF_LEARNER,
     )
     attention: Literal["blocked", "splash"] | None = Field(
         None,
         description="attention of the learner. blocked: in blocks of queries; splash: JAX's splash "
         "attention kernel, TPU only; default: splash on a TPU, where it is faster, else blocked",
+        json_schema_extra=OF_LEARNER,
     )
     chip_hour_usd: float | None = Field(
         None,
@@ -169,14 +206,14 @@ class Plan(Table):
         description="price of a device-hour in USD (on cpu: of the machine) for the cost that "
         "launch.plan reports; default: Google Cloud's list price of 2025 for the chip, none for "
         "CPUs and GPUs",
-        json_schema_extra=FREE,
+        json_schema_extra=FREE | NO_PROGRAM,
     )
 
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
-        if self.platform == "gpu":
+        if self.platform == "gpu" and self.hbm_gib is None:
             for key in self.planned_sizes:
-                yield key, "is required on gpu, whose memory is unknown until it is opened"
+                yield key, "is required on gpu without plan.hbm_gib, its memory; set one of them"
         if self.slots is not None:
             yield from self._slot_problems(self.slots)
         else:
@@ -209,12 +246,7 @@ class Plan(Table):
         yield from self._mesh_problems()
 
     def _slot_problems(self, slots: int) -> Iterator[Problem]:
-        shards, tp, buckets = self.sampler_shards, self.tp_of_sampler, self.slot_buckets or ()
-        if slots % shards:
-            nearest = nearest_multiples(slots, shards)
-            parts = f"{shards} devices" if tp == 1 else f"{shards} groups of tp = {tp} devices"
-            what = f"must be a multiple of a sampler's {parts}; nearest valid: {nearest}"
-            yield "slots", what
+        shards, buckets = self.sampler_shards, self.slot_buckets or ()
         valid = {size for size in buckets if size < slots and size % shards == 0}
         if buckets != tuple(sorted(valid, reverse=True)):
             what = f"must be descending and below slots = {slots}"

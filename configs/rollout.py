@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from configs.base import FREE, REWARDS, Problem, Strings, Table
+from configs.base import FREE, NO_PROGRAM, REWARDS, Problem, Strings, Table
 
 
 def min_finished(rollouts: int, *, cut_off: float) -> int:
@@ -25,13 +25,15 @@ class Rollout(Table):
     """Generation of rollouts."""
 
     group_size: int = Field(8, ge=2, le=1024, description="rollouts per prompt (the group of GRPO)")
-    prompts_per_step: int = Field(ge=1, le=16_384, description="prompts in a step")
+    prompts_per_step: int = Field(
+        16, ge=1, le=16_384, description="prompts in a step", json_schema_extra=NO_PROGRAM
+    )
     min_prompts_per_step: int | None = Field(
         None,
         ge=1,
         description="minimum number of prompts to which the last steps may shrink to fit into a "
         "time budget; default: prompts_per_step (steps never shrink)",
-        json_schema_extra=FREE,
+        json_schema_extra=FREE | NO_PROGRAM,
     )
     max_prompt_tokens: int = Field(ge=1, description="longer prompts are excluded and counted")
     max_new_tokens: int = Field(ge=1, description="maximum length of a completion")
@@ -54,13 +56,14 @@ class Rollout(Table):
         ge=0,
         description="soft overlong punishment (DAPO): over this many last tokens of max_new_tokens "
         'the reward falls linearly by 1; a separate part of the reward, "overlong"; 0: off',
-        json_schema_extra=REWARDS,
+        json_schema_extra=REWARDS | NO_PROGRAM,
     )
     partial: Literal["off", "keep", "drop"] = Field(
         "off",
         description="partial rollouts: what happens to unfinished rollouts once cut_off is "
         "reached. off: wait for all rollouts; keep: continue them in the next step under its "
         "policy version; drop: train on their groups without them, which favours short completions",
+        json_schema_extra=NO_PROGRAM,
     )
     cut_off: float | None = Field(
         None,
@@ -68,36 +71,43 @@ class Rollout(Table):
         lt=1,
         description="share of a sampler's requested rollouts that must finish before its part of "
         "the step ends; required with partial",
+        json_schema_extra=NO_PROGRAM,
     )
     dynamic_sampling: Literal["off", "capped"] = Field(
         "off",
         description="replace groups whose rewards are all equal, which have no gradient. capped: "
         "sample further prompts until prompts_per_step groups have signal or max_prompts_per_step "
         "is reached (DAPO, arXiv:2503.14476)",
+        json_schema_extra=NO_PROGRAM,
     )
     max_prompts_per_step: int | None = Field(
         None,
         ge=1,
         description="maximum number of prompts that a step samples; required with dynamic_sampling",
+        json_schema_extra=NO_PROGRAM,
     )
     ahead: Literal["off", "one"] = Field(
         "off",
         description="one: generate the next step's rollouts while the learner updates, so that all "
         "rollouts after the first step are one policy version old; split placement only",
+        json_schema_extra=NO_PROGRAM,
     )
     stop_tokens: Strings = Field(
         ("<end_of_turn>", "<eos>"),
         description="tokens that end a completion; they are trained on. <end_of_turn> is the end "
         "of a turn of any model, <turn|> in Gemma 4",
+        json_schema_extra=NO_PROGRAM,
     )
     stop_strings: Strings = Field(
         (),
         description="texts that end a completion once generated; the token that completes the text "
         'is the last one, and the text belongs to the completion, e.g. "</answer>"',
+        json_schema_extra=NO_PROGRAM,
     )
     forbidden_tokens: Strings = Field(
         ("<pad>", "<bos>", "<unk>", "<mask>", "<start_of_turn>"),
         description="tokens that are never sampled",
+        json_schema_extra=NO_PROGRAM,
     )
 
     def conflicts(self) -> Iterator[Problem]:

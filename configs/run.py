@@ -27,6 +27,7 @@ class Run(Table):
         # File systems limit folder names to 255 bytes.
         max_length=200,
         description="name of the run; its folder is DIR/NAME",
+        json_schema_extra={"implied": "the name of the file"},
     )
     dir: OutputPath = Field(
         "runs",

@@ -47,6 +47,17 @@ class Setting:
         return self.node.get("additionalProperties") is True
 
     @property
+    def short_forms(self) -> Mapping[str, str]:
+        """For a table: the key that a value in its place has, by the type of the value."""
+        return dict(self.node.get("short", {}))
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether it is a value, or a table that has a short form or the user's keys."""
+        is_value = self.type != "object" or self.has_free_keys or bool(self.short_forms)
+        return is_value and not self.path.endswith(f".{INDEX}")
+
+    @property
     def choices(self) -> tuple[object, ...]:
         """The allowed values of an enumeration; empty for other types."""
         return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
@@ -55,6 +66,12 @@ class Setting:
     def default(self) -> object:
         """The default value; None if there is none."""
         return self.node.get("default")
+
+    @property
+    def implied(self) -> str | None:
+        """What the value is if it is not set, in words, where that is no constant."""
+        found: str | None = self.node.get("implied")
+        return found
 
     @property
     def description(self) -> str:
@@ -151,6 +168,7 @@ def _setting(
             optional = True
             (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
             node = {**kind, **rest}
+    required &= "implied" not in node
     return Setting(path, node, optional, required, node.get("on_resume", on_resume))
 
 
@@ -174,6 +192,8 @@ def _allowed(node: Mapping[str, Any]) -> str:
         return show_value(node["const"])
     if "enum" in node:
         return f"one of {', '.join(map(show_value, node['enum']))}"
+    if "short" in node:
+        return f"a table, or its {' or '.join(node['short'].values())}"
     if node.get("type") == "array":
         element = _allowed(_setting("", node["items"], required=True).node)
         return f"a list{', not empty' if node.get('minItems') else ''}; each element: {element}"

@@ -7,7 +7,7 @@ import string
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from configs.base import (
     DATA_FILES,
@@ -66,8 +66,14 @@ AnswerPattern = Annotated[str, checked(_pattern_problem)]
 Template = Annotated[str, checked(_template_problem)]
 
 
+FILE_SLICE = re.compile(r"train\[(-?\d+%?)?:(-?\d+%?)?\]")
+"""A slice of a local file's rows, in the notation of `datasets`."""
+
+
 class Source(Table):
     """One split of a dataset: a local file, a dataset on the hub, or a generated one."""
+
+    model_config = ConfigDict(json_schema_extra={"short": {"string": "path"}})
 
     path: DataPath | None = Field(
         None,
@@ -75,7 +81,11 @@ class Source(Table):
         "or hub dataset, e.g. openai/gsm8k",
     )
     subset: Text | None = Field(None, description="hub only: subset (configuration) of the dataset")
-    split: Text | None = Field(None, description="hub only: split of the dataset, e.g. train")
+    split: Text | None = Field(
+        None,
+        description="split of a hub dataset, e.g. train or train[-256:]; of a file a slice of its "
+        "rows, e.g. train[:1000] or train[-10%:]",
+    )
     limit: int | None = Field(None, ge=1, description="use only this many rows from the beginning")
     reasoning_gym: Text | None = Field(
         None, description='instead of path: a dataset of reasoning-gym, e.g. "chain_sum"'
@@ -118,8 +128,37 @@ class Source(Table):
             what = f"is not a file ({', '.join(DATA_FILES)}); a hub dataset needs split"
             yield "path", f'{what}, e.g. "train"'
         if self.is_file:
-            for key in self.changed("subset", "split"):
-                yield key, "applies to hub datasets only; a file is one split; remove it"
+            yield from self.unused("subset", why="with a file")
+            if self.split is not None and not FILE_SLICE.fullmatch(self.split):
+                what = 'is no slice of a file; write for example "train[:1000]" or "train[-10%:]"'
+                yield "split", what
+
+
+class HeldOut(Source):
+    """Rows that training does not see: those of another source, or a share of `data.train`."""
+
+    model_config = ConfigDict(json_schema_extra={"short": {"string": "path", "number": "share"}})
+
+    share: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="instead of path: this share of the rows of data.train, chosen by a hash of "
+        "the prompt, which training then does not see; limit bounds their number",
+    )
+
+    @property
+    def title(self) -> str:
+        """The path, or what is held out; for messages."""
+        return super().title if self.share is None else f"{self.share:.3g} of data.train"
+
+    def conflicts(self) -> Iterator[Problem]:
+        """As those of a source; a share has nothing but a limit."""
+        if self.share is None:
+            yield from super().conflicts()
+            return
+        others = (key for key in Source.model_fields if key != "limit")
+        yield from self.unused(*others, why="with share")
 
 
 class NamedSource(Source):
@@ -157,11 +196,14 @@ class Data(Table):
     mixture: Annotated[tuple[MixtureSource, ...], Field(strict=False)] = Field(
         (), description="further sources of training prompts, sampled with data.train by weight"
     )
-    validation: Source | None = Field(
-        None, description="validation split, evaluated during training"
+    validation: HeldOut | None = Field(
+        HeldOut(share=0.1, limit=200),
+        description="validation split, which chooses the best version; 0.1 is a share of "
+        "data.train, 0 none",
     )
-    test: Source = Field(
-        description="test split, evaluated once before and once after training, never in between"
+    test: HeldOut = Field(
+        HeldOut(share=0.1, limit=500),
+        description="test split, evaluated once before and once after training, never in between",
     )
     answer_column: Text = Field(
         ANSWER_COLUMN,
@@ -300,7 +342,12 @@ CONCURRENCY = 16
 class RewardFunction(Table):
     """One part of the reward."""
 
-    name: Slug = Field(description="name in metrics and rollouts")
+    model_config = ConfigDict(json_schema_extra={"short": {"string": "function"}})
+
+    name: Slug = Field(
+        description="name in metrics and rollouts",
+        json_schema_extra={"implied": "that of the function"},
+    )
     function: FunctionName = Field(
         description="function or class: file.py:name, or module:name of an installed module, e.g. "
         "rewards.correctness:exact_answer",

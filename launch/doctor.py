@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, exit_status, print_lines
+from launch.exits import EXIT_FAILED, exit_status, print_lines, say
 from launch.flags import add_json, command_flags, json_file, write_figures
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def _run(argv: Sequence[str] | None) -> int:
     flags = command_flags()
     add_json(flags)
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=flags, optional=True)
-    config = load_config(command.path, command.overrides) if command.path else None
+    config = load_config(command.path, command.overrides, say=say) if command.path else None
     file = json_file(command.flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.host import Host

@@ -30,19 +30,21 @@ def command_flags() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(add_help=False)
 
 
-def add_json(parser: argparse.ArgumentParser, *, default: str = "") -> None:
+def add_json(
+    parser: argparse.ArgumentParser,
+    *,
+    default: str = "",
+    what: str = "write the figures that are shown to FILE as JSON",
+) -> None:
     """Adds `--json FILE`.
 
     Args:
         parser: of the command.
         default: where the figures go without the flag.
+        what: its help.
     """
     otherwise = f" (default: {default})" if default else ""
-    parser.add_argument(
-        "--json",
-        metavar="FILE",
-        help=f"write the figures that are shown to FILE as JSON{otherwise}",
-    )
+    parser.add_argument("--json", metavar="FILE", help=f"{what}{otherwise}")
 
 
 def json_file(flags: argparse.Namespace) -> Path | None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from configs.machine import tpu_chips
+
 _CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
 _UNLIMITED = 2**60
 """Limits above are none: the first version of cgroups writes a large number."""
@@ -90,14 +92,6 @@ class Host:
 
     def _at(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
-
-
-def tpu_chips(root: Path = Path("/")) -> list[str]:
-    """Device files of the TPU chips, in their order: /dev/accelN, or else /dev/vfio/N."""
-    found = [path for path in root.glob("dev/accel*") if not path.is_dir()]
-    found = found or [path for path in root.glob("dev/vfio/*") if path.name.isdecimal()]
-    paths = sorted(found, key=lambda path: (len(path.name), path.name))
-    return [f"/{path.relative_to(root)}" for path in paths]
 
 
 def user_name(uid: int) -> str:

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from configs.cli import parse
-from configs.load import load_config
+from configs.cli import CommandLine, parse
+from configs.load import load_config, read_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file, write_figures
@@ -64,7 +64,7 @@ def _flags() -> argparse.ArgumentParser:
 def _run(argv: Sequence[str] | None) -> int:
     prog = "python -m launch.plan"
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
-    config, flags = load_config(command.path, command.overrides), command.flags
+    config, flags = _load(command), command.flags
     # Imported late: `--help` and configuration errors do not need these modules.
     from pipeline.plan.plan_report import plan_report
 
@@ -74,6 +74,25 @@ def _run(argv: Sequence[str] | None) -> int:
     print_lines(lines)
     write_figures(file, figures)
     return 0 if planned.plan.fits and figures["budget"]["enough"] else EXIT_FAILED
+
+
+def _load(command: CommandLine) -> Config:
+    """The configuration; with `plan.platform = "auto"` for the chips of `--topology`."""
+    name = command.flags.topology
+    read = read_config(command.path, command.overrides)
+    if name is None or not read.assumes_platform:
+        config = load_config(command.path, command.overrides, say=_say)
+        if read.assumes_platform and config.plan.platform == "cpu":
+            _say("--topology NAME plans for other devices, such as v5e-8 or gpu-80")
+        return config
+    from pipeline.plan.cost_model.hardware import TOPOLOGIES
+
+    devices = list[tuple[str, str]]()
+    if name in TOPOLOGIES:
+        chip, count = TOPOLOGIES[name].chip, TOPOLOGIES[name].chips
+        devices = [("plan.platform", chip.platform), ("plan.learner_devices", f"{count}")]
+        devices += [("plan.hbm_gib", f"{chip.hbm_gib}")] * (chip.platform == "gpu")
+    return load_config(command.path, (*devices, *command.overrides))
 
 
 def _plan(config: Config, flags: argparse.Namespace) -> Planned:

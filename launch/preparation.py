@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 
-from configs.base import is_handle, nearest_hint
+from configs.base import MissingSetting, is_handle, nearest_hint
 from configs.errors import MistakeCollector
 from configs.load import load_config
 from configs.resume import code_changes, diff_configs, is_accepted, refusal
-from configs.schema import Config, Rollout
+from configs.schema import Config
 from launch.exits import say
 from launch.flags import SUBMITTED
 from launch.fork import check_base
@@ -45,20 +45,6 @@ from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.processes.host import check
 
-_FOLDER_SETTINGS = ("run.dir", "run.name")
-_DATA_SETTINGS = (
-    *("data", "prompt", "eval.sets", "sft", "run.phases"),
-    *("rollout.max_prompt_tokens", "rollout.max_new_tokens"),
-    *("rollout.prompts_per_step", "rollout.max_prompts_per_step"),
-    *("rollout.stop_tokens", "rollout.forbidden_tokens"),
-)
-"""Settings that decide which prompts and demonstrations a run has."""
-_DEVICE_SETTINGS = (
-    "run.tpu_chips",
-    *("plan.platform", "plan.placement", "plan.learner_devices"),
-    *("plan.samplers", "plan.sampler_devices"),
-)
-"""Settings that decide which devices a run needs."""
 _PEFT_CONFIG = "adapter_config.json"
 _PEFT_MARKS = (_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}")
 _ADAPTER_MARKS = (
@@ -168,36 +154,28 @@ def prepare(
             skipped.
     """
     found = found or MistakeCollector()
-    folder, more, base = RunFolder.of(config), None, None
-    chosen = found.check(("wandb.mode",), tracking.choose_mode, config)
+    folder, more, base = found.attempt(RunFolder.of, config), None, None
+    chosen = found.attempt(tracking.choose_mode, config)
     _check_request(config, found, folder)
-    rewards = found.check(("rewards",), check, config.rewards)
+    rewards = found.attempt(lambda: check(config.rewards))
     tokenizer = _check_model(config, found)
-    if not folder.holds_run:
-        can_find = tokenizer is not None and _can_find_model(config, found)
-        model = find_model(config.model) if can_find else None
-        found.check(("lora",), check_start, config, model)
-    if found.intact(*_FOLDER_SETTINGS, "budget"):
+    if folder is not None:
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
-        weights_bytes = None
-        if _can_find_model(config, found):
-            weights_bytes = found.attempt(_weights_bytes, config)
-        if weights_bytes is not None:
-            base = found.attempt(_same_base, config, folder)
-            budget = found.attempt(Budget.of, config, folder)
-            if budget is not None:
-                found.attempt(_check_time, budget, folder, weights_bytes, more=more)
+        base = _check_weights(config, found, folder, has_tokenizer=tokenizer is not None, more=more)
     data = _check_data(config, found, tokenizer, folder)
-    config = _check_metric(config, found, data, folder)
+    if data is not None and folder is not None:
+        config = _check_metric(config, found, data, folder)
     if rewards is not None and data is not None:
-        found.check(_FOLDER_SETTINGS, check_same_code, folder, reward_code(rewards), accept=accept)
+        if folder is not None:
+            found.attempt(check_same_code, folder, reward_code(rewards), accept=accept)
         found.attempt(check_columns, rewards, list(scored_splits(config, data)))
     found.raise_if_any()
     assert tokenizer is not None
     assert rewards is not None
     assert data is not None
     assert chosen is not None
+    assert folder is not None
     mode, why = chosen
     if mode == "offline":
         why += f"; files in {folder.path / 'wandb'}"
@@ -206,20 +184,25 @@ def prepare(
     return Prepared(config, data, tokenizer, folder, more, mode, reward_code(rewards), base)
 
 
-def _check_request(config: Config, found: MistakeCollector, folder: RunFolder) -> None:
+def _check_request(config: Config, found: MistakeCollector, folder: RunFolder | None) -> None:
     """Checks that need neither the model nor the data."""
-    found.check(_DEVICE_SETTINGS, refuse_plan_only, config)
-    found.check(_DEVICE_SETTINGS, check_devices, config)
-    found.check(_FOLDER_SETTINGS, folder.check_writable)
+    found.attempt(refuse_plan_only, config)
+    found.attempt(check_devices, config)
+    if folder is not None:
+        found.attempt(folder.check_writable)
+        found.attempt(_check_mirror, config, folder)
+    found.attempt(lambda: _check_adapter("lora.start", config.lora.start))
+    found.attempt(lambda: _check_adapter("learner.teacher", config.learner.teacher))
+
+
+def _check_mirror(config: Config, folder: RunFolder) -> None:
     if config.run.mirror is not None:
-        found.check(("run.mirror",), check_mirror, config.run.mirror, folder.path)
-    adapters = {"lora.start": config.lora.start, "learner.teacher": config.learner.teacher}
-    for key, path in adapters.items():
-        if path is not None:
-            found.check((key,), _check_adapter, key, path)
+        check_mirror(config.run.mirror, folder.path)
 
 
-def _check_adapter(key: str, path: str) -> None:
+def _check_adapter(key: str, path: str | None) -> None:
+    if path is None:
+        return
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(folder)}")
@@ -302,27 +285,23 @@ def open_model_files(config: Config) -> Tokenizer:
 
 def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
     """Checks the model's files; returns the tokenizer if it could be opened."""
-    if not (_can_find_model(config, found) and found.intact("model.tokenizer")):
+    if not _may_load(config, found):
         return None
-    folder = found.attempt(find_model, config.model)
+    folder = found.attempt(lambda: find_model(config.model))
     if folder is not None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
-    if folder is not None:
-        found.check(("lora.targets",), check_targets, config, folder)
+        found.attempt(check_targets, config, folder)
+    tokenizer = found.attempt(_open_tokenizer, config, folder)
+    if tokenizer is not None:
+        found.attempt(_check_pieces, config, tokenizer, folder)
+    return tokenizer
+
+
+def _open_tokenizer(config: Config, folder: Path | None) -> Tokenizer | None:
     if folder is None and config.model.tokenizer is None:
         return None
-    tokenizer = found.attempt(open_tokenizer, config.model)
-    if tokenizer is None:
-        return None
-    if found.intact("rollout.stop_tokens", "rollout.forbidden_tokens", "rollout.stop_strings"):
-        found.attempt(_check_pieces, config.rollout, tokenizer)
-        if folder is not None:
-            stop_tokens = config.rollout.stop_tokens
-            found.attempt(
-                check_tokenizer, tokenizer, folder=folder, vocab_size=None, stop_tokens=stop_tokens
-            )
-    return tokenizer
+    return open_tokenizer(config.model)
 
 
 def check_targets(config: Config, folder: Path) -> None:
@@ -335,9 +314,41 @@ def check_targets(config: Config, folder: Path) -> None:
         read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
 
 
-def _can_find_model(config: Config, found: MistakeCollector) -> bool:
+def _may_load(config: Config, found: MistakeCollector) -> bool:
     """Whether to look for the model: nothing is downloaded for a request that has mistakes."""
-    return found.intact("model.path") and (found.is_empty or not is_handle(config.model.path))
+    path = getattr(config.model, "path", None)
+    return path is not None and (found.is_empty or not is_handle(path))
+
+
+def _check_weights(
+    config: Config,
+    found: MistakeCollector,
+    folder: RunFolder,
+    *,
+    has_tokenizer: bool,
+    more: Budget | None,
+) -> str | None:
+    """Checks the weights, a new run's first adapter and the time; returns the base's fingerprint.
+
+    Args:
+        config: of the run.
+        found: receives the mistakes.
+        folder: of the run.
+        has_tokenizer: whether the model's tokenizer could be opened, so that its folder is there.
+        more: budget to add.
+    """
+    may_load = _may_load(config, found)
+    if not folder.holds_run:
+        model = find_model(config.model) if has_tokenizer and may_load else None
+        found.attempt(check_start, config, model)
+    weights_bytes = found.attempt(_weights_bytes, config) if may_load else None
+    if weights_bytes is None:
+        return None
+    base = found.attempt(_same_base, config, folder)
+    budget = found.attempt(Budget.of, config, folder)
+    if budget is not None:
+        found.attempt(_check_time, budget, folder, weights_bytes, more=more)
+    return base
 
 
 def _weights_bytes(config: Config) -> int:
@@ -365,51 +376,56 @@ def _same_base(config: Config, folder: RunFolder) -> str:
 
 
 def _check_data(
-    config: Config, found: MistakeCollector, tokenizer: Tokenizer | None, folder: RunFolder
+    config: Config, found: MistakeCollector, tokenizer: Tokenizer | None, folder: RunFolder | None
 ) -> LoadedData | None:
     """Returns the data, if valid; checks only the rows if settings or tokenizer have mistakes."""
-    if tokenizer is None or not found.intact(*_DATA_SETTINGS):
-        found.attempt(check_rows, config, intact=found.intact)
+    try:
+        data = None if tokenizer is None else load_data(config, tokenizer)
+    except MissingSetting:
+        data = None
+    except (ValueError, FileNotFoundError) as mistake:
+        found.add(mistake)
         return None
-    data = found.attempt(load_data, config, tokenizer)
     if data is None:
+        found.attempt(check_rows, config)
         return None
-    found.check(_FOLDER_SETTINGS, _check_same_data, data, folder)
-    found.attempt(_check_steps, config.rollout, data)
+    if folder is not None:
+        found.attempt(_check_same_data, data, folder)
+    found.attempt(_check_steps, config, data)
     return data
 
 
 def _check_metric(
-    config: Config, found: MistakeCollector, data: LoadedData | None, folder: RunFolder
+    config: Config, found: MistakeCollector, data: LoadedData, folder: RunFolder
 ) -> Config:
     """Returns the configuration with its metric; checks that the data have what it needs."""
-    if data is None:
-        return config
     evaluated = {"validation": data.validation, "test": data.test}
     sets = {f"{EVAL_SET_PREFIX}{name}": split for name, split in data.sets.items()}
     by_setting = {setting_name(name): split for name, split in (evaluated | sets).items()}
-    if found.intact("eval", "rewards", "rollout.overlong_tokens", *_FOLDER_SETTINGS):
-        saved = None
-        if folder.holds_run:
-            with suppress(ValueError):  # a damaged one is reported by `finished`
-                saved = folder.saved_config
-        config = found.attempt(with_metric, config, by_setting, saved=saved) or config
-        found.attempt(check_references, config, by_setting)
-    return config
+    saved = None
+    if folder.holds_run:
+        with suppress(ValueError):  # a damaged one is reported by `finished`
+            saved = folder.saved_config
+    measured = found.attempt(with_metric, config, by_setting, saved=saved)
+    if measured is not None:
+        found.attempt(check_references, measured, by_setting)
+    return measured or config
 
 
-def _check_steps(rollout: Rollout, data: LoadedData) -> None:
+def _check_steps(config: Config, data: LoadedData) -> None:
+    rollout = config.rollout
     if rollout.prompts_per_step > len(data.train.prompts):
         raise ValueError(
             f"rollout.prompts_per_step = {rollout.prompts_per_step} is more than the "
-            f"{len(data.train.prompts)} prompts of data.train"
+            f"{len(data.train.prompts)} prompts of data.train; nearest valid: "
+            f"{len(data.train.prompts)}"
         )
     if rollout.max_prompts_per_step is not None:
         check_window(data.train.prompts, window=rollout.max_prompts_per_step, weights=data.weights)
 
 
-def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
-    mistakes = []
+def _check_pieces(config: Config, tokenizer: Tokenizer, folder: Path | None) -> None:
+    mistakes, rollout = [], config.rollout
     for key in ("stop_tokens", "forbidden_tokens"):
         for piece in getattr(rollout, key):
             try:
@@ -426,6 +442,13 @@ def _check_pieces(rollout: Rollout, tokenizer: Tokenizer) -> None:
                 f"{tokenizer.path} decodes it to {decoded!r}; tokens without text belong to "
                 "rollout.stop_tokens"
             )
+    if folder is not None:
+        try:
+            check_tokenizer(
+                tokenizer, folder=folder, vocab_size=None, stop_tokens=rollout.stop_tokens
+            )
+        except ValueError as mistake:
+            mistakes.append(str(mistake))
     if mistakes:
         raise ValueError("\n".join(mistakes))
 

@@ -15,18 +15,25 @@ STARTED = time.monotonic()  # the budget's clock starts with the process
 
 import argparse
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from configs.cli import CommandLine, parse
-from configs.errors import MistakeCollector
-from configs.load import config_to_json, read_config
+from configs.errors import ConfigError, MistakeCollector
+from configs.load import changed_settings, config_to_json, read_config
 from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
 from configs.schema import Config
+from configs.toml_text import show_value
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
-from launch.flags import SUPERVISOR, command_flags
+from launch.flags import SUBMITTED, SUPERVISOR, add_json, command_flags, json_file, write_figures
+
+if TYPE_CHECKING:
+    from launch.preparation import Prepared
 
 DESCRIPTION = """\
 Train a LoRA on a Gemma with GRPO. The same command again resumes the run, or reports that it is
@@ -55,9 +62,10 @@ def train_flags() -> argparse.ArgumentParser:
         "--dry-run",
         action="store_true",
         help="check configuration, data, model folder, run folder and, for a run that is not "
-        "submitted, the devices of this machine; try the rewards on a few rows; print a prompt and "
-        "the settings, start nothing",
+        "submitted, the devices of this machine; try the rewards on a few rows; print a prompt, "
+        "the settings that are not defaults and the verdict; start nothing",
     )
+    add_json(flags, what="with --dry-run: write all settings to FILE as JSON")
     flags.add_argument(
         "--extend",
         metavar="AMOUNT",
@@ -86,24 +94,30 @@ def train_flags() -> argparse.ArgumentParser:
 def _run(command: CommandLine, argv: Sequence[str]) -> int:
     read = read_config(command.path, command.overrides)
     extend, accept = command.flags.extend, command.flags.accept
-    found = MistakeCollector(read.mistakes, read.invalid)
+    found = MistakeCollector(read.mistakes)
     found.attempt(check_accept, accept)
     config = read.config
+    file = json_file(command.flags)
+    if file is not None and not command.flags.dry_run:
+        found.add(ConfigError("command line: --json: only with --dry-run"))
+    for line in read.assumed if SUPERVISOR not in os.environ else ():
+        say(line, file=sys.stderr)
+    if read.assumes_platform and SUBMITTED in os.environ:
+        other = "for a cluster with other devices set plan.platform and plan.learner_devices"
+        say(other, file=sys.stderr)
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare
 
     _fetch(config, command.flags, found)
-    if found.intact("run", "lora.start"):
-        config = found.attempt(forked, config) or config
+    config = found.attempt(forked, config) or config
     if found.is_empty:
         config = found.attempt(placed, config) or config
-    if found.intact("run.dir", "run.name", "budget"):
-        message = found.attempt(finished, config, extend=extend, accept=accept)
-        if message:
-            found.raise_if_any()
-            say(message)
-            return 0
+    message = found.attempt(finished, config, extend=extend, accept=accept)
+    if message:
+        found.raise_if_any()
+        say(message)
+        return 0
     # With mistakes it goes on in this process, which finds the others.
     if command.flags.supervise and not command.flags.dry_run and found.is_empty:
         from launch.supervise import supervise
@@ -111,13 +125,32 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
         return supervise(argv, config)
     prepared = prepare(config, extend=extend, accept=accept, found=found)
     if command.flags.dry_run:
-        from launch.reward_check import dry_run, prompt_lines
-
-        say("\n".join([*prompt_lines(prepared), config_to_json(prepared.config)]))
-        return dry_run(prepared)
+        return _dry_run(prepared, file)
     from launch.session import run_session
 
     return asyncio.run(run_session(prepared, started=STARTED))
+
+
+def _dry_run(prepared: Prepared, file: Path | None) -> int:
+    """Shows a prompt, the settings that are not defaults, what the rewards do, and the verdict."""
+    from launch.reward_check import dry_run, prompt_lines
+
+    config, folder = prepared.config, prepared.folder
+    changed = dict(changed_settings(config))
+    say("\n".join(prompt_lines(prepared)))
+    say("settings that are not defaults (--json FILE writes all):")
+    for key, value in changed.items():
+        say(f"    {key} = {show_value(value)}")
+    status = dry_run(prepared)
+    valid, begun = status == 0, "resume" if folder.holds_run else "start"
+    prompts = {name: len(split.prompts) for name, split in prepared.data.splits()}
+    whole = json.loads(config_to_json(config))
+    write_figures(file, {"valid": valid, "prompts": prompts, "changed": changed, "config": whole})
+    if valid:
+        say(f"the request is valid: without --dry-run it {begun}s the run in {folder.path}")
+    else:
+        say("the run is refused: a reward has no score for any completion", file=sys.stderr)
+    return status
 
 
 def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:

@@ -15,6 +15,7 @@ from configs.base import home, nearest_hint
 from configs.load import load_config, read_saved_config
 from configs.overrides import Override
 from configs.schema import Config
+from launch.exits import say
 from pipeline.run.checkpoint_files import BEST, best_version, read_checkpoints
 from pipeline.run.run_folder import RunFolder
 
@@ -67,7 +68,7 @@ def read_policy(name: str, overrides: Sequence[Override]) -> tuple[Config, Versi
     from launch.preparation import placed
 
     if Path(name).suffix == ".toml":
-        return placed(load_config(name, overrides)), None
+        return placed(load_config(name, overrides, say=say)), None
     version = find_version(name)
     return placed(version.config(overrides)), version
 

@@ -279,14 +279,15 @@ class Coordinator:
 
     def _validation_is_due(self) -> bool:
         """Whether to validate the current version."""
-        settings, step = self.config.eval, self.progress.step
-        if not settings.validates or step in self.schedule.validated:
+        config, step = self.config, self.progress.step
+        if not config.validates or step in self.schedule.validated:
             return False
         if step == 0:
             return True
-        if settings.every_minutes is None:
-            return step % settings.every_steps == 0
-        return self._now_s - self._validated_at_s >= 60 * settings.every_minutes
+        if config.validation_steps is not None:
+            return step % config.validation_steps == 0
+        assert config.validation_minutes is not None
+        return self._now_s - self._validated_at_s >= 60 * config.validation_minutes
 
     async def _validate(self) -> bool:
         """Validates the current version; returns whether it was in time."""
@@ -302,7 +303,7 @@ class Coordinator:
     async def _validate_last(self) -> None:
         """Validates the current version, if it is not validated and there is time."""
         is_validated = self.progress.step in self.schedule.validated
-        if not self.config.eval.validates or is_validated:
+        if not self.config.validates or is_validated:
             return
         if self.deadline.allows_validation(self._now_s):
             await self._validate()

@@ -292,12 +292,12 @@ class Deadline:
         step_s = self.step_times.expected_s(phase=self.config.phase_of(number))
         between_s, validation_s = self.step_times.between_s, self.parts.expected_s(VALIDATION)
         free_s = self.left_s(now_s) - self.reserve_s - self._slack_s(step_s + between_s)
-        settings = self.config.eval
-        if settings.every_minutes is not None:
+        minutes, every = self.config.validation_minutes, self.config.validation_steps
+        if minutes is not None:
             # Of this much time, the steps and what is between them have the rest.
-            free_s *= 1 - validation_s / (validation_s + _MINUTE_S * settings.every_minutes)
-        elif settings.every_steps:
-            between_s += validation_s / settings.every_steps
+            free_s *= 1 - validation_s / (validation_s + _MINUTE_S * minutes)
+        elif every is not None:
+            between_s += validation_s / every
         steps = (free_s + between_s) / (step_s + between_s) if step_s > 0 else 1
         return number + max(1, int(steps))
 
@@ -342,7 +342,7 @@ class Deadline:
     @property
     def end_s(self) -> float:
         """Seconds after the last step, without slack."""
-        validation_s = self.parts.expected_s(VALIDATION) if self.config.eval.validates else 0.0
+        validation_s = self.parts.expected_s(VALIDATION) if self.config.validates else 0.0
         return validation_s + self.export_s + self._writing_s + self.tests_s
 
     @property
@@ -369,7 +369,7 @@ class Deadline:
         assert self.time_s is not None
         uncertain_s = self.end_s - self.exit_s
         wanted_s = (SAFETY - 1) * uncertain_s + _UNFORESEEN * self.time_s
-        validation_s = self.parts.expected_s(VALIDATION) if self.config.eval.validates else 0.0
+        validation_s = self.parts.expected_s(VALIDATION) if self.config.validates else 0.0
         return min(wanted_s, max(0.0, IDLE_SHARE * self.time_s - step_s - validation_s))
 
     # --- work that can be abandoned, or left out
@@ -382,9 +382,9 @@ class Deadline:
             exported: whether the best version is the exported one.
         """
         margin_s = _TEST_MARGIN * self.tests_s
-        if self.config.eval.validates and not validated:
+        if self.config.validates and not validated:
             return self.leaving(self.end_s + margin_s)
-        if not exported or not self.config.eval.validates:
+        if not exported or not self.config.validates:
             return self.leaving(self._reserve_for_export_s + self.tests_s)
         return self.leaving(self._writing_s + self.tests_s + margin_s)
 

@@ -25,7 +25,11 @@ PROBE = hashlib.sha256(b"probe").hexdigest()
 _CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "run", "seed": 3},
     "model": {"path": "nowhere", "dtype": "float32"},
-    "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
+    "data": {
+        "train": {"path": "train.jsonl"},
+        "validation": None,
+        "test": {"path": "test.jsonl"},
+    },
     "rewards": {
         "functions": [
             {"name": "correct", "function": "rewards.correctness:exact_answer", "weight": 1.0},

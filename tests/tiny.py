@@ -63,7 +63,11 @@ _CONFIG: dict[str, dict[str, Any]] = {
     "run": {"name": "tiny", "seed": 5},
     "model": {"path": "tiny", "dtype": "float32"},
     "lora": LORA.model_dump(),
-    "data": {"train": {"path": "train.jsonl"}, "test": {"path": "test.jsonl"}},
+    "data": {
+        "train": {"path": "train.jsonl"},
+        "validation": None,
+        "test": {"path": "test.jsonl"},
+    },
     "rewards": {"functions": [{"name": "r", "function": "rewards.correctness:exact_answer"}]},
     "rollout": {
         "group_size": 2,

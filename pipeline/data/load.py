@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
 
 from configs.errors import MistakeCollector
 from configs.schema import Config, Data, NamedSource, Source
-from configs.task import MIXTURE_TRAIN
+from configs.task import MIXTURE_TRAIN, HeldOut
 from pipeline.data.demonstrations import load_demonstrations
 from pipeline.data.order import max_per_step, normalized_weights
 from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
@@ -23,7 +22,9 @@ from pipeline.data.splits import (
     LoadedData,
     LoadedSplit,
     concatenate,
+    hold_out,
     prompt_texts,
+    repeated,
     without_overlaps,
 )
 from pipeline.data.text.prompts import PromptMaker, Rendered
@@ -64,40 +65,36 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
     return make_disjoint(splits, config=config, maker=maker)
 
 
-def check_rows(config: Config, *, intact: Callable[..., bool]) -> None:
+def check_rows(config: Config) -> None:
     """Checks the rows of all sources as far as possible without a tokenizer.
 
     Args:
-        config: names the sources.
-        intact: whether settings have the user's values; checks of others are skipped.
+        config: names the sources; checks that need settings which it lacks are left out.
 
     Raises:
         DataError: if a source cannot be read, lacks a column or has malformed rows.
     """
     data, found = config.data, MistakeCollector()
 
-    def check(where: str, source: Source, columns: Columns) -> None:
-        read = partial(read_rows, columns=columns, where=where, make=lambda row: row)
-        if intact(where.partition(" ")[0]):
-            found.attempt(read, source, policy=data.malformed)
+    def check(name: str, source: Source, columns: Columns) -> None:
+        read_rows(source, columns=columns, where=name, policy=data.malformed, make=lambda row: row)
 
-    def prompts(template: str | None = None) -> Columns:
-        if template is None and not intact("prompt.template"):
-            return Columns(())
-        return Columns.of_prompts(template or config.prompt.template)
+    def prompts(template: str | None) -> Columns:
+        template = template or getattr(config.prompt, "template", None)
+        return Columns(()) if template is None else Columns.of_prompts(template)
 
-    for name, source in _prompt_sources(config).items():
-        known, columns = intact("data.answer_column", "data.answer_pattern"), prompts()
-        if isinstance(source, NamedSource):
-            columns, known = prompts(source.template), known or source.answer_column is not None
-        column, pattern = answer_settings(source, data)
-        columns = columns.with_answers(column, pattern=pattern) if known else columns
-        check(setting_name(name), source, columns)
-    if config.sft.train is not None:
-        columns = prompts()
-        if intact("sft.completion_column"):
+    sources = [found.attempt(part, config) or {} for part in _PARTS]
+    for name, source in (one for part in sources for one in part.items()):
+        columns = prompts(source.template if isinstance(source, NamedSource) else None)
+        answers = found.attempt(answer_settings, source, data)
+        if answers is not None:
+            columns = columns.with_answers(answers[0], pattern=answers[1])
+        found.attempt(check, setting_name(name), source, columns)
+    if config.run.has_sft_phase and config.sft.train is not None:
+        columns = prompts(None)
+        if hasattr(config.sft, "completion_column"):
             columns = columns.with_completions(config.sft.completion_column)
-        check("sft.train", config.sft.train, columns)
+        found.attempt(check, "sft.train", config.sft.train, columns)
     found.raise_if_any(DataError)
 
 
@@ -137,19 +134,24 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     Raises:
         DataError: as `load_data`.
     """
-    return _load(_tests(config), config, maker)
+    tests = _test(config) | _sets(config)
+    needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
+    loaded = _load(needed, config, maker)
+    return {name: loaded[name] for name in ("test", *tests)}
 
 
 def _load(
     sources: Mapping[str, Source], config: Config, maker: PromptMaker
 ) -> dict[str, LoadedSplit]:
+    """Loads sources and splits, by their names in `LoadedData.splits`."""
     found, splits = MistakeCollector(), dict[str, LoadedSplit]()
     for name, source in sources.items():
         split = found.attempt(load_split, name, source, config=config, maker=maker)
         if split is not None:
             splits[name] = split
     found.raise_if_any(DataError)
-    return splits
+    shares = {name: held for name, held in _held_out(config.data).items() if held.share}
+    return splits | (hold_out(splits[MIXTURE_TRAIN], shares) if shares else {})
 
 
 def make_disjoint(
@@ -248,8 +250,7 @@ def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker)
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
         )
-    distinct = {(prompt.text, prompt.answer) for prompt in prompts}
-    return LoadedSplit(tuple(prompts), malformed, too_long, len(prompts) - len(distinct))
+    return LoadedSplit(tuple(prompts), malformed, too_long, repeated(prompts))
 
 
 def extract_reference(text: str, *, pattern: str | None) -> str | None:
@@ -272,15 +273,36 @@ def _reference(row: Row, column: str, pattern: str | None) -> str | Malformed | 
 
 def _prompt_sources(config: Config) -> dict[str, Source]:
     """All sources of prompts, by the names of their splits."""
-    validation = config.data.validation
-    between = {} if validation is None else {"validation": validation}
-    return _training_sources(config.data) | between | _tests(config)
+    return {name: source for part in _PARTS for name, source in part(config).items()}
 
 
-def _tests(config: Config) -> dict[str, Source]:
-    return {"test": config.data.test} | {
-        EVAL_SET_PREFIX + source.name: source for source in config.eval.sets
-    }
+def _held_out(data: Data) -> dict[str, HeldOut]:
+    """The test and the validation split."""
+    validation = {} if data.validation is None else {"validation": data.validation}
+    return {"test": data.test} | validation
+
+
+def _validation(config: Config) -> dict[str, Source]:
+    """The validation split, if it is a source of its own."""
+    source = config.data.validation
+    return {} if source is None or source.share else {"validation": source}
+
+
+def _test(config: Config) -> dict[str, Source]:
+    """The test split, if it is a source of its own."""
+    return {} if config.data.test.share else {"test": config.data.test}
+
+
+def _sets(config: Config) -> dict[str, Source]:
+    return {EVAL_SET_PREFIX + source.name: source for source in config.eval.sets}
+
+
+_PARTS: tuple[Callable[[Config], dict[str, Source]], ...] = (
+    lambda config: _training_sources(config.data),
+    _validation,
+    _test,
+    _sets,
+)
 
 
 def _training_sources(data: Data) -> dict[str, Source]:

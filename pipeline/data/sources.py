@@ -7,7 +7,7 @@ imports `datasets`, which is slow; importing this module is fast.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +17,7 @@ import numpy as np
 
 from configs.base import nearest_hint
 from configs.schema import Source
-from configs.task import ANSWER_COLUMN
+from configs.task import ANSWER_COLUMN, FILE_SLICE
 from pipeline.data.models.model_source import ask_hub
 from pipeline.data.procedural import generate_rows
 from pipeline.data.rows import (
@@ -194,9 +194,25 @@ def _with_nested(row: Row, columns: Columns) -> Row:
 def _parse(source: Source, parser: Parser, *, where: str) -> tuple[list[Row], list[Malformed]]:
     path = _existing(source, where=where)
     try:
-        return parser(path, source.limit)
+        rows, malformed = parser(path, None if source.split else source.limit)
     except ValueError as error:
         raise DataError(f"{where}.path: {path}: {error}") from None
+    if source.split is None:
+        return rows, malformed
+    numbers = sorted([row.number for row in rows] + [bad.row for bad in malformed])
+    kept = set(_sliced(numbers, source.split)[: source.limit])
+    return [row for row in rows if row.number in kept], [b for b in malformed if b.row in kept]
+
+
+def _sliced(numbers: Sequence[int], split: str) -> Sequence[int]:
+    """The slice of a file's rows that a split such as `train[-10%:]` names."""
+    found = FILE_SLICE.fullmatch(split)
+    assert found is not None
+    first, end = (
+        round(len(numbers) * int(text[:-1]) / 100) if text.endswith("%") else int(text or 0)
+        for text in found.groups(default="")
+    )
+    return numbers[first : end if found[2] else None]
 
 
 def _generate(source: Source, *, where: str) -> list[Row]:
@@ -220,7 +236,11 @@ def _load(source: Source, *, where: str) -> list[Row]:
         try:
             if source.is_file:
                 dataset = datasets.load_dataset(
-                    "parquet", data_files=path, split="train", cache_dir=cache, keep_in_memory=True
+                    "parquet",
+                    data_files=path,
+                    split=source.split or "train",
+                    cache_dir=cache,
+                    keep_in_memory=True,
                 )
             else:
                 dataset = datasets.load_dataset(path, source.subset, split=source.split)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from configs.task import MIXTURE_TRAIN
+from configs.task import MIXTURE_TRAIN, HeldOut
 from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.rows import DataError, Malformed, TooLong, list_rows
 from pipeline.types import Prompt
@@ -25,6 +26,7 @@ class LoadedSplit:
         too_long: rows whose prompts are longer than `rollout.max_prompt_tokens`.
         duplicates: number of prompts that repeat an earlier prompt and answer; they are kept.
         overlaps: number of prompts excluded because a later split has them too.
+        held_out: whether it is a share of `data.train`.
     """
 
     prompts: tuple[Prompt, ...]
@@ -32,6 +34,7 @@ class LoadedSplit:
     too_long: tuple[TooLong, ...]
     duplicates: int
     overlaps: int = 0
+    held_out: bool = False
 
     @property
     def without_answer(self) -> str | None:
@@ -83,7 +86,10 @@ class LoadedData:
     @property
     def report(self) -> tuple[str, ...]:
         """A line for each source and split, each with lines for its first 10 malformed rows."""
-        titles = {f"{name}: {len(split.prompts)} prompts": split for name, split in self.splits()}
+        titles = {
+            f"{name}: {len(split.prompts)} prompts" + " of data.train" * split.held_out: split
+            for name, split in self.splits()
+        }
         lines = [line for title, split in titles.items() for line in report_lines(title, split)]
         if self.sft is not None:
             count = len(self.sft.demonstrations)
@@ -125,6 +131,55 @@ def without_overlaps(
     if not kept:
         raise DataError(f"{where}: a later split contains all {len(split.prompts)} prompts")
     return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
+
+
+def hold_out(train: LoadedSplit, wanted: Mapping[str, HeldOut]) -> dict[str, LoadedSplit]:
+    """Divides the training data, by a hash of the rows: equal rows are in one split.
+
+    Args:
+        train: all rows.
+        wanted: shares of the rows, and limits, by the names of the splits.
+
+    Returns:
+        The splits, and what is left of `train`.
+
+    Raises:
+        DataError: if a split would have no row.
+    """
+    keys = [_row_key(prompt.row) for prompt in train.prompts]
+    order, split_of = sorted(set(keys)), dict[str, str]()
+    if len(order) <= len(wanted):
+        raise DataError(
+            f"data.train: {len(order)} different rows are too few to hold out "
+            f"{' and '.join(f'data.{name}' for name in wanted)}"
+        )
+    for name, held in wanted.items():
+        count = max(1, round((held.share or 0) * len(order)))
+        first = len(split_of)
+        for key in order[first : first + min(count, held.limit or count)]:
+            split_of[key] = name
+    if len(split_of) == len(order):
+        raise DataError(f"data.train: no row is left besides {' and '.join(wanted)}")
+    prompts: dict[str, list[Prompt]] = {name: [] for name in (MIXTURE_TRAIN, *wanted)}
+    for key, prompt in zip(keys, train.prompts, strict=True):
+        prompts[split_of.get(key, MIXTURE_TRAIN)].append(prompt)
+    return {
+        name: LoadedSplit(tuple(own), (), (), repeated(own), held_out=True)
+        if name in wanted
+        else replace(train, prompts=tuple(own), duplicates=repeated(own))
+        for name, own in prompts.items()
+    }
+
+
+def repeated(prompts: Sequence[Prompt]) -> int:
+    """Number of prompts that repeat an earlier prompt and answer."""
+    return len(prompts) - len({(prompt.text, prompt.answer) for prompt in prompts})
+
+
+def _row_key(row: Mapping[str, object]) -> str:
+    """A hash of a row; the prompt's template has no part in it."""
+    text = json.dumps(row, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
 def prompt_texts(splits: Sequence[LoadedSplit]) -> frozenset[str]:

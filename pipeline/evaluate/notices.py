@@ -142,7 +142,7 @@ def untrained_export(
     trained = sum(entry["step"] > 0 for entry in validations)
     start = config.version_0
     if not trained:
-        what = "validated" if config.eval.validates else "exported"
+        what = "validated" if config.validates else "exported"
         return f"no trained version could be {what} in time; the export is the {start} model"
     count = "1 validation" if trained == 1 else f"{trained} validations"
     return (

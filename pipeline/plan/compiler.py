@@ -22,7 +22,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 import pipeline
-from configs.schema import Config
+from configs.schema import Config, Learner, Plan, Rollout
 from pipeline.data.models.model_shape import ModelShape
 from pipeline.plan.program_names import SAMPLER, devices_of, split_name
 from pipeline.plan.topology import GIB, TPU_COMPILER
@@ -38,18 +38,19 @@ _SOURCES = (
 )
 """Sources of the programs and of the reports, relative to the project's root."""
 
-# Settings that a program of a sampler, or of a learner, does not depend on, or by its name and
-# devices only. All others count, so a new setting counts by default.
-_OF_NONE = {
-    *("placement", "learner_devices", "samplers", "sampler_devices", "fsdp", "tp", "sampler_tp"),
-    *("prompt_buckets", "slot_buckets", "chip_hour_usd", "hbm_gib", "micro_batch_tokens"),
-    *("prompts_per_step", "min_prompts_per_step", "max_prompts_per_step", "dynamic_sampling"),
-    *("ahead", "overlong_tokens", "partial", "cut_off"),
-    *("stop_tokens", "stop_strings", "forbidden_tokens"),
-    *("lr", "schedule", "warmup_steps", "decay_steps"),
-}
-_OF_LEARNER = {"row_tokens", "remat", "layer_tokens", "attention"}
-_OF_SAMPLER = {"slots", "kv_cache", "rollout_weights", "segment_steps", "prefill_tokens"}
+
+def _settings_of(*kinds: str) -> set[str]:
+    """The settings with these values of the attribute `program`."""
+    fields = Plan.model_fields | Rollout.model_fields | Learner.model_fields
+    extras = {name: field.json_schema_extra for name, field in fields.items()}
+    return {
+        name
+        for name, one in extras.items()
+        if isinstance(one, dict) and one.get("program") in kinds
+    }
+
+
+_NOT_OF_SAMPLER, _NOT_OF_LEARNER = _settings_of("none", "learner"), _settings_of("none", "sampler")
 
 Say = Callable[[str], None]
 """Receives a line of progress."""
@@ -139,14 +140,14 @@ def cache_key(config: Config, shape: ModelShape, program: str) -> Mapping[str, A
         "versions": versions(),
         "sources": sources(),
     }
-    tables, ignored = [config.plan, config.rollout], _OF_NONE | _OF_LEARNER
+    tables, ignored = [config.plan, config.rollout], _NOT_OF_SAMPLER
     if kind not in SAMPLER:
-        tables, ignored = [*tables, config.learner], _OF_NONE | _OF_SAMPLER
+        tables, ignored = [*tables, config.learner], _NOT_OF_LEARNER
     elif kind == "prefill":
         found["prompts"] = config.prefill_rows(size)
-        ignored |= {"slots", "prefill_tokens"}
+        ignored = ignored | {"slots", "prefill_tokens"}
     elif kind == "segment":
-        ignored |= {"slots", "prefill_tokens"}
+        ignored = ignored | {"slots", "prefill_tokens"}
     found["settings"] = [table.model_dump(mode="json", exclude=ignored) for table in tables]
     return found
 

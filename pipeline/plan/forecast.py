@@ -17,6 +17,7 @@ from typing import Literal
 
 from configs.base import HUB_PREFIXES
 from configs.schema import Config, Source
+from configs.task import HeldOut
 from pipeline.data.models.find_shape import unused_bytes
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.deadline import SAFETY
@@ -112,7 +113,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     """Forecasts a run of a plan."""
     config, chip = plan.config, case.topology.chip
     compiling = compile_s(compiled_programs(case, plan), case.shape, chip=chip)
-    rows = {name: _rows(source) for name, source in _tests(config).items()}
+    rows = {name: _rows(source, config.data.train) for name, source in _tests(config).items()}
     counts = {name: ROWS if count is None else count for name, count in rows.items()}
     times = _run_times(case, plan, counts, compiling=compiling)
     # An earlier run of the same sizes has filled the caches of the host.
@@ -215,7 +216,7 @@ def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dic
     """
     return {
         **{name: s[name] for name in ("download", "start", "compile", "sizing", "tests")},
-        "validation": s["validation"] if config.eval.validates else 0.0,
+        "validation": s["validation"] if config.validates else 0.0,
         "export": s["export"] if timed else 0.0,
         "step": s["sft_step"] if config.sft_steps else s["step"],
     }
@@ -229,9 +230,9 @@ def _outcome(config: Config, s: Mapping[str, float], *, time_s: float | None) ->
     exports = 1 if time_s is None else 2
     end = s["tests"] + s["validation"] + s["export"]
     each = s["step"] + s["checkpoint"] / config.checkpoint.every_steps
-    minutes = config.eval.every_minutes
-    if config.eval.every_steps:
-        each += s["validation"] / config.eval.every_steps
+    every, minutes = config.validation_steps, config.validation_minutes
+    if every is not None:
+        each += s["validation"] / every
     elif minutes is not None:
         # A share of the time, independent of the step time.
         each /= max(1e-3, 1 - s["validation"] / (60 * minutes + s["validation"]))
@@ -248,7 +249,7 @@ def _outcome(config: Config, s: Mapping[str, float], *, time_s: float | None) ->
         "sizing": s["sizing"],
         "SFT phase": sft * s["sft_step"],
         "steps": steps * s["step"],
-        "validation": (1 + bool(steps)) * s["validation"] if config.eval.validates else 0.0,
+        "validation": (1 + bool(steps)) * s["validation"] if config.validates else 0.0,
         "tests": 2 * s["tests"],
         "checkpoints": steps * s["checkpoint"] / config.checkpoint.every_steps,
         "export": exports * s["export"],
@@ -266,8 +267,12 @@ def _tests(config: Config) -> dict[str, Source]:
     return found
 
 
-def _rows(source: Source) -> int | None:
+def _rows(source: Source, train: Source) -> int | None:
     """Number of rows by a local file or by the settings; None: unknown without a download."""
+    if isinstance(source, HeldOut) and source.share is not None:
+        count = _rows(train, train)
+        held = source.limit if count is None else round(source.share * count)
+        return held if source.limit is None or held is None else min(held, source.limit)
     count, path = source.size, Path(source.title)
     if source.is_file and path.suffix.lower() in {".jsonl", ".ndjson"} and path.is_file():
         with path.open("rb") as lines:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launch.host import tpu_chips
+from configs.machine import tpu_chips
 from pipeline.compute.devices import environment
 from tests.accelerator.conftest import Report
 from tests.accelerator.forms import log_probs

@@ -16,6 +16,7 @@ model = { path = "tiny", dtype = "float32" }
 
 [data]
 train = { path = "train.jsonl" }
+validation = 0
 test = { path = "openai/gsm8k", split = "test" }
 
 [rewards]

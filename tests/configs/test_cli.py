@@ -68,26 +68,38 @@ def test_a_flag_without_its_value_is_refused() -> None:
     assert refused("a.toml", "--json") == ("command line: argument --json: expected one argument",)
 
 
-def test_help_shows_flags_and_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def shown(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     with pytest.raises(SystemExit) as caught:
-        parsed("--help")
+        parsed(*argv)
     assert caught.value.code == 0
-    shown = capsys.readouterr().out
-    assert "python -m launch.x CONFIG.toml [--table.key VALUE ...]" in shown
-    assert "--dry-run" in shown
-    assert "resolve and print" in shown
-    assert settings_help() in shown
+    return capsys.readouterr().out
+
+
+def test_help_shows_the_flags_and_help_settings_the_settings(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = shown(capsys, "--help")
+    assert "python -m launch.x CONFIG.toml [--table.key VALUE ...]" in text
+    assert "resolve and print" in text
+    assert "--learner.lr" not in text
+    assert shown(capsys, "a.toml", "--help", "settings") == f"{settings_help()}\n"
+    table = shown(capsys, "--help", "settings", "learner")
+    assert table in settings_help()
+    assert "--learner.lr" in table
+    assert "--lora.rank" not in table
+    assert refused("--help", "settings", "learnr") == (
+        "command line: --help settings learnr: unknown; did you mean learner?",
+    )
 
 
 def test_the_settings_help_describes_each_setting() -> None:
     text = " ".join(settings_help().split())
     for setting in settings():
+        assert setting.is_shown
         assert f"--{setting.path} {setting.allowed};" in text
         assert setting.description in text
     assert "learner: The GRPO update" in text
     assert "default: 5e-05. peak learning rate of AdamW" in text
-    assert (
-        "--rollout.prompts_per_step an integer, at least 1 and at most 16384; required. prompts"
-        in text
-    )
+    assert "--data.train a table, or its path; required. training prompts" in text
+    assert "default: that of the function. name in metrics and rollouts" in text
     assert "--budget.steps an integer, at least 1; optional. number of steps after" in text

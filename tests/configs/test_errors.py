@@ -8,7 +8,7 @@ import pytest
 
 from configs.errors import unknown_key
 from configs.load import load_config
-from configs.nearest import FROM_TRL
+from configs.nearest import FROM_TRL, NO_KEY
 from configs.settings import settings_by_path
 
 from .conftest import SMALL, Write
@@ -81,7 +81,8 @@ KEYS = (
             '= "<eos>": must be a list; each element: a string; nearest valid: ["<eos>"]',
         ),
         ("learner", "3", "= 3: must be a table"),
-        ("rewards.functions", "[]", "= []: must be a list, not empty; each element: a table"),
+        ("rewards.functions", "[]", ("= []: must be a list, not empty; each element: a table, or "
+                                     "its function")),
         ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),
         ("budget.steps", "9" * 20, f"= {'9' * 20}: an integer of more than 64 bits"),
         (
@@ -154,12 +155,11 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
 
 
 def test_a_missing_table_names_its_keys(write: Write) -> None:
-    path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[plan]", "[rollouts]"))
+    path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[rewards]", "[rewardz]"))
     has = "budget.steps, budget.time, budget.until"
     assert mistakes(path) == (
-        f"{path}: plan: missing; this table needs plan.platform",
         f"{path}: budget: missing; this table has {has}",
-        f"{path}: rollouts: unknown; did you mean rollout?",
+        f"{path}: rewardz: unknown; did you mean rewards?",
     )
 
 
@@ -192,7 +192,10 @@ def test_each_name_of_trl_in_the_table_has_a_key_of_ours() -> None:
     for theirs, ours in FROM_TRL.items():
         assert theirs not in settings_by_path()
         assert ours in settings_by_path()
-        assert f"`{theirs}`" in page or f"`{theirs} = " in page
+        assert f"`{theirs}`" in page or f"`{theirs} = " in page, theirs
+    for theirs, instead in NO_KEY.items():
+        assert not any(key.endswith(f".{theirs}") for key in settings_by_path())
+        assert str(unknown_key((theirs,), "--")) == f"{theirs}: unknown: {instead}"
 
 
 def test_an_unknown_key_without_near_keys_gets_the_keys_of_its_table() -> None:

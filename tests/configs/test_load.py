@@ -7,15 +7,19 @@ import pickle
 import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.base import MissingSetting
 from configs.errors import ConfigError
 from configs.load import config_to_json, load_config, presets, read_config
+from configs.machine import Machine
 from configs.schema import Config
 from configs.settings import settings
+from configs.task import HeldOut
 
 from .conftest import SMALL, Write
 
@@ -76,7 +80,8 @@ def test_paths_of_a_file_are_relative_to_its_folder_and_the_rest_to_the_current(
     path = small.rename(tmp_path / "runs/run.toml")
     text = path.read_text().replace("rewards.format:well_formed", "mine.py:near")
     text = text.replace('path = "tiny"', 'path = "tiny", tokenizer = "tokenizer.json"')
-    more = 'mixture = [{ name = "b", path = "b.csv" }]\nvalidation = { path = "v.parquet" }\n'
+    more = 'mixture = [{ name = "b", path = "b.csv" }]\n'
+    text = text.replace("validation = 0", 'validation = "v.parquet"')
     text = text.replace('name = "small"', 'name = "small", phases = ["sft", "grpo"]')
     text = text.replace("[rewards]", f"{more}[rewards]").replace("steps = 10", "steps = 200")
     path.write_text(text + PATHS, encoding="utf-8")
@@ -182,7 +187,10 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
             f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
             "or eval.sets.0.seed?"
         ),
-        f'{path}: plan.platform = "cpus": must be one of "cpu", "tpu", "gpu"; nearest valid: "cpu"',
+        (
+            f'{path}: plan.platform = "cpus": must be one of "auto", "cpu", "tpu", "gpu"; nearest '
+            'valid: "cpu"'
+        ),
     )
 
 
@@ -265,13 +273,13 @@ def test_promise_8_an_unknown_key_does_not_hide_other_mistakes_in_its_table(smal
     assert told[1].startswith('command line: --plan.attention = "splash": needs plan.platform')
     path = small.with_name("more.toml")
     text = small.read_text(encoding="utf-8").replace("[plan]", "[plan]\nsampler = 1\nfsdpp = 2")
-    path.write_text(text.replace("slots = 32", "slots = 33"), encoding="utf-8")
+    path.write_text(text.replace("slots = 32", "slots = 32\nslot_buckets = [40]"), encoding="utf-8")
     told = mistakes(path, ("plan.sampler_devices", "2"), ("plan.row_tokens", "7"))
     assert [line.rpartition(": plan.")[2].partition(" ")[0] for line in told[:2]] == [
         "sampler:",
         "fsdpp:",
     ]
-    assert told[2].startswith(f"{path}: plan.slots = 33: must be a multiple of a sampler's")
+    assert told[2].startswith(f"{path}: plan.slot_buckets = [40]: must be descending and")
 
 
 def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
@@ -288,12 +296,14 @@ def test_a_run_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_key_suggested_for_an_unknown_key_is_not_reported_as_missing(write: Write) -> None:
-    path = write(SMALL.replace("steps = 10", "stps = 10"))
-    assert mistakes(path) == (f"{path}: budget.stps: unknown; did you mean budget.steps?",)
+    for ours, theirs in (("budget.steps", "stps"), ("rollout.max_new_tokens", "max_new_token")):
+        table, _, key = ours.partition(".")
+        path = write(SMALL.replace(f"{key} = ", f"{theirs} = "))
+        assert mistakes(path) == (f"{path}: {table}.{theirs}: unknown; did you mean {ours}?",)
 
 
 def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path) -> None:
-    given = [("rollout.group_size", "1"), ("plan.micro_batch_tokens", "385")]
+    given = [("rollout.group_size", "1"), ("plan.row_tokens", "47")]
     assert len(mistakes(small, *given)) == 2
     assert len(mistakes(small, *given, ("rollout.max_new_tokens", "0"))) == 2
     within = [("learner.lr", "fast"), ("learner.kl", "topk"), ("prompt.answer_open", "<reasoning>")]
@@ -303,31 +313,106 @@ def test_promise_8_a_wrong_value_hides_only_the_checks_that_read_it(small: Path)
 
 
 @pytest.mark.parametrize(
-    ("given", "invalid"),
+    ("given", "missing"),
     [
-        ([("learner.lr", "fast")], {"learner.lr"}),
-        ([("plan.platform", "npu")], {"plan.platform"}),
-        ([("rewards.functions.0.function", "f")], {"rewards.functions"}),
-        ([("learner", "3")], {"learner"}),
-        ([("data.train.path", "gs://x"), ("run.nam", "x")], {"data.train.path"}),
-        ([("modle.path", "x")], set()),
-        ([("eval.every_steps", "5")], {"eval.every_steps"}),
-        ([("sft.train", "{path = 3, limit = 0, foo = 1}")], {"sft.train.path", "sft.train.limit"}),
-        ([("data.test", "{path = 3, foo = 1}")], {"data.test.path"}),
-        ([("rewards.functions", "[3, {foo = 1}]")], {"rewards.functions"}),
+        ([("learner.lr", "fast")], "learner.lr"),
+        ([("plan.platform", "npu")], "plan.platform"),
+        ([("rewards.functions.0.function", "f")], "rewards.functions"),
+        ([("learner", "3")], "learner"),
+        ([("data.train.path", "gs://x"), ("run.nam", "x")], "data.train.path"),
+        ([("eval.every_steps", "5")], "eval.every_steps"),
+        ([("sft.train", "{path = 3, foo = 1}")], "sft.train.path"),
+        ([("sft.train", "{path = 3, limit = 0}")], "sft.train.limit"),
+        ([("data.test", "{path = 3, foo = 1}")], "data.test.path"),
+        ([("rewards.functions", "[3, {foo = 1}]")], "rewards.functions"),
     ],
 )
-def test_invalid_values_get_substitutes(
-    small: Path, given: list[tuple[str, str]], invalid: set[str]
+def test_a_setting_with_a_mistake_has_no_value(
+    small: Path, given: list[tuple[str, str]], missing: str
 ) -> None:
     read = read_config(small, given)
     assert read.mistakes
-    assert read.invalid >= invalid
     assert read.config.run.name == "small"
-    assert not any(key.startswith("rollout") for key in read.invalid)
+    assert read.config.rollout.size == 32
+    with pytest.raises(MissingSetting):
+        attrgetter(missing)(read.config)
+    with pytest.raises(MissingSetting):
+        config_to_json(read.config)
 
 
 def test_all_missing_tables_of_an_empty_file_are_reported(write: Write) -> None:
-    read = read_config(write(""))
-    assert {"run", "model", "data", "rewards", "rollout", "plan", "budget"} <= read.invalid
-    assert len(read.mistakes) == 7
+    assert [line.split(": ")[1] for line in mistakes(write(""))] == [
+        *("model", "data", "rewards", "rollout", "budget"),
+    ]
+
+
+SHORT = """
+model = { path = "google/gemma-3-1b-it" }
+data = { train = "mine/train.csv", test = "openai/gsm8k" }
+rewards = { functions = ["mine/rewards.py:short", { function = "a.b:reward", weight = 2 }] }
+rollout = { max_prompt_tokens = 10, max_new_tokens = 20 }
+budget = { time = "1h" }
+"""
+
+
+def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu, tpu = Machine("cpu", 1, None, "no device"), Machine("tpu", 4, None, "4 TPU chips")
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: cpu)
+    path = write(SHORT).rename(tmp_path / "my run(2).toml")
+    given = [("data.test.split", "test[:9]"), ("data.validation", "0.25")]
+    config, _, assumed = vars(read_config(path, given)).values()
+    assert (config.run.name, config.model.path) == ("my-run-2", "hf://google/gemma-3-1b-it")
+    assert config.data.train.path == str(tmp_path / "mine/train.csv")
+    assert (config.data.test.path, config.data.test.split) == ("openai/gsm8k", "test[:9]")
+    assert config.data.validation == HeldOut(share=0.25)
+    assert [(one.name, one.function, one.weight) for one in config.rewards.functions] == [
+        ("short", f"{tmp_path}/mine/rewards.py:short", 1.0),
+        ("reward_function", "a.b:reward", 2.0),
+    ]
+    assert (config.plan.platform, config.plan.learner_devices) == ("cpu", 1)
+    assert config.model.dtype == "float32"
+    assert (config.validation_steps, config.validation_minutes) == (None, 6.0)
+    assert assumed == (
+        'plan.platform = "auto" is "cpu" with plan.learner_devices = 1: this machine has no device',
+    )
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: tpu)
+    assert load_config(path, given).plan.learner_devices == 4
+    assert load_config(path, given).model.dtype == "bfloat16"
+    off = load_config(path, [*given[:1], ("data.validation", "0")])
+    assert off.data.validation is None
+    assert (off.validates, off.validation_minutes) == (False, None)
+    assert load_config(path, [*given[:1], ("data.validation", "none")]).data.validation is None
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("google/gemma-3-1b-it", "hf://google/gemma-3-1b-it"),
+        ("unsloth/gemma-2-2b@v1", "hf://unsloth/gemma-2-2b@v1"),
+        ("./google/gemma", "google/gemma"),
+        ("here/gemma", "here/gemma"),
+        ("gemma", "gemma"),
+        ("a/b/c", "a/b/c"),
+    ],
+)
+def test_a_models_name_is_one_of_the_hub_where_no_such_folder_is(
+    small: Path, tmp_path: Path, path: str, meant: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    config = load_config(small, [("model.path", path)])
+    assert config.model.path == (meant if "://" in meant else str(tmp_path / meant))
+
+
+def test_sizes_are_rounded_up_to_whole_ones_on_each_device(small: Path) -> None:
+    given = [("plan.placement", "colocated"), ("plan.learner_devices", "8"), ("plan.slots", "30")]
+    read = read_config(small, [*given, ("plan.micro_batch_tokens", "385")])
+    assert (read.config.plan.slots, read.config.plan.micro_batch_tokens) == (32, 768)
+    assert read.assumed == (
+        "plan.slots = 30 is rounded up to 32: a multiple of 8, the parts of a sampler",
+        (
+            "plan.micro_batch_tokens = 385 is rounded up to 768: a multiple of 384, a row of 48 "
+            "tokens for 8 parts of the learner"
+        ),
+    )

@@ -23,7 +23,11 @@ budget.time=1h
 budget.steps=none; .time=9x
     budget.time: '9x' is not a duration
 data.train.split=train
-    data.train.split: applies to hub datasets only
+    data.train.split: is no slice of a file; write for example "train[:1000]" or "train[-10%:]"
+data.test=0.2; data.test.limit=5; .seed=1
+    data.test.seed: has no effect with share; remove it
+data.validation=1
+    data.validation.share: must be a number, above 0 and below 1; nearest valid: just below 1
 data.test.split=none
     data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet)
 data.answer_pattern=#### .+
@@ -56,16 +60,12 @@ rollout.stop_strings=["\ufffd"]
     rollout.stop_strings: contains U+FFFD
 rollout.forbidden_tokens=["<eos>"]
     rollout.forbidden_tokens: <eos>: also in stop_tokens
-plan.slots=30; .sampler_devices=4
-    plan.slots: must be a multiple of a sampler's 4 devices; nearest valid: 28 or 32
-plan.micro_batch_tokens=100; .learner_devices=8
-    plan.micro_batch_tokens: be a multiple of plan.row_tokens = 48 x 8 rows, one for each device
 plan.row_tokens=47
     plan.row_tokens: must hold the longest sequence, 48 tokens; nearest valid: 48
 plan.slot_buckets=[40,2,7]; .sampler_devices=2
     plan.slot_buckets: below slots = 32, in multiples of a sampler's 2 shards; nearest valid: [2]
 plan.platform=gpu; .slots=none
-    plan.slots: is required on gpu, whose memory is unknown until it is opened
+    plan.slots: is required on gpu without plan.hbm_gib, its memory; set one of them
 plan.slots=none; .slot_buckets=[8]
     plan.slot_buckets: has no effect without plan.slots; remove it
 plan.attention=splash
@@ -137,15 +137,13 @@ learner.teacher=runs/t
 learner.distill_coef=1
     learner.distill_coef: needs learner.teacher
 eval.every_steps=5
-    eval.every_steps: needs data.validation
+    eval.every_steps: has no effect without data.validation; remove it
 eval.metric=corect
     eval.metric: nearest valid: "correct", of exact_answer, reward, correct, format
 rewards.functions.0.name=reward
     rewards.functions: "reward" is a value of eval.metric of its own; name the part otherwise
 eval.metric=correct; .extraction=boxed
     eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
-data.validation.path=v.jsonl
-    data.validation: has no effect without eval.every_steps or eval.every_minutes
 data.train.path=none
     data.train.path: missing; a source needs path, or reasoning_gym with size and seed
 data.train.size=5
@@ -163,9 +161,9 @@ alarms.excluded.action=off; .steps=4
 alarms.dominating.action=stop; rewards.functions.1.weight=0
     alarms.dominating.action: has no effect with less than two weighted rewards
 alarms.validation_falls.above=2
-    alarms.validation_falls.above: has no effect without eval
+    alarms.validation_falls.above: has no effect without data.validation
 alarms.rising_while_validation_falls.steps=3
-    alarms.rising_while_validation_falls.steps: has no effect without eval
+    alarms.rising_while_validation_falls.steps: has no effect without data.validation
 alarms.kl.above=0.6
     alarms.kl.above: has no effect with learner.kl_coef = 0
 alarms.throughput_down.action=stop
@@ -189,9 +187,8 @@ def test_promise_8_conflicts_are_refused(small: Path, settings: str, refusal: st
 
 def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
     settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
-    lines = mistakes(small, *overrides(f"{settings}; .slots=12; .attention=splash"))
+    lines = mistakes(small, *overrides(f"{settings}; .attention=splash"))
     assert [line.split()[2] for line in lines] == [
-        "--plan.slots",
         "--plan.attention",
         "--plan.samplers",
         "--plan.sampler_devices",

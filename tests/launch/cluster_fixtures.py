@@ -41,6 +41,7 @@ rank = 4
 
 [data]
 train = {{ path = "launch/demo/data/train.jsonl", limit = 64 }}
+validation = 0
 test = {{ path = "launch/demo/data/test.jsonl", limit = 8 }}
 
 [rewards]

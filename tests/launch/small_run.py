@@ -25,6 +25,7 @@ dtype = "float32"
 
 [data]
 train = { path = "train.jsonl" }
+validation = 0
 test = { path = "test.jsonl" }
 
 [rewards]

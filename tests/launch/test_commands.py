@@ -39,11 +39,15 @@ HELP = {
     "reward": ["CONFIG.toml [--table.key VALUE ...]", "--cases FILE", "--rollouts RUN_DIR"],
     # The last one: it may load asyncio, as its parent is one process.
     "train": [
-        *("CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT", "--learner.lr"),
+        *("CONFIG.toml [--table.key VALUE ...]", "--dry-run", "--extend AMOUNT", "settings [TABLE"),
         "Exit status: 0 done, 1",
     ],
 }
 """By command: its usage, and words of its help."""
+
+
+LONGEST_HELP = 45
+"""Lines of a help, in 80 columns; a screen."""
 
 
 def test_help_loads_nothing_heavy():
@@ -65,6 +69,7 @@ print(json.dumps(found))
         assert (status or 0, heavy) == (0, ["asyncio"] if command == "train" else []), command
         assert f"python -m launch.{command} {usage}" in shown
         assert [word for word in words if word not in shown] == [], command
+        assert len(shown.splitlines()) <= LONGEST_HELP, command
 
 
 def test_the_driver_never_loads_jax():

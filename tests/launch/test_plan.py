@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from configs.machine import Machine
 from launch import plan, train
 from tests.pipeline.plan.presets import KNOWN
 
@@ -20,6 +21,21 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
     assert plan.main(argv) == status
     found = capsys.readouterr()
     return found.out, found.err
+
+
+def test_the_topology_gives_the_devices_that_the_configuration_leaves_out(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("cpu", 1, None, "-"))
+    minimal = [str(PROJECT / "configs/minimal.toml"), "--model.path", "unsloth/gemma-3-1b-it"]
+    for more, title, said in (
+        (["--topology", "v5e-8"], "plan of minimal for v5e-8: 8 x TPU v5e", 0),
+        (["--topology", "gpu-24"], "plan of minimal for gpu-24: 1 x GPU of 24 GB", 0),
+        ([], "plan of minimal for cpu: 1 x CPU", 2),
+    ):
+        out, err = shown(capsys, *minimal, *more)
+        assert out.startswith(title)
+        assert len(err.splitlines()) == said
 
 
 @pytest.mark.parametrize("preset", KNOWN)
@@ -51,7 +67,10 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> No
         (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
         (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
         (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
-        (["--model.path", "hf://a/b"], "model.path: hf://a/b: its shape is unknown"),
+        (
+            ["--model.path", "hf://a/b"],
+            "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained",
+        ),
         (["--model.path", "/nowhere"], "/nowhere"),
         (["--json", "/nowhere/plan.json"], "--json: no folder /nowhere"),
         (["--json", "/tmp"], "command line: --json: /tmp is a folder; name a file"),

@@ -273,7 +273,7 @@ def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
     note, tried, result = shown.err.splitlines()
     assert note.startswith("note: answers are the last answer block, but no training prompt")
     assert "measured by equality with the reference (eval.metric)" in shown.out
-    assert '"metric": "exact_answer"' in shown.out
+    assert '    eval.metric = "exact_answer"' in shown.out
     assert tried.startswith("rewards, tried on 1")
     assert result == "nothing is wrong"
     assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out

@@ -126,7 +126,7 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
         *("--learner.lrr", "1"),
         *("--model.dtype", "float16"),
         *("--rollout.group_size", "1"),
-        *("--plan.row_tokens", "68", "--plan.micro_batch_tokens", "137"),
+        *("--plan.row_tokens", "67"),
         *("--plan.platform", "tpu"),
         *("--prompt.template", "{qestion} {anwser}"),
         *("--data.test.path", "tset.jsonl"),
@@ -141,7 +141,7 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
         "command line: --learner.lrr: unknown; did you mean --learner.lr?",
         'command line: --model.dtype = "float16": must be one of',
         "command line: --rollout.group_size = 1: must be an integer, at least 2",
-        "command line: --plan.micro_batch_tokens = 137: must be a multiple of plan.row_tokens = 68",
+        "command line: --plan.row_tokens = 67: must hold the longest sequence, 68 tokens",
         'command line: --eval.sets.0.path = "s3://bucket/more.jsonl": s3:// is not supported',
         f'run.dir = "{request_path}": {request_path} is a file; choose another',
         "wandb.mode = 'online', but this machine has no W&B login",
@@ -190,10 +190,8 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
     before = everything_below(request_path.parent)
     assert train.main([str(request_path), "--dry-run"]) == 0
     assert everything_below(request_path.parent) == before
-    assert started == []
-    shown = capsys.readouterr().out
-    said, _, printed = shown.partition("{")
-    assert said.splitlines() == [
+    said = capsys.readouterr().out.splitlines()
+    assert said[:11] == [
         "W&B: disabled by wandb.mode; metrics are in metrics.jsonl only",
         "train: 6 prompts",
         "test: 4 prompts",
@@ -204,10 +202,22 @@ def test_a_dry_run_prints_what_would_run_and_leaves_nothing_behind(
         "    ",
         "its reference answer: '0'",
         "measured by equality with the reference (eval.metric); answer: the last answer block",
+        "settings that are not defaults (--json FILE writes all):",
     ]
-    resolved = json.loads("{" + printed)
-    assert resolved["run"]["dir"] == str(request_path.parent / "runs")
-    assert resolved["learner"]["lr"] == 5e-5
+    assert '    model.dtype = "float32"' in said
+    assert not any("learner.lr" in line for line in said)
+    runs = request_path.parent / "runs"
+    assert said[-1] == (
+        f"the request is valid: without --dry-run it starts the run in {runs}/small"
+    )
+    file = request_path.parent / "all.json"
+    assert train.main([str(request_path), "--dry-run", "--json", str(file)]) == 0
+    whole = json.loads(file.read_text())
+    assert (whole["valid"], whole["prompts"]) == (True, {"train": 6, "test": 4})
+    assert whole["config"]["run"]["dir"] == str(runs)
+    assert whole["config"]["learner"]["lr"] == 5e-5
+    assert whole["changed"]["rollout.max_new_tokens"] == 8
+    assert started == []
 
 
 def test_a_dry_run_refuses_a_reward_without_any_score(

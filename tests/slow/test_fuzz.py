@@ -200,7 +200,7 @@ def make_request(folder: Path) -> None:
             )
     text = (_ROOT / "configs" / "demo.toml").read_text(encoding="utf-8")
     text = text.replace("../launch/demo/tiny_gemma3", "model").replace("../launch/demo/data/", "")
-    text = text.replace('name = "demo"', f'name = "fuzz"\ndir = "{folder / "runs"}"', 1)
+    text = f'run = {{ name = "fuzz", dir = "{folder / "runs"}" }}\n{text}'
     (folder / "request.toml").write_text(text, encoding="utf-8")
 
 

@@ -46,8 +46,46 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "sliding_window": 1024,
     },
+    "gemma-3-12b": _GEMMA3
+    | {
+        "vocab_size": 262_208,
+        "num_hidden_layers": 48,
+        "hidden_size": 3840,
+        "intermediate_size": 15_360,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "sliding_window": 1024,
+    },
+    "gemma-3-27b": _GEMMA3
+    | {
+        "head_dim": 128,
+        "vocab_size": 262_208,
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "intermediate_size": 21_504,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "sliding_window": 1024,
+    },
     # All sizes are transformers' defaults.
     "gemma-2-2b": {"model_type": "gemma2"},
+    "gemma-2-9b": {
+        "model_type": "gemma2",
+        "num_hidden_layers": 42,
+        "hidden_size": 3584,
+        "intermediate_size": 14_336,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    },
+    "gemma-2-27b": {
+        "model_type": "gemma2",
+        "head_dim": 128,
+        "num_hidden_layers": 46,
+        "hidden_size": 4608,
+        "intermediate_size": 36_864,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+    },
     "gemma-4-e2b": {
         "model_type": GEMMA4,
         "num_hidden_layers": 35,
@@ -70,15 +108,23 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }
 """Memory-relevant settings of the `config.json` files that Google has published, by model name."""
-_UNUSED = {"gemma-3-4b": 419_816_304, "gemma-4-e2b": 494_609_600, "gemma-4-e4b": 533_144_000}
+_UNUSED = {
+    "gemma-3-4b": 419_816_304,
+    "gemma-3-12b": 421_290_864,
+    "gemma-3-27b": 423_060_336,
+    "gemma-4-e2b": 494_609_600,
+    "gemma-4-e4b": 533_144_000,
+}
 """Parameters of published models besides the text model's: of towers and projectors, and of keys
 and values that Gemma 4 does not use. The towers' are counted by transformers' modules."""
 _UNUSED_BYTES = 2
 _HANDLE = re.compile(
-    r"(?:hf://google/|kaggle://google/gemma-?[234]/\w+/)"
-    r"gemma-?(?P<kind>3-270m|3-1b|3-4b|2-2b|4-e2b|4-e4b)(?:-it|-pt)?(?:[@/].+)?",
+    r"(?:hf://[\w.-]+/|kaggle://google/gemma-?[234]/\w+/)"
+    rf"gemma-?(?P<kind>{'|'.join(name.removeprefix('gemma-') for name in PUBLISHED)})"
+    r"(?:-it|-pt)?(?:[@/].+)?",
     re.IGNORECASE,
 )
+"""Google's models and their mirrors, such as hf://unsloth/gemma-3-1b-it."""
 
 
 def shape_of(config: Config) -> ModelShape:
@@ -104,10 +150,14 @@ def _shape_at(path: str) -> ModelShape:
         return read_model_shape(read_text_config(cached))
     known = _HANDLE.fullmatch(path)
     if known is None:
-        names = ", ".join(f"hf://google/{name}-it" for name in PUBLISHED)
+        what = "its shape is unknown before the download; download it, or set a folder with its "
+        what += "config.json"
+        if "gemma" not in path.lower():
+            what = "only Gemma 2, 3 and 4 can be trained; if it is one, download it first"
+        names = ", ".join(f"google/{name}" for name in PUBLISHED)
         raise ValueError(
-            f"model.path: {path}: its shape is unknown before the download; download it, or set a "
-            f"folder with its config.json; known without a download: {names}"
+            f"model.path: {path}: {what}; known without a download, also with -it and of other "
+            f"owners: {names}"
         )
     return read_model_shape(PUBLISHED[f"gemma-{known['kind'].lower()}"])
 

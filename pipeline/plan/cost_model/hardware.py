@@ -176,9 +176,11 @@ def topology_of(config: Config, name: str | None) -> Topology:
             or if the configuration alone does not determine one.
     """
     plan, count = config.plan, device_count(config)
-    nearest = _nearest(plan.platform, count)
+    nearest = _nearest(plan, count)
     if name is None:
-        known = {"cpu": True, "tpu": count <= TOPOLOGIES["v5e-256"].chips, "gpu": False}
+        # A GPU's speeds are assumed to be those of the common card with this memory.
+        gpu = plan.hbm_gib is not None and count <= TOPOLOGIES["gpu-80x8"].chips
+        known = {"cpu": True, "tpu": count <= TOPOLOGIES["v5e-256"].chips, "gpu": gpu}
         if not known[plan.platform]:
             raise ValueError(
                 f'plan.platform = "{plan.platform}" with {count} device(s) does not determine a '
@@ -206,7 +208,7 @@ def has_own_topology(config: Config, topology: Topology) -> bool:
     """Whether the topology has as many chips as the one that the configuration determines."""
     if config.plan.platform == "cpu":
         return True
-    own = TOPOLOGIES[_nearest(config.plan.platform, device_count(config))]
+    own = TOPOLOGIES[_nearest(config.plan, device_count(config))]
     return own.chips == topology.chips
 
 
@@ -253,11 +255,13 @@ def _closest(name: str) -> str:
     return difflib.get_close_matches(name, TOPOLOGIES, n=1, cutoff=0.0)[0]
 
 
-def _nearest(platform: str, count: int) -> str:
+def _nearest(plan: Plan, count: int) -> str:
     """The smallest topology of the platform with at least `count` chips, or else the largest."""
-    if platform == "cpu":
+    if plan.platform == "cpu":
         return "cpu"
-    kinds = {"tpu": r"v5e-\d+", "gpu": r"gpu-80(x\d+)?"}[platform]
+    needed = plan.hbm_gib or _GPUS[80].hbm_gib
+    size = min((size for size, gpu in _GPUS.items() if gpu.hbm_gib >= needed), default=141)
+    kinds = {"tpu": r"v5e-\d+", "gpu": rf"gpu-{size}(x\d+)?"}[plan.platform]
     found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(kinds, name)]
     large_enough = [topology for topology in found if topology.chips >= count]
     return (large_enough or found[-1:])[0].name

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pydantic import ValidationError
-
+from configs.errors import ConfigError
+from configs.load import validated
 from configs.rollout import Rollout
 from configs.schema import Config
 from configs.toml_text import show_value
@@ -118,8 +118,8 @@ def _with_settings(case: PlanCase, settings: Settings) -> tuple[PlanCase, Settin
         if tree[table][name] != value:
             tree[table][name] = new[key] = value
     try:
-        config = Config.model_validate(tree)
-    except ValidationError:
+        config = validated(tree)
+    except ConfigError:
         return None
     old, longest = case.config.rollout, config.rollout
     lengths = Lengths(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,14 @@ import datasets
 import pytest
 
 from configs.schema import Config
-from pipeline.data.load import load_data, load_split
+from pipeline.data.load import load_data, load_split, load_tests
 from pipeline.data.rows import DataError, Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.samples import make_config
 
+PLAIN = {"turn": "plain"}
 GOOD = {"question": "tom has 1 apples.", "answer": "1"}
 
 
@@ -253,6 +255,51 @@ def test_splits_are_disjoint(tokenizer: Tokenizer, tmp_path: Path):
         "validation: 2 prompts, excluded: 3 in a later split, duplicates kept: 1",
         "test: 4 prompts",
     )
+
+
+def _texts(split: LoadedSplit | None) -> str:
+    return "" if split is None else "".join(prompt.text for prompt in split.prompts)
+
+
+def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_time(
+    tokenizer: Tokenizer, tmp_path: Path
+):
+    letters = string.ascii_letters + "ab"
+    shares: dict[str, Any] = {"validation": {"share": 0.25}, "test": {"share": 0.5, "limit": 5}}
+    path = _splits(tmp_path, train=letters).data.train.path
+    config = _config({"path": path}, prompt=PLAIN, **shares)
+    data = load_data(config, tokenizer)
+    parts = [_texts(split) for split in (data.train, data.validation, data.test)]
+    assert [len(set(part)) for part in parts] == [52 - 13 - 5, 13, 5]
+    assert sorted("".join(parts)) == sorted(letters)  # equal rows are in one split
+    assert data.overlaps == 0
+    assert data.report[-1].startswith(f"test: {len(parts[2])} prompts of data.train")
+    _splits(tmp_path, train=letters[::-1])  # the order of the rows has no part in it
+    tests = load_tests(config, PromptMaker(config.prompt, tokenizer))
+    assert sorted(_texts(tests["test"])) == sorted(parts[2])
+    _splits(tmp_path, train="abab")
+    with pytest.raises(DataError, match=r"2 different rows are too few to hold out data\.test and"):
+        load_data(config, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("split", "texts"),
+    [
+        ("train[:2]", "ab"),
+        ("train[-3:]", "fgh"),
+        ("train[25%:50%]", "cd"),
+        ("train[-25%:]", "gh"),
+        ("train[6:]", "gh"),
+    ],
+)
+def test_a_slice_of_a_file_is_that_of_its_rows(
+    tokenizer: Tokenizer, tmp_path: Path, split: str, texts: str
+):
+    path = _splits(tmp_path, train="abcdefgh").data.train.path
+    config = _config({"path": path, "split": split}, prompt=PLAIN)
+    assert _texts(_load_train(config, tokenizer)) == texts
+    limited = _config({"path": path, "split": split, "limit": 1}, prompt=PLAIN)
+    assert _texts(_load_train(limited, tokenizer)) == texts[0]
 
 
 def _mixture(

@@ -13,8 +13,8 @@ from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import PlacementChoice, PlanCase, choose_placement
 
 PROJECT = Path(__file__).parents[3]
-KNOWN = [name for name in presets() if not name.endswith("gemma3_270m_cpu.toml")]
-"""The presets whose model needs not be fetched before it can be planned for."""
+KNOWN = [name for name in presets() if not name.endswith(("_270m_cpu.toml", "minimal.toml"))]
+"""The presets whose model needs not be fetched before it can be planned for, and with devices."""
 FREE = (
     ("plan.slots", "none"),
     ("plan.micro_batch_tokens", "none"),

@@ -58,9 +58,17 @@ def test_e2b_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters"), [("gemma-4-e2b", 4_628_569_379), ("gemma-4-e4b", 7_463_013_418)]
+    ("name", "parameters"),
+    [
+        ("gemma-2-9b", 9_241_705_984),
+        ("gemma-2-27b", 27_227_128_320),
+        ("gemma-3-12b", 11_766_034_176),
+        ("gemma-3-27b", 27_009_346_304),
+        ("gemma-4-e2b", 4_628_569_379),
+        ("gemma-4-e4b", 7_463_013_418),
+    ],
 )
-def test_parameters_of_gemma4(name, parameters):
+def test_parameters_of_published_models(name, parameters):
     shape = read_model_shape(PUBLISHED[name])
     assert shape.parameters == parameters
     assert read_model_shape(hf_config_of(shape)) == shape
@@ -90,15 +98,21 @@ def with_path(path):
 
 
 def test_other_spellings_of_a_name_and_a_folder_are_read(tmp_path):
-    for path in ("kaggle://google/gemma-3/flax/gemma3-1b-it/1", "hf://google/gemma-3-1b-pt@main"):
+    handles = (
+        "kaggle://google/gemma-3/flax/gemma3-1b-it/1",
+        *("hf://google/gemma-3-1b-pt@main", "hf://unsloth/gemma-3-1b-it"),
+    )
+    for path in handles:
         assert shape_of(with_path(path)) == read_model_shape(hf("gemma3_1b"))
     (tmp_path / "config.json").write_text(json.dumps(tiny.hf_config()))
     assert shape_of(with_path(str(tmp_path))).embed == 24
 
 
 def test_unknown_models_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="its shape is unknown before the download"):
+    with pytest.raises(ValueError, match="only Gemma 2, 3 and 4 can be trained"):
         shape_of(with_path("hf://somebody/else"))
+    with pytest.raises(ValueError, match="its shape is unknown before the download"):
+        shape_of(with_path("hf://somebody/my-gemma"))
     with pytest.raises(FileNotFoundError, match="no folder"):
         shape_of(with_path(str(tmp_path / "none")))
 

@@ -1,0 +1,99 @@
+"""What a short configuration leaves out: short forms of values, and what file and machine imply."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from configs.base import absolute_input
+from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
+from configs.machine import this_machine
+from configs.settings import Setting, find_setting
+from configs.task import OVERLONG, REWARD_METRICS
+
+KeyPath = tuple[str | int, ...]
+
+_REWARD = "rewards.functions.N"
+_TAKEN = {WEIGHTED_SUM, OVERLONG, *REWARD_METRICS}
+"""Names of other rewards and metrics."""
+_LONGEST_NAME = 200
+
+
+def long_form(value: Any, base: Path, path: KeyPath = ()) -> Any:
+    """The settings at `path` without short forms, and with absolute paths of what a run reads.
+
+    `"my.csv"` is `{ path = "my.csv" }` for a source, `0.1` a share and 0 no split, and
+    `"my.py:short"` the reward of this function, with its name if that is free.
+
+    Args:
+        value: the settings, which may be invalid.
+        base: of relative paths.
+        path: the key of `value`.
+    """
+    setting = find_setting(path) if path else None
+    if setting is not None:
+        value = _without_short_form(value, setting)
+    if isinstance(value, Mapping):
+        return {key: long_form(item, base, (*path, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [long_form(item, base, (*path, n)) for n, item in enumerate(value)]
+    if setting is None or not isinstance(value, str) or "input" not in setting.node:
+        return value
+    try:
+        return absolute_input(value, setting.node["input"], base)
+    except ValueError:
+        return value  # the validation reports it
+
+
+def _without_short_form(value: Any, setting: Setting) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    kind = "string" if isinstance(value, str) else "number" if is_number else ""
+    key = setting.short_forms.get(kind)
+    if key is not None:
+        value = None if value == 0 and setting.optional else {key: value}
+    if setting.path == _REWARD and isinstance(value, Mapping) and "name" not in value:
+        name = str(value.get("function", "")).rpartition(":")[2].strip("_")
+        name = "correct" if name == EXACT_ANSWER else f"{name}_function" if name in _TAKEN else name
+        return {"name": name, **value} if name else value
+    return value
+
+
+def completed(tree: Mapping[str, Any], *, name: str) -> tuple[dict[str, Any], list[str]]:
+    """The settings with those that the file's name and this machine imply.
+
+    Returns:
+        The settings, and what was assumed, in words.
+    """
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    run, plan, model = tree.setdefault("run", {}), tree.setdefault("plan", {}), tree.get("model")
+    if isinstance(run, dict):
+        run.setdefault("name", slug(name))
+    assumed = []
+    if isinstance(plan, dict):
+        if plan.get("platform", "auto") == "auto":
+            assumed.append(_add_machine(plan))
+        if plan["platform"] == "cpu" and isinstance(model, dict):
+            model.setdefault("dtype", "float32")
+    return tree, assumed
+
+
+def slug(name: str) -> str:
+    """A name for a run that is like `name`."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-_.")[:_LONGEST_NAME] or "run"
+
+
+def _add_machine(plan: dict[str, Any]) -> str:
+    """Adds the devices of this machine; says so."""
+    machine = this_machine()
+    plan["platform"] = machine.platform
+    if plan.get("placement") != "split":
+        plan.setdefault("learner_devices", machine.devices)
+    if machine.hbm_gib is not None:
+        plan.setdefault("hbm_gib", machine.hbm_gib)
+    count = plan.get("learner_devices", 1)
+    return (
+        f'plan.platform = "auto" is "{machine.platform}" with plan.learner_devices = {count}: '
+        f"this machine has {machine.why}"
+    )
