@@ -41,6 +41,8 @@ _OWN = ("configs", "rewards", "pipeline")
 """Packages of the project that traces can use."""
 _TRACING = ("flax", "jax", "jaxlib", "optax", "qwix", "tunix")
 """Installed packages whose code traces run."""
+_PROCESSOR = ("model name", "flags", "Features")
+"""Lines of /proc/cpuinfo that decide which instructions a program can have."""
 _CLOCK_S = 2.0
 """Uncertainty of the time at which a process started."""
 _COMPILER_VARIABLES = ("LIBTPU_INIT_ARGS", "XLA_FLAGS")
@@ -159,7 +161,8 @@ class WholePrograms:
 
     A key covers what tracing and compiling a program reads: `owner`, JAX's settings, the source of
     this project, the installed packages, the devices, the compiler and its options. With another
-    key a program is traced, and may still be in JAX's cache.
+    key a program is traced, and may still be in JAX's cache; it is kept only by the process that
+    compiles it.
 
     Args:
         owner: the object that traces them; its `repr` shows all of its data that traces read.
@@ -185,7 +188,7 @@ class WholePrograms:
         try:
             kept = zlib.decompress(self._entry(self._folder, name).read_bytes())
             return serialize_executable.deserialize_and_load(
-                *pickle.loads(kept),  # noqa: S301  # as trustworthy as JAX's own entries
+                *pickle.loads(kept),  # JAX's own entries need as much trust
                 backend=self._devices[0].client,
                 execution_devices=self._devices,
             )
@@ -236,8 +239,8 @@ def _environment(mesh: Mesh) -> Iterator[object]:
     import jax
 
     yield sys.version
-    for folder in filter(os.path.isdir, sys.path):
-        yield sorted(name for name in os.listdir(folder) if name.endswith(".dist-info"))
+    for folder in sys.path:
+        yield sorted(path.name for path in Path(folder).glob("*.dist-info"))
     settings = jax.config.values
     yield sorted((name, value) for name, value in settings.items() if "cache" not in name)
     yield [os.environ.get(name) for name in _COMPILER_VARIABLES]
@@ -245,5 +248,7 @@ def _environment(mesh: Mesh) -> Iterator[object]:
     yield mesh, devices, devices[0].device_kind, devices[0].client.platform_version
     with suppress(OSError):  # another system than Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        yield sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+        yield sorted(
+            {line for line in lines if line.startswith(("model name", "flags", "Features"))}
+        )
     yield platform.processor()

@@ -227,7 +227,7 @@ class LearnerPrograms:
     def compile_score(self) -> Compiled:
         """Compiles the scoring program alone."""
         traced = self._traced
-        scoring = traced._by_size("score", traced.trace_score)
+        scoring = {name: it for name, it in traced.programs.items() if name.startswith("score ")}
         return build_all(scoring, self.policy.mesh, owner=traced)
 
     @property

@@ -68,7 +68,7 @@ def build_all(
     try:
         loading = {name: pool.submit(_load, name, kept, log) for name in programs}
         building = {
-            name: pool.submit(_compile, name, lowered(trace(), mesh), kept, log)
+            name: pool.submit(compile_program, name, lowered(trace(), mesh), kept, log)
             for name, trace in programs.items()
             if loading[name].result() is None
         }
@@ -86,14 +86,15 @@ def _load(name: str, kept: WholePrograms, log: BuildLog | None) -> jax.stages.Co
     return program
 
 
-def _compile(
+def compile_program(
     name: str, program: jax.stages.Lowered, kept: WholePrograms, log: BuildLog | None
 ) -> jax.stages.Compiled:
-    """Compiles a program, or reads it from JAX's cache; logs and keeps it."""
+    """Compiles and keeps a program, or reads it from JAX's cache; logs it."""
     hits, started = getattr(_here, "hits", 0), time.monotonic()
     compiled = program.compile()
     seconds, cached = time.monotonic() - started, getattr(_here, "hits", 0) > hits
     if log is not None:
         log.done(Built(name, seconds, cached))
-    kept.keep(name, compiled)
+    if not cached:  # XLA's CPU backend drops the code of a loaded program when it is serialized
+        kept.keep(name, compiled)
     return compiled
