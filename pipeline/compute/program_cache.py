@@ -187,8 +187,12 @@ class WholePrograms:
             return None
         try:
             kept = zlib.decompress(self._entry(self._folder, name).read_bytes())
+            # JAX's own entries need as much trust as these.
+            program, given, returned = pickle.loads(kept)
             return serialize_executable.deserialize_and_load(
-                *pickle.loads(kept),  # JAX's own entries need as much trust
+                program,
+                given,
+                returned,
                 backend=self._devices[0].client,
                 execution_devices=self._devices,
             )

@@ -67,12 +67,16 @@ def build_all(
     pool, kept = ThreadPoolExecutor(cores()), WholePrograms(owner, mesh)
     try:
         loading = {name: pool.submit(_load, name, kept, log) for name in programs}
+        loaded = {name: future.result() for name, future in loading.items()}
         building = {
             name: pool.submit(compile_program, name, lowered(trace(), mesh), kept, log)
             for name, trace in programs.items()
-            if loading[name].result() is None
+            if loaded[name] is None
         }
-        return {name: (building.get(name) or loading[name]).result() for name in programs}
+        return {
+            name: building[name].result() if program is None else program
+            for name, program in loaded.items()
+        }
     finally:
         pool.shutdown(cancel_futures=True)
 

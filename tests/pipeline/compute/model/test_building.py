@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from random import SystemRandom
@@ -31,7 +32,7 @@ def traced(factor: float) -> jax.stages.Traced:
 
 
 def build(
-    programs: dict[str, Trace], *, owner: object = "test", log: BuildLog | None = None
+    programs: Mapping[str, Trace], *, owner: object = "test", log: BuildLog | None = None
 ) -> dict[str, jax.stages.Compiled]:
     return building.build_all(programs, MESH, owner=owner, log=log)
 
