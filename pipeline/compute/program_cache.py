@@ -218,7 +218,8 @@ class WholePrograms:
 def _source() -> str | None:
     """A hash of all source that traces can run; None: it was edited after this process started."""
     found, newest = hashlib.sha256(), 0.0
-    for path in (path for package in _OWN for path in sorted((_SOURCE / package).rglob("*.py"))):
+    own = (path for package in _OWN for path in sorted((_SOURCE / package).rglob("*.py")))
+    for path in filter(Path.is_file, own):  # an editor's lock is a dangling link
         found.update(f"{path.relative_to(_SOURCE)}\n".encode() + path.read_bytes())
         newest = max(newest, path.stat().st_mtime)
     for path in _installed_files():
@@ -252,7 +253,5 @@ def _environment(mesh: Mesh) -> Iterator[object]:
     yield mesh, devices, devices[0].device_kind, devices[0].client.platform_version
     with suppress(OSError):  # another system than Linux
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        yield sorted(
-            {line for line in lines if line.startswith(("model name", "flags", "Features"))}
-        )
+        yield sorted({line for line in lines if line.startswith(_PROCESSOR)})
     yield platform.processor()
