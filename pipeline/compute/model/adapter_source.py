@@ -10,7 +10,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 
 from configs.load import read_saved_config
 from configs.schema import Lora
@@ -133,6 +132,8 @@ def _read_checkpoint(folder: Path) -> tuple[dict[str, np.ndarray], int]:
     Raises:
         ValueError: if it is damaged.
     """
+    import orbax.checkpoint as ocp
+
     handler, state = ocp.PyTreeCheckpointHandler(), folder / "state"
     try:
         leaves = handler.metadata(state).tree["adapter"]

@@ -1,7 +1,8 @@
 """Google's checkpoints from Kaggle: orbax, in the layout of the gemma library.
 
 The name of a tensor is its path in the tree, such as `layer_0/attn/q_einsum/w`, the same for flat
-trees (`transformer/layer_0/attn/q_einsum`, then `w`) and nested ones.
+trees (`transformer/layer_0/attn/q_einsum`, then `w`) and nested ones. Orbax is imported in
+functions, because samplers of other formats need none of it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from orbax import checkpoint as ocp
 
 from pipeline.data.models.find_shape import PUBLISHED
 from pipeline.data.models.hf_config import GEMMA4
@@ -109,6 +109,8 @@ class FlaxCheckpoint:
         return stored[half] if stored.shape[1:] == shape != shape[::-1] else stored[half].T
 
     def _restore(self, tensor: str) -> np.ndarray:
+        from orbax import checkpoint as ocp
+
         path = self._paths[tensor]
         only = ocp.args.PyTreeRestore(
             item=_nested(path, 0),
@@ -163,6 +165,8 @@ def config_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _leaves(place: Path) -> dict[tuple[str, ...], Any]:
+    from orbax import checkpoint as ocp
+
     try:
         with ocp.StandardCheckpointer() as checkpointer:
             found = checkpointer.metadata(place)

@@ -65,12 +65,12 @@ class Policy:
     separate: bool = False
     adapted: bool = True
     embeddings_in_host: bool = False
-    plain_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
-    base_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
-    adapter_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False)
-    _recipes: Mapping[str, quantize.Recipe] = field(init=False)
-    _graphdef: nnx.GraphDef[Gemma] = field(init=False)
-    _abstract: nnx.State = field(init=False)
+    plain_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False, repr=False)
+    base_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False, repr=False)
+    adapter_shapes: Mapping[str, jax.ShapeDtypeStruct] = field(init=False, repr=False)
+    _recipes: Mapping[str, quantize.Recipe] = field(init=False, repr=False)
+    _graphdef: nnx.GraphDef[Gemma] = field(init=False, repr=False)
+    _abstract: nnx.State = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         assert self.adapted or self.quantization == "none", self.quantization
