@@ -79,8 +79,9 @@ class Tracker:
     """A W&B run in this process; its calls return at once, and a thread makes them.
 
     A row of the history has the number of its training step, which is W&B's `_step`. A row that
-    W&B has is closed: a step that a resumed run repeats keeps its first values, and an evaluation
-    that follows a resume is in the next row. An error of W&B turns it off with one message.
+    W&B has is closed: a step that a resumed run repeats keeps its first values, and evaluations
+    that follow a resume are in later rows, with their version. An error of W&B turns it off with
+    one message.
 
     Args:
         mode: see `choose_mode`.
@@ -95,6 +96,8 @@ class Tracker:
         self._ended = threading.Event()
         self._ended.set()  # until `start`
         self._uploaded = self._closed = False
+        self._next_row = 0
+        self._evaluated: dict[str, int] = {}
         self._sync: str | None = None
         self._defined: set[str] = set()
         self._run: Any
@@ -144,7 +147,8 @@ class Tracker:
             version: the policy version.
             step: training steps done.
         """
-        self._call(self._log_row, {f"eval/{name}/version": version, **metrics}, step)
+        values = {f"eval/{name}/version": version, **metrics}
+        self._call(self._log_evaluation, name, values, step)
         if name != _VALIDATION:
             self.summarize(metrics)
 
@@ -193,9 +197,11 @@ class Tracker:
         """Makes the calls, until `finish` or an error."""
         try:
             self._start()
-            # Offline, the files of the earlier processes have their rows.
-            for row in () if self._run.offline and self._resumed else rows:
-                self._log_step(row, row["step"], None)
+            if self._run.offline and self._resumed:  # the earlier processes' files have their rows
+                self._next_row = max((row["step"] + 1 for row in rows), default=0)
+            else:
+                for row in rows:
+                    self._log_step(row, row["step"], None)
             while (call := self._calls.get()) is not None:
                 call()
             self._uploaded = not self._run.offline
@@ -258,6 +264,12 @@ class Tracker:
         for name in values:
             self._define(name)
         self._run.log(dict(values), step=max(step, self._run.step))
+
+    def _log_evaluation(self, name: str, values: Mapping[str, Any], step: int) -> None:
+        """Logs an evaluation to the first open row from `step` on that has none of this name."""
+        row = max(step, self._run.step, self._next_row, self._evaluated.get(name, -1) + 1)
+        self._evaluated[name] = row
+        self._log_row(values, row)
 
     def _define(self, name: str) -> None:
         """Defines the axis of a metric, and of evaluations that their summary is set explicitly.
