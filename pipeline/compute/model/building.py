@@ -15,7 +15,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from configs.schema import Config, without
+from configs.conflicts import without
+from configs.schema import Config
 from pipeline.compute.builds import BuildLog, Built, cores
 from pipeline.compute.model.sharding import lowered
 from pipeline.compute.program_cache import WholePrograms
