@@ -69,6 +69,11 @@ class ReadConfig:
         """Whether the devices are those of this machine."""
         return any(line.startswith("plan.platform") for line in self.assumed)
 
+    @property
+    def assumes_gpu(self) -> bool:
+        """Whether the kind of GPU alone is that of this machine."""
+        return any(line.startswith("plan.gpu") for line in self.assumed)
+
 
 def load_config(
     path: str | Path,

@@ -358,7 +358,7 @@ budget = { time = "1h" }
 def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu, tpu = Machine("cpu", 1, None, "no device"), Machine("tpu", 4, None, "4 TPU chips")
+    cpu, tpu = Machine("cpu", 1, "no device"), Machine("tpu", 4, "4 TPU chips")
     monkeypatch.setattr("configs.short_forms.this_machine", lambda: cpu)
     path = write(SHORT).rename(tmp_path / "my run(2).toml")
     given = [("data.test.split", "test[:9]"), ("data.validation", "0.25")]

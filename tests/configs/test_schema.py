@@ -65,7 +65,9 @@ plan.row_tokens=47
 plan.slot_buckets=[40,2,7]; .sampler_devices=2
     plan.slot_buckets: below slots = 32, in multiples of a sampler's 2 shards; nearest valid: [2]
 plan.platform=gpu; .slots=none
-    plan.slots: is required on gpu without plan.hbm_gib, its memory; set one of them
+    plan.slots: is required on a gpu without plan.gpu and plan.hbm_gib; set one of them
+plan.gpu=l4
+    plan.gpu: has no effect without plan.platform = "gpu"; remove it
 plan.slots=none; .slot_buckets=[8]
     plan.slot_buckets: has no effect without plan.slots; remove it
 plan.attention=splash
