@@ -48,6 +48,8 @@ GEMMA4 = Turns(
 """The turns of Gemma 4 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4)."""
 BOS = "<bos>"
 """Piece at the beginning of every prompt."""
+_SIMILAR = 0.7
+"""Ratio of matching characters above which a column is suggested for another name."""
 _SPECIAL = {"bos_token": BOS, "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
@@ -145,11 +147,12 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
 
 
 def _nearest_pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """The most similar of `others` for each name; each is used once."""
+    """The most similar of `others` for each name, if any is similar; each is used once."""
     similarity = {
-        (name, other): difflib.SequenceMatcher(None, name, other).ratio()
+        (name, other): ratio
         for name in names
         for other in others
+        if (ratio := difflib.SequenceMatcher(None, name, other).ratio()) > _SIMILAR
     }
     found: dict[str, str] = {}
     for name, other in sorted(similarity, key=lambda pair: -similarity[pair]):
