@@ -278,7 +278,9 @@ def _rows(source: Source, train: Source) -> int | None:
     count, path = source.size, Path(source.title)
     parse = parser_of(source.title) if source.is_file and path.is_file() else None
     if parse is not None:
-        with contextlib.suppress(ValueError):  # a run and `launch.data` refuse the file with reasons
+        with contextlib.suppress(
+            ValueError
+        ):  # a run and `launch.data` refuse the file with reasons
             count = len(parse(path, None)[0])
     slices = re.search(r"\[(-?)(\d*):(\d*)\]$", source.split or "")
     if slices and slices[2] and (slices[1] or slices[3]):
