@@ -22,7 +22,11 @@ from pipeline.compute.model.projections import to_pairs
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.data.models.hf_config import is_multimodal
 from pipeline.data.models.hf_folder import is_multimodal_folder, read_config
-from pipeline.data.text.exported import check_exported, write_unigram_json
+from pipeline.data.text.exported import (
+    check_exported,
+    write_chat_template,
+    write_unigram_json,
+)
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.plan.topology import GIB
 from pipeline.run.record_files import replace_folder, unwritten
@@ -189,6 +193,8 @@ class Exporter:
         save.add_stop_tokens(fresh, stops=self._stops)
         if self._reader is not None and self.tokenizer.suffix == ".model":
             write_unigram_json(fresh, model=self.tokenizer)
+        if self._reader and not self._reader.chat_template and self.config.prompt.turn != "plain":
+            write_chat_template(fresh, self._reader.turns)
         if self._reader is not None and not self._is_read:
             check_exported(fresh, self._reader)
             self._is_read = True  # later exports have the same files
