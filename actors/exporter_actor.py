@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.log import logs
 from actors.model_actor import make_exporter
 from configs.model import Format
 from configs.schema import Config
@@ -36,7 +35,6 @@ class ExporterActor:
         self.loaded: LoadedAdapter
         self.unfinished: Path
 
-    @logs(lambda _, what: f"opened {what}")
     def start(self) -> str:
         """Opens devices, model and adapter, compiles; returns a description of the adapter.
 
@@ -64,7 +62,6 @@ class ExporterActor:
         """See `pipeline.compute.learner.export.Exporter.add`."""
         return self.exporter.add(self.unfinished, kind, self.loaded.adapter, examples=self.examples)
 
-    @logs(lambda actor, _: f"exported version {actor.loaded.version}")
     def finish(self, folder: str, formats: Sequence[Format]) -> None:
         """See `pipeline.compute.learner.export.Exporter.finish`."""
         self.exporter.finish(

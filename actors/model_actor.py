@@ -11,7 +11,6 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.log import logs
 from actors.placement import own_node
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
@@ -78,12 +77,6 @@ class ModelActor(ABC):
         self.phases = PhaseClock()
         self._needs: Mapping[str, int] | None = None
 
-    @logs(
-        lambda actor, ready: (
-            f"prepared {actor.config.plan.slots} slots and micro-batches of "
-            f"{actor.config.plan.micro_batch_tokens} tokens: {len(ready.built)} programs compiled"
-        )
-    )
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model and compiles; a later call compiles for other sizes.
 
