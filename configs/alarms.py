@@ -83,7 +83,7 @@ _SINCE = f"relative to the first {START_STEPS} steps"
 
 
 class Alarms(Table):
-    """What each alarm does. off: nothing; log: journal, console, W&B; checkpoint, stop: also that."""
+    """What each alarm does. log: journal, console, W&B; checkpoint, stop: also that."""
 
     model_config = ConfigDict(json_schema_extra=FREE)
 
