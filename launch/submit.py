@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Submit a run to a Ray cluster as a job: launch.train with the same arguments. Uploads the project's
-source, the configuration, and the reward functions with all Python modules that they import: those
-of the current folder (module:function) and those beside a file (file.py:function). Nothing else is
-uploaded: data and models are read where they are, at the same paths on the cluster's host.
+source, the configuration, and for reward functions of yours the Python files of the current folder
+and, for file.py:function, of the file's folder. Nothing else is uploaded: data and models are read
+where they are, at the same paths on the cluster's host.
 Keys (WANDB_API_KEY, HF_TOKEN, those of run.mirror) are never put into the job, because every user
 of the cluster can read its metadata: set them where Ray is started. The cluster is
 RAY_API_SERVER_ADDRESS, by default the one on this machine; its Python is GEMMA_GRPO_PYTHON, by
@@ -88,7 +88,7 @@ def _submit(command: CommandLine, config: Config) -> int:
     """Submits the job, and waits for its end; returns the exit status.
 
     Raises:
-        ValueError: if a reward function cannot be uploaded, or no node suits the plan.
+        ValueError: if reward functions cannot be uploaded, or no node suits the plan.
         Failure: if the cluster does not take the job.
     """
     use_token()
@@ -118,7 +118,7 @@ def _fill(upload: Path, config: Config) -> None:
     """Writes what the job needs: source, reward functions, and the configuration as a run folder.
 
     Raises:
-        ValueError: see `launch.upload.user_modules`.
+        ValueError: see `launch.upload.copy_user_files`.
     """
     copy_source(upload)
     copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
