@@ -11,7 +11,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.placement import own_node
+from actors.placement import alive_nodes
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
@@ -125,7 +125,7 @@ class ModelActor(ABC):
 
     def node(self) -> str:
         """The node of this process, in words."""
-        return str(own_node())
+        return str(alive_nodes()[0])
 
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""

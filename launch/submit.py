@@ -93,6 +93,11 @@ def _submit(command: CommandLine, config: Config) -> int:
     """
     use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
+    variables = {
+        HOME_VARIABLE: str(Path.cwd()),
+        "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }
     with tempfile.TemporaryDirectory() as folder:
         _fill(Path(folder), config)
         _dry_run(Path(folder), command)
@@ -101,10 +106,11 @@ def _submit(command: CommandLine, config: Config) -> int:
         with one_sentence(address):
             client = connect(address, without_token=command.flags.without_token)
             job: str = client.submit_job(
-                entrypoint=_entrypoint(command),
+                # `exec` makes the run the job's first process, so that signals reach it.
+                entrypoint=f"exec {shlex.join(_train(JOB_FOLDER, *_flags(command.flags)))}",
                 submission_id=f"{config.run.name}-{stamp}-{secrets.token_hex(2)}",
                 metadata={"job_name": config.run.name},
-                runtime_env={"working_dir": folder, "env_vars": _variables()},
+                runtime_env={"working_dir": folder, "env_vars": variables},
                 entrypoint_label_selector=_node_labels(command.flags.node, config, address),
             )
     # With an address: Ray's commands refuse to choose where a private cluster runs, too.
@@ -158,19 +164,6 @@ def _flags(flags: argparse.Namespace) -> list[str]:
     extend = [] if flags.extend is None else ["--extend", flags.extend]
     accept = [f"--accept={key}" for key in flags.accept]
     return [*extend, *accept, *([] if flags.supervise else ["--no-supervise"])]
-
-
-def _entrypoint(command: CommandLine) -> str:
-    """`exec` makes the run the job's first process, so that signals reach it."""
-    return f"exec {shlex.join(_train(JOB_FOLDER, *_flags(command.flags)))}"
-
-
-def _variables() -> dict[str, str]:
-    return {
-        HOME_VARIABLE: str(Path.cwd()),
-        "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    }
 
 
 # --- the cluster

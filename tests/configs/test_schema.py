@@ -152,6 +152,8 @@ data.train.reasoning_gym=chain_sum; .size=5; .seed=1
     data.train.path: does not apply with reasoning_gym; remove it
 data.train.path=none; .reasoning_gym=chain_sum; .size=5
     data.train.seed: missing; reasoning_gym needs it, with another seed for each split
+run.fork=a; .phases=["sft", "grpo"]; sft.train=s.jsonl; .steps=1
+    run.fork: goes with phases = ["grpo"] only
 wandb.mode=disabled; .entity=me
     wandb.entity: has no effect with wandb.mode = "disabled"
 alarms.dominating=stop; rewards.functions.1.weight=0
