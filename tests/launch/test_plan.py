@@ -26,13 +26,15 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
 def test_the_topology_gives_the_devices_that_the_configuration_leaves_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("cpu", 1, "-"))
+    cpu, gpu = Machine("cpu", 1, "-"), Machine("gpu", 1, "1 x NVIDIA H100", "h100", 59.73)
     minimal = [str(PROJECT / "configs/minimal.toml"), "--model.path", "unsloth/gemma-3-1b-it"]
-    for more, title, said in (
-        (["--topology", "v5e-8"], "plan of minimal for v5e-8: 8 x TPU v5e", 0),
-        (["--topology", "l4"], "plan of minimal for l4: 1 x NVIDIA L4", 0),
-        ([], "plan of minimal for cpu: 1 x CPU", 2),
+    for machine, more, title, said in (
+        (cpu, ["--topology", "v5e-8"], "plan of minimal for v5e-8: 8 x TPU v5e", 0),
+        (gpu, ["--topology", "l4"], "plan of minimal for l4: 1 x NVIDIA L4 of 16.87", 0),
+        (gpu, [], "plan of minimal for h100: 1 x NVIDIA H100 of 59.73", 1),
+        (cpu, [], "plan of minimal for cpu: 1 x CPU", 2),
     ):
+        monkeypatch.setattr("configs.short_forms.this_machine", lambda found=machine: found)
         out, err = shown(capsys, *minimal, *more)
         assert out.startswith(title)
         assert len(err.splitlines()) == said
