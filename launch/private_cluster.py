@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import signal
@@ -74,6 +75,8 @@ def _start(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         Failure: if Ray does not start; the parent of a run starts the run again.
     """
+    # It would warn that the token of this cluster is used, and name the way to do without.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel("ERROR")
     try:
         with _any_agent_port():
             ray.init(address="local", include_dashboard=False, _temp_dir=str(folder), **settings)

@@ -462,7 +462,7 @@ class Deadline:
             minimum_s = self.time_s - used_before_s + self.missing_s(fewest, now_s, phase=phase)
         least, least_here = show_duration(minimum_s), show_duration(minimum_s + began_s)
         return BudgetTooSmallError(
-            f"budget: {show_duration(self.time_s)} leave no time for a step between the "
+            f"budget: {show_duration(self.time_s)} leaves no time for a step between the "
             f"evaluations and the export, as measured; the minimum is about {least}, or "
             f"{least_here} to continue in this run folder"
             + ("; the untrained policy is exported" if exported else ""),

@@ -35,6 +35,8 @@ from pipeline.data.text.chat import check_columns, sole_column, template_columns
 from pipeline.data.text_files import Parser, parser_of
 
 T = TypeVar("T")
+_QUESTION = "question"
+"""The column of the default template of prompts."""
 _SHORT_FLOATS: Mapping[str, type[np.floating[Any]]] = {
     "float32": np.float32,
     "float16": np.float16,
@@ -133,7 +135,7 @@ def read_rows(
             names = [*present, *_nested_names(raw[0])]
             check_columns(required, present=names, where=f"{where}: {source.title}")
         except ValueError as error:
-            raise DataError(f"{error}{_chat_hint(raw[0])}") from None
+            raise DataError(f"{error}{_template_hint(raw[0], required)}") from None
     optional = (name for name in columns.optional if name in present)
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
@@ -263,11 +265,13 @@ def _as_written(value: Any, kind: type[np.floating[Any]] | None) -> Any:
     return value if kind is None or value is None else float(str(kind(value)))
 
 
-def _chat_hint(row: Row) -> str:
-    """The template for rows in chat format, for the end of a message; empty for other rows."""
+def _template_hint(row: Row, required: Sequence[str]) -> str:
+    """The setting for rows in chat format or without `question`, for the end of a message."""
     for column, value in row.values.items():
         if is_chat(value):
             return f'; {column!r} is in chat format: set prompt.template = "{{{column}}}"'
+    if _QUESTION in required and _QUESTION not in row.values:
+        return '; prompt.template names the columns of a prompt, "{question}" by default'
     return ""
 
 

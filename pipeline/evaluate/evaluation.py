@@ -77,6 +77,7 @@ class Answer:
             does not apply.
         errors: why parts failed, by name.
         reward: the weighted sum of the parts; None: excluded, or not scored.
+        prompt: the text of the prompt; empty if it was not recorded.
     """
 
     prompt_id: int
@@ -92,6 +93,7 @@ class Answer:
     score: float | None = None
     errors: Mapping[str, str] = field(default_factory=dict)
     reward: float | None = None
+    prompt: str = ""
 
 
 @dataclass(frozen=True)
@@ -417,6 +419,7 @@ def judge(
                 well_formed=is_well_formed(text, stop_reason=completion.stop_reason, tags=tags),
                 stop_reason=completion.stop_reason,
                 num_tokens=len(completion.tokens),
+                prompt=prompt.text,
                 **scores_of,
             )
         )

@@ -7,6 +7,7 @@ times have a range.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -20,6 +21,7 @@ from configs.schema import Config, Source
 from configs.task import HeldOut
 from pipeline.data.models.find_shape import unused_bytes
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
+from pipeline.data.text_files import parser_of
 from pipeline.deadline import SAFETY
 from pipeline.plan.choose_sizes import candidates, measuring_limit_s
 from pipeline.plan.cost_model.programs import built_programs, compile_s
@@ -274,9 +276,12 @@ def _rows(source: Source, train: Source) -> int | None:
         held = source.limit if count is None else round(source.share * count)
         return held if source.limit is None or held is None else min(held, source.limit)
     count, path = source.size, Path(source.title)
-    if source.is_file and path.suffix.lower() in {".jsonl", ".ndjson"} and path.is_file():
-        with path.open("rb") as lines:
-            count = sum(1 for line in lines if line.strip())
+    parse = parser_of(source.title) if source.is_file and path.is_file() else None
+    if parse is not None:
+        with contextlib.suppress(
+            ValueError
+        ):  # a run and `launch.data` refuse the file with reasons
+            count = len(parse(path, None)[0])
     slices = re.search(r"\[(-?)(\d*):(\d*)\]$", source.split or "")
     if slices and slices[2] and (slices[1] or slices[3]):
         count = int(slices[2]) if slices[1] else int(slices[3]) - int(slices[2])

@@ -46,8 +46,11 @@ GEMMA4 = Turns(
     "<|turn>", "<turn|>", has_system=True, think="<|think|>", other_ends=("<|tool_response>",)
 )
 """The turns of Gemma 4 (https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4)."""
+TEMPLATE_FILE = "chat_template.jinja"
 BOS = "<bos>"
 """Piece at the beginning of every prompt."""
+_SIMILAR = 0.7
+"""Ratio of matching characters above which a column is suggested for another name."""
 _SPECIAL = {"bos_token": BOS, "eos_token": "<eos>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 Turn = tuple[str, str]
@@ -145,11 +148,12 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
 
 
 def _nearest_pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """The most similar of `others` for each name; each is used once."""
+    """The most similar of `others` for each name, if any is similar; each is used once."""
     similarity = {
-        (name, other): difflib.SequenceMatcher(None, name, other).ratio()
+        (name, other): ratio
         for name in names
         for other in others
+        if (ratio := difflib.SequenceMatcher(None, name, other).ratio()) > _SIMILAR
     }
     found: dict[str, str] = {}
     for name, other in sorted(similarity, key=lambda pair: -similarity[pair]):
@@ -208,7 +212,7 @@ def render(
         dialogue = [("system", "\n\n".join(system)), *dialogue]
     if prompt.turn == "auto" and template is not None:
         return template.render(dialogue, thinking=prompt.thinking)
-    return _gemmas_turns(dialogue, turns, thinking=prompt.thinking)
+    return in_turns(dialogue, turns, thinking=prompt.thinking)
 
 
 def read_chat_template(folder: Path) -> ChatTemplate | None:
@@ -220,7 +224,7 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     Raises:
         ValueError: if a file cannot be read, or the template is not text.
     """
-    path = folder / "chat_template.jinja"
+    path = folder / TEMPLATE_FILE
     if path.is_file():
         return ChatTemplate(path, read_text(path))
     for name in ("chat_template.json", "tokenizer_config.json"):
@@ -239,7 +243,8 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
     return None
 
 
-def _gemmas_turns(dialogue: Sequence[Turn], turns: Turns, *, thinking: bool) -> str:
+def in_turns(dialogue: Sequence[Turn], turns: Turns, *, thinking: bool = False) -> str:
+    """The text of Gemma's own turns, up to the beginning of the model's."""
     names = {"system": "system", "user": "user", "assistant": "model"}
     if thinking:
         system = dialogue[0][1] if dialogue[0][0] == "system" else ""

@@ -10,10 +10,20 @@ import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as proto
 from tokenizers import decoders, models, normalizers
 
+from pipeline.data.text.chat import TEMPLATE_FILE, Turns, in_turns
 from pipeline.data.text.tokenizer import CHANNEL, MARKERS, Tokenizer
 from pipeline.data.text.tokenizer_files import JSON
 
 _SETTINGS = "tokenizer_config.json"
+_TEMPLATE = (
+    "{{ bos_token }}{% set opens = not HAS_SYSTEM and messages[0]['role'] == 'system' %}"
+    "{% for message in (messages[1:] if opens else messages) %}"
+    "{{ 'START' + ('model' if message['role'] == 'assistant' else message['role']) + '\\n' }}"
+    "{{ messages[0]['content'] + '\\n\\n' if opens and loop.first else '' }}"
+    "{{ message['content'] + 'END\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'STARTmodel\\n' }}{% endif %}"
+)
+"""Gemma's turns. Without a turn of the system its text begins the first turn of the user."""
 _SPECIAL = ("<pad>", "<eos>", "<bos>", "<unk>", *MARKERS, *CHANNEL)
 _TEXTS = (
     "What is 1,234 + 56.7?",
@@ -53,6 +63,13 @@ def write_unigram_json(folder: Path, *, model: Path) -> None:
     path.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
+def write_chat_template(folder: Path, turns: Turns) -> None:
+    """Writes the turns of a run whose model has no chat template, for the users of its export."""
+    text = _TEMPLATE.replace("START", turns.start).replace("END", turns.end)
+    text = text.replace("HAS_SYSTEM", str(turns.has_system).lower())
+    (folder / TEMPLATE_FILE).write_text(text, encoding="utf-8")
+
+
 def check_exported(folder: Path, tokenizer: Tokenizer) -> None:
     """Compares token ids that transformers reads from an export with those of the run.
 
@@ -76,12 +93,13 @@ def check_exported(folder: Path, tokenizer: Tokenizer) -> None:
         theirs = AutoTokenizer.from_pretrained(folder)
         found = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
         expected = [tokenizer.encode(text).tolist() for text in texts]
-        if template is not None:
+        if theirs.chat_template is not None:
             message = {"role": "user", "content": _TEXTS[0]}
             text = theirs.apply_chat_template([message], add_generation_prompt=True, tokenize=False)
             texts.append(text)
             found.append(theirs(text, add_special_tokens=False)["input_ids"])
-            rendered = template.render([("user", _TEXTS[0])])
+            dialogue = [("user", _TEXTS[0])]
+            rendered = template.render(dialogue) if template else in_turns(dialogue, turns)
             expected.append([tokenizer.bos_id, *tokenizer.encode(rendered).tolist()])
     except Exception as error:  # transformers may raise anything
         raise RuntimeError(

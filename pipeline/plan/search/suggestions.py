@@ -40,7 +40,7 @@ _FREE_SIZES = {
 }
 """Without these settings a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
-_NO_TOP_K = {"learner.kl_top_k": 64, "learner.top_k_dtype": "float32"}
+_NO_TOP_K = {"learner.kl_top_k": 64}
 _CUT_OFFS = (0.9, 0.75)
 """Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""
 _MIN_GAIN = 0.01

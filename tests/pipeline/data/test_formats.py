@@ -271,6 +271,8 @@ def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path
         load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})
     with pytest.raises(DataError, match=r"has no column 'question'.*'messages' is in chat format"):
         load(tokenizer, tmp_path, [chat("a")])
+    with pytest.raises(DataError, match=r"its columns: \['problem', 'solution'\]; prompt.template"):
+        load(tokenizer, tmp_path, [{"problem": "a", "solution": "b"}])
 
 
 def test_demonstrations_in_chat_format_end_with_the_completion(

@@ -51,10 +51,10 @@ def voted(*answers: str) -> Evaluation:
 def test_answers_are_judged_against_their_own_prompts():
     judged = answered("<r>x</r><a>2</a>", "<a>4</a>", "<r>x</r><a>5</a>", "<r>x</r><a>8</a>...")
     assert judged.answers == (
-        Answer(1, 0, "<r>x</r><a>2</a>", "2", "2", True, True, "eos", 17),
-        Answer(2, 0, "<a>4</a>", "4", "4", True, False, "eos", 9),
-        Answer(3, 0, "<r>x</r><a>5</a>", "6", "5", False, True, "eos", 17),
-        Answer(4, 0, "<r>x</r><a>8</a>", "8", "8", True, False, "length", 16),
+        Answer(1, 0, "<r>x</r><a>2</a>", "2", "2", True, True, "eos", 17, prompt="twice 1?"),
+        Answer(2, 0, "<a>4</a>", "4", "4", True, False, "eos", 9, prompt="twice 2?"),
+        Answer(3, 0, "<r>x</r><a>5</a>", "6", "5", False, True, "eos", 17, prompt="twice 3?"),
+        Answer(4, 0, "<r>x</r><a>8</a>", "8", "8", True, False, "length", 16, prompt="twice 4?"),
     )
     assert judged.summary() == {
         "metric": "exact_answer",
@@ -167,16 +167,21 @@ def test_a_reward_part_is_a_metric_without_reference_answers():
     judged = scored("abc", "!", "12345", metric="length")
     assert judged.answers == (
         Answer(
-            *(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0), reward=7.0
+            *(1, 0, "abc", None, None, None, False, "eos", 4, _parts(3.0, 1.0), 3.0),
+            reward=7.0,
+            prompt="twice 1?",
         ),
         Answer(
             *(2, 0, "!", None, None, None, False, "eos", 2),
             rewards=_parts(None, 0.0),
             score=None,
             errors={"length": "raised: no"},
+            prompt="twice 2?",
         ),
         Answer(
-            *(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0), reward=10.0
+            *(3, 0, "12345", None, None, None, False, "eos", 6, _parts(5.0, None), 5.0),
+            reward=10.0,
+            prompt="twice 3?",
         ),
     )
     # An answer without a score is excluded, not 0; nothing here is right or wrong.

@@ -227,5 +227,6 @@ def test_each_answer_has_a_row(tmp_path: Path):
         "well_formed": True,
         "stop_reason": "eos",
         "num_tokens": 43,
+        "prompt": TESTS["test"][1].text,
     }
     assert len(list(answer_rows(base, None))) == 7

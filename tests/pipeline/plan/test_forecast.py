@@ -104,9 +104,13 @@ def test_weights_are_downloaded_and_exported(tmp_path: Path) -> None:
     assert (found.download_gib, found.outcomes["expected"].spent_s["download"]) == (0, 0)
 
 
-def test_rows_are_known_from_files_or_settings(tmp_path: Path) -> None:
-    path = tmp_path / "test.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": 2}\n', encoding="utf-8")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("test.jsonl", '{"a": 1}\n\n{"a": 2}\n'), ("test.csv", 'a,b\n"1\n",2\n3,4\n')],
+)
+def test_rows_are_known_from_files_or_settings(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
     local = [("data.test.path", str(path)), ("data.test.subset", "none")]
     found = planned(*local, ("data.test.split", "none"))
     assert (found.evaluated, found.guessed) == ({"test": 2, "boolq": 500, "validation": 256}, ())

@@ -223,7 +223,7 @@ def test_columns_are_listed_once_in_order():
         ("{qestion}", r"no column 'qestion'; nearest: 'question' \(of \['answer', 'question'\]"),
         (
             "{question} \\frac{1}{{2}}",
-            r"no column '1'; .*; for braces in the text write \{\{1\}\}$",
+            r"no column '1'; its columns: .*; for braces in the text write \{\{1\}\}$",
         ),
     ],
 )

@@ -8,8 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.data.text.chat import ChatTemplate
-from pipeline.data.text.exported import check_exported, write_unigram_json
+from pipeline.data.text.chat import GEMMA3 as GEMMA3_TURNS
+from pipeline.data.text.chat import GEMMA4 as GEMMA4_TURNS
+from pipeline.data.text.chat import ChatTemplate, Turn, Turns, in_turns, read_chat_template
+from pipeline.data.text.exported import (
+    check_exported,
+    write_chat_template,
+    write_unigram_json,
+)
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from tests.demo_texts import write_tokenizer
 from tests.pipeline.data.text.test_chat import GEMMA3, GEMMA4_TEMPLATE
@@ -50,3 +56,15 @@ def test_the_tokenizer_of_the_demo_is_read_after_a_conversion(tmp_path: Path):
         check_exported(tmp_path, read_tokenizer(DEMO))
     write_unigram_json(tmp_path, model=DEMO / "tokenizer.model")
     check_exported(tmp_path, read_tokenizer(DEMO))
+
+
+@pytest.mark.parametrize("turns", [GEMMA3_TURNS, GEMMA4_TURNS])
+def test_the_turns_of_a_run_are_the_chat_template_of_its_export(tmp_path: Path, turns: Turns):
+    write_chat_template(tmp_path, turns)
+    template = read_chat_template(tmp_path)
+    assert template is not None
+    asked: list[Turn] = [("user", " 1 + 1?\n"), ("assistant", "2"), ("user", "2 + 2?")]
+    assert template.render(asked) == in_turns(asked, turns)
+    opened: list[Turn] = [("user", "Add.\n\n 1 + 1?\n"), *asked[1:]]
+    expected = [("system", "Add."), *asked] if turns.has_system else opened
+    assert template.render([("system", "Add."), *asked]) == in_turns(expected, turns)
