@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actors.log import logs
 from actors.model_actor import make_exporter
 from configs.model import Format
 from configs.schema import Config
 from pipeline.compute.opening import open_model
-from pipeline.types import Completion
+from pipeline.types import Completion, ExportReport
 from rewards.processes.parent import end_with_parent
 
 if TYPE_CHECKING:
@@ -34,9 +33,7 @@ class ExporterActor:
         self.examples = examples
         self.exporter: Exporter
         self.loaded: LoadedAdapter
-        self.unfinished: Path
 
-    @logs(lambda _, what: f"opened {what}")
     def start(self) -> str:
         """Opens devices, model and adapter, compiles; returns a description of the adapter.
 
@@ -54,19 +51,12 @@ class ExporterActor:
         )
         return self.loaded.what
 
-    def begin(self, folder: str) -> None:
-        """Makes the temporary folder beside `folder` that the export is written to."""
-        from pipeline.compute.learner.export import begin
-
-        self.unfinished = begin(Path(folder))
-
-    def add(self, kind: Format) -> float | None:
-        """See `pipeline.compute.learner.export.Exporter.add`."""
-        return self.exporter.add(self.unfinished, kind, self.loaded.adapter, examples=self.examples)
-
-    @logs(lambda actor, _: f"exported version {actor.loaded.version}")
-    def finish(self, folder: str, formats: Sequence[Format]) -> None:
-        """See `pipeline.compute.learner.export.Exporter.finish`."""
-        self.exporter.finish(
-            self.unfinished, Path(folder), version=self.loaded.version, formats=formats
+    def export(self, folder: str, formats: Sequence[Format]) -> ExportReport:
+        """See `pipeline.compute.learner.export.Exporter.export`."""
+        return self.exporter.export(
+            Path(folder),
+            self.loaded.adapter,
+            version=self.loaded.version,
+            examples=self.examples,
+            formats=formats,
         )

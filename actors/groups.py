@@ -22,7 +22,7 @@ from actors.handles import (
     ScorerHandle,
 )
 from actors.learner_actor import LearnerActor
-from actors.placement import Lease, Reservation, device_free_lease, lease
+from actors.placement import NO_DEVICES, Lease, Reservation, lease
 from actors.reward_actor import RewardActor
 from actors.sampler_actor import SamplerActor
 from configs.schema import Config
@@ -63,21 +63,9 @@ def spawn(
     return ray.remote(cls).options(**options).remote(*args)
 
 
-@dataclass(frozen=True)
-class Process:
-    """A process with devices.
-
-    Attributes:
-        cls: the class that it runs.
-        devices: number of its devices.
-        name: shown by Ray's tools, after the run's name.
-        args: of the constructor.
-    """
-
-    cls: type
-    devices: int
-    name: str
-    args: tuple[Any, ...]
+Process = tuple[type, int, str, tuple[Any, ...]]
+"""Class of a process with devices, their number, its name in Ray's tools after that of the run, and
+the arguments of the constructor."""
 
 
 @dataclass(frozen=True)
@@ -135,19 +123,19 @@ def _spawn_together(
         processes: what runs on the devices.
         learner: whether the first has to be on the node of this process.
     """
-    leases = [lease(config.plan, process.devices) for process in processes]
+    leases = [lease(config.plan, count) for _, count, _, _ in processes]
     devices = Reservation(_run_name(config), leases, learner=learner)
     started = []
-    for number, (process, one) in enumerate(zip(processes, leases, strict=True)):
+    for number, (cls, _, name, args) in enumerate(processes):
         actor = spawn(
-            process.cls,
-            *process.args,
-            lease=one,
-            name=f"{_run_name(config)}: {process.name}",
+            cls,
+            *args,
+            lease=leases[number],
+            name=f"{_run_name(config)}: {name}",
             strategy=devices.strategy(number),
             threads=_THREADS,
         )
-        started.append((actor, process.name))
+        started.append((actor, name))
     return devices, started
 
 
@@ -160,7 +148,7 @@ def _samplers(config: Config) -> list[Process]:
     """The processes that only sample."""
     devices = config.plan.devices_per_sampler
     return [
-        Process(SamplerActor, devices, f"sampler {number}", (config,))
+        (SamplerActor, devices, f"sampler {number}", (config,))
         for number in range(config.plan.num_samplers)
     ]
 
@@ -198,8 +186,7 @@ class ExportActors(DeviceActors):
     def spawn(config: Config, *, described: Config, examples: Sequence[Completion]) -> ExportActors:
         """Requests the process from Ray; see `actors.exporter_actor.ExporterActor`."""
         args = (config, described, tuple(examples))
-        devices = config.plan.learner_devices
-        process = Process(ExporterActor, devices, "exporter", args)
+        process = (ExporterActor, config.plan.learner_devices, "exporter", args)
         reserved, (started,) = _spawn_together(config, [process])
         exporter = ExporterHandle(*started)
         return ExportActors(reserved, [exporter], exporter)
@@ -224,7 +211,7 @@ class RunActors(ModelActors):
         """Requests the processes from Ray."""
         colocated = config.plan.placement == "colocated"
         cls = ColocatedActor if colocated else LearnerActor
-        learner = Process(cls, config.plan.learner_devices, "learner", (config,))
+        learner = (cls, config.plan.learner_devices, "learner", (config,))
         others = [] if colocated else _samplers(config)
         devices, (first, *rest) = _spawn_together(config, [learner, *others])
         scorer = spawn_scorer(config)
@@ -252,7 +239,7 @@ def spawn_scorer(config: Config) -> ScorerHandle:
         RewardActor,
         config.rewards,
         str(RunFolder.of(config).rewards_log),
-        lease=device_free_lease(),
+        lease=NO_DEVICES,
         name=f"{_run_name(config)}: rewards",
         strategy=here,
         threads=_CONCURRENT_SCORES,

@@ -248,17 +248,9 @@ class ExporterHandle(Handle):
         """Opens devices, model and adapter, compiles; returns a description of the adapter."""
         return await self._call(ExporterActor.start)
 
-    async def begin(self, folder: str) -> None:
-        """Makes the temporary folder beside `folder` that the export is written to."""
-        await self._call(ExporterActor.begin, folder)
-
-    async def add(self, kind: Format) -> float | None:
-        """See `pipeline.compute.learner.export.Exporter.add`."""
-        return await self._call(ExporterActor.add, kind)
-
-    async def finish(self, folder: str, formats: Sequence[Format]) -> None:
-        """See `pipeline.compute.learner.export.Exporter.finish`."""
-        await self._call(ExporterActor.finish, folder, formats)
+    async def export(self, folder: str, formats: Sequence[Format]) -> ExportReport:
+        """See `pipeline.compute.learner.export.Exporter.export`."""
+        return await self._call(ExporterActor.export, folder, formats)
 
 
 class ScorerHandle(Handle):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from actors.log import logs
 from actors.model_actor import ModelActor, Role, during, make_exporter
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
@@ -30,14 +28,6 @@ if TYPE_CHECKING:
 
 PROBE_VERSION = -1
 """Version of the random adapter that the mismatch check uses."""
-
-
-_logs_update = logs(
-    lambda actor, metrics: (
-        f"updated to version {actor.learner.state.version}: "
-        f"{metrics['tokens_trained']:,.0f} tokens, loss {metrics.get('loss', math.nan):.4g},"
-    )
-)
 
 
 class LearnerActor(ModelActor):
@@ -96,7 +86,6 @@ class LearnerActor(ModelActor):
         self.learner.base = opened.base
         self.exporter = make_exporter(opened, self.config, score=self.learner.score)
 
-    @logs(lambda _, found: f"restored {'nothing' if found.meta is None else found.meta['step']}")
     def restore(self) -> Restored:
         """Restores the newest checkpoint, if there is one.
 
@@ -122,7 +111,6 @@ class LearnerActor(ModelActor):
             )
         return Restored(meta, where)
 
-    @logs(lambda _, found: f"published version {found[0][0]} of the adapter")
     @during("publish")
     def publish(self, *, which: AdapterRef) -> tuple[tuple[int, str], Mapping[str, np.ndarray]]:
         """Returns version and hash of an adapter, and the adapter as host arrays.
@@ -139,7 +127,6 @@ class LearnerActor(ModelActor):
         payload = jax.device_get(adapter)
         return (version, lora.sha256(payload)), payload
 
-    @logs(lambda _, scored: f"scored {len(scored)} rollouts")
     @during("score")
     def score(self, completions: Sequence[Completion], *, which: AdapterRef) -> list[np.ndarray]:
         """Returns the log-probs of the completions' tokens.
@@ -150,7 +137,6 @@ class LearnerActor(ModelActor):
         adapter, _ = self.adapter_of(which)
         return self.learner.score(completions, adapter=adapter)
 
-    @_logs_update
     @during("update")
     def sft_update(self, sequences: Sequence[PackedRow]) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.sft_update`.
@@ -160,7 +146,6 @@ class LearnerActor(ModelActor):
         """
         return self.learner.sft_update(sequences)
 
-    @_logs_update
     @during("update")
     def update(self, rollouts: Sequence[Rollout], *, rate: float | None = None) -> dict[str, float]:
         """See `pipeline.compute.learner.learner.Learner.update`.
@@ -170,9 +155,6 @@ class LearnerActor(ModelActor):
         """
         return self.learner.update(rollouts, rate=rate)
 
-    @logs(
-        lambda actor, _: f"measured micro-batches of {actor.config.plan.micro_batch_tokens} tokens"
-    )
     @during("update")
     def micro_batch_s(self) -> float:
         """See `pipeline.compute.learner.learner.Learner.micro_batch_s`.
@@ -186,7 +168,6 @@ class LearnerActor(ModelActor):
         """See `ModelActor`; of scoring and training."""
         return {"update": self.learner.needs}
 
-    @logs(lambda actor, _: f"copied version {actor.learner.state.version} for its checkpoint")
     def save(self, meta: Mapping[str, Any]) -> None:
         """See `pipeline.protocols.Learner`."""
         with self.phases.during("checkpoint"):
@@ -201,7 +182,6 @@ class LearnerActor(ModelActor):
                 self.checkpoints.wait()
         return self.checkpoints.saved()
 
-    @logs(lambda actor, _: f"keeps version {actor.learner.state.version} as the best one")
     def keep_best(self) -> None:
         """See `pipeline.protocols.Learner`."""
         state = self.learner.state
@@ -229,7 +209,6 @@ class LearnerActor(ModelActor):
         adapter = jax.device_get(load_adapter(str(checkpoint), self.learner.policy).adapter)
         write_adapter_file(self._best, adapter, version=version)
 
-    @logs(lambda _, report: f"exported version {report.version} to {report.folder}")
     @during("export")
     def export(
         self, folder: str, examples: Sequence[Completion], *, which: AdapterRef

@@ -11,8 +11,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeVar
 
-from actors.log import logs
-from actors.placement import own_node
+from actors.placement import alive_nodes
 from configs.schema import Config
 from pipeline.clock import Heartbeat, PhaseClock
 from pipeline.compute.builds import Building, BuildLog, Ready
@@ -78,12 +77,6 @@ class ModelActor(ABC):
         self.phases = PhaseClock()
         self._needs: Mapping[str, int] | None = None
 
-    @logs(
-        lambda actor, ready: (
-            f"prepared {actor.config.plan.slots} slots and micro-batches of "
-            f"{actor.config.plan.micro_batch_tokens} tokens: {len(ready.built)} programs compiled"
-        )
-    )
     def prepare(self, sizes: Sizes) -> Ready:
         """Opens devices and model and compiles; a later call compiles for other sizes.
 
@@ -132,7 +125,7 @@ class ModelActor(ABC):
 
     def node(self) -> str:
         """The node of this process, in words."""
-        return str(own_node())
+        return str(alive_nodes()[0])
 
     def building(self) -> Building:
         """Returns the progress of compilation; can be called while `prepare` runs."""

@@ -84,11 +84,6 @@ def alive_nodes() -> list[Node]:
     return sorted(found, key=lambda node: (node.ident != own, node.ident))
 
 
-def own_node() -> Node:
-    """The node of this process."""
-    return alive_nodes()[0]
-
-
 def assign(
     amounts: Sequence[float], rooms: Mapping[str, float], *, learner: bool
 ) -> list[str] | None:
@@ -132,11 +127,14 @@ class Reservation:
 
     Attributes:
         group: the placement group, which may be waiting for devices.
+        resource: Ray's name of the devices.
+        amount: of all processes.
     """
 
     def __init__(self, name: str, leases: Sequence[Lease], *, learner: bool = True) -> None:
-        resource, *_ = (name for one in leases for name in one.resources)
+        resource = self.resource = next(iter(leases[0].resources))
         amounts = [one.resources[resource] for one in leases]
+        self.amount = sum(amounts)
         nodes, found = alive_nodes(), available_resources_per_node()
         home = nodes[0].ident
         totals = {node.ident: node.resources.get(resource, 0.0) for node in nodes}
@@ -192,12 +190,8 @@ def lease(plan: Plan, devices: int) -> Lease:
     )
 
 
-def device_free_lease() -> Lease:
-    """Returns the lease of a process without devices, which reserves no CPU either.
-
-    Reward processes work while the others wait.
-    """
-    return Lease(resources={}, variables={"JAX_PLATFORMS": "cpu"})
+NO_DEVICES = Lease(resources={}, variables={"JAX_PLATFORMS": "cpu"})
+"""Of a process that reserves no CPU either: reward processes work while the others wait."""
 
 
 def _amounts(plan: Plan, *, learner: bool) -> tuple[str, list[float]]:
@@ -283,9 +277,7 @@ def home_node(plan: Plan, nodes: Sequence[Node]) -> Node:
     """
     if homes := _homes(plan, nodes):
         return homes[0]
-    resource = RESOURCE[plan.platform]
-    most = max(nodes, key=lambda node: node.resources.get(resource, 0.0))
-    raise ValueError(shortage(plan, _from(most, nodes)))
+    raise ValueError(shortage(plan, nodes))
 
 
 def _homes(plan: Plan, nodes: Sequence[Node]) -> list[Node]:
@@ -293,12 +285,8 @@ def _homes(plan: Plan, nodes: Sequence[Node]) -> list[Node]:
     name, amounts = _amounts(plan, learner=True)
     found = []
     for home in nodes:
-        rooms = {node.ident: node.resources.get(name, 0.0) for node in _from(home, nodes)}
+        order = [home, *(node for node in nodes if node is not home)]
+        rooms = {node.ident: node.resources.get(name, 0.0) for node in order}
         if assign(amounts, rooms, learner=True) is not None:
             found.append(home)
     return found
-
-
-def _from(home: Node, nodes: Sequence[Node]) -> list[Node]:
-    """The nodes, with `home` first."""
-    return [home, *(node for node in nodes if node is not home)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors.log import logged_work
 from configs.schema import Rewards
 from pipeline.clock import Heartbeat
 from rewards.base import Outcome, RewardFacts, RewardInput
@@ -28,17 +27,11 @@ class RewardActor:
 
     async def start(self) -> list[RewardFacts]:
         """See `RewardHost.start`."""
-        with logged_work("start") as describe:
-            found = await self._host.start()
-            describe(f"started {', '.join(facts.name for facts in found)}")
-            return found
+        return await self._host.start()
 
     async def score(self, inputs: Sequence[RewardInput]) -> list[dict[str, Outcome]]:
         """See `RewardHost.score`."""
-        with logged_work("score") as describe:
-            scored = await self._host.score(inputs)
-            describe(f"scored {len(inputs)} completions")
-            return scored
+        return await self._host.score(inputs)
 
     def notices(self) -> list[str]:
         """See `RewardLog.notices`."""

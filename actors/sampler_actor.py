@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from actors.log import logs
 from actors.model_actor import ModelActor, Role, during
 from configs.schema import Config
 from pipeline.compute.device_memory import catch_out_of_memory
@@ -21,11 +20,6 @@ if TYPE_CHECKING:
     from pipeline.compute.decode.engine import Engine
     from pipeline.compute.decode.rollout_weights import RolloutWeights
     from pipeline.compute.model.policy import Params, Policy
-
-
-def _generated(actor: SamplerActor, completions: Sequence[Completion]) -> str:
-    tokens = sum(len(one.tokens) for one in completions)
-    return f"generated {len(completions)} rollouts of version {actor.version}, {tokens:,} tokens,"
 
 
 class SamplerActor(ModelActor):
@@ -85,7 +79,6 @@ class SamplerActor(ModelActor):
         policy = rollout_policy(model.policy, self.config)
         return list(DecodePrograms(policy, self.config, model.vocabulary).programs)
 
-    @logs(lambda actor, _: f"loaded version {actor.version} of the adapter")
     @during("sync")
     def load(self, version: int, payload: Mapping[str, np.ndarray]) -> str:
         """Loads an adapter; returns the hash of the adapter on the devices.
@@ -123,7 +116,6 @@ class SamplerActor(ModelActor):
         loaded = load_adapter(path, self.policy)
         return self.policy.place_adapter(loaded.adapter), loaded.version, loaded.what
 
-    @logs(_generated)
     @during("generate")
     def generate(
         self,
@@ -153,7 +145,6 @@ class SamplerActor(ModelActor):
         """Returns what `generate` has finished since the last call; can be called while it runs."""
         return [self._finished.popleft() for _ in range(len(self._finished))]
 
-    @logs(lambda actor, _: f"timed programs of {actor.config.plan.slots} slots")
     @during("generate")
     def sampler_times(self) -> SamplerTimes:
         """See `pipeline.compute.decode.timing.sampler_times`.

@@ -183,8 +183,7 @@ def _alarm_problems(config: Config) -> Iterator[Problem]:
         why = "with learner.kl_coef = 0, where there is no reference to compare with"
         useless["kl"] = why
     for name, why in useless.items():
-        rule = config.alarms.rule(name)
-        yield from rule.unused(*type(rule).model_fields, why=why, table=f"alarms.{name}")
+        yield from config.alarms.unused(name, why=why, table="alarms")
 
 
 def _metric_problems(config: Config) -> Iterator[Problem]:

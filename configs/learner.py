@@ -157,11 +157,6 @@ class Learner(Table):
     kl_top_k: int = Field(
         64, ge=1, le=256, description="k of the reference's and the teacher's top-k tokens"
     )
-    top_k_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32",
-        description="data type of the stored top-k log-probs; bfloat16 halves their memory and "
-        "adds about 0.003 of noise to the KL of a token, which then is not a lower bound",
-    )
 
     def conflicts(self) -> Iterator[Problem]:
         """Every setting has an effect."""
@@ -176,7 +171,7 @@ class Learner(Table):
             yield "distill_coef", "needs learner.teacher; set that, or remove this"
         if not self.uses_reference_top_k:
             why = 'without learner.kl = "topk" or learner.teacher'
-            yield from self.unused("kl_top_k", "top_k_dtype", why=why)
+            yield from self.unused("kl_top_k", why=why)
 
     @property
     def uses_reference_top_k(self) -> bool:

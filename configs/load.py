@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +45,6 @@ _REQUIRED: dict[str, dict[str, Any]] = {
     "budget": {},
 }
 """Placeholders of required settings that have a mistake; nothing reads them."""
-_TOML_PLACE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
 @dataclass(frozen=True)
@@ -68,6 +66,11 @@ class ReadConfig:
     def assumes_platform(self) -> bool:
         """Whether the devices are those of this machine."""
         return any(line.startswith("plan.platform") for line in self.assumed)
+
+    @property
+    def assumes_gpu(self) -> bool:
+        """Whether the kind of GPU alone is that of this machine."""
+        return any(line.startswith("plan.gpu") for line in self.assumed)
 
 
 def load_config(
@@ -209,7 +212,7 @@ def _read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         what = f"{path}: not UTF-8 text (byte {error.start})"
     except tomllib.TOMLDecodeError as error:
-        what = f"{path}:{_describe(error, text)}"
+        what = f"{path}: {error}"
     except RecursionError:
         what = f"{path}: nested too deeply"
     raise ConfigError(what)
@@ -222,17 +225,6 @@ def _read_run(folder: Path) -> dict[str, Any]:
         raise ConfigError(f"{folder}: not a run folder: it has no config.json") from None
     refuse_unknown_keys(found, folder)
     return found
-
-
-def _describe(error: tomllib.TOMLDecodeError, text: str) -> str:
-    message = str(error)
-    place = _TOML_PLACE.search(message)
-    if place is None:
-        return f" {message}"
-    lines = text.split("\n")
-    line, column = place.groups(default="")
-    where = f"{line}:{column}" if line else f"{len(lines)}:{len(lines[-1]) + 1}"
-    return f"{where}: {message[: place.start()]}"
 
 
 def _validate(

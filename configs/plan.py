@@ -20,6 +20,7 @@ from configs.base import (
     Table,
     nearest_multiples,
 )
+from configs.machine import GpuName
 
 TPU_LEASES = (1, 4, 8)
 """Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
@@ -37,6 +38,12 @@ class Plan(Table):
         "auto",
         description="device type, never replaced by another one. auto: that of this machine: a "
         "TPU, else an NVIDIA GPU that JAX can use, else the CPU",
+    )
+    gpu: GpuName | None = Field(
+        None,
+        description="NVIDIA GPU whose memory and published limits are those of the devices, for "
+        "plans and MFU; default: that of this machine, or else a GPU with hbm_gib",
+        json_schema_extra=FREE | NO_PROGRAM,
     )
     placement: Literal["auto", "split", "colocated"] = Field(
         "auto",
@@ -91,8 +98,7 @@ class Plan(Table):
         None,
         ge=1,
         description="slots of a sampler: rollouts that it decodes concurrently; default: what "
-        "launch.plan chooses, or half or twice as many where a run measures them to be faster; "
-        "on gpu for hbm_gib",
+        "launch.plan chooses, or half or twice as many where a run measures them to be faster",
         json_schema_extra=OF_SAMPLER,
     )
     slot_buckets: PositiveInts | None = Field(
@@ -211,9 +217,11 @@ class Plan(Table):
 
     def conflicts(self) -> Iterator[Problem]:
         """Devices form whole shards, sizes suit the shards, every setting has an effect."""
-        if self.platform == "gpu" and self.hbm_gib is None:
+        if self.platform != "gpu":
+            yield from self.unused("gpu", why='without plan.platform = "gpu"')
+        elif self.gpu is None and self.hbm_gib is None:
             for key in self.planned_sizes:
-                yield key, "is required on gpu without plan.hbm_gib, its memory; set one of them"
+                yield key, "is required on a gpu without plan.gpu and plan.hbm_gib; set one of them"
         if self.slots is not None:
             yield from self._slot_problems(self.slots)
         else:

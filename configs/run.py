@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -16,7 +15,6 @@ from configs.base import (
     Problem,
     Slug,
     Table,
-    Text,
 )
 
 
@@ -111,37 +109,31 @@ class Records(Table):
     tokens: bool = Field(False, description="also write token ids and log-probs of every rollout")
 
 
-_STEP_RANGE = re.compile(r"(?P<first>[1-9]\d*)(-(?P<last>[1-9]\d*))?", re.ASCII)
-
-
 class Profile(Table):
     """Profiles of training steps in the folder `profile/` of the run."""
 
     model_config = ConfigDict(json_schema_extra=FREE)
 
-    steps: Text | None = Field(
+    steps: Annotated[str, Field(pattern=r"^[1-9][0-9]*(-[1-9][0-9]*)?$")] | None = Field(
         None,
         description="training steps to profile, counted from 1, e.g. 3-5: learner and samplers "
         "write JAX profiler traces",
+        json_schema_extra={"words": 'of a step or two, e.g. "3-5"'},
     )
 
     def conflicts(self) -> Iterator[Problem]:
-        """The steps are a step or two, ascending."""
-        if self.steps is None:
-            return
-        found = _STEP_RANGE.fullmatch(self.steps)
-        if found is None:
-            yield "steps", 'must be a step or two, counted from 1; nearest valid: "3-5"'
-        elif int(found["last"] or found["first"]) < int(found["first"]):
-            yield "steps", f'must ascend; nearest valid: "{found["last"]}-{found["first"]}"'
+        """The steps ascend."""
+        first, last = self.range or (0, 0)
+        if last < first:
+            yield "steps", f'must ascend; nearest valid: "{last}-{first}"'
 
     @property
     def range(self) -> tuple[int, int] | None:
         """The first and the last step; None: no profile."""
-        found = None if self.steps is None else _STEP_RANGE.fullmatch(self.steps)
-        return (
-            None if found is None else (int(found["first"]), int(found["last"] or found["first"]))
-        )
+        if self.steps is None:
+            return None
+        first, _, last = self.steps.partition("-")
+        return int(first), int(last or first)
 
 
 class Faults(Table):

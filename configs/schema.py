@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import Literal
 
-from configs.alarms import AlarmRule, Alarms, Disagreement
+from configs.alarms import Alarms
 from configs.base import Table, next_multiple
 from configs.budget import Budget
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM, Eval
@@ -181,13 +181,6 @@ class Config(Table):
         """Bounds of the difference between sampler and learner: configured, else measured ones."""
         given = self.mismatch.model_dump(exclude_none=True)
         return replace(measured_bounds(self.model, self.plan), **given)
-
-    def alarm_rule(self, name: str) -> AlarmRule:
-        """The settings of a rule of `alarms`, with its threshold."""
-        rule = self.alarms.rule(name)
-        if isinstance(rule, Disagreement) and rule.above is None:
-            return rule.model_copy(update={"above": self.mismatch_bounds.p999})
-        return rule
 
     @property
     def sft_steps(self) -> int:

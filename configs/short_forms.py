@@ -9,7 +9,7 @@ from typing import Any
 
 from configs.base import absolute_input
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
-from configs.machine import this_machine
+from configs.machine import Machine, nvidia_gpus, this_machine
 from configs.settings import Setting, find_setting
 from configs.task import OVERLONG, REWARD_METRICS
 
@@ -74,6 +74,10 @@ def completed(tree: Mapping[str, Any], *, name: str) -> tuple[dict[str, Any], li
     if isinstance(plan, dict):
         if plan.get("platform", "auto") == "auto":
             assumed.append(_add_machine(plan))
+        elif plan["platform"] == "gpu" and "gpu" not in plan:
+            machine = nvidia_gpus()
+            if said := _add_card(plan, machine).removeprefix(", "):
+                assumed.append(f"{said}: this machine has {machine.why}")
         if plan["platform"] == "cpu" and isinstance(model, dict):
             model.setdefault("dtype", "float32")
     return tree, assumed
@@ -90,10 +94,22 @@ def _add_machine(plan: dict[str, Any]) -> str:
     plan["platform"] = machine.platform
     if plan.get("placement") != "split":
         plan.setdefault("learner_devices", machine.devices)
-    if machine.hbm_gib is not None:
-        plan.setdefault("hbm_gib", machine.hbm_gib)
     count = plan.get("learner_devices", 1)
     return (
-        f'plan.platform = "auto" is "{machine.platform}" with plan.learner_devices = {count}: '
-        f"this machine has {machine.why}"
+        f'plan.platform = "auto" is "{machine.platform}" with plan.learner_devices = {count}'
+        f"{_add_card(plan, machine)}: this machine has {machine.why}"
     )
+
+
+def _add_card(plan: dict[str, Any], machine: Machine) -> str:
+    """Adds kind and memory of this machine's NVIDIA GPU; says so."""
+    if machine.platform != "gpu":
+        return ""
+    plan.setdefault("gpu", machine.gpu)
+    if machine.hbm_gib is not None:
+        plan.setdefault("hbm_gib", machine.hbm_gib)
+    if plan["gpu"] is not None:
+        said = f', plan.gpu = "{plan["gpu"]}"'
+    else:
+        said = ", no plan.gpu (plans assume the speed of a known one with as much memory)"
+    return said + (f", plan.hbm_gib = {plan['hbm_gib']}" if "hbm_gib" in plan else "")

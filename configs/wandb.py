@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, Field
 
-from configs.base import FREE, Problem, Table, Text
-
-Tag = Annotated[str, Field(min_length=1, max_length=64)]
-"""W&B accepts tags of 1 to 64 characters."""
+from configs.base import FREE, Problem, Strings, Table, Text
 
 
 class Wandb(Table):
@@ -28,9 +25,7 @@ class Wandb(Table):
         None, description="W&B entity (team or user); default: the default entity of the login"
     )
     group: Text | None = Field(None, description="group of runs that W&B shows together")
-    tags: Annotated[tuple[Tag, ...], Field(strict=False)] = Field((), description="tags of the run")
-    job_type: Text | None = Field(None, description="kind of the run within its group")
-    notes: Text | None = Field(None, description="notes about the run, in Markdown")
+    tags: Strings = Field((), description="tags of the run, of at most 64 characters each")
     table_every: int = Field(
         10,
         ge=0,

@@ -89,14 +89,15 @@ def _chat(
     from pipeline.evaluate.measurement import open_adapter
     from pipeline.plan.sizes import Sizes
 
-    config = _single_sampler_config(config, adapter=adapter)
-    plan = config.plan
+    plan = config.plan.model_copy(update={"samplers": config.plan.samplers and 1})
+    lora = config.lora.model_copy(update={"start": adapter})  # gives the LoRA's layout, too
+    config = config.model_copy(update={"plan": plan, "lora": lora})
     maker = PromptMaker(config.prompt, open_model_files(config))
     chips = config.run.tpu_chips
     with cluster(plan, tpu_chips=chips, learner=False), asyncio.Runner() as runner:
         actors = SamplerActors.spawn(config)
         try:
-            runner.run(wait_for_devices(actors.devices, config.plan, learner=False))
+            runner.run(wait_for_devices(actors.devices))
             print("Devices acquired; loading weights and compiling.", flush=True)
             # One question at a time.
             sizes = Sizes(plan.sampler_shards, config.row_tokens * plan.learner_shards)
@@ -110,18 +111,6 @@ def _chat(
             return _converse(conversation, maker, runner, questions)
         finally:
             actors.kill()
-
-
-def _single_sampler_config(config: Config, *, adapter: str | None) -> Config:
-    """Returns the run's configuration with one sampler and the adapter to answer with."""
-    one_sampler = {"samplers": config.plan.samplers and 1}
-    return config.model_copy(
-        update={
-            "plan": config.plan.model_copy(update=one_sampler),
-            # Gives the LoRA's layout, too.
-            "lora": config.lora.model_copy(update={"start": adapter}),
-        }
-    )
 
 
 def _converse(

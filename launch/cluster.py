@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 
 import ray
 from ray._private import auto_init_hook
-from ray.util.placement_group import placement_group_table
 
 from actors.groups import DeviceActors
 from actors.placement import RESOURCE, Reservation, alive_nodes, shortage, total_resources
@@ -92,7 +91,7 @@ def with_actors(
     stop, plan = Stop(notice="stopping: nothing is written"), config.plan
 
     async def work_once_placed(actors: A) -> T:
-        await wait_for_devices(actors.devices, plan, learner=learner)
+        await wait_for_devices(actors.devices)
         say("Devices acquired; loading weights and compiling.")
         return await work(actors)
 
@@ -149,37 +148,21 @@ def _cpus(plan: Plan, *, learner: bool) -> int:
     return max(needed, min(os.cpu_count() or 1, processes))
 
 
-async def wait_for_devices(devices: Reservation, plan: Plan, *, learner: bool = True) -> None:
+async def wait_for_devices(devices: Reservation) -> None:
     """Returns when all devices are reserved; prints every minute what it waits for.
 
     Raises:
         WorkerDied: see `Reservation.placed`.
     """
-    placed = asyncio.ensure_future(devices.placed())
+    placed, name = asyncio.ensure_future(devices.placed()), devices.resource
     try:
         while not (await asyncio.wait({placed}, timeout=REPORT_WAIT_EVERY_S))[0]:
-            say(_waiting_line(devices, plan, learner=learner))
+            total, free = ray.cluster_resources(), ray.available_resources()
+            say(
+                f"waiting for devices: {devices.amount:g} {name} together ({free.get(name, 0.0):g} "
+                f"of {total.get(name, 0.0):g} free); `ray list placement-groups` names who holds "
+                "them"
+            )
         placed.result()
     finally:
         placed.cancel()
-
-
-def _waiting_line(devices: Reservation, plan: Plan, *, learner: bool) -> str:
-    total, free = ray.cluster_resources(), ray.available_resources()
-    amounts = ", ".join(
-        f"{amount:g} {name} together ({free.get(name, 0.0):g} of {total.get(name, 0.0):g} free)"
-        for name, amount in total_resources(plan, learner=learner).items()
-    )
-    holders = _holders(RESOURCE[plan.platform], own=devices.group.id.hex())
-    return f"waiting for devices: {amounts}; held by: {holders}"
-
-
-def _holders(resource: str, *, own: str) -> str:
-    """Other placement groups that hold a resource: each run has one, with its name."""
-    held = []
-    for group in placement_group_table().values():
-        amount = sum(bundle.get(resource, 0.0) for bundle in group["bundles"].values())
-        if amount and group["state"] == "CREATED" and group["placement_group_id"] != own:
-            name = group["name"] or f"placement group {group['placement_group_id']}"
-            held.append(f"{name} ({amount:g} {resource})")
-    return "; ".join(held) or "no run; other programs may hold them, nodes may still be starting"

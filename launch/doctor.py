@@ -82,19 +82,15 @@ def can_run(found: Sequence[Finding]) -> bool:
 def lines(found: Sequence[Finding]) -> Iterator[str]:
     """The findings as a table, and its result in one line."""
     width = max(len(one.check) for one in found)
+    wrapper = textwrap.TextWrapper(_WIDTH, break_long_words=False, break_on_hyphens=False)
+    wrapper.subsequent_indent = " " * (width + 9)
     for one in found:
         state = one.state.upper() if one.state == "fault" else one.state
-        margin = " " * (width + 9)
-        texts = [one.finding, *([f"-> {one.remedy}"] if one.remedy else [])]
-        wrapped = [
-            line
-            for text in texts
-            for line in textwrap.wrap(
-                text, _WIDTH - len(margin), break_long_words=False, break_on_hyphens=False
-            )
-        ]
-        yield f"{state:<7}{one.check:<{width}}  {wrapped[0]}"
-        yield from (margin + line for line in wrapped[1:])
+        wrapper.initial_indent = f"{state:<7}{one.check:<{width}}  "
+        yield wrapper.fill(one.finding)
+        wrapper.initial_indent = wrapper.subsequent_indent
+        if one.remedy:
+            yield wrapper.fill(f"-> {one.remedy}")
     faults, notes = (sum(one.state == state for one in found) for state in ("fault", "note"))
     yield ""
     if faults:

@@ -1,7 +1,7 @@
 """Evaluates base and tuned policy in one run, by the protocol of the configuration.
 
     python -m launch.evaluate RUN_DIR[@STEP|@best|@last] [--json FILE]
-    python -m launch.evaluate CONFIG.toml [--adapter PATH] [--json FILE]
+    python -m launch.evaluate CONFIG.toml [--json FILE]
 
 This process never imports JAX, which would take the devices from the samplers.
 """
@@ -12,13 +12,11 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.base import home, nearest_hint
 from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, read_saved_config
 from configs.resume import diff_configs
@@ -38,8 +36,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Evaluate the base and the tuned policy on the test split and on eval.sets, in one run and on the
-same prompts, by the protocol of the run. With CONFIG.toml only the base is evaluated, unless
---adapter is given.
+same prompts, by the protocol of the run. With CONFIG.toml the base alone, or the adapter of
+lora.start as the tuned policy.
 Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
 _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 60.0
@@ -83,33 +81,15 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
         argument=f"{METAVAR}|CONFIG.toml",
         meaning=f"{MEANING}; or a configuration, for its base",
     )
-    adapter = _given_adapter(command.flags.adapter)
     config, version = read_policy(command.path, (*AS_TRAINED, *command.overrides))
+    run, adapter = None, config.lora.start
     if version is not None:
-        adapter = adapter or str(version.adapter)
-    run = None if version is None else version.run
+        run, adapter = version.run, str(version.adapter)
     return prepare(config, run=run, adapter=adapter, result=json_file(command.flags))
-
-
-def _given_adapter(path: str | None) -> str | None:
-    if path is None:
-        return None
-    folder = home() / Path(path).expanduser()
-    if not folder.is_dir():
-        raise FileNotFoundError(
-            f"command line: --adapter: no folder {folder}{nearest_hint(folder)}"
-        )
-    return str(folder)
 
 
 def _flags() -> argparse.ArgumentParser:
     flags = command_flags()
-    flags.add_argument(
-        "--adapter",
-        metavar="PATH",
-        help="evaluate this adapter instead: a PEFT folder, an export, a run folder or one of its "
-        "checkpoints",
-    )
     add_json(flags, default="a file in the run folder's evaluations/, if there is a run")
     return flags
 
@@ -155,8 +135,7 @@ def prepare(
     for name, split in tests.items():
         for line in report_lines(f"{name}: {len(split.prompts)} prompts", split):
             print(line, flush=True)
-    is_own = run is not None and adapter is not None and run in Path(adapter).parents
-    notes = _notes(config, run) if run is not None and is_own else ()
+    notes = () if run is None else _notes(config, run)
     # `lora.start` gives the LoRA's layout here; the adapter that training started from is not used.
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
     return Prepared(config, sizes, tokenizer, tests, adapter, result, notes)
@@ -176,16 +155,20 @@ def _notes(config: Config, folder: Path) -> tuple[str, ...]:
 
 def run(prepared: Prepared) -> int:
     """Evaluates, shows and writes the result; returns the exit status."""
-    from actors.groups import SamplerActors
+    from actors.groups import SamplerActors, spawn_scorer
     from launch.cluster import with_actors
     from pipeline.protocols import OutOfMemory
 
     config = prepared.config
 
     async def work(actors: SamplerActors) -> tuple[Measured, Measured | None]:
-        async with _scorer(config) as scorer:
-            await _start(actors, prepared)
+        scorer = spawn_scorer(config) if config.uses_rewards else None
+        try:
+            await _start(actors, prepared, scorer)
             return await _measure(actors, prepared, scorer)
+        finally:
+            if scorer is not None:
+                scorer.kill()
 
     try:
         base, tuned = with_actors(
@@ -199,38 +182,17 @@ def run(prepared: Prepared) -> int:
     return 0
 
 
-@asynccontextmanager
-async def _scorer(config: Config) -> AsyncIterator[ScorerHandle | None]:
-    """The reward processes, started; None: the metric needs none.
+async def _start(actors: SamplerActors, prepared: Prepared, scorer: ScorerHandle | None) -> None:
+    """Starts rewards and samplers and opens the adapter, before the base is evaluated for minutes.
 
     Raises:
-        Failure: if a reward function cannot be used.
-    """
-    if not config.uses_rewards:
-        yield None
-        return
-    from actors.groups import spawn_scorer
-
-    scorer = spawn_scorer(config)
-    try:
-        try:
-            await scorer.start()
-        except ValueError as mistake:
-            raise Failure(mistake, EXIT_MISTAKE) from mistake
-        yield scorer
-    finally:
-        scorer.kill()
-
-
-async def _start(actors: SamplerActors, prepared: Prepared) -> None:
-    """Starts the samplers and opens the adapter, before the base is evaluated for minutes.
-
-    Raises:
-        Failure: if devices, weights, tokenizer or adapter do not match the request.
+        Failure: if rewards, devices, weights, tokenizer or adapter do not match the request.
     """
     from pipeline.evaluate.measurement import open_adapter
 
     try:
+        if scorer is not None:
+            await scorer.start()
         await actors.start(prepared.sizes)
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:

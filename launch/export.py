@@ -12,10 +12,10 @@ import argparse
 import os
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.base import scheme_problem
 from configs.cli import parse
@@ -23,11 +23,9 @@ from configs.model import FORMATS, Format
 from configs.schema import Config
 from launch.exits import EXIT_MISTAKE, Failure, exit_status
 from launch.flags import command_flags
-from launch.push import RECORD, Repository, find_repository, push
+from launch.push import Repository, find_repository, push
 from launch.versions import MEANING, METAVAR, find_version
 from pipeline.data.models.model_source import HF_LOG_IN
-from pipeline.run.checkpoint_files import adapter_sha256
-from pipeline.run.record_files import read_json, write_json
 
 if TYPE_CHECKING:
     from actors.handles import ExporterHandle
@@ -38,9 +36,7 @@ Export a run's policy: hf, the merged model as a Hugging Face folder; peft, the 
 orbax, the merged model as a flax checkpoint in flax/. Each format is loaded back and compared with
 the policy before it is put in place. It takes one device of the run's
 kind (--plan.platform cpu: none).
---push uploads it with its model card to the Hugging Face hub in one commit. After a broken
-connection the same command pushes again: the export is not made again, uploaded files are not sent
-again.
+--push uploads it with its model card to the Hugging Face hub in one commit.
 Exit status: 0 done, 1 it failed, the export differs from the policy or was not pushed, 2 a mistake
 in the request, 130 / 143 after Ctrl-C / SIGTERM."""
 
@@ -65,23 +61,6 @@ class Prepared:
     examples: tuple[Completion, ...]
     repository: Repository | None = None
 
-    @property
-    def request(self) -> Mapping[str, Any]:
-        """What determines the content of the export, as JSON."""
-        config = self.config
-        return {
-            "adapter_sha256": adapter_sha256(self.adapter),
-            "formats": list(self.formats),
-            "verified": bool(self.examples),
-            **config.model_dump(mode="json", include={"model", "lora", "export"}),
-        }
-
-    @property
-    def is_written(self) -> bool:
-        """Whether `out` holds this export already, of which a push has broken off."""
-        written = read_json(self.out / RECORD)
-        return written == self.request and written["adapter_sha256"] is not None
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
@@ -97,12 +76,9 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
         argument=METAVAR,
         meaning=MEANING,
     )
-    flags = command.flags
-    settings = {"export.dtype": flags.dtype, "export.shard_gib": flags.shard_gib}
-    given = tuple((key, value) for key, value in settings.items() if value is not None)
-    version = find_version(command.path)
+    flags, version = command.flags, find_version(command.path)
     return prepare(
-        version.config((*command.overrides, *given)),
+        version.config(command.overrides),
         adapter=version.adapter,
         out=flags.out,
         formats=flags.format,
@@ -128,7 +104,7 @@ def _flags() -> argparse.ArgumentParser:
         "--out",
         metavar="DIR",
         required=True,
-        help="folder to write to; must be empty or not exist; with --push it may hold this export",
+        help="folder to write to; must be empty or not exist",
     )
     flags.add_argument(
         "--format",
@@ -136,10 +112,6 @@ def _flags() -> argparse.ArgumentParser:
         choices=FORMATS,
         default=["hf", "peft"],
         help="formats to write (default: hf peft)",
-    )
-    flags.add_argument("--dtype", help="dtype of the merged weights; sets export.dtype")
-    flags.add_argument(
-        "--shard-gib", metavar="GIB", help="size of the largest file; sets export.shard_gib"
     )
     flags.add_argument(
         "--no-verify", action="store_true", help="skip loading back and comparing the export"
@@ -201,13 +173,10 @@ def prepare(
             f"{folder.rollouts} holds no texts on which export and policy could be compared; "
             "--no-verify exports without the comparison"
         )
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ValueError(f"--out {out}: exists and is not an empty folder")
     in_order = tuple(kind for kind in FORMATS if kind in formats)
-    prepared = Prepared(config, adapter, target, in_order, examples, repository)
-    is_used = target.exists() and (not target.is_dir() or any(target.iterdir()))
-    if is_used and not (repository and prepared.is_written):
-        other = ", nor holds this export" if repository else ""
-        raise ValueError(f"--out {out}: exists and is not an empty folder{other}")
-    return prepared
+    return Prepared(config, adapter, target, in_order, examples, repository)
 
 
 def working_config(prepared: Prepared) -> Config:
@@ -234,17 +203,6 @@ def working_config(prepared: Prepared) -> Config:
 
 def run(prepared: Prepared) -> int:
     """Writes, verifies and pushes the export; returns the exit status."""
-    if prepared.repository and prepared.is_written:
-        print(f"exported before: {prepared.out}", flush=True)
-    else:
-        _export(prepared)
-    if prepared.repository:
-        title = f"{prepared.config.run.name}, checkpoint {prepared.adapter.name}"
-        push(prepared.out, prepared.repository, title=title)
-    return 0
-
-
-def _export(prepared: Prepared) -> None:
     from actors.groups import ExportActors
     from launch.cluster import with_actors
 
@@ -261,28 +219,25 @@ def _export(prepared: Prepared) -> None:
         raise Failure(error) from error
     finally:
         shutil.rmtree(f"{prepared.out}.tmp", ignore_errors=True)
-    write_json(prepared.out / RECORD, prepared.request)
-    print(f"exported: {prepared.out}", flush=True)
+    if prepared.repository:
+        title = f"{prepared.config.run.name}, checkpoint {prepared.adapter.name}"
+        push(prepared.out, prepared.repository, title=title)
+    return 0
 
 
 async def _write(exporter: ExporterHandle, prepared: Prepared) -> None:
-    out = str(prepared.out)
     print(f"exporting {await exporter.start()}", flush=True)
-    await exporter.begin(out)
-    tokens = sum(len(completion.tokens) for completion in prepared.examples)
-    for kind in prepared.formats:
-        difference = await exporter.add(kind)
-        if not prepared.examples:
-            result = "written, not verified"
-        elif kind == "peft" or difference is None:
-            result = "written and loaded back: identical values"
-        else:
-            result = (
-                f"written and loaded back: log-probs of {tokens} tokens differ by at most "
-                f"{difference:.1e}"
-            )
-        print(f"{kind}: {result}", flush=True)
-    await exporter.finish(out, prepared.formats)
+    report = await exporter.export(str(prepared.out), prepared.formats)
+    result = "written, not verified"
+    if prepared.examples:
+        result = "written and loaded back: identical values"
+    if report.mean_difference:
+        result = (
+            f"written and loaded back: log-probs of {report.tokens} tokens differ by "
+            f"{report.mean_difference:.1e} on average"
+        )
+    print(f"{', '.join(prepared.formats)}: {result}")
+    print(f"exported: {prepared.out}", flush=True)
 
 
 if __name__ == "__main__":

@@ -64,25 +64,6 @@ def write_figures(file: Path | None, figures: Mapping[str, Any]) -> None:
         file.write_text(text, encoding="utf-8", errors="backslashreplace")
 
 
-def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Adds `--seeds`, one run each."""
-    parser.add_argument(
-        "--seeds",
-        metavar="SEED",
-        type=int,
-        nargs="+",
-        default=[0, 1, 2],
-        help="seeds of the runs (default: 0 1 2)",
-    )
-
-
-def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    """Adds `--dir`, the parent of the run folders."""
-    parser.add_argument(
-        "--dir", type=Path, default=Path("runs"), help="parent of the run folders (default: runs)"
-    )
-
-
 def output_file(flag: str, file: str) -> Path:
     """Returns the path of an output file, resolved like paths in a configuration.
 
@@ -102,16 +83,9 @@ def output_file(flag: str, file: str) -> Path:
 
 
 def _write_problem(path: Path) -> str | None:
-    try:
-        if path.is_dir():
-            return f"{path} is a folder; name a file"
-        if not path.parent.is_dir():
-            return f"no folder {path.parent}"
-        if path.exists():
-            # Not opened: the reader of a pipe would take the closing as the end of the data.
-            return None if os.access(path, os.W_OK) else f"{path} cannot be written"
-        path.touch()
-        path.resolve().unlink()
-    except OSError as error:
-        return f"{path} cannot be written: {error.strerror}"
-    return None
+    if path.is_dir():
+        return f"{path} is a folder; name a file"
+    if not path.parent.is_dir():
+        return f"no folder {path.parent}"
+    may = os.access(path if path.exists() else path.parent, os.W_OK)
+    return None if may else f"{path} cannot be written"

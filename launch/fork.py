@@ -11,14 +11,10 @@ import shutil
 from pathlib import Path
 
 from configs.base import nearest_hint
-from configs.resume import change_lines
 from configs.schema import Config
 from launch.versions import find_checkpoint, split_version
 from pipeline.run.checkpoint_files import BEST, CheckpointFiles, best_version, read_checkpoints
 from pipeline.run.run_folder import RunFolder
-
-_SHAPE = ("rank", "alpha", "scaling", "targets")
-"""Settings in `lora` that a fork cannot change."""
 
 
 def forked(config: Config) -> Config:
@@ -28,7 +24,7 @@ def forked(config: Config) -> Config:
 
     Raises:
         FileNotFoundError: if there is no such run, or no such checkpoint.
-        ValueError: if the setting excludes `lora.start`, or the adapter has another shape.
+        ValueError: if the setting excludes `lora.start`.
     """
     if config.run.fork is None:
         return config
@@ -40,9 +36,7 @@ def forked(config: Config) -> Config:
     copy = _copied(folder, config.run.fork)
     if copy is not None:
         return _started(config, copy)
-    checkpoint = _checkpoint(config.run.fork)
-    _check_shape(config, RunFolder(checkpoint.parent.parent))
-    return _started(config, checkpoint)
+    return _started(config, _checkpoint(config.run.fork))
 
 
 def copy_start(config: Config) -> Config:
@@ -94,22 +88,6 @@ def check_base(config: Config, base: str) -> None:
 def _started(config: Config, start: Path) -> Config:
     lora = config.lora.model_copy(update={"start": str(start)})
     return config.model_copy(update={"lora": lora})
-
-
-def _check_shape(config: Config, run: RunFolder) -> None:
-    """Compares the shape and the scale of the adapter with those of the other run."""
-    theirs = run.saved_config["lora"] if run.holds_run else {}
-    ours = config.lora.model_dump(mode="json")
-    changes = [
-        (f"lora.{key}", theirs[key], ours[key])
-        for key in _SHAPE
-        if key in theirs and theirs[key] != ours[key]
-    ]
-    if changes:
-        raise ValueError(
-            f"run.fork: the adapter of {run.path} has another shape or scale; give the settings "
-            f"of that run:\n{change_lines(changes)}"
-        )
 
 
 def _copied(folder: RunFolder, fork: str) -> Path | None:

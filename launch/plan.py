@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from configs.cli import CommandLine, parse
 from configs.load import load_config, read_config
+from configs.machine import GPU_NAMES
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file, write_figures
@@ -43,7 +44,7 @@ def _flags() -> argparse.ArgumentParser:
         "--topology",
         metavar="NAME",
         help="plan for chips other than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
-        "v6e-1 to v6e-256, gpu-24, gpu-40, gpu-80, gpu-141 (and gpu-80x8), cpu",
+        f"v6e-1 to v6e-256, {', '.join(GPU_NAMES)} (and h100x8), cpu",
     )
     flags.add_argument(
         "--completion-tokens",
@@ -77,21 +78,23 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _load(command: CommandLine) -> Config:
-    """The configuration; with `plan.platform = "auto"` for the chips of `--topology`."""
+    """The configuration; where this machine implies the devices, with those of `--topology`."""
     name = command.flags.topology
     read = read_config(command.path, command.overrides)
-    if name is None or not read.assumes_platform:
+    if name is None or not (read.assumes_platform or read.assumes_gpu):
         config = load_config(command.path, command.overrides, say=_say)
         if read.assumes_platform and config.plan.platform == "cpu":
-            _say("--topology NAME plans for other devices, such as v5e-8 or gpu-80")
+            _say("--topology NAME plans for other devices, such as v5e-8 or h100")
         return config
     from pipeline.plan.cost_model.hardware import TOPOLOGIES
 
     devices = list[tuple[str, str]]()
     if name in TOPOLOGIES:
-        chip, count = TOPOLOGIES[name].chip, TOPOLOGIES[name].chips
-        devices = [("plan.platform", chip.platform), ("plan.learner_devices", f"{count}")]
-        devices += [("plan.hbm_gib", f"{chip.hbm_gib}")] * (chip.platform == "gpu")
+        platform, count = TOPOLOGIES[name].chip.platform, TOPOLOGIES[name].chips
+        if platform == "gpu":
+            devices.append(("plan.gpu", name.removesuffix(f"x{count}")))
+        if read.assumes_platform:
+            devices += [("plan.platform", platform), ("plan.learner_devices", f"{count}")]
     return load_config(command.path, (*devices, *command.overrides))
 
 

@@ -38,20 +38,11 @@ from pipeline.plan.cost_model.hardware import refuse_plan_only
 from pipeline.plan.search.fitting import with_chosen_placement
 from pipeline.plan.search.suggestions import settings_text
 from pipeline.run import tracking
-from pipeline.run.checkpoint_files import BEST, BEST_FILE
 from pipeline.run.history import STARTED, provenance
 from pipeline.run.mirror import check_mirror
 from pipeline.run.run_folder import RunFolder
 from rewards.base import RewardFacts
 from rewards.processes.host import check
-
-_PEFT_CONFIG = "adapter_config.json"
-_PEFT_MARKS = (_PEFT_CONFIG, f"adapter/{_PEFT_CONFIG}")
-_ADAPTER_MARKS = (
-    *_PEFT_MARKS,
-    *(BEST_FILE, "state", f"checkpoints/{BEST}/{BEST_FILE}", "checkpoints/*/state"),
-)
-"""Files and folders of which one is in each folder with an adapter."""
 
 
 @dataclass(frozen=True)
@@ -191,8 +182,7 @@ def _check_request(config: Config, found: MistakeCollector, folder: RunFolder | 
     if folder is not None:
         found.attempt(folder.check_writable)
         found.attempt(_check_mirror, config, folder)
-    found.attempt(lambda: _check_adapter("lora.start", config.lora.start))
-    found.attempt(lambda: _check_adapter("learner.teacher", config.learner.teacher))
+    found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
 
 
 def _check_mirror(config: Config, folder: RunFolder) -> None:
@@ -200,17 +190,9 @@ def _check_mirror(config: Config, folder: RunFolder) -> None:
         check_mirror(config.run.mirror, folder.path)
 
 
-def _check_adapter(key: str, path: str | None) -> None:
-    if path is None:
-        return
-    folder = Path(path)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(folder)}")
-    if not any(any(folder.glob(mark)) for mark in _ADAPTER_MARKS):
-        raise FileNotFoundError(
-            f"{key}: no adapter in {path}: it is no PEFT folder ({_PEFT_CONFIG}), no export "
-            "(adapter/), no run folder with checkpoints and none of its checkpoints/N"
-        )
+def _check_folder(key: str, path: str | None) -> None:
+    if path is not None and not Path(path).is_dir():
+        raise FileNotFoundError(f"{key}: no folder {path}{nearest_hint(Path(path))}")
 
 
 def check_start(config: Config, model: Path | None) -> None:
@@ -223,14 +205,13 @@ def check_start(config: Config, model: Path | None) -> None:
         ValueError: if it cannot be read, or does not fit the model or the settings.
     """
     start = config.lora.start
-    if start is not None and not any(any(Path(start).glob(mark)) for mark in _ADAPTER_MARKS):
-        return  # reported by `_check_adapter`
+    _check_folder("lora.start", start)
     # Imported late: they import JAX.
     if model is not None and (start is not None or hf_folder.flax_folder(model) is not None):
         from pipeline.compute import opening
 
         opening.check_model(model, config)
-    elif start is not None and any((Path(start) / mark).is_file() for mark in _PEFT_MARKS):
+    elif start is not None:
         from pipeline.compute.model import adapter_source
 
         adapter_source.check_start(config.lora)
@@ -292,16 +273,11 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
         for line in found.attempt(hf_folder.check_folder, folder) or ():
             say(line)
         found.attempt(check_targets, config, folder)
-    tokenizer = found.attempt(_open_tokenizer, config, folder)
+    there = folder is not None or config.model.tokenizer is not None
+    tokenizer = found.attempt(open_tokenizer, config.model) if there else None
     if tokenizer is not None:
         found.attempt(_check_pieces, config, tokenizer, folder)
     return tokenizer
-
-
-def _open_tokenizer(config: Config, folder: Path | None) -> Tokenizer | None:
-    if folder is None and config.model.tokenizer is None:
-        return None
-    return open_tokenizer(config.model)
 
 
 def check_targets(config: Config, folder: Path) -> None:

@@ -12,8 +12,6 @@ from pathlib import Path
 from launch.exits import Failure
 from pipeline.data.models.model_source import HF, HF_HANDLE, HF_LOG_IN
 
-RECORD = ".export.json"
-"""File of an export folder that is not pushed: what the export is of."""
 _WRITTEN = ("model*.safetensors", "model.safetensors.index.json", "adapter/*", "flax/*")
 """Files that an export writes: the hub's that this export does not have are of an earlier one."""
 _DENIED = {401, 403}
@@ -95,11 +93,8 @@ def push(folder: Path, repository: Repository, *, title: str) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, name = HfApi(), repository.name
-    paths = sorted(
-        file.relative_to(folder).as_posix()
-        for file in folder.rglob("*")
-        if file.is_file() and file != folder / RECORD
-    )
+    files = (file for file in folder.rglob("*") if file.is_file())
+    paths = sorted(file.relative_to(folder).as_posix() for file in files)
     try:
         api.create_repo(name, private=repository.private, exist_ok=True)
         seen_by = "private" if api.model_info(name).private else "public"
@@ -115,9 +110,9 @@ def push(folder: Path, repository: Repository, *, title: str) -> None:
         deleted = [CommitOperationDelete(path) for path in old]
         api.create_commit(name, [*added, *deleted], commit_message=title)
     except (httpx.HTTPError, OSError, RuntimeError, ValueError) as error:
-        remedy = "give the same command again: it pushes this export"
+        remedy = f"push it with: hf upload {name} {folder}"
         if _is_denied(error):
-            remedy = f"log in with {HF_LOG_IN}, with a token that may write there, and repeat"
+            remedy = f"log in with {HF_LOG_IN}, with a token that may write there, and {remedy}"
         raise Failure(
             f"{repository}: not pushed: {_reason(error)}; {folder} is complete; {remedy}"
         ) from error

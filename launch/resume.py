@@ -79,9 +79,7 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     if folder.holds_run:  # with the configuration of its last start, which `create` replaces
         if replaces_budget(config, folder):
             folder.journal("budget", step=step, **vars(Budget.given(config.budget)))
-        _record_hardware(folder, config, step=step)
-        _record_accepted(folder, config, step=step)
-        changes = record_reward_changes(folder, config, prepared.reward_code, step=step)
+        changes = record_changes(folder, config, prepared.reward_code, step=step)
     folder.create(config)
     if why := os.environ.get(RESTARTED_WHY):
         folder.journal(RESTARTED, why=why)
@@ -92,49 +90,34 @@ def record_start(prepared: Prepared, clock: Clock, *, step: int) -> list[Change]
     return changes
 
 
-def record_reward_changes(
+def record_changes(
     folder: RunFolder, config: Config, code: Mapping[str, str], *, step: int
 ) -> list[Change]:
-    """Journals which rewards a resume has changed; before `create` replaces the configuration.
+    """Journals and prints what a resume changes; before `create` replaces the configuration.
 
     Args:
         folder: of the run, which has begun.
         config: of the resume.
-        code: SHA-256 of the file that defines each part, by name.
+        code: SHA-256 of the file that defines each part of the reward, by name.
         step: training steps done.
 
     Returns:
-        The changes.
+        The changes of rewards, which are not printed.
     """
-    changes = reward_changes(
-        folder.saved_config,
-        config.model_dump(mode="json"),
-        old_code=provenance(folder.entries()).get("rewards", {}),
-        new_code=code,
-    )
-    if changes:  # not `step`: a resume from an earlier step does not bring the old ones back
-        folder.journal(REWARDS_CHANGED, after_step=step, changes=changes)
-    return changes
-
-
-def _record_accepted(folder: RunFolder, config: Config, *, step: int) -> None:
-    """Journals and prints settings that `--accept` lets this resume change, but for rewards."""
-    new = config.model_dump(mode="json")
-    changes = [
-        one for one in altering_changes(folder.saved_config, new) if not is_reward_change(one)
-    ]
-    if changes:
-        folder.journal(SETTINGS_CHANGED, after_step=step, changes=changes)
-        say(f"from step {step + 1} on:\n{change_lines(changes)}")
-
-
-def _record_hardware(folder: RunFolder, config: Config, *, step: int) -> None:
-    """Journals and prints that the run continues on other devices or with other sizes."""
-    changes = hardware_changes(folder.saved_config, config.model_dump(mode="json"))
-    if changes:
-        # Not `step`: a resume from an earlier step does not bring the old hardware back.
-        folder.journal("hardware_changed", after_step=step, changes=changes)
-        say(
-            f"other devices or sizes from step {step + 1} on; the results equal those of the "
-            f"former ones up to rounding:\n{change_lines(changes)}"
-        )
+    old, new = folder.saved_config, config.model_dump(mode="json")
+    known = provenance(folder.entries()).get("rewards", {})
+    rewards = reward_changes(old, new, old_code=known, new_code=code)
+    accepted = [one for one in altering_changes(old, new) if not is_reward_change(one)]
+    hardware = hardware_changes(old, new)
+    told = {
+        "hardware_changed": f"other devices or sizes from step {step + 1} on; the results equal "
+        "those of the former ones up to rounding",
+        SETTINGS_CHANGED: f"from step {step + 1} on",
+        REWARDS_CHANGED: "",
+    }
+    for (event, what), changes in zip(told.items(), (hardware, accepted, rewards), strict=True):
+        if changes:  # not `step`: a resume from an earlier step does not bring the old ones back
+            folder.journal(event, after_step=step, changes=changes)
+            if what:
+                say(f"{what}:\n{change_lines(changes)}")
+    return rewards

@@ -33,7 +33,7 @@ they score the recorded rollouts of a run again, which are compared with the rec
 Exit status: 0 done, 1 the reference is not on top, a case differs, or a function has errors, 2 a
 mistake in the request, 130 after Ctrl-C."""
 
-_DEFAULTS = {"rows": 32, "show": 3}
+_ROWS = 32
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +47,7 @@ def _flags() -> argparse.ArgumentParser:
         "--rows",
         metavar="N",
         type=int,
-        help=f"rows of the training data (default: {_DEFAULTS['rows']})",
+        help=f"rows of the training data (default: {_ROWS})",
     )
     flags.add_argument(
         "--form",
@@ -66,12 +66,6 @@ def _flags() -> argparse.ArgumentParser:
     )
     flags.add_argument(
         "--steps", metavar="A:B", help="with --rollouts: steps A to B only (A: or :B; default: all)"
-    )
-    flags.add_argument(
-        "--show",
-        metavar="N",
-        type=int,
-        help=f"with --rollouts: show N completions of each kind (default: {_DEFAULTS['show']})",
     )
     flags.add_argument(
         "--log", metavar="FILE", help="append what the functions print, and tracebacks, to FILE"
@@ -114,12 +108,11 @@ def _work(config: Config, flags: argparse.Namespace) -> Work:
     if flags.rollouts is None:
         from launch.reward_check import prepare_check
 
-        rows = _DEFAULTS["rows"] if flags.rows is None else flags.rows
+        rows = _ROWS if flags.rows is None else flags.rows
         return prepare_check(config, rows=rows, form=flags.form, cases=flags.cases)
     from launch.reward_rollouts import prepare_rescoring
 
-    show = _DEFAULTS["show"] if flags.show is None else flags.show
-    return prepare_rescoring(config, flags.rollouts, steps=flags.steps, show=show)
+    return prepare_rescoring(config, flags.rollouts, steps=flags.steps)
 
 
 def _check_flags(flags: argparse.Namespace) -> None:
@@ -128,7 +121,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
     Raises:
         ValueError: with one line per flag.
     """
-    wrong, problem = {"steps", "show"}, "needs --rollouts; add it, or remove this flag"
+    wrong, problem = {"steps"}, "needs --rollouts; add it, or remove this flag"
     if flags.rollouts is not None:
         wrong = {"rows", "form", "cases"}
         problem = "has no effect with --rollouts; remove one of them"
@@ -137,11 +130,8 @@ def _check_flags(flags: argparse.Namespace) -> None:
         for name, value in vars(flags).items()
         if name in wrong and value is not None
     ]
-    for name, least in (("rows", 1), ("show", 0)):
-        value = getattr(flags, name)
-        if value is not None and value < least:
-            what = f"must be at least {least}; nearest valid: {least}"
-            mistakes.append(f"command line: --{name} {value}: {what}")
+    if flags.rows is not None and flags.rows < 1:
+        mistakes.append(f"command line: --rows {flags.rows}: must be at least 1; nearest valid: 1")
     if flags.form is not None and "ANSWER" not in flags.form:
         mistakes.append(f"command line: --form {flags.form!r}: must contain the word ANSWER")
     if mistakes:

@@ -30,6 +30,8 @@ _CHUNK = 256
 """Rollouts that are scored between two updates of the progress."""
 _QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 _LONGEST_PROMPT, _LONGEST_TEXT = 300, 800
+_SHOWN = 3
+"""Completions of each kind in the report."""
 _DIFFERENCE = 1e-9
 """Smaller differences of rewards are rounding."""
 
@@ -63,7 +65,7 @@ class _Rescored:
 
 
 def prepare_rescoring(
-    config: Config, run_dir: str, *, steps: str | None, show: int
+    config: Config, run_dir: str, *, steps: str | None
 ) -> Callable[[RewardLog], tuple[Figures, Iterator[str], bool]]:
     """Reads the recorded rollouts; returns the work, see `launch.reward.Work`.
 
@@ -71,7 +73,6 @@ def prepare_rescoring(
         config: with the reward functions.
         run_dir: folder of the run.
         steps: first and last step, as "A:B", "A:", ":B" or "A"; None: all.
-        show: completions of each kind in the report.
 
     Raises:
         FileNotFoundError: if there are no such rollouts.
@@ -96,7 +97,7 @@ def prepare_rescoring(
 
     def rescore(log: RewardLog) -> tuple[Figures, Iterator[str], bool]:
         rollouts = asyncio.run(_rescore(config, recorded, log=log))
-        figures = _figures(rollouts, show=show)
+        figures = _figures(rollouts)
         return figures, _lines(figures), not figures["errors"]
 
     return rescore
@@ -164,13 +165,8 @@ def _range(steps: str | None) -> tuple[int, int | None]:
 # --- the report
 
 
-def _figures(rollouts: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
-    """All figures of the report, as JSON.
-
-    Args:
-        rollouts: scored again.
-        show: maximum number of completions of each kind.
-    """
+def _figures(rollouts: Sequence[_Rescored]) -> dict[str, Any]:
+    """All figures of the report, as JSON."""
     groups = defaultdict[tuple[int, int], list[_Rescored]](list)
     for one in rollouts:
         groups[one.step, one.given.prompt_id].append(one)
@@ -194,9 +190,9 @@ def _figures(rollouts: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
             "after": _signal([one.after[SUM] for one in group] for group in groups.values()),
         },
         "rank_correlation": _rank_correlation(groups.values()),
-        "best": [_sample(one) for one in ranked[:show]],
-        "worst": [_sample(one) for one in ranked[::-1][:show]],
-        "wrong": _wrong(ranked, show=show),
+        "best": [_sample(one) for one in ranked[:_SHOWN]],
+        "worst": [_sample(one) for one in ranked[::-1][:_SHOWN]],
+        "wrong": _wrong(ranked),
         "errors": _errors(rollouts),
     }
 
@@ -233,12 +229,11 @@ def _rank_correlation(groups: Iterable[Sequence[_Rescored]]) -> dict[str, Any]:
     return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
 
 
-def _wrong(ranked: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
+def _wrong(ranked: Sequence[_Rescored]) -> dict[str, Any]:
     """Rollouts with a wrong answer and a high reward: at least the median of right ones.
 
     Args:
         ranked: the highest reward first.
-        show: maximum number of completions.
     """
     right, wrong = list[float](), list[tuple[float, _Rescored]]()
     for one in ranked:
@@ -253,7 +248,7 @@ def _wrong(ranked: Sequence[_Rescored], *, show: int) -> dict[str, Any]:
         "count": len(wrong),
         "high": len(high),
         "median_of_right": median,
-        "samples": [_sample(one) for one in high[:show]],
+        "samples": [_sample(one) for one in high[:_SHOWN]],
     }
 
 

@@ -8,15 +8,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from launch.exits import exit_status, print_lines
 from launch.flags import Parser, add_json, json_file, write_figures
-
-if TYPE_CHECKING:
-    from pipeline.run.report.run_list import RunFacts
 
 DESCRIPTION = """\
 List the runs of a folder, the latest first, or the checkpoints of one run: their step, when they
@@ -24,35 +19,17 @@ were complete, and why they are kept.
 
 To begin another run from a checkpoint, with its optimizer state, give launch.train --run.fork
 RUN_DIR@STEP and another --run.name.
-"""
-EPILOG = """\
+
 Exit status: 0 done, 2 a mistake in the request (no run)."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A valid request.
-
-    Attributes:
-        runs: the runs, the latest first; a single one with its checkpoints.
-        unreadable: a line for each other folder with a `config.json`.
-        is_run: whether a run folder was given, not a folder of runs.
-        result: where the figures go; None: nowhere.
-    """
-
-    runs: Sequence[RunFacts]
-    unreadable: Sequence[str]
-    is_run: bool
-    result: Path | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: prepare(argv), run)
+    return exit_status(lambda: _show(argv), int)
 
 
-def prepare(argv: Sequence[str] | None) -> Prepared:
-    """Checks the request; nothing is written.
+def _show(argv: Sequence[str] | None) -> int:
+    """Prints the tables; writes nothing into the folders.
 
     Raises:
         ValueError: if there is no run.
@@ -61,10 +38,16 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     flags = _parser().parse_args(sys.argv[1:] if argv is None else argv)
     # Imported late: `--help` needs none of it.
     from configs.base import nearest_hint
-    from pipeline.run.report.run_list import RunFacts, read_facts, run_folders
+    from pipeline.run.report.run_list import (
+        RunFacts,
+        checkpoint_lines,
+        read_facts,
+        run_folders,
+        run_lines,
+    )
     from pipeline.run.run_folder import RunFolder
 
-    path: Path = flags.path
+    path, file = flags.path, json_file(flags)
     if not path.is_dir():
         raise FileNotFoundError(f"{path}: no such folder{nearest_hint(path)}")
     is_run = RunFolder(path).holds_run
@@ -80,7 +63,10 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
     if is_run and unreadable:
         raise ValueError(*unreadable)
     facts.sort(key=lambda run: run.last_activity, reverse=True)
-    return Prepared(facts, unreadable, is_run, json_file(flags))
+    print_lines([*(checkpoint_lines(facts[0]) if is_run else run_lines(facts)), *unreadable])
+    runs = [one.to_json() for one in facts]
+    write_figures(file, {"runs": runs, "unreadable": unreadable})
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,7 +74,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m launch.runs",
         usage="%(prog)s [RUNS_FOLDER | RUN_DIR] [--json FILE]",
         description=DESCRIPTION,
-        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
@@ -101,17 +86,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_json(parser)
     return parser
-
-
-def run(prepared: Prepared) -> int:
-    """Prints the tables."""
-    from pipeline.run.report.run_list import checkpoint_lines, run_lines
-
-    lines = checkpoint_lines(prepared.runs[0]) if prepared.is_run else run_lines(prepared.runs)
-    print_lines([*lines, *prepared.unreadable])
-    runs = [one.to_json() for one in prepared.runs]
-    write_figures(prepared.result, {"runs": runs, "unreadable": list(prepared.unreadable)})
-    return 0
 
 
 if __name__ == "__main__":

@@ -217,7 +217,7 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
     """
     config = session.prepared.config
     with session.clock.waiting(), session.during("device_wait"):
-        await wait_for_devices(actors.devices, config.plan)
+        await wait_for_devices(actors.devices)
     await actors.started()
     say("Devices acquired; loading weights and compiling.")
     choosing = choose_sizes(

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Submit a run to a Ray cluster as a job: launch.train with the same arguments. Uploads the project's
-source, the configuration, and the reward functions with all Python modules that they import: those
-of the current folder (module:function) and those beside a file (file.py:function). Nothing else is
-uploaded: data and models are read where they are, at the same paths on the cluster's host.
+source, the configuration, and for reward functions of yours the Python files of the current folder
+and, for file.py:function, of the file's folder. Nothing else is uploaded: data and models are read
+where they are, at the same paths on the cluster's host.
 Keys (WANDB_API_KEY, HF_TOKEN, those of run.mirror) are never put into the job, because every user
 of the cluster can read its metadata: set them where Ray is started. The cluster is
 RAY_API_SERVER_ADDRESS, by default the one on this machine; its Python is GEMMA_GRPO_PYTHON, by
@@ -88,11 +88,16 @@ def _submit(command: CommandLine, config: Config) -> int:
     """Submits the job, and waits for its end; returns the exit status.
 
     Raises:
-        ValueError: if a reward function cannot be uploaded, or no node suits the plan.
+        ValueError: if reward functions cannot be uploaded, or no node suits the plan.
         Failure: if the cluster does not take the job.
     """
     use_token()
     address = os.environ.get("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:8265").rstrip("/")
+    variables = {
+        HOME_VARIABLE: str(Path.cwd()),
+        "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
+        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    }
     with tempfile.TemporaryDirectory() as folder:
         _fill(Path(folder), config)
         _dry_run(Path(folder), command)
@@ -101,10 +106,11 @@ def _submit(command: CommandLine, config: Config) -> int:
         with one_sentence(address):
             client = connect(address, without_token=command.flags.without_token)
             job: str = client.submit_job(
-                entrypoint=_entrypoint(command),
+                # `exec` makes the run the job's first process, so that signals reach it.
+                entrypoint=f"exec {shlex.join(_train(JOB_FOLDER, *_flags(command.flags)))}",
                 submission_id=f"{config.run.name}-{stamp}-{secrets.token_hex(2)}",
                 metadata={"job_name": config.run.name},
-                runtime_env={"working_dir": folder, "env_vars": _variables()},
+                runtime_env={"working_dir": folder, "env_vars": variables},
                 entrypoint_label_selector=_node_labels(command.flags.node, config, address),
             )
     # With an address: Ray's commands refuse to choose where a private cluster runs, too.
@@ -118,7 +124,7 @@ def _fill(upload: Path, config: Config) -> None:
     """Writes what the job needs: source, reward functions, and the configuration as a run folder.
 
     Raises:
-        ValueError: see `launch.upload.user_modules`.
+        ValueError: see `launch.upload.copy_user_files`.
     """
     copy_source(upload)
     copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)
@@ -158,19 +164,6 @@ def _flags(flags: argparse.Namespace) -> list[str]:
     extend = [] if flags.extend is None else ["--extend", flags.extend]
     accept = [f"--accept={key}" for key in flags.accept]
     return [*extend, *accept, *([] if flags.supervise else ["--no-supervise"])]
-
-
-def _entrypoint(command: CommandLine) -> str:
-    """`exec` makes the run the job's first process, so that signals reach it."""
-    return f"exec {shlex.join(_train(JOB_FOLDER, *_flags(command.flags)))}"
-
-
-def _variables() -> dict[str, str]:
-    return {
-        HOME_VARIABLE: str(Path.cwd()),
-        "RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_S),
-        "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
-    }
 
 
 # --- the cluster

@@ -27,7 +27,6 @@ from configs.cli import CommandLine, parse
 from configs.errors import ConfigError, MistakeCollector
 from configs.load import changed_settings, config_to_json, read_config
 from configs.resume import ACCEPTED_KEYS, REWARDS, check_accept
-from configs.schema import Config
 from configs.toml_text import show_value
 from launch.exits import EXIT_FAILED, EXIT_REPORTED, exit_status, say
 from launch.flags import SUBMITTED, SUPERVISOR, add_json, command_flags, json_file, write_figures
@@ -47,12 +46,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     # Mistakes are found before the run starts; `session` handles later errors itself.
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: _run(parse_command(given), given), int)
-
-
-def parse_command(argv: Sequence[str] | None) -> CommandLine:
-    """Parses the arguments of this command; see `configs.cli.parse`."""
-    return parse(argv, prog="python -m launch.train", description=DESCRIPTION, flags=train_flags())
+    prog, flags = "python -m launch.train", train_flags()
+    return exit_status(
+        lambda: _run(parse(given, prog=prog, description=DESCRIPTION, flags=flags), given), int
+    )
 
 
 def train_flags() -> argparse.ArgumentParser:
@@ -108,8 +105,10 @@ def _run(command: CommandLine, argv: Sequence[str]) -> int:
     # Imported late: `--help` needs none of it.
     from launch.fork import forked
     from launch.preparation import finished, placed, prepare
+    from pipeline.run.mirror import fetch_run
 
-    _fetch(config, command.flags, found)
+    if found.is_empty and not command.flags.dry_run:
+        fetch_run(config, say=say)
     config = found.attempt(forked, config) or config
     if found.is_empty:
         config = found.attempt(placed, config) or config
@@ -151,14 +150,6 @@ def _dry_run(prepared: Prepared, file: Path | None) -> int:
     else:
         say("the run is refused: a reward has no score for any completion", file=sys.stderr)
     return status
-
-
-def _fetch(config: Config, flags: argparse.Namespace, found: MistakeCollector) -> None:
-    """Fetches the run from its mirror if this host has none."""
-    from pipeline.run.mirror import fetch_run
-
-    if found.is_empty and not flags.dry_run:
-        fetch_run(config, say=say)
 
 
 if __name__ == "__main__":

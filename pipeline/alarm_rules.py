@@ -1,9 +1,9 @@
 """Rules of the alarms: what is watched in a run's steps and validations, and what to do about it.
 
-A rule is an entry of `RULES` and a table in `configs/alarms.py`. Its function returns the values
-that the table's threshold applies to, by part of the reward ("" for the whole run); none where they
-are not known. Where absolute values have no meaning, the value is relative to the run's own earlier
-steps. `alarms.py` decides when a rule is judged, and what follows.
+A rule is an entry of `RULES`, with a threshold and a setting in `configs/alarms.py`. Its function
+returns the values that the threshold applies to, by part of the reward ("" for the whole run); none
+where they are not known. Where absolute values have no meaning, the value is relative to the run's
+own earlier steps. `alarms.py` decides when a rule is judged, and what follows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from math import hypot
 from statistics import fmean, median
 from typing import Any
 
-from configs.alarms import NOISE, START_STEPS
+from configs.alarms import NOISE, START_STEPS, THRESHOLDS, Action
 from configs.schema import Config
 from pipeline.evaluate.summary import mean_of, show_interval, show_mean
 
@@ -92,7 +92,7 @@ class Rule:
     """A rule of `alarms`.
 
     Attributes:
-        name: its table.
+        name: its key.
         values: the values that the threshold applies to.
         what: the fact in words, with `{value}`, `{part}` and the names of `figures`.
         advice: where to look and what to do.
@@ -104,6 +104,11 @@ class Rule:
     what: str
     advice: str
     figures: Figures = lambda _: {}
+
+    def action(self, config: Config) -> Action:
+        """What an alarm of this rule does."""
+        found: Action = getattr(config.alarms, self.name)
+        return found
 
 
 def _all_equal(history: History) -> dict[str, float]:
@@ -195,7 +200,7 @@ def _rising_while_validation_falls(history: History) -> dict[str, float]:
     Compares the means of as many steps as raise the alarm: the last ones, and those before the best
     validation (or the first ones).
     """
-    steps = history.config.alarms.rising_while_validation_falls.steps
+    steps = THRESHOLDS["rising_while_validation_falls"].steps
     rows, validations = history.rows, history.validations
     if not rows or not validations:
         return {}

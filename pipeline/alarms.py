@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.alarms import Action, AlarmRule
+from configs.alarms import THRESHOLDS, Action, Threshold
 from configs.schema import Config
-from pipeline.alarm_rules import RULES, History, Rule, Validation
+from pipeline.alarm_rules import RULES, History, Validation
 
 _ACTIONS: Mapping[Action, str] = {
     "checkpoint": "; a checkpoint follows",
@@ -30,11 +30,11 @@ class Alarm:
     """A rule applies.
 
     Attributes:
-        rule: its table in `alarms`.
+        rule: its key in `alarms`.
         part: the part of the reward; "" for the whole run.
         step: counted from 1.
         value: beyond the threshold.
-        threshold: the setting.
+        threshold: of the rule.
         action: what follows.
         fact: what happened.
         text: what happened, where to look, what to do.
@@ -113,38 +113,31 @@ def _alarms(unit: str, before: Callable[[int], History], count: int, *, step: in
     """
     now, alarms = before(0), list[Alarm]()
     for rule in RULES:
-        settings = now.config.alarm_rule(rule.name)
-        if settings.action == "off" or settings.unit != unit:
+        threshold, action = threshold_of(rule.name, now.config), rule.action(now.config)
+        if action == "off" or threshold.unit != unit:
             continue
         for part, value in rule.values(now).items():
-            if not settings.exceeds(value):
+            if not threshold.exceeds(value):
                 continue
             streak = 0
             for number in range(count):
                 earlier = rule.values(before(number)).get(part)
                 if earlier is not None:
-                    if streak > settings.steps or not settings.exceeds(earlier):
+                    if streak > threshold.steps or not threshold.exceeds(earlier):
                         break
                     streak += 1
-            if streak == settings.steps:
+            if streak == threshold.steps:
                 fact = rule.what.format(part=part, value=value, **rule.figures(now))
-                alarms.append(_alarm(rule, settings, part, value, fact, step=step))
+                text = (
+                    f"alarm {rule.name}: step {step}: {fact}, {threshold} (alarms.{rule.name})"
+                    f"{_ACTIONS.get(action, '')}; {rule.advice}"
+                )
+                facts = (rule.name, part, step, value, threshold.value, action, fact, text)
+                alarms.append(Alarm(*facts))
     return alarms
 
 
-def _alarm(
-    rule: Rule, settings: AlarmRule, part: str, value: float, fact: str, *, step: int
-) -> Alarm:
-    setting = f"alarms.{rule.name}.{settings.bound} = {settings.threshold:g}"
-    lasted = f" in {settings.steps} {settings.unit} in a row" if settings.steps > 1 else ""
-    return Alarm(
-        rule=rule.name,
-        part=part,
-        step=step,
-        value=value,
-        threshold=settings.threshold,
-        action=settings.action,
-        fact=fact,
-        text=f"alarm {rule.name}: step {step}: {fact}, {settings.bound} {setting}"
-        f"{lasted}{_ACTIONS.get(settings.action, '')}; {rule.advice}",
-    )
+def threshold_of(rule: str, config: Config) -> Threshold:
+    """The threshold of a rule; that of `disagreement` depends on the number format."""
+    found = THRESHOLDS.get(rule)
+    return found or Threshold("above", config.mismatch_bounds.p999, steps=1)

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -108,6 +108,20 @@ def free_programs() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Moves tests with a Ray cluster to the start: they are long, and others fill their waits."""
     items.sort(key=lambda item: item.get_closest_marker("ray") is None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collects tests without garbage collection, which later never visits what was imported.
+
+    It took a quarter of the time of the collection, and an eighth of that of a test that traces.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Runs the demo with several seeds and its control; makes the table in docs/benchmarks.md.
 
-    python -m launch.demo.table [--config CONFIG.toml] [--seeds 0 1 2] [--steps N] [--dir runs]
+    python -m launch.demo.table [--config CONFIG.toml] [--seeds 0 1 2] [--dir runs]
+                                [--table.key VALUE ...]
 
 The control is the same run with rewards shuffled within each step: equally many and equally large
 updates without information on the rollouts. If its accuracy rose, too, the gain would not come from
@@ -13,14 +14,13 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from launch.flags import add_runs_dir, add_seeds
 from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
 
@@ -34,50 +34,26 @@ HEADER = (
 )
 
 
-@dataclass(frozen=True)
-class DemoRun:
-    """A run of the demo that has ended.
+def run(config: str, name: str, *, folder: Path, settings: Sequence[str]) -> str:
+    """Runs a configuration in a separate process with further settings; returns a Markdown row.
 
-    Attributes:
-        name: of the run.
-        status: exit status of its process.
-        seconds: time from start to exit.
-        peak_gib: peak of the summed proportional set size of its processes, which counts shared
-            memory once.
-        folder: the run folder.
+    The peak of memory is that of the summed proportional set size of the run's processes, which
+    counts shared memory once.
+
+    Raises:
+        RuntimeError: if the run failed.
     """
-
-    name: str
-    status: int
-    seconds: float
-    peak_gib: float
-    folder: RunFolder
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """Its `summary.json`.
-
-        Raises:
-            RuntimeError: if the run failed.
-        """
-        if self.status or self.folder.summary is None:
-            raise RuntimeError(f"{self.name}: exit status {self.status}")
-        return self.folder.summary
-
-
-def train(name: str, *, folder: Path, settings: Sequence[str], config: str = CONFIG) -> DemoRun:
-    """Runs the demo once in a separate process with further settings, and measures it."""
     command = [sys.executable, "-m", "launch.train", config, "--run.name", name]
     started, peak = time.monotonic(), 0
     process = subprocess.Popen([*command, "--run.dir", str(folder), *settings])
-    while True:
-        try:
-            status = process.wait(timeout=_SAMPLE_EVERY_S)
-            break
-        except subprocess.TimeoutExpired:
-            peak = max(peak, _memory(process.pid))
-    seconds = time.monotonic() - started
-    return DemoRun(name, status, seconds, peak / 2**30, RunFolder(folder / name))
+    while process.poll() is None:
+        peak = max(peak, _memory(process.pid))
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_SAMPLE_EVERY_S)
+    minutes, summary = (time.monotonic() - started) / 60, RunFolder(folder / name).summary
+    if process.returncode or summary is None:
+        raise RuntimeError(f"{name}: exit status {process.returncode}")
+    return row(name, summary, minutes=minutes, peak_gib=peak / 2**30)
 
 
 def _memory(pid: int) -> int:
@@ -96,22 +72,18 @@ def _memory(pid: int) -> int:
     return total
 
 
-def row(run: DemoRun) -> str:
-    """Returns a Markdown row.
-
-    Raises:
-        RuntimeError: if the run failed.
-    """
-    found, best = run.summary["eval"], run.summary["best"]
+def row(name: str, summary: Mapping[str, Any], *, minutes: float, peak_gib: float) -> str:
+    """A Markdown row of the figures in `summary.json`."""
+    found, best = summary["eval"], summary["best"]
     before, after = found["before"], found["after"]
     low, high = found["paired_ci95"]
     return (
-        f"| {run.name} | {show_mean(before)} | {show_mean(after)} "
+        f"| {name} | {show_mean(before)} | {show_mean(after)} "
         f"| {100 * found['paired_difference']:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}] "
         f"| {found['paired_p']:.1e} | {before['well_formed']:.1%} "
         f"| {best['step']} of {best['last_step']} "
         f"| {best['accuracy']:.1%}, {best['last_accuracy']:.1%} "
-        f"| {run.seconds / 60:.1f} | {run.peak_gib:.1f} |"
+        f"| {minutes:.1f} | {peak_gib:.1f} |"
     )
 
 
@@ -119,30 +91,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs all seeds and the control and prints the table."""
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.table",
-        description="Run the demo with several seeds and its control, and print a table.",
+        description="Run the demo with several seeds and its control, and print a table. Other "
+        "arguments are settings of all runs: --table.key VALUE.",
+        allow_abbrev=False,
     )
     parser.add_argument("--config", default=CONFIG, help=f"default: {CONFIG}")
-    add_seeds(parser)
-    parser.add_argument("--steps", type=int, help="steps of each run (default: the preset's)")
-    add_runs_dir(parser)
-    options = parser.parse_args(argv)
+    parser.add_argument(
+        "--seeds", metavar="SEED", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2"
+    )
+    parser.add_argument(
+        "--dir", type=Path, default=Path("runs"), help="parent of the run folders (default: runs)"
+    )
+    options, settings = parser.parse_known_args(argv)
     stamp, base = time.strftime("%Y%m%d-%H%M%S"), Path(options.config).stem
-    settings = [] if options.steps is None else ["--budget.steps", str(options.steps)]
-    shuffled = ("--rewards.shuffle", "true")
-    plans: list[tuple[str, int, tuple[str, ...]]] = [
-        *((f"{base}-seed{seed}-{stamp}", seed, ()) for seed in options.seeds),
-        (f"{base}-control-{stamp}", options.seeds[0], shuffled),
-    ]
+    plans = [(f"{base}-seed{seed}-{stamp}", seed, "false") for seed in options.seeds]
+    plans.append((f"{base}-control-{stamp}", options.seeds[0], "true"))
     rows = [
-        row(
-            train(
-                name,
-                folder=options.dir,
-                settings=["--run.seed", str(seed), *settings, *more],
-                config=options.config,
-            )
+        run(
+            options.config,
+            name,
+            folder=options.dir,
+            settings=["--run.seed", str(seed), "--rewards.shuffle", shuffled, *settings],
         )
-        for name, seed, more in plans
+        for name, seed, shuffled in plans
     ]
     print("\n".join([HEADER, *rows]))
     return 0

@@ -67,13 +67,14 @@ class Hardware:
     def of(config: Config) -> Hardware:
         """The hardware of a run.
 
-        The limits of a GPU are unknown, and so are the shapes of a model without `config.json`.
+        The limits of a GPU without `plan.gpu` are unknown, and so are the shapes of a model without
+        `config.json`.
         """
         plan, total = config.plan, device_count(config)
         chips = {LEARNER: plan.learner_devices}
         if plan.placement == "split":
             chips[SAMPLERS] = plan.devices_per_sampler
-        if plan.platform == "gpu":
+        if plan.platform == "gpu" and plan.gpu is None:
             return Hardware(chips, total, plan.chip_hour_usd)
         # Shares of the published limits, so that runs on different hosts can be compared.
         topology = topology_of(config, None)

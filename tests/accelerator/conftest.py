@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from configs.machine import nvidia_gpus
+
 if TYPE_CHECKING:
     import jax
 
@@ -25,6 +27,8 @@ Report = Callable[[str, Mapping[str, Any]], None]
 """Records what a test found: a sentence and its figures by name."""
 HALF_HOSTS = "test_half_hosts.py"
 """Tests that start processes which need the chips: they run before this process takes them."""
+_QUICK_COMPILE = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=1"
+"""Without XLA's search for the fastest kernels, which takes minutes."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["JAX_PLATFORMS"] = "cpu"
         count = "--xla_force_host_platform_device_count=8"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {count}".strip()
+    elif nvidia_gpus().platform == "gpu":
+        os.environ.setdefault("XLA_FLAGS", _QUICK_COMPILE)
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms and "cpu" not in platforms.split(","):
         os.environ["JAX_PLATFORMS"] = f"{platforms},cpu"
@@ -106,17 +112,29 @@ def check(report: Report) -> Callable[[Difference], None]:
     return small
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Shows what each test found; `--json` writes it."""
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Writes `--json` after each test, so that a machine's time limit loses none."""
+    if (file := item.config.getoption("json", default=None)) is not None:
+        results = _results(item.config.pluginmanager.get_plugin("terminalreporter"))
+        text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
+        Path(file).write_text(text, encoding="utf-8")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Shows what each test found."""
+    for one in _results(terminalreporter):
+        if "finding" in one:
+            terminalreporter.write_line(f"{one['check']}: {one['finding']}")
+
+
+def _results(terminalreporter: Any) -> list[dict[str, Any]]:
+    """What the tests so far found."""
     results = []
     for state in ("passed", "failed", "error", "skipped"):
         for one in terminalreporter.stats.get(state, ()):
             found = dict(getattr(one, "user_properties", ()))
             name = one.nodeid.rpartition("::")[2].removeprefix("test_")
-            if "finding" in found:
-                terminalreporter.write_line(f"{name}: {found['finding']}")
             seconds = round(getattr(one, "duration", 0.0), 1)
             results.append({"check": name, "state": state, "seconds": seconds, **found})
-    if (file := config.getoption("json", default=None)) is not None:
-        text = json.dumps(results, indent=2, ensure_ascii=False) + "\n"
-        Path(file).write_text(text, encoding="utf-8")
+    return results

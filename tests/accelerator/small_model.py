@@ -33,7 +33,7 @@ PROMPT, NEW = 24, 40
 WINDOW = 32
 VOCABULARY = Vocabulary(pad=0, stops=(1,), forbidden=(0, 1, 2, 3))
 """Stop tokens are forbidden: completions have the requested length."""
-_GEMMA3: dict[str, Any] = {
+GEMMA3: dict[str, Any] = {
     "model_type": "gemma3_text",
     "vocab_size": 2048,
     "num_hidden_layers": 3,
@@ -52,7 +52,7 @@ _GEMMA3: dict[str, Any] = {
 }
 """`config.json`: two local layers and a global one."""
 _GEMMA2: dict[str, Any] = {
-    **{key: value for key, value in _GEMMA3.items() if key != "rope_local_base_freq"},
+    **{key: value for key, value in GEMMA3.items() if key != "rope_local_base_freq"},
     "model_type": "gemma2",
     "rope_theta": 10_000.0,
     # Small, so that they have an effect.
@@ -94,8 +94,8 @@ class SmallModel:
             gemma2: with soft caps, and without norms of queries and keys.
             settings: of the configuration, as `table__key=value`.
         """
-        config = _config(devices, {"model__dtype": dtype} | settings)
-        hf = _GEMMA2 if gemma2 else _GEMMA3
+        config = make_config(devices, {"model__dtype": dtype} | settings)
+        hf = _GEMMA2 if gemma2 else GEMMA3
         policy = Policy(
             architecture(hf, dtype=jnp.dtype(dtype)), lora=config.lora, mesh=make_mesh(devices)
         )
@@ -120,7 +120,8 @@ def _random(rng: np.random.Generator, shape: Sequence[int], scale: float) -> np.
     return value.astype(jnp.bfloat16).astype(np.float32)
 
 
-def _config(devices: Sequence[jax.Device], settings: Mapping[str, Any]) -> Config:
+def make_config(devices: Sequence[jax.Device], settings: Mapping[str, Any]) -> Config:
+    """The settings of the preset with small sizes, and with `settings`."""
     platform, count = devices[0].platform, len(devices)
     given = {
         "lora__rank": 8,
@@ -171,5 +172,5 @@ def requests(longest: int = PROMPT) -> list[RolloutRequest]:
 
 
 def _tokens(rng: np.random.Generator, count: int) -> np.ndarray:
-    vocabulary: int = _GEMMA3["vocab_size"]
+    vocabulary: int = GEMMA3["vocab_size"]
     return rng.integers(len(VOCABULARY.forbidden), vocabulary, count).astype(np.int32)

@@ -107,7 +107,7 @@ def test_a_wrong_mask_is_a_fault(monkeypatch: pytest.MonkeyPatch):
 
     def with_other_window(self: Forms, **settings: Any) -> SmallModel:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(small_model._GEMMA3, "sliding_window", small_model.WINDOW // 2)
+            patch.setitem(small_model.GEMMA3, "sliding_window", small_model.WINDOW // 2)
             return on_chips(self, **settings)
 
     monkeypatch.setattr(Forms, "on_chips", with_other_window)

@@ -50,11 +50,10 @@ def test_a_checkpoint_is_written_in_all_formats(
     actor = ExporterActor(config, described, examples if verify else ())
     assert actor.start() == f"step 5 of {run / 'checkpoints' / 'best'}"
     out = tmp_path / "out"
-    actor.begin(str(out))
-    differences = [actor.add(kind) or 0.0 for kind in ("hf", "peft", "orbax")]
-    actor.finish(str(out), ["hf", "peft", "orbax"])
-    assert max(differences) <= 1e-4
-    assert (max(differences) > 0) == verify
+    report = actor.export(str(out), ["hf", "peft", "orbax"])
+    assert (report.version, report.tokens) == (5, 9 if verify else 0)
+    assert (report.mean_difference is not None) == verify
+    assert 0 < (report.mean_difference or 1e-5) <= 1e-4
     card = (out / "README.md").read_text()
     assert "for 5 steps" in card
     config_of_card = json.loads(card.split("```json\n")[1].split("```")[0])

@@ -11,11 +11,11 @@ from ray.util.placement_group import PlacementGroup
 
 from actors import placement
 from actors.placement import (
+    NO_DEVICES,
     Lease,
     Node,
     Reservation,
     assign,
-    device_free_lease,
     home_node,
     lease,
     shortage,
@@ -65,7 +65,7 @@ def test_a_lease_has_the_devices_and_the_environment_of_a_process(
     virtual = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", **malloc_environment()}
     assert lease(CPU_COLOCATED, 8) == Lease({"CPU": 1}, {"JAX_PLATFORMS": "cpu", **virtual})
     # Reward processes reserve nothing and see no accelerator.
-    assert device_free_lease() == Lease({}, {"JAX_PLATFORMS": "cpu"})
+    assert Lease({}, {"JAX_PLATFORMS": "cpu"}) == NO_DEVICES
     monkeypatch.setenv(CACHE_VARIABLE, "/a/folder")
     for asked in (V5E_SPLIT, CPU_SPLIT):
         assert lease(asked, 1).variables[CACHE_VARIABLE] == "/a/folder"
@@ -165,7 +165,7 @@ def test_a_cluster_that_cannot_hold_the_plan_is_refused_with_the_numbers(
         (
             V5E_COLOCATED,
             [{}, {"TPU": 4.0}],
-            "node 10.0.0.2 .* which runs this command and has 4; add",
+            "node 10.0.0.1 .* which runs this command and has 0; add",
         ),
         (V5E_COLOCATED, [{}], "needs 8 TPU in the cluster, which has 0"),
     ],

@@ -145,10 +145,10 @@ def test_a_missing_file_is_reported_with_the_presets(
 @pytest.mark.parametrize(
     ("content", "place"),
     [
-        (b"[run]\nname == 3\n", ":2:7: "),
-        (b"[run", ":1:5: "),
-        (b"a = 1\n\nb = '''x", ":3:9: "),
-        (b"a = 1\na = 2", ":2:6: "),
+        (b"[run]\nname == 3\n", "(at line 2, column 7)"),
+        (b"[run", "Expected ']' "),
+        (b"a = 1\n\nb = '''x", "(at end of document)"),
+        (b"a = 1\na = 2", "Cannot overwrite a value"),
         ("a = 'ü'".encode("latin-1"), ": not UTF-8 text (byte 5)"),
         (b"a = " + b"[" * 5000, ": nested too deeply"),
     ],
@@ -159,7 +159,8 @@ def test_a_file_that_is_not_toml_is_refused_with_the_place(
     path = tmp_path / "run.toml"
     path.write_bytes(content)
     (line,) = mistakes(path)
-    assert line.startswith(f"{path}{place}")
+    assert line.startswith(f"{path}: ")
+    assert place in line
     assert "\n" not in line
 
 
@@ -358,7 +359,7 @@ budget = { time = "1h" }
 def test_a_short_configuration_has_long_forms_and_what_file_and_machine_imply(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cpu, tpu = Machine("cpu", 1, None, "no device"), Machine("tpu", 4, None, "4 TPU chips")
+    cpu, tpu = Machine("cpu", 1, "no device"), Machine("tpu", 4, "4 TPU chips")
     monkeypatch.setattr("configs.short_forms.this_machine", lambda: cpu)
     path = write(SHORT).rename(tmp_path / "my run(2).toml")
     given = [("data.test.split", "test[:9]"), ("data.validation", "0.25")]

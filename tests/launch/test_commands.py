@@ -30,7 +30,7 @@ VERSION = "RUN_DIR[@STEP|@best|@last]"
 HELP = {
     "plan": ["CONFIG.toml [--table.key VALUE ...]", "--verify"],
     "doctor": ["[CONFIG.toml] [--table.key VALUE ...]", "--json FILE", "1 it cannot"],
-    "evaluate": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...]", "--adapter"],
+    "evaluate": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...]", "lora.start"],
     "export": [f"{VERSION} [--table.key VALUE ...] [options]", "--no-verify"],
     "chat": [f"{VERSION}|CONFIG.toml [--table.key VALUE ...] [options]", "--question"],
     "data": ["CONFIG.toml [--table.key VALUE ...]", "--show"],

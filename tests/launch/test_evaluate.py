@@ -38,7 +38,6 @@ def prepared(*arguments: str | Path) -> Prepared:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["--adapter", "gone"], "command line: --adapter: no folder {folder}/gone"),
         (["--json", "no/a.json"], "command line: --json: no folder {folder}/no"),
         (["--data.test.path=gone.jsonl"], "data.test.path: no file"),
         (["--eval.samples=2"], "command line: --eval.samples = 2: needs eval.temperature above 0"),
@@ -66,14 +65,14 @@ def test_a_version_is_evaluated_and_the_run_keeps_the_result(request_file: Path)
     assert found.result.parent == folder / "evaluations"
     assert found.notes == ()
     assert list(found.tests) == ["test"]
-    other = prepared(f"{folder}@3", "--adapter", request_file.parent / "model")
-    assert other.adapter == other.config.lora.start == str(request_file.parent / "model")
 
 
 def test_a_configuration_is_its_base(request_file: Path):
     make_run(request_file)
     found = prepared(request_file)
     assert (found.adapter, found.result, found.config.lora.start) == (None, None, None)
+    found = prepared(request_file, f"--lora.start={request_file.parent}/model")
+    assert found.adapter == found.config.lora.start == str(request_file.parent / "model")
 
 
 def test_settings_that_differ_from_training_are_noted(request_file: Path):

@@ -42,8 +42,6 @@ def test_a_file_that_cannot_be_written_is_refused(
         output_file("--json", "gs://bucket/a.json")
     assert refused(tmp_path / "no" / "a.json") == f"no folder {tmp_path / 'no'}"
     assert refused(file / "a.json") == f"no folder {file}"
-    long = tmp_path / (300 * "a")
-    assert refused(long) == f"{long} cannot be written: File name too long"
     # Root may write anywhere.
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert refused(file) == f"{file} cannot be written"

@@ -168,7 +168,7 @@ config = load_config(sys.argv[1], [(f"plan.{key}", str(value)) for key, value in
 
 async def run():
     actors = RunActors.spawn(config)
-    await cluster.wait_for_devices(actors.devices, config.plan)
+    await cluster.wait_for_devices(actors.devices)
     print("\nplaced; free:", ray.available_resources().get("TPU", 0), flush=True)
     actors.kill()
 
@@ -183,8 +183,7 @@ def test_devices_are_taken_together_or_not_at_all(head, tmp_path):
     with holding(head, "TPU", 1) as release:
         second = head.start(sys.executable, "-c", WAITS, config)
         # Three chips are free, and the run that needs four holds none of them.
-        said = next_line(second, "waiting for devices: 4 TPU together (3 of 4 free); held by: ")
-        assert said.endswith("run first (1 TPU)")
+        next_line(second, "waiting for devices: 4 TPU together (3 of 4 free); ")
         release()
         next_line(second, "placed; free: 0")
         status, output = finish(second)

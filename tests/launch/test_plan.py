@@ -26,11 +26,11 @@ def shown(capsys: pytest.CaptureFixture[str], *argv: str, status: int = 0) -> tu
 def test_the_topology_gives_the_devices_that_the_configuration_leaves_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("cpu", 1, None, "-"))
+    monkeypatch.setattr("configs.short_forms.this_machine", lambda: Machine("cpu", 1, "-"))
     minimal = [str(PROJECT / "configs/minimal.toml"), "--model.path", "unsloth/gemma-3-1b-it"]
     for more, title, said in (
         (["--topology", "v5e-8"], "plan of minimal for v5e-8: 8 x TPU v5e", 0),
-        (["--topology", "gpu-24"], "plan of minimal for gpu-24: 1 x GPU of 24 GB", 0),
+        (["--topology", "l4"], "plan of minimal for l4: 1 x NVIDIA L4", 0),
         ([], "plan of minimal for cpu: 1 x CPU", 2),
     ):
         out, err = shown(capsys, *minimal, *more)

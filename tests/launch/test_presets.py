@@ -46,11 +46,13 @@ def test_a_preset_passes_a_dry_run(
         settings += local(split, path)
     path = tmp_path / "boolq.jsonl"
     write_rows(path, [{"passage": "Sky is up.", "question": "is sky up", "answer": True}])
-    settings += ["--eval.sets.0.path", str(path), "--eval.sets.0.split", "none"]
+    on_tpu = preset.endswith("v5e8.toml")
+    if on_tpu:
+        settings += ["--eval.sets.0.path", str(path), "--eval.sets.0.split", "none"]
     before = everything_below(tmp_path)
     assert train.main([str(PROJECT / preset), *settings, "--dry-run"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert '    plan.platform = "tpu"' in shown
+    assert f'    plan.platform = "{"tpu" if on_tpu else "gpu"}"' in shown
     assert "    eval.every_minutes = 30.0" in shown
     assert everything_below(tmp_path) == before
 

@@ -9,8 +9,7 @@ import pytest
 from huggingface_hub import errors
 
 from launch.exits import Failure
-from launch.push import RECORD, Repository, find_repository, push
-from pipeline.run.record_files import write_json
+from launch.push import Repository, find_repository, push
 from tests.launch.push_hub import PushHub
 
 NAME = "ann/tuned"
@@ -38,7 +37,6 @@ def export(tmp_path: Path) -> Path:
 def test_an_export_is_pushed_in_one_commit(
     hub: PushHub, export: Path, capsys: pytest.CaptureFixture[str]
 ):
-    write_json(export / RECORD, {})
     push(export, REPOSITORY, title="demo, checkpoint best")
     repo = hub.repos[NAME]
     assert repo.files == {".gitattributes": b"", **FILES}
@@ -59,8 +57,11 @@ def status(number: int) -> errors.HfHubHTTPError:
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (httpx.ConnectError("the connection broke"), "give the same command again: it pushes this"),
-        (status(403), "log in with `hf auth login`.*, with a token that may write there"),
+        (httpx.ConnectError("the connection broke"), "push it with: hf upload ann/tuned /"),
+        (
+            status(403),
+            "log in with `hf auth login`.*, with a token that may write there",
+        ),
     ],
 )
 def test_a_push_that_fails_says_what_to_do(

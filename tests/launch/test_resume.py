@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from launch.preparation import check_same_code
-from launch.resume import record_reward_changes
+from launch.resume import record_changes
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
 
@@ -28,11 +28,11 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     ]
     check_same_code(folder, old, accept=())
     check_same_code(folder, new, accept=["rewards"])
-    (change,) = record_reward_changes(folder, config, new, step=7)
+    (change,) = record_changes(folder, config, new, step=7)
     folder.journal("started", code="", base="", data={}, rewards=new)
     assert change == ("rewards.functions.format.code", "b" * 12, "c" * 12)
     (entry,) = folder.events("rewards_changed")
     assert (entry["after_step"], entry["changes"]) == (7, [list(change)])
     # The next start finds the accepted code.
     check_same_code(folder, new, accept=())
-    assert record_reward_changes(folder, config, new, step=9) == []
+    assert record_changes(folder, config, new, step=9) == []

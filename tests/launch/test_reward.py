@@ -236,9 +236,8 @@ def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFi
     assert refused("--form=<answer>") == [
         "command line: --form '<answer>': must contain the word ANSWER"
     ]
-    assert refused("--rows=0", "--show=2", "--steps=1:2") == [
+    assert refused("--rows=0", "--steps=1:2") == [
         "command line: --steps: needs --rollouts; add it, or remove this flag",
-        "command line: --show: needs --rollouts; add it, or remove this flag",
         "command line: --rows 0: must be at least 1; nearest valid: 1",
     ]
     typos = refused(functions("closenes", "styl"))

@@ -82,12 +82,13 @@ def test_distributions_signal_and_ranks(run: Path):
 
 
 def test_best_worst_and_wrong_rollouts(run: Path, capsys: pytest.CaptureFixture[str]):
-    figures = rescored(run, NEGATED, "--show=1")
+    figures = rescored(run, NEGATED)
     assert (figures["best"][0]["step"], figures["best"][0]["sample"]) == (2, 1)
     assert (figures["worst"][0]["step"], figures["worst"][0]["sample"]) == (1, 0)
     wrong = figures["wrong"]
     assert (wrong["count"], wrong["high"], wrong["median_of_right"]) == (5, 5, -1.0)
-    assert [one["extracted"] for one in wrong["samples"]] == ["90"]
+    assert wrong["samples"][0]["extracted"] == "90"
+    assert len(wrong["samples"]) == len(figures["best"]) == 3
     shown = capsys.readouterr().out
     assert "lowest reward: step 1, prompt 31, sample 0: 1 before, -1 after (close 1)" in shown
     assert "  extracted answer '90', reference '5'\n" in shown

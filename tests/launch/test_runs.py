@@ -30,7 +30,6 @@ from tests.launch.cluster_fixtures import (
     write_config,
 )
 from tests.launch.time_checks import check_time
-from tests.pipeline.run.wandb_files import WandbFiles
 from tests.run_process import TIMINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]
@@ -105,9 +104,6 @@ def test_promise_3_a_killed_and_resumed_run_is_the_same_run(head: Head, tmp_path
     assert summary(run)["best"] == summary(expected)["best"]
     assert check_time(run)["lost"] > 0
     assert "lost" not in check_time(expected)
-    rows = WandbFiles(run).rows
-    assert [row["step"] for row in rows if "step" in row] == [1, 2, 3, 4]
-    assert [row["_step"] for row in rows] == sorted({row["_step"] for row in rows})
     for name in ("step_000002", "step_000004", "validation_000004", "test_after"):
         path = f"rollouts/{name}.jsonl"
         assert (run / path).read_bytes() == (expected / path).read_bytes(), name

@@ -173,7 +173,7 @@ def test_failing_rewards_exit_with_1_and_one_sentence(
     assert session.run() == 1
     told = (
         "alarm excluded: step 1: 100.0% of the rollouts have no reward, above "
-        "alarms.excluded.above = 0.5; the run stops with a checkpoint; reward/excluded/CAUSE has "
+        "0.5 (alarms.excluded); the run stops with a checkpoint; reward/excluded/CAUSE has "
         "the share of each cause, rewards.log has the errors: 'correct' failed 4 times, first: "
         "returned nan"
     )

@@ -10,24 +10,22 @@ from pathlib import Path
 import pytest
 
 from launch import upload
-from launch.upload import copy_user_files, user_modules
+from launch.upload import copy_user_files
 from rewards.resolve import uploaded
 from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
 
 FILES = {
-    "my_rewards.py": "import helpers\nfrom pkg.parts import near\nfrom rewards.base import score\n",
-    "helpers.py": "import json, os.path\ndef late():\n    import lazy.inner.deep\n",
-    "pkg/__init__.py": "from . import constants\n",
-    "pkg/constants.py": "from __future__ import annotations\n",
-    "pkg/parts.py": "from .deeper.more import one\nfrom .constants import LIMIT\n",
-    "pkg/deeper/more.py": "from ... import nowhere\nfrom .. import sibling\n",
-    "pkg/sibling.py": "import my_rewards\n",
-    "pkg/unused.py": "",
+    "my_rewards.py": "import helpers\nfrom rewards.base import score\n",
+    "helpers.py": "def late():\n    import lazy.inner.deep\n",
     "lazy/inner/deep.py": "def broken(:\n",
-    "unused.py": "",
     "words.txt": "not a module",
-    "runs/run/config.py": "",
+    "rewards.py": "",  # never imported: the project has a package of this name
+    "rewards/mine.py": "",
     ".venv/lib/site-packages/numpy/__init__.py": "",
+    "env/pyvenv.cfg": "",
+    "env/lib/numpy/__init__.py": "",
+    "other/own.py": "import near_it, helpers\n",
+    "other/parts/one.py": "",
 }
 
 
@@ -40,94 +38,31 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def found(folder: Path, *functions: str) -> list[str]:
-    return sorted(str(file.relative_to(folder)) for file in user_modules(functions, folder))
+def copies(folder: Path, *functions: str) -> set[str]:
+    root = folder / ".upload"
+    copy_user_files(functions, folder, root)
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
 
-def test_only_modules_and_their_imports_are_found(folder: Path):
-    assert found(folder, "my_rewards:near", "rewards.format:well_formed") == [
-        "helpers.py",
-        "lazy/inner/deep.py",
-        "my_rewards.py",
-        "pkg/__init__.py",
-        "pkg/constants.py",
-        "pkg/deeper/more.py",
-        "pkg/parts.py",
-        "pkg/sibling.py",
-    ]
-    assert found(folder, "pkg.constants:one") == ["pkg/__init__.py", "pkg/constants.py"]
-    assert found(folder, "unused:f") == ["unused.py"]
-    assert found(folder, "rewards.format:well_formed", "numpy:array", "/a/my_rewards.py:f") == []
+HERE = {"helpers.py", "lazy/inner/deep.py", "my_rewards.py", "other/own.py", "other/parts/one.py"}
 
 
-def test_a_file_with_the_path_of_a_project_file_is_never_uploaded(folder: Path):
-    (folder / "rewards").mkdir()
-    (folder / "rewards/mine.py").write_text("from rewards.base import Tags\n")
-    (folder / "rewards/base.py").write_text("")
-    with pytest.raises(ValueError, match=r"mine.py cannot be imported: a package of this project"):
-        user_modules(["rewards.mine:f"], folder)
+def test_the_python_files_of_the_current_folder_are_uploaded(folder: Path):
+    assert copies(folder, "rewards.format:well_formed") == set()
+    assert copies(folder, "my_rewards:near", "rewards.format:well_formed") == HERE
 
 
-@pytest.mark.parametrize("clash", ["rewards.py", "rewards/__init__.py"])
-def test_a_module_named_like_a_project_package_is_refused(folder: Path, clash: str):
-    (folder / clash).parent.mkdir(exist_ok=True)
-    (folder / clash).write_text("def mine(inputs): ...\n")
-    refused = rf"^rewards\.functions: {folder / clash} cannot be imported: a package of this"
-    for function in ("rewards:mine", "my_rewards:near"):
-        with pytest.raises(ValueError, match=refused):
-            user_modules([function], folder)
-    # A file that is not imported is no problem.
-    assert found(folder, "unused:f") == ["unused.py"]
+def test_the_files_beside_a_reward_file_travel_to_their_own_folder(folder: Path):
+    functions = [f"{folder}/other/own.py:f", f"{folder}/other/own.py:g", "/gone/gone.py:f"]
+    own = uploaded(folder / "other", Path())
+    assert copies(folder, *functions) == HERE | {f"{own}/own.py", f"{own}/parts/one.py"}
 
 
-def test_a_folder_of_settings_may_be_called_configs(folder: Path):
-    (folder / "configs").mkdir()
-    (folder / "configs/my.toml").write_text("")
-    (folder / "lazy/inner/deep.py").write_text("from configs.schema import Config\n")
-    assert "lazy/inner/deep.py" in found(folder, "my_rewards:near")
-
-
-def test_the_projects_own_folder_has_its_packages(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upload, "PROJECT", folder)
-    (folder / "rewards").mkdir()
-    (folder / "rewards/__init__.py").write_text("")
-    (folder / "rewards/brevity.py").write_text("import unused\n")
-    files = ["rewards/__init__.py", "rewards/brevity.py", "unused.py"]
-    assert found(folder, "rewards.brevity:brief") == files
-    (folder / "rewards.py").write_text("")
-    with pytest.raises(ValueError, match=r"rewards\.py cannot be imported: a package of this"):
-        user_modules(["rewards:mine"], folder)
-
-
-def test_all_missing_modules_are_reported_at_once(folder: Path):
-    with pytest.raises(ValueError, match="no module") as refused:
-        user_modules(["gone:f", "my_rewards:near", "lost.inner:f"], folder)
-    assert str(refused.value).splitlines() == [
-        f"rewards.functions: no module '{name}' in {folder} and none installed; submit from the "
-        "folder that has it, or install it where Ray runs"
-        for name in ("gone", "lost.inner")
-    ]
-
-
-def test_reward_files_travel_with_what_they_import(folder: Path):
-    """To their own folder, and what they import of the current one to the first of the path."""
-    beside = {
-        "other/own.py": "import near_it, helpers\nfrom rewards.base import score\n",
-        "other/near_it.py": "import numpy\nfrom parts import one\n",
-        "other/parts/one.py": "",
-        "other/rewards.py": "",  # never imported: the project has a package of this name
-        "other/unused.py": "",
-    }
-    for name, text in beside.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    upload = folder / "upload"
-    functions = [f"{folder}/other/own.py:f", f"{folder}/other/own.py:g", f"{folder}/gone.py:f"]
-    copy_user_files(functions, folder, upload)
-    own = uploaded(folder / "other", upload)
-    copies = [own / "near_it.py", own / "own.py", own / "parts/one.py", upload / "helpers.py"]
-    copies.append(upload / "lazy/inner/deep.py")  # which helpers imports
-    assert sorted(path for path in upload.rglob("*") if path.is_file()) == sorted(copies)
+def test_a_folder_with_too_many_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(upload, "_MOST_FILES", 4)
+    with pytest.raises(ValueError, match="more than 4 Python files"):
+        copies(folder, "my_rewards:near")
+    assert copies(folder, "rewards.format:well_formed") == set()
 
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -178,4 +113,4 @@ def test_the_check_runs_with_the_files_of_the_job(folder: Path, submit: Submit):
     (folder / "elsewhere/outside.py").write_text("def good(inputs): return [0.0 for _ in inputs]\n")
     done = submit("outside:good")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("rewards.functions: no module 'outside' in ")
+    assert "outside:good: " in done.stderr

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actors.colocated_actor import ColocatedActor
+from configs.alarms import THRESHOLDS, Threshold
 from pipeline import checkpoint_writer
 from pipeline.progress import Progress
 from pipeline.rollout import workers
@@ -20,7 +21,7 @@ from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Killed, left_behind, validated
 from tests.samples import make_data
 
-QUIET: dict[str, Any] = {"entropy_falls": {"action": "off"}}
+QUIET: dict[str, Any] = {"entropy_falls": "off", "all_equal": "off"}
 EVERY_THIRD: dict[str, Any] = {"checkpoint": {"every_steps": 3}, "budget": {"steps": 4}}
 
 
@@ -134,12 +135,17 @@ def test_at_a_stop_signal_a_checkpoint_that_takes_too_long_is_abandoned(
 
 # --- alarms
 
-EQUAL: dict[str, Any] = {"above": 0.4, "steps": 1}
+
+@pytest.fixture(scope="module", autouse=True)
+def few_groups_may_be_equal() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(THRESHOLDS, "all_equal", Threshold("above", 0.4, 1))
+        yield
 
 
 def alarmed(actor: ColocatedActor, folder: Path, action: str) -> RealRun:
     """A run of 6 steps, some of which have as many groups with equal rewards as others."""
-    rules = {"all_equal": {**EQUAL, "action": action}, **QUIET}
+    rules = {**QUIET, "all_equal": action}
     tables: dict[str, Any] = {"budget": {"steps": 6}, "checkpoint": {"every_steps": 100}}
     return process(actor, folder, alarms=rules, **tables)
 
@@ -197,7 +203,7 @@ def test_a_stopped_run_keeps_the_step_before_the_alarm_and_goes_on_without_the_r
 def test_an_alarm_on_the_update_stops_after_the_step_and_the_same_command_goes_on(
     actor: ColocatedActor, tmp_path: Path
 ):
-    rule = {"disagreement": {"above": 0.1, "action": "stop"}, **QUIET}
+    rule = {"disagreement": "stop", **QUIET}
     for number in range(2):
         run = process(actor, tmp_path, alarms=rule, budget={"steps": 3})
         run.worker.metrics = {"mismatch_p999": 0.2}
@@ -220,7 +226,7 @@ def test_a_kill_between_a_validation_and_its_alarm_loses_no_alarm(
         tables: dict[str, Any] = {
             "data": {"validation": {"path": "validation.jsonl"}},
             "eval": {"every_steps": 5},
-            "alarms": {**QUIET, "validation_falls": {"action": action}},
+            "alarms": {**QUIET, "validation_falls": action},
             "budget": {"steps": 2},
         }
         config = real_config(tmp_path, **tables)
@@ -306,7 +312,7 @@ def test_promise_5_above_the_share_the_run_stops_with_a_checkpoint(
     assert ended(whole) == "finished"
     why = (
         r"^alarm excluded: step 3: 75\.0% of the rollouts have no reward, above "
-        r"alarms\.excluded\.above = 0\.5; the run stops with a checkpoint; reward/excluded/.*: "
+        r"0\.5 \(alarms\.excluded\); the run stops with a checkpoint; reward/excluded/.*: "
         r"'odd' failed 3 times, first: raised KeyError: 'x'$"
     )
     for _ in range(2):  # the same command repeats the same step

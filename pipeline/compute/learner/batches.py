@@ -19,9 +19,9 @@ class TopKLogprobs:
     """The k most likely tokens at each position, and the mass of all others.
 
     Attributes:
-        logprobs: descending, normalised over the whole vocabulary; float32 or bfloat16.
+        logprobs: descending, normalised over the whole vocabulary.
         tokens: token ids.
-        tail: log of the mass of all other tokens, float32, from the unrounded `logprobs`.
+        tail: log of the mass of all other tokens.
     """
 
     logprobs: Float[Array, "rows seq k"]

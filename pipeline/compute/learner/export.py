@@ -153,21 +153,21 @@ class Exporter:
             ValueError: if a number is too large for `export.dtype`; `folder` does not change.
             OSError: if the disk is full; `folder` does not change.
         """
-        fresh = begin(folder)
+        fresh = _begin(folder)
         with _naming(fresh):
             found = [
-                self.add(fresh, kind, adapter, examples=examples)
+                self._add(fresh, kind, adapter, examples=examples)
                 for kind in FORMATS
                 if kind in formats
             ]
-            self.finish(fresh, folder, version=version, formats=formats)
+            self._finish(fresh, folder, version=version, formats=formats)
         scored = [difference for difference in found if difference is not None]
         if not self._verify or len(scored) < len(found):
             return ExportReport(str(folder), None, 0, version)
         tokens = sum(len(completion.tokens) for completion in examples)
         return ExportReport(str(folder), max(scored), tokens, version)
 
-    def add(
+    def _add(
         self, fresh: Path, kind: Format, adapter: Params, *, examples: Sequence[Completion]
     ) -> float | None:
         """Writes one format into `fresh` and verifies it.
@@ -211,7 +211,9 @@ class Exporter:
             save.save_flax(fresh, parameters)
         return self._check_merged(fresh, adapter, examples) if self._verify else 0.0
 
-    def finish(self, fresh: Path, folder: Path, *, version: int, formats: Sequence[Format]) -> None:
+    def _finish(
+        self, fresh: Path, folder: Path, *, version: int, formats: Sequence[Format]
+    ) -> None:
         """Adds the model card of this version and replaces `folder` with `fresh`."""
         card = model_card(
             self._described,
@@ -281,7 +283,7 @@ class Exporter:
                 raise RuntimeError(f"the export in {fresh} does not hold the policy's {name}")
 
 
-def begin(folder: Path) -> Path:
+def _begin(folder: Path) -> Path:
     """An empty folder beside `folder` to write into; deletes the one of a dead process."""
     fresh = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(fresh, ignore_errors=True)

@@ -108,10 +108,9 @@ class LearnerPrograms:
 
     def reference_top_k(self, base: Params, adapter: Params, inputs: Inputs) -> TopKLogprobs:
         """The top k of each learned position at the rollout temperature; 0 elsewhere."""
-        settings = self.config.learner
-        top = self._scores(base, adapter, inputs, top_k=settings.kl_top_k).top
+        top = self._scores(base, adapter, inputs, top_k=self.config.learner.kl_top_k).top
         assert top is not None
-        return top_k_logprobs(top, dtype=settings.top_k_dtype)
+        return top_k_logprobs(top)
 
     def gradient(
         self, base: Params, adapter: Params, total: Params, batch: DeviceBatch
@@ -348,7 +347,7 @@ class LearnerPrograms:
         k, top = settings.kl_top_k, None
         if settings.uses_reference_top_k:
             top = TopKLogprobs(
-                logprobs=self._rows(rows, k, dtype=settings.top_k_dtype),
+                logprobs=self._rows(rows, k),
                 tokens=self._rows(rows, k, dtype=jnp.int32),
                 tail=floats,
             )

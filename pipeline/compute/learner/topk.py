@@ -10,7 +10,6 @@ token: its variance over samples is 0, and so is its gradient's.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -24,10 +23,9 @@ _LEAST_MASS = 1e-7
 """Lower bound of masses: smaller ones are below float32's rounding of 1."""
 
 
-def top_k_logprobs(top: TopK, *, dtype: jax.typing.DTypeLike) -> TopKLogprobs:
-    """The top k with the mass of all other tokens; `dtype` is that of the log-probs."""
-    tail = jnp.log(_floored(_tail(top.logprobs)))
-    return TopKLogprobs(top.logprobs.astype(dtype), top.tokens, tail)
+def top_k_logprobs(top: TopK) -> TopKLogprobs:
+    """The top k with the mass of all other tokens."""
+    return TopKLogprobs(top.logprobs, top.tokens, jnp.log(_floored(_tail(top.logprobs))))
 
 
 def reverse_kl(gathered: Entries, reference: TopKLogprobs) -> PerToken:
@@ -40,7 +38,7 @@ def reverse_kl(gathered: Entries, reference: TopKLogprobs) -> PerToken:
         reference: q.
     """
     mass, tail = jnp.exp(gathered), _tail(gathered)
-    inside = jnp.sum(mass * (gathered - _logprobs(reference)), axis=-1)
+    inside = jnp.sum(mass * (gathered - reference.logprobs), axis=-1)
     return inside + tail * (jnp.log(_floored(tail)) - reference.tail)
 
 
@@ -55,8 +53,7 @@ def forward_kl(gathered: Entries, teacher: TopKLogprobs) -> PerToken:
         gathered: log-probs p of the teacher's top tokens under the policy; differentiable.
         teacher: q.
     """
-    logprobs = _logprobs(teacher)
-    inside = jnp.sum(jnp.exp(logprobs) * (logprobs - gathered), axis=-1)
+    inside = jnp.sum(jnp.exp(teacher.logprobs) * (teacher.logprobs - gathered), axis=-1)
     left = jnp.exp(teacher.tail)
     return inside + left * (teacher.tail - jnp.log(_floored(_tail(gathered))))
 
@@ -76,10 +73,6 @@ def rank(top: TopKLogprobs, tokens: Int[Array, "rows seq"]) -> PerToken:
     found = top.tokens == tokens[..., None]
     k = top.tokens.shape[-1]
     return jnp.where(found.any(-1), found.argmax(-1), k).astype(jnp.float32)
-
-
-def _logprobs(top: TopKLogprobs) -> Entries:
-    return top.logprobs.astype(jnp.float32)
 
 
 def _tail(logprobs: Entries) -> PerToken:

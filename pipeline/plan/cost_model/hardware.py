@@ -1,8 +1,8 @@
 """Hardware that the planner knows: memory, speed and price of chips, and topologies.
 
-These are published limits; speeds that `make test-accelerator` has measured on this host replace
-them in `topology_of`. Accelerators of this machine are not inspected; memory and cores of the
-topology `cpu` are those of this machine.
+These are published limits; speeds of a TPU that `make test-accelerator` has measured on this host
+replace them in `topology_of`. Accelerators of this machine are not inspected (`configs.machine`
+does that); memory and cores of the topology `cpu` are those of this machine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import os
 import re
 from dataclasses import dataclass, replace
 
+from configs.machine import GpuName, jax_gib
 from configs.schema import Config, Plan
 from pipeline.plan.chip_limits import load_limits
 from pipeline.plan.topology import GIB, HBM_GIB
@@ -110,13 +111,27 @@ class Topology:
 _V5E = Chip("TPU v5e", "tpu", HBM_GIB, 197e12, 393e12, 819e9, 200e9, 10e-6, 1.20)
 _V5P = Chip("TPU v5p", "tpu", 95.0, 459e12, 918e12, 2765e9, 600e9, 10e-6, 4.20)
 _V6E = Chip("TPU v6e", "tpu", 31.25, 918e12, 1836e12, 1640e9, 448e9, 10e-6, 2.70)
-# By memory in GB, with the dense limits of the common card of that size: L4, A100, H100, H200.
-_GPUS = {
-    24: Chip("GPU of 24 GB", "gpu", 22.0, 121e12, 242e12, 300e9, 32e9, 20e-6),
-    40: Chip("GPU of 40 GB", "gpu", 38.0, 312e12, 624e12, 1555e9, 300e9, 20e-6),
-    80: Chip("GPU of 80 GB", "gpu", 77.0, 989e12, 1979e12, 3350e9, 450e9, 20e-6),
-    141: Chip("GPU of 141 GB", "gpu", 137.0, 989e12, 1979e12, 4800e9, 450e9, 20e-6),
+# By memory, and then by speed. https://www.nvidia.com/en-us/data-center/l4, a100, h100 and h200
+# (SXM), and "NVIDIA Ada GPU Architecture", appendix A. Of products of sparse matrices, which they
+# give, dense ones are half; sums are in float32. A link is one direction of NVLink or PCIe. The
+# memory is what JAX takes of what the driver reports, in MiB.
+_GPUS: dict[GpuName, Chip] = {
+    "l4": Chip("NVIDIA L4", "gpu", jax_gib(23034), 121e12, 242e12, 300e9, 32e9, 20e-6),
+    "rtx-4090": Chip(
+        *("NVIDIA RTX 4090", "gpu", jax_gib(24564)), 165.2e12, 660.6e12, 1008e9, 32e9, 20e-6
+    ),
+    "a100-40": Chip(
+        *("NVIDIA A100 40 GB", "gpu", jax_gib(40960)), 312e12, 624e12, 1555e9, 300e9, 20e-6
+    ),
+    "a100-80": Chip(
+        *("NVIDIA A100 80 GB", "gpu", jax_gib(81920)), 312e12, 624e12, 2039e9, 300e9, 20e-6
+    ),
+    "h100": Chip("NVIDIA H100", "gpu", jax_gib(81559), 989e12, 1979e12, 3350e9, 450e9, 20e-6),
+    "h200": Chip("NVIDIA H200", "gpu", jax_gib(143771), 989e12, 1979e12, 4800e9, 450e9, 20e-6),
 }
+_SIMILAR = 0.95
+"""A GPU is taken for one of another kind with at least this share of its memory."""
+_CARDS_OF_HOST = (1, 2, 4, 8)
 _CORE_FLOPS, _CORE_BYTES_PER_S = 50e9, 8e9
 """Speed of a CPU core on the matrices of a small model."""
 
@@ -128,9 +143,9 @@ def _topologies() -> dict[str, Topology]:
     found += [Topology(f"v5p-{2 * n}", _V5P, n, -(-n // 4)) for n in (4, 8, 16, 32, 64)]
     found += [Topology(f"v6e-{n}", _V6E, n, 1) for n in (1, 4, 8)]
     found += [Topology(f"v6e-{n}", _V6E, n, n // 4) for n in (16, 32, 64, 128, 256)]
-    for size, chip in _GPUS.items():
-        found += [Topology(f"gpu-{size}", chip, 1, 1)]
-        found += [Topology(f"gpu-{size}x{n}", chip, n, 1) for n in (2, 4, 8)]
+    for name, chip in _GPUS.items():
+        found += [Topology(name, chip, 1, 1)]
+        found += [Topology(f"{name}x{n}", chip, n, 1) for n in _CARDS_OF_HOST[1:]]
     return {topology.name: topology for topology in found}
 
 
@@ -178,8 +193,9 @@ def topology_of(config: Config, name: str | None) -> Topology:
     plan, count = config.plan, device_count(config)
     nearest = _nearest(plan, count)
     if name is None:
-        # A GPU's speeds are assumed to be those of the common card with this memory.
-        gpu = plan.hbm_gib is not None and count <= TOPOLOGIES["gpu-80x8"].chips
+        # Without a name the speeds are those of the smallest known GPU with this memory.
+        has_memory = plan.gpu is not None or plan.hbm_gib is not None
+        gpu = has_memory and count <= _CARDS_OF_HOST[-1]
         known = {"cpu": True, "tpu": count <= TOPOLOGIES["v5e-256"].chips, "gpu": gpu}
         if not known[plan.platform]:
             raise ValueError(
@@ -239,7 +255,8 @@ def _named(name: str) -> Topology:
     if name in TOPOLOGIES:
         return TOPOLOGIES[name]
     close = _closest(name)
-    kinds = "cpu, v5e-1 to v5e-256, v5p-8 to v5p-128, v6e-1 to v6e-256, gpu-24 to gpu-141x8"
+    kinds = "cpu, v5e-1 to v5e-256, v5p-8 to v5p-128, v6e-1 to v6e-256, "
+    kinds += f"{', '.join(_GPUS)} (and h100x8)"
     raise ValueError(
         f"command line: --topology {name}: unknown; known topologies: {kinds}; nearest "
         f"valid: {close}"
@@ -259,9 +276,17 @@ def _nearest(plan: Plan, count: int) -> str:
     """The smallest topology of the platform with at least `count` chips, or else the largest."""
     if plan.platform == "cpu":
         return "cpu"
-    needed = plan.hbm_gib or _GPUS[80].hbm_gib
-    size = min((size for size, gpu in _GPUS.items() if gpu.hbm_gib >= needed), default=141)
-    kinds = {"tpu": r"v5e-\d+", "gpu": rf"gpu-{size}(x\d+)?"}[plan.platform]
-    found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(kinds, name)]
+    names = r"v5e-\d+"
+    if plan.platform == "gpu":
+        names = rf"{plan.gpu or _similar_gpu(plan.hbm_gib)}(x\d)?"
+    found = [topology for name, topology in TOPOLOGIES.items() if re.fullmatch(names, name)]
     large_enough = [topology for topology in found if topology.chips >= count]
     return (large_enough or found[-1:])[0].name
+
+
+def _similar_gpu(hbm_gib: float | None) -> GpuName:
+    """The first known GPU with about this memory; None: an H100."""
+    if hbm_gib is None:
+        return "h100"
+    least = _SIMILAR * hbm_gib
+    return next((name for name, chip in _GPUS.items() if chip.hbm_gib >= least), "h200")

@@ -402,5 +402,4 @@ def _logits(arrays: ProcessArrays, tokens: int) -> int:
 
 def _top(config: Config) -> int:
     """Bytes of a position's reference top k."""
-    number = DTYPE_BYTES[config.learner.top_k_dtype]
-    return config.learner.kl_top_k * (number + _INT) + _FLOAT
+    return config.learner.kl_top_k * (_FLOAT + _INT) + _FLOAT

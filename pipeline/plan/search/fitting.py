@@ -73,10 +73,11 @@ class PlanCase:
             FileNotFoundError: if the model's folder is missing.
             ValueError: if the memory of its devices is unknown.
         """
-        if config.plan.platform == "gpu" and config.plan.hbm_gib is None:
+        plan = config.plan
+        if plan.platform == "gpu" and plan.gpu is None and plan.hbm_gib is None:
             raise ValueError(
                 'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
-                "set plan.hbm_gib"
+                "set plan.gpu or plan.hbm_gib"
             )
         lengths = Lengths.expected(config)
         return PlanCase(config, shape_of(config), topology_of(config, None), lengths)

@@ -40,7 +40,7 @@ _FREE_SIZES = {
 }
 """Without these settings a run plans its sizes itself."""
 _CAPPED = {"learner.importance_cap": IMPORTANCE_CAP}
-_NO_TOP_K = {"learner.kl_top_k": 64, "learner.top_k_dtype": "float32"}
+_NO_TOP_K = {"learner.kl_top_k": 64}
 _CUT_OFFS = (0.9, 0.75)
 """Shares of the rollouts that must finish; while the longest ones finish, most slots are empty."""
 _MIN_GAIN = 0.01
@@ -141,8 +141,7 @@ def _tried(case: PlanCase, plan: SizedPlan, tried: Iterable[Settings]) -> Iterat
 def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
     """Each change with all settings that it requires."""
     plan, learner, rollout = config.plan, config.learner, config.rollout
-    if plan.platform != "gpu":  # on a GPU a run requires sizes
-        yield _FREE_SIZES
+    yield _FREE_SIZES
     yield {"plan.kv_cache": "int8"}
     if plan.rollout_weights == "shared":
         rounds = config.model.dtype != "float32" and not learner.importance_cap
@@ -167,8 +166,7 @@ def _speed_settings(config: Config, chosen: SizedPlan) -> Iterator[Settings]:
 def _memory_settings(case: PlanCase) -> Iterator[Sequence[Settings]]:
     """Series of changes that take less memory; within a series the smallest change first."""
     config, plan, rollout = case.config, case.config.plan, case.config.rollout
-    if plan.platform != "gpu":
-        yield [_FREE_SIZES]
+    yield [_FREE_SIZES]
     yield [{"plan.rollout_weights": "shared"}]
     yield [{"plan.kv_cache": "int8"}]
     if case.may_use_host:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launch.resume import record_reward_changes
+from launch.resume import record_changes
 from pipeline.data.splits import LoadedSplit
 from pipeline.run.history import REWARDS_CHANGED
 from pipeline.run.run_folder import RunFolder
@@ -67,7 +67,7 @@ def styled(
     usual: dict[str, Mapping[str, Any]] = {
         "data": {"validation": {"path": "validation.jsonl"}},
         "rewards": {"functions": list(parts)},
-        "alarms": {"excluded": {"action": "off"}},
+        "alarms": {"excluded": "off"},
         "eval": {"every_steps": 1, "metric": "style"},
         "budget": {"steps": len(skills) - 1},
         "checkpoint": {"every_steps": 1},
@@ -83,7 +83,7 @@ def styled(
     )
     disk = Disk() if disk is None else disk
     if accept:
-        record_reward_changes(RunFolder.of(config), config, {}, step=max(disk))
+        record_changes(RunFolder.of(config), config, {}, step=max(disk))
     process = StubRun(config, disk=disk, script=script, data=data)
     process.worker.skill = lambda version: skills[version]
     scorer = StyleScorer(process.script)

@@ -143,8 +143,8 @@ def test_the_compiler_compiles_demo_programs():
     lines: list[str] = []
     found = compile_programs(config, shape, ["segment 192", "apply"], say=lines.append)
     assert lines[0] == "compiling segment 192, apply ..."
-    assert lines[1].startswith("[1/2] apply: 0.0")
-    assert lines[2].startswith("[2/2] segment 192: 0.")
+    assert lines[1].startswith("[1/2] apply: =0.0")
+    assert lines[2].startswith("[2/2] segment 192: =0.")
     held = found["segment 192"]
     base = shape.base_bytes(config.model.dtype)
     assert held.hbm_bytes is not None

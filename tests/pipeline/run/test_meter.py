@@ -10,6 +10,7 @@ from pipeline.protocols import ProcessUse
 from pipeline.run.meter import Hardware, RunMeter, Work, speeds
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import DecodeWork
+from tests.pipeline.plan.presets import preset
 from tests.run_process import FakeClock
 
 SPLIT = Hardware({"learner": 4, "samplers": 2}, 8, 1.5)
@@ -46,6 +47,13 @@ def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
     found = speeds(ROW, WORK, chip)
     assert found["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
     assert found["hfu"] == pytest.approx(6 * 1000 * 2000 / (1e6 * 4 * 20))
+
+
+@pytest.mark.parametrize(("gpu", "flops"), [("h100", 989e12), ("none", 0.0)])
+def test_a_gpu_with_a_name_has_published_limits(gpu: str, flops: float):
+    given = ("plan.platform", "gpu"), ("plan.gpu", gpu), ("plan.learner_devices", "1")
+    found = Hardware.of(preset("gemma3_1b", *given, ("plan.chip_hour_usd", "2")))
+    assert (found.flops, found.chip_hour_usd, found.chips) == (flops, 2.0, {"learner": 1})
 
 
 def test_cost_needs_a_price(tmp_path: Path):

@@ -21,6 +21,8 @@ LONGEST, NEW = CONFIG.rollout.max_prompt_tokens, CONFIG.rollout.max_new_tokens
 LENGTHS = [1, 14, 6, 9, 13, 2, 7, 11, 3, 14, 5, 8, 12, 10, 4, 14, 6, 1, 13, 9, 2, 11, 7, 5]
 REQUESTS = tiny.make_requests(LENGTHS, step=8)
 """Requests whose completions have lengths that fill every slot size of these tests."""
+_ROWS = 32
+"""Rows of the one program that scores; more completions are refused."""
 
 
 def generate(
@@ -66,13 +68,14 @@ def recompute(
     The input is the completion's own tokens: if every token has the best noisy score, sampling one
     token at a time with a forward pass over all earlier tokens would give the same completion.
     """
-    rows, total = len(completions), LONGEST + NEW
-    tokens = np.zeros((rows, total), np.int32)
-    at = np.zeros((rows, total), np.int32)
-    keys = np.stack([c.name.key(CONFIG.run.seed) for c in completions])
+    total = LONGEST + NEW
+    tokens = np.zeros((_ROWS, total), np.int32)
+    at = np.zeros((_ROWS, total), np.int32)
+    keys = np.zeros((_ROWS, 2), np.uint32)
     for row, c in enumerate(completions):
         whole = np.concatenate([c.prompt_tokens, c.tokens])
         tokens[row, : len(whole)] = whole
+        keys[row] = c.name.key(CONFIG.run.seed)
         at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
     adapter = tiny.probe() if adapter is None else adapter
     found = _scores(tiny.base(), adapter, tokens, keys, at, SamplingParams.of(temperature))

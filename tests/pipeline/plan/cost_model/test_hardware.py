@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from configs.load import load_config
+from configs.machine import GPU_NAMES
 from pipeline.plan.cost_model.hardware import (
     TOPOLOGIES,
     cpu,
@@ -19,7 +20,7 @@ SPLIT = (("plan.placement", "split"), ("plan.samplers", "2"))
 
 def test_the_name_gives_the_number_of_chips() -> None:
     sizes = {"v5e-16": (16, 2), "v5e-256": (256, 32), "v5p-8": (4, 1), "v6e-64": (64, 16)}
-    for name, size in (sizes | {"gpu-80x8": (8, 1)}).items():
+    for name, size in (sizes | {"h100x8": (8, 1)}).items():
         assert (TOPOLOGIES[name].chips, TOPOLOGIES[name].hosts) == size
     one, four = cpu(1, at_once=1), cpu(4, at_once=2)  # virtual devices share the machine
     assert four.chip.hbm_gib == pytest.approx(one.chip.hbm_gib / 4)
@@ -37,13 +38,19 @@ def test_a_configuration_determines_its_topology() -> None:
     for given, found in (("10", 10.0), ("40", 15.75)):
         bounded = preset("gemma3_1b", ("plan.hbm_gib", given))
         assert topology_of(bounded, None).chip.hbm_gib == found
+    gpu = ("plan.platform", "gpu"), ("plan.learner_devices", "1")
+    by_memory = {"10": "l4", "18": "rtx-4090", "30": "a100-40", "59": "a100-80", "99": "h200"}
+    for gib, name in by_memory.items():
+        known = topology_of(preset("gemma3_1b", *gpu, ("plan.hbm_gib", gib)), None)
+        assert known.name == name
+        assert known.chip.hbm_gib == pytest.approx(float(gib), rel=0.01)
 
 
 def test_what_can_only_be_planned_is_refused() -> None:
-    one = preset("gemma3_1b").plan
-    trained = {name for name, found in TOPOLOGIES.items() if found.why_not_trained(one) is None}
-    assert {name.partition("-")[0] for name in trained} == {"v5e", "gpu"}
-    assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained(one))
+    plan = preset("gemma3_1b").plan
+    trained = {one.chip.name for one in TOPOLOGIES.values() if one.why_not_trained(plan) is None}
+    assert trained == {"TPU v5e", *(TOPOLOGIES[name].chip.name for name in GPU_NAMES)}
+    assert "published limits" in str(TOPOLOGIES["v6e-8"].why_not_trained(plan))
     refuse_plan_only(preset("gemma3_1b"))
     refuse_plan_only(preset("gemma3_1b", *SPLIT, ("plan.sampler_devices", "4")))
     with pytest.raises(ValueError, match=r"plan\.sampler_devices = 16: .* 2 hosts of v5e-64"):
@@ -61,10 +68,10 @@ def test_what_can_only_be_planned_is_refused() -> None:
     [
         ("tpu", "v5e-7", "unknown; known topologies: .* nearest valid: v5e-8$"),
         ("tpu", "v5e-1000", "nearest valid: v5e-256$"),
-        ("tpu", "gpu-100", "nearest valid: gpu-80$"),
+        ("tpu", "h1000", "nearest valid: h100$"),
         ("tpu", "cpu", "plan.platform is 'tpu', not 'cpu'; nearest valid: v5e-8"),
-        ("tpu", "gpu-80", "not 'gpu'; nearest valid: v5e-8, or --plan.platform gpu"),
-        ("gpu", None, "nearest valid: --topology gpu-80x8"),
+        ("tpu", "h100", "not 'gpu'; nearest valid: v5e-8, or --plan.platform gpu"),
+        ("gpu", None, "nearest valid: --topology h100x8"),
     ],
 )
 def test_unknown_topologies_are_refused_with_the_nearest(
