@@ -121,7 +121,9 @@ class Source(Table):
                     yield key, "missing; reasoning_gym needs it, with another seed for each split"
             return
         if self.path is None:
-            yield "path", "missing; a source needs path, or reasoning_gym with size and seed"
+            share = "share, " if "share" in type(self).model_fields else ""
+            needs = f"a source needs path, {share}or reasoning_gym with size and seed"
+            yield "path", f"missing; {needs}"
             return
         yield from self.unused("size", "seed", "settings", why="without reasoning_gym")
         if not self.is_file and self.split is None:

@@ -118,18 +118,18 @@ class Conversation:
 def read_question(text: str, *, columns: Sequence[str]) -> dict[str, str]:
     """The columns of a question that is given as one text.
 
-    With one column in the template the text is its value; with several, a JSON object of them.
+    It is a JSON object of the template's columns; with one column the text may also be its value.
 
     Raises:
-        QuestionError: if the text is no such object.
+        QuestionError: if the text is no such object, and there are several columns.
     """
-    if len(columns) == 1:
-        return {columns[0]: text}
     try:
         found = json.loads(text)
     except ValueError:
         found = None
     if not isinstance(found, dict) or set(found) != set(columns):
+        if len(columns) == 1:
+            return {columns[0]: text}
         example = json.dumps(dict.fromkeys(columns, "..."))
         raise QuestionError(f"prompt.template needs several columns; write {example}")
     return {name: str(value) for name, value in found.items()}

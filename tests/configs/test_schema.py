@@ -148,6 +148,8 @@ eval.metric=correct; .extraction=boxed
     eval.extraction: has no effect with eval.metric = "correct", a reward, which finds answers
 data.train.path=none
     data.train.path: missing; a source needs path, or reasoning_gym with size and seed
+data.validation.path=none; .limit=8
+    data.validation.path: missing; a source needs path, share, or reasoning_gym with size and seed
 data.train.size=5
     data.train.size: has no effect without reasoning_gym; remove it
 data.train.reasoning_gym=chain_sum; .size=5; .seed=1

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import tokenizers
 from sentencepiece import sentencepiece_model_pb2 as proto
-from tokenizers import decoders, models, normalizers
+from tokenizers import decoders, models, normalizers, processors
 
 from pipeline.data.text.chat import TEMPLATE_FILE, Turns, in_turns
 from pipeline.data.text.tokenizer import CHANNEL, MARKERS, Tokenizer
@@ -55,6 +55,12 @@ def write_unigram_json(folder: Path, *, model: Path) -> None:
         if piece.type == kinds.USER_DEFINED or piece.piece in _SPECIAL
     ]
     whole.add_tokens(added)
+    bos = _SPECIAL[2]  # begins a text, as with Google's tokenizers
+    whole.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A",
+        pair=f"{bos} $A {bos} $B",
+        special_tokens=[(bos, whole.token_to_id(bos))],
+    )
     whole.save(str(folder / JSON))
     path = folder / _SETTINGS
     given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

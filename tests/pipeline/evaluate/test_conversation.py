@@ -88,6 +88,7 @@ def test_invalid_questions_are_refused_with_the_reason(tmp_path: Path, question:
 
 def test_a_question_is_the_only_column_or_a_json_object():
     assert read_question('{"a": 1}', columns=("q",)) == {"q": '{"a": 1}'}
+    assert read_question('{"q": 1}', columns=("q",)) == {"q": "1"}
     assert read_question('{"a": "x", "b": 2}', columns=("b", "a")) == {"a": "x", "b": "2"}
     for text in ("x", "[1]", '{"a": 1}', '{"a": 1, "b": 2, "c": 3}'):
         with pytest.raises(QuestionError, match=re.escape('write {"a": "...", "b": "..."}')):

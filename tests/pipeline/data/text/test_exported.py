@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from pipeline.data.text.chat import GEMMA3 as GEMMA3_TURNS
 from pipeline.data.text.chat import GEMMA4 as GEMMA4_TURNS
@@ -40,6 +41,8 @@ def test_promise_9_transformers_reads_our_token_ids(folder: Path):
     tokenizer.chat_template = ChatTemplate(template, template.read_text())
     write_unigram_json(folder, model=folder / "tokenizer.model")
     check_exported(folder, tokenizer)
+    begun = AutoTokenizer.from_pretrained(folder)("1 + 1?")["input_ids"]
+    assert begun == [tokenizer.bos_id, *tokenizer.encode("1 + 1?").tolist()]
     template.write_text("{{ bos_token }}{{ messages[0].content }}")
     with pytest.raises(RuntimeError, match=r"reads other token ids .*'<bos>What is 1,234"):
         check_exported(folder, tokenizer)
