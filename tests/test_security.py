@@ -18,6 +18,8 @@ UNSAFE |= {"tarfile", "zipfile", "yaml"}
 """Modules that load pickles, or unpack archives to paths that these name."""
 EXCEPTIONS = {
     "launch/demo/gemma.py": "reads one named file from wheels whose SHA-256 pip has compared",
+    "pipeline/compute/program_cache.py": "reads the user's own cache, whose programs are machine "
+    "code in any case",
     "rewards/processes/worker.py": "reads pickles that its parent process sends",
 }
 
