@@ -107,7 +107,7 @@ def test_an_export_after_training_equals_the_runs_own(head: Head, finished: Path
     out = tmp_path / "out"
     status, output = head.run(*launch("export", f"{finished}@last", "--out", out))
     assert status == 0, output
-    assert "hf: written and loaded back: log-probs of " in output
+    assert "hf, peft: written and loaded back: log-probs of " in output
     assert output.endswith(f"exported: {out}\n")
     for file in ("model.safetensors", "adapter/adapter_model.safetensors", "config.json"):
         assert (out / file).read_bytes() == (finished / "export" / file).read_bytes(), file

@@ -141,7 +141,7 @@ def check_exports(head: Head, run: Path, out: Path) -> None:
     export = [sys.executable, "-m", "launch.export", f"{run}@last", "--out", out]
     status, output = head.run(*export, "--format", "hf", "peft", "orbax")
     assert status == 0, output
-    assert output.count("written and loaded back") == 3
+    assert "hf, peft, orbax: written and loaded back" in output
     assert (out / "flax").is_dir()
     evaluate = [sys.executable, "-m", "launch.evaluate", f"{run}@4"]
     status, output = head.run(*evaluate)
