@@ -65,7 +65,7 @@ class Results:
 @pytest.fixture(scope="module")
 def rates(chips: list[jax.Device], *, virtual: bool) -> Rates:
     """Speeds of the chip in large sums and products; on a CPU in small ones."""
-    return measured(chips[:1], **({"added": 2**16, "factors": 128} if virtual else {}))
+    return measured(chips[:1], **({"added": 2**12, "factors": 32} if virtual else {}))
 
 
 @pytest.fixture(scope="module")
