@@ -1,10 +1,11 @@
 """Compiled programs that later processes read, safe with several processes and killed ones.
 
 JAX's persistent cache spares compiling a program, but JAX has to trace it to look it up.
-`WholePrograms` are read without tracing: their key covers all that traces read. Both have entries
-in the same folder. JAX writes an entry in place: a process that is killed meanwhile would leave a
-truncated entry forever. So entries are written into a folder per process, which has the shared
-entries as hard links, and complete entries are moved to the shared folder. Used inside actors only.
+`ExecutableCache` has serialized executables, which are loaded without tracing: their key covers all
+that traces read. Both have entries in the same folder. JAX writes an entry in place: a process that
+is killed meanwhile would leave a truncated entry forever. So entries are written into a folder per
+process, which has the shared entries as hard links, and complete entries are moved to the shared
+folder. Used inside actors only.
 """
 
 from __future__ import annotations
@@ -156,8 +157,8 @@ def share_programs() -> None:
             programs.share()
 
 
-class WholePrograms:
-    """Compiled programs that were kept whole, with the shapes of their arguments and results.
+class ExecutableCache:
+    """Serialized executables, with the structure of their arguments and results.
 
     A key covers what tracing and compiling a program reads: `owner`, JAX's settings, the source of
     this project, the installed packages, the devices, the compiler and its options. With another

@@ -19,7 +19,7 @@ from configs.conflicts import without
 from configs.schema import Config
 from pipeline.compute.builds import BuildLog, Built, cores
 from pipeline.compute.model.sharding import lowered
-from pipeline.compute.program_cache import WholePrograms
+from pipeline.compute.program_cache import ExecutableCache
 
 Trace = Callable[[], jax.stages.Traced]
 """Traces a program."""
@@ -61,11 +61,11 @@ def build_all(
     Args:
         programs: traces each program, by name; the slowest compilations come first.
         mesh: their devices.
-        owner: the object that traces them; see `WholePrograms`.
+        owner: the object that traces them; see `ExecutableCache`.
         log: receives an entry for each program.
     """
     # More threads would only need more memory: compiling a large program takes gigabytes.
-    pool, kept = ThreadPoolExecutor(cores()), WholePrograms(owner, mesh)
+    pool, kept = ThreadPoolExecutor(cores()), ExecutableCache(owner, mesh)
     try:
         loading = {name: pool.submit(_load, name, kept, log) for name in programs}
         loaded = {name: future.result() for name, future in loading.items()}
@@ -82,7 +82,7 @@ def build_all(
         pool.shutdown(cancel_futures=True)
 
 
-def _load(name: str, kept: WholePrograms, log: BuildLog | None) -> jax.stages.Compiled | None:
+def _load(name: str, kept: ExecutableCache, log: BuildLog | None) -> jax.stages.Compiled | None:
     """Loads a program that was kept, and logs it; None: there is none."""
     started = time.monotonic()
     program = kept.load(name)
@@ -92,7 +92,7 @@ def _load(name: str, kept: WholePrograms, log: BuildLog | None) -> jax.stages.Co
 
 
 def compile_program(
-    name: str, program: jax.stages.Lowered, kept: WholePrograms, log: BuildLog | None
+    name: str, program: jax.stages.Lowered, kept: ExecutableCache, log: BuildLog | None
 ) -> jax.stages.Compiled:
     """Compiles and keeps a program, or reads it from JAX's cache; logs it."""
     hits, started = getattr(_here, "hits", 0), time.monotonic()

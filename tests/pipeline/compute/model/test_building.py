@@ -57,8 +57,8 @@ def test_a_compiled_program_is_read_from_the_cache():
 
 
 @pytest.fixture
-def whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramCache:
-    """Whole programs are kept; this project's source has not been edited."""
+def serialized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProgramCache:
+    """Executables are serialized; this project's source has not been edited."""
     kept = ProgramCache(tmp_path)
     monkeypatch.setattr(program_cache, "_of_this_process", lambda: kept)
     monkeypatch.setattr(program_cache, "_source", lambda: "source")
@@ -69,8 +69,8 @@ def must_not_trace() -> jax.stages.Traced:
     raise AssertionError
 
 
-@pytest.mark.usefixtures("whole")
-def test_a_whole_program_is_loaded_without_tracing():
+@pytest.mark.usefixtures("serialized")
+def test_a_serialized_executable_is_loaded_without_tracing():
     log, factor = BuildLog(), SystemRandom().random()
 
     def donating() -> jax.stages.Traced:
@@ -90,8 +90,8 @@ def test_a_whole_program_is_loaded_without_tracing():
         assert array.is_deleted()
 
 
-@pytest.mark.usefixtures("whole")
-def test_a_program_of_jax_cache_is_not_kept_whole():
+@pytest.mark.usefixtures("serialized")
+def test_an_executable_from_the_cache_of_jax_is_not_serialized():
     program = {"x": partial(traced, SystemRandom().random())}
     for owner in ("first", "second"):
         build(program, owner=owner)
@@ -102,7 +102,7 @@ def test_a_program_of_jax_cache_is_not_kept_whole():
 @pytest.mark.parametrize("change", ["owner", "source", "flags", "setting", "devices", "damage"])
 def test_a_program_is_traced_where_anything_is_different(
     change: str,
-    whole: ProgramCache,
+    serialized: ProgramCache,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ):
@@ -121,7 +121,7 @@ def test_a_program_is_traced_where_anything_is_different(
     elif change == "devices":
         mesh = make_mesh(jax.devices()[2:4])
     else:
-        (entry,) = whole.path.glob("half-*")
+        (entry,) = serialized.path.glob("half-*")
         entry.write_bytes(entry.read_bytes()[:-1])
     with pytest.raises(AssertionError):
         building.build_all({"half": must_not_trace}, mesh, owner=owner)
