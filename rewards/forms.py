@@ -204,20 +204,7 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         ValueError: if it has none of the forms, lacks one of the arguments, or is a class whose
             construction fails; the message shows the forms.
     """
-    if isinstance(function, type):
-        _check_values(function.__init__, args)  # type: ignore[misc]
-        call = _construct(function, args)
-        args = {}
-        if not callable(call):
-            raise ValueError(
-                f"objects of the class cannot be called: it has no __call__; {_forms()}"
-            )
-    elif callable(function):
-        call = function
-    else:
-        raise ValueError(
-            f"is of type {type(function).__name__}, not a function or class; {_forms()}"
-        )
+    call, args = _callable(function, args)
     try:
         parameters = inspect.signature(call).parameters
     except (TypeError, ValueError):
@@ -262,6 +249,27 @@ def recognise(function: object, args: Mapping[str, object]) -> Form:
         takes_all=takes_all,
         needs_answer="answer" in required,
     )
+
+
+def _callable(
+    function: object, args: Mapping[str, object]
+) -> tuple[Callable[..., Any], Mapping[str, object]]:
+    """What is called, and the arguments that it still needs: a class is constructed with all.
+
+    Raises:
+        ValueError: if it cannot be called, or constructed.
+    """
+    if isinstance(function, type):
+        _check_values(function.__init__, args)  # type: ignore[misc]
+        call = _construct(function, args)
+        if not callable(call):
+            raise ValueError(
+                f"objects of the class cannot be called: it has no __call__; {_forms()}"
+            )
+        return call, {}
+    if callable(function):
+        return function, args
+    raise ValueError(f"is of type {type(function).__name__}, not a function or class; {_forms()}")
 
 
 def _kind(
