@@ -49,8 +49,8 @@ class Plan(Table):
         "auto",
         description="split: samplers and learner are processes with their own devices; colocated: "
         "one process owns all devices; auto: on TPUs what launch.plan chooses for learner_devices "
-        "chips, with segment_steps, prefill_tokens, remat and per_layer_embeddings where these "
-        "have their defaults; else colocated",
+        "chips, else colocated, with the best segment_steps, prefill_tokens, remat and "
+        "per_layer_embeddings where these have their defaults",
         json_schema_extra=NO_PROGRAM,
     )
     learner_devices: int = Field(

@@ -83,7 +83,7 @@ def placed(config: Config) -> Config:
         found = with_chosen_placement(config, saved)
     except FileNotFoundError:
         return config  # a missing model is reported by `prepare`
-    if config.plan.searches_placement:
+    if config.plan.placement == "auto":
         changes = diff_configs(config.model_dump(mode="json"), found.model_dump(mode="json"))
         chosen = settings_text({key: value for key, _, value in changes})
         say(f'with plan.placement = "auto" this run has {chosen}')

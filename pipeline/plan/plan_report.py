@@ -148,7 +148,7 @@ def _is_of_the_run(found: Planned) -> bool:
     """Whether a run takes this plan by itself: its own chips and lengths, and no compiler."""
     case, config = found.case, found.case.config
     return (
-        config.plan.searches_placement
+        config.plan.placement == "auto"
         and has_own_topology(config, case.topology)
         and case.topology.chip.name == topology_of(config, None).chip.name
         and case.lengths == Lengths.expected(config)

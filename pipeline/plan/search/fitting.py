@@ -47,6 +47,12 @@ _CHOSEN_WITH_PLACEMENT = (*_CHOSEN_WITH_SIZES, "per_layer_embeddings")
 """Settings chosen together with a placement that is not the configuration's."""
 
 
+def is_memory_known(config: Config) -> bool:
+    """Whether the memory of the run's devices is known before they are opened."""
+    plan = config.plan
+    return plan.platform != "gpu" or plan.gpu is not None or plan.hbm_gib is not None
+
+
 @dataclass(frozen=True)
 class PlanCase:
     """The input of the planner.
@@ -73,8 +79,7 @@ class PlanCase:
             FileNotFoundError: if the model's folder is missing.
             ValueError: if the memory of its devices is unknown.
         """
-        plan = config.plan
-        if plan.platform == "gpu" and plan.gpu is None and plan.hbm_gib is None:
+        if not is_memory_known(config):
             raise ValueError(
                 'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
                 "set plan.gpu or plan.hbm_gib"
@@ -172,26 +177,30 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     """Plans every placement and chooses one.
 
     On as many chips as the configuration's own, its placement is chosen if it has one: a run keeps
-    it. Otherwise the fastest that fits; if none fits, the closest to fitting.
+    it. Otherwise the fastest that fits; if none fits, the closest to fitting. Without chips to
+    search, `plan.placement = "auto"` is colocated, with the best of the other settings.
 
     Raises:
         ValueError: if no placement on the topology suits the configuration's other settings.
     """
     plans: list[SizedPlan] = []
-    configured: SizedPlan | None = None
+    own: SizedPlan | None = None
     refused: list[ConfigError] = []
     for placed in placements(case.config, case.shape, case.topology):
         name = placement_name(placed, case.topology)
-        if placed is case.config:
-            configured = _as_configured(case, f"as configured ({name})")
-            configured = replace(configured, config=validated(configured.config))
-            plans.append(configured)
+        if placed is case.config and placed.plan.placement != "auto":
+            own = _as_configured(case, f"as configured ({name})")
+            own = replace(own, config=validated(own.config))
+            plans.append(own)
         config = _with_free_settings(case, placed)
-        if configured is None or config.plan != configured.config.plan:
+        if own is None or config.plan != own.config.plan:
             try:
                 plans.append(estimate_plan(case, name, validated(config)))
             except ConfigError as error:
                 refused.append(error)
+                continue
+            if placed is case.config and own is None:
+                own = plans[-1]
     if not plans:
         raise ValueError(_no_placement(case, refused))
     fitting = sorted(
@@ -204,7 +213,7 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
     others = [one for one in plans if not one.fits]
     ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]
     keeps = has_own_topology(case.config, case.topology)
-    chosen = configured if keeps and configured is not None else ranked[0]
+    chosen = own if keeps and own is not None else ranked[0]
     return PlacementChoice(chosen, tuple(ranked))
 
 
@@ -222,7 +231,7 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     """
     if config.plan.placement != "auto":
         return config
-    if not config.plan.searches_placement:
+    if not is_memory_known(config):
         return validated(with_plan(config, {"placement": "colocated"}))
     if saved is not None and saved.rollout.ahead == "one":
         config = step_ahead(config)
@@ -238,7 +247,10 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
         chosen = next(same, choice.chosen.config)
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
-    return validated(with_plan(placed_as(config, chosen), own))
+    placed = with_plan(placed_as(config, chosen), own)
+    if placed.plan.placement == "auto":
+        placed = with_plan(placed, {"placement": "colocated"})
+    return validated(placed)
 
 
 def _devices(config: Config) -> tuple[str, int]:
