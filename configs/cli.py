@@ -14,7 +14,7 @@ from typing import NamedTuple, NoReturn
 from configs.errors import ConfigError, unknown_key
 from configs.load import presets_hint
 from configs.overrides import UNSET, Override
-from configs.settings import Setting, settings_by_path, tables
+from configs.settings import Setting, settings, tables
 from configs.toml_text import show_value
 
 WIDTH = 100
@@ -174,9 +174,7 @@ def settings_help(table: str = "") -> str:
     Raises:
         ConfigError: if there is no such table or key.
     """
-    shown = [one for one in settings_by_path().values() if one.is_shown]
-    if table:
-        shown = [one for one in shown if f"{one.path}.".startswith(f"{table}.")]
+    shown = [one for one in settings() if f"{one.path}.".startswith(f"{table}." if table else "")]
     if not shown:
         raise ConfigError(f"command line: --help settings {unknown_key(tuple(table.split('.')))}")
     parts = [] if table else [_INTRODUCTION]
@@ -203,8 +201,8 @@ def _default(setting: Setting) -> str:
     default = setting.default
     if setting.required:
         return "required"
-    if setting.implied is not None:
-        return f"default: {setting.implied}"
-    if isinstance(default, dict) and setting.short_forms:
+    if "implied" in setting.node:
+        return f"default: {setting.node['implied']}"
+    if isinstance(default, dict) and "short" in setting.node:
         default = {key: value for key, value in default.items() if value}
     return "optional" if default is None else f"default: {show_value(default)}"

@@ -15,15 +15,8 @@ from pydantic import ValidationError
 
 from configs.base import Table, nearest_hint
 from configs.conflicts import problems, without
-from configs.errors import (
-    ABSENT,
-    ConfigError,
-    Mistake,
-    explain_validation,
-    value_at,
-)
+from configs.errors import ABSENT, ConfigError, Mistake, explain_validation, value_at
 from configs.errors import Path as KeyPath
-from configs.nearest import nearest_keys
 from configs.overrides import Override, apply_overrides
 from configs.resume import refuse_unknown_keys
 from configs.schema import Config
@@ -209,12 +202,8 @@ def _read(path: Path) -> dict[str, Any]:
         what = f"{path}: no such file{nearest_hint(path)}; {presets_hint()}"
     except OSError as error:
         what = f"{path}: cannot be read: {error.strerror}; {presets_hint()}"
-    except UnicodeDecodeError as error:
-        what = f"{path}: not UTF-8 text (byte {error.start})"
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # not TOML, or not UTF-8
         what = f"{path}: {error}"
-    except RecursionError:
-        what = f"{path}: nested too deeply"
     raise ConfigError(what)
 
 
@@ -245,11 +234,9 @@ def _validate(
     except ValidationError as error:
         wrong = list(explain_validation(error))
         config = Config.model_validate(_valid_part(tree, [one.path for one in wrong]))
-        unknown = [one for one in (*found, *wrong) if find_setting(one.path) is None]
-        meant = {key for one in unknown for key in _meant_keys(one.path, tree)}
-        # What an unknown key means is not missing.
-        found += [one for one in wrong if ".".join(map(str, one.path)) not in meant]
-    config = without(config, *(key for one in found for key in _meant_keys(one.path, tree)))
+        found += wrong
+    known_keys = (one.path for one in found if find_setting(one.path) is not None)
+    config = without(config, *(".".join(map(str, path)) for path in known_keys))
     for key, what in list(problems(config)):
         path = tuple(key.split("."))
         value = value_at(tree, path)
@@ -259,30 +246,20 @@ def _validate(
     return config, found
 
 
-def _meant_keys(path: KeyPath, tree: Mapping[str, Any]) -> set[str]:
-    """The key `path`, or its list; of an unknown key the missing ones that may have been meant."""
-    if find_setting(path) is not None:
-        return {".".join(map(str, _without_index(path)))}
-    return {key for key in nearest_keys(path) if value_at(tree, tuple(key.split("."))) is ABSENT}
-
-
 def _valid_part(tree: Mapping[str, Any], wrong: Sequence[KeyPath]) -> dict[str, Any]:
     """The settings without those that are wrong, and with some value for required ones."""
     rest = copy.deepcopy(dict(tree))
     for path in wrong:
         # An unknown key is taken out of its element of a list, another one with the whole list.
-        at = path if find_setting(path) is None else _without_index(path)
+        at = path
+        if find_setting(path) is not None:
+            at = tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
         holder: Any = value_at(rest, at[:-1])
         if holder is not ABSENT:
             holder.pop(at[-1], None)
     for table, values in _REQUIRED.items():
         rest[table] = {**values, **rest.get(table, {})}
     return rest
-
-
-def _without_index(path: KeyPath) -> KeyPath:
-    """The key, or the list that it is in."""
-    return tuple(itertools.takewhile(lambda part: not isinstance(part, int), path))
 
 
 def _lines(

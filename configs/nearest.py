@@ -5,15 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from configs.settings import INDEX, Setting, setting_parts, settings, settings_by_path, tables
-from configs.toml_text import read_value, show_value
+from configs.toml_text import show_value
 
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
-_MOST_INTEGER = 2**63 - 1
-"""The largest integer of TOML."""
 FROM_TRL = {
     "train_dataset": "data.train",
     "eval_dataset": "data.validation",
@@ -87,32 +84,30 @@ NO_KEY = {
     "deepspeed": "plan.placement, plan.fsdp and plan.tp, which the plan chooses",
 }
 """What there is instead of a setting of others, or an action, that has no key here."""
-_TRUE, _FALSE = {"true", "yes", "on", "1"}, {"false", "no", "off", "0"}
 
 
 def nearest_value(setting: Setting, value: object) -> str | None:
-    """The valid value nearest to `value` as TOML, or in words; None if none is near."""
-    if setting.choices:
-        return _nearest_choice(setting.choices, value)
-    if setting.type == "boolean":
-        word = str(value).lower()
-        return "true" if word in _TRUE else "false" if word in _FALSE else None
-    if setting.type in {"integer", "number"}:
-        number = read_value(value) if isinstance(value, str) else value
-        if isinstance(number, int | float) and not isinstance(number, bool):
-            return _nearest_number(setting, number)
-    if setting.type == "string" and isinstance(value, int | float):
-        return show_value(show_value(value))
-    if setting.type == "array":
-        return _nearest_list(setting, value)
-    return None
+    """The valid value nearest to `value` as TOML; None if none is near."""
+    node = setting.node
+    choices = node.get("enum", [node["const"]] if "const" in node else [])
+    if value == "ppo" and "grpo" in choices:
+        return show_value("grpo")
+    by_name = {str(choice).lower(): choice for choice in choices}
+    for name in difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5):
+        return show_value(by_name[name])
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
+        return None
+    near = min(max(value, node.get("minimum", -math.inf)), node.get("maximum", math.inf))
+    if setting.type == "integer":
+        return show_value(round(near))
+    return show_value(float(near)) if setting.type == "number" and near != value else None
 
 
 def nearest_keys(path: Sequence[str | int]) -> list[str]:
     """Up to three dotted keys that the user may have meant by `path`, most likely first.
 
     In this order: the key for a name of TRL, keys of the same name in other tables, similar keys
-    of the same table, keys of the table whose description contains the words, similar paths.
+    of the same table, similar paths.
     """
     indices = [str(part) for part in path if str(part).isdecimal()]
     parts = setting_parts(path)
@@ -121,22 +116,15 @@ def nearest_keys(path: Sequence[str | int]) -> list[str]:
         return [FROM_TRL[leaf]]
     whole = ".".join(parts)
     all_paths = [setting.path for setting in (*tables(), *settings())]
-    similarity = {
-        key: difflib.SequenceMatcher(None, key, whole).ratio()
-        for key in all_paths
-        if key.rpartition(".")[2] == leaf
-    }
-    same_name = sorted(similarity, key=lambda key: -similarity[key])
-    if same_name and similarity[same_name[0]] >= _TYPO_RATIO:
+    same_name = [key for key in all_paths if key.rpartition(".")[2] == leaf]
+    same_name = difflib.get_close_matches(whole, same_name, n=3, cutoff=0.0)
+    if difflib.get_close_matches(whole, same_name, n=1, cutoff=_TYPO_RATIO):
         same_name = same_name[:1]
-    siblings = _siblings(parts)
-    names = {setting.path.rpartition(".")[2]: setting for setting in siblings}
-    similar = [names[name].path for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
-    words = leaf.replace("_", " ")
-    described = [setting.path for setting in siblings if words in setting.description]
+    names = {setting.path.rpartition(".")[2]: setting.path for setting in _siblings(parts)}
+    similar = [names[name] for name in difflib.get_close_matches(leaf, names, n=1, cutoff=0.6)]
     # In an existing table, the shared table name makes every path similar.
     close = difflib.get_close_matches(whole, all_paths, n=1, cutoff=0.6)
-    found = same_name[:3] or similar or described[:1] or ([] if len(parts) > 1 and names else close)
+    found = same_name or similar or ([] if len(parts) > 1 and names else close)
     return [_with_indices(key, indices) for key in found]
 
 
@@ -156,38 +144,3 @@ def _siblings(parts: Sequence[str]) -> list[Setting]:
 def _with_indices(key: str, indices: Sequence[str]) -> str:
     left = iter(indices)
     return ".".join(next(left, "0") if part == INDEX else part for part in key.split("."))
-
-
-def _nearest_choice(choices: Sequence[object], value: object) -> str | None:
-    if len(choices) == 1:
-        return show_value(choices[0])
-    by_name = {str(choice).lower(): choice for choice in choices}
-    if value == "ppo" and "grpo" in by_name:
-        return show_value("grpo")
-    close = difflib.get_close_matches(str(value).lower(), by_name, n=1, cutoff=0.5)
-    return show_value(by_name[close[0]]) if close else None
-
-
-def _nearest_number(setting: Setting, number: float) -> str | None:
-    node: Any = setting.node
-    low = node.get("minimum", node.get("exclusiveMinimum", -math.inf))
-    high = node.get("maximum", node.get("exclusiveMaximum", math.inf))
-    if not math.isfinite(number):
-        return None
-    if setting.type == "integer":
-        if number > min(high, _MOST_INTEGER):
-            return show_value(high - ("exclusiveMaximum" in node)) if high < math.inf else None
-        low += "exclusiveMinimum" in node
-        high -= "exclusiveMaximum" in node
-        return show_value(int(min(max(round(number), low), high)))
-    if number <= low and "exclusiveMinimum" in node:
-        return f"just above {show_value(low)}"
-    if number >= high and "exclusiveMaximum" in node:
-        return f"just below {show_value(high)}"
-    return show_value(float(min(max(number, low), high)))
-
-
-def _nearest_list(setting: Setting, value: object) -> str | None:
-    (element,) = setting.children()
-    fits = isinstance(value, {"string": str, "integer": int}.get(element.type, ()))
-    return show_value([value]) if fits and not isinstance(value, bool) else None

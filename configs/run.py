@@ -57,7 +57,7 @@ class Run(Table):
     seed: int = Field(
         0,
         ge=0,
-        lt=2**32,
+        le=2**32 - 1,
         description="random seed of data order, adapter initialization and sampling",
     )
     phases: Annotated[tuple[Literal["sft", "grpo"], ...], Field(strict=False)] = Field(

@@ -24,7 +24,13 @@ class Setting:
 
     Attributes:
         path: the dotted key, with `N` for a list index.
-        node: its JSON schema, references resolved.
+        node: its JSON schema, references resolved. Keys of ours are `implied` (what the value is
+            if it is not set, in words), `short` (the key that a value in place of a table has, by
+            its type), `input` (the kind of a path) and `words` (a pattern).
+        type: `integer`, `number`, `string`, `boolean`, `array` or `object` (a table); `any` below
+            a table of free keys.
+        default: the default value; None if there is none.
+        description: of the field.
         optional: whether it may be unset without a default (`none` unsets it).
         required: whether it must be set.
         on_resume: what a change means for a resume, by itself or by its table; see `configs.base`.
@@ -32,51 +38,17 @@ class Setting:
 
     path: str
     node: Mapping[str, Any]
+    type: str
+    default: object
+    description: str
     optional: bool
     required: bool
     on_resume: OnResume
 
     @property
-    def type(self) -> str:
-        """`integer`, `number`, `string`, `boolean`, `array` or `object` (a table)."""
-        return str(self.node["type"])
-
-    @property
     def has_free_keys(self) -> bool:
         """Whether it is a table whose keys are the user's."""
         return self.node.get("additionalProperties") is True
-
-    @property
-    def short_forms(self) -> Mapping[str, str]:
-        """For a table: the key that a value in its place has, by the type of the value."""
-        return dict(self.node.get("short", {}))
-
-    @property
-    def is_shown(self) -> bool:
-        """Whether it is a value, or a table that has a short form or the user's keys."""
-        is_value = self.type != "object" or self.has_free_keys or bool(self.short_forms)
-        return is_value and not self.path.endswith(f".{INDEX}")
-
-    @property
-    def choices(self) -> tuple[object, ...]:
-        """The allowed values of an enumeration; empty for other types."""
-        return tuple(self.node.get("enum", [self.node["const"]] if "const" in self.node else []))
-
-    @property
-    def default(self) -> object:
-        """The default value; None if there is none."""
-        return self.node.get("default")
-
-    @property
-    def implied(self) -> str | None:
-        """What the value is if it is not set, in words, where that is no constant."""
-        found: str | None = self.node.get("implied")
-        return found
-
-    @property
-    def description(self) -> str:
-        """The description of the field."""
-        return str(self.node.get("description", ""))
 
     @property
     def allowed(self) -> str:
@@ -110,7 +82,8 @@ def find_setting(path: Sequence[str | int]) -> Setting | None:
     for end in range(1, len(parts)):
         table = settings_by_path().get(".".join(parts[:end]))
         if table is not None and table.has_free_keys:
-            return replace(table, path=key, node={"type": "any"}, optional=True, required=False)
+            free: dict[str, Any] = {"type": "any"}
+            return replace(table, path=key, node=free, **free, optional=True, required=False)
     return None
 
 
@@ -120,11 +93,11 @@ def setting_parts(path: Sequence[str | int]) -> list[str]:
 
 
 def settings() -> tuple[Setting, ...]:
-    """All keys that can be set, in the schema's order, without tables and list elements."""
+    """All keys that have a value, in the schema's order: tables if one may stand in their place."""
     return tuple(
         setting
         for setting in settings_by_path().values()
-        if (setting.type != "object" or setting.has_free_keys)
+        if (setting.type != "object" or setting.has_free_keys or "short" in setting.node)
         and not setting.path.endswith(f".{INDEX}")
     )
 
@@ -168,8 +141,16 @@ def _setting(
             optional = True
             (kind,) = (option for option in node["anyOf"] if option != {"type": "null"})
             node = {**kind, **rest}
-    required &= "implied" not in node
-    return Setting(path, node, optional, required, node.get("on_resume", on_resume))
+    return Setting(
+        path,
+        node,
+        type=node["type"],
+        default=node.get("default"),
+        description=node.get("description", ""),
+        optional=optional,
+        required=required and "implied" not in node,
+        on_resume=node.get("on_resume", on_resume),
+    )
 
 
 _NOUNS = {

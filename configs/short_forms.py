@@ -50,7 +50,7 @@ def long_form(value: Any, base: Path, path: KeyPath = ()) -> Any:
 def _without_short_form(value: Any, setting: Setting) -> Any:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     kind = "string" if isinstance(value, str) else "number" if is_number else ""
-    key = setting.short_forms.get(kind)
+    key = setting.node.get("short", {}).get(kind)
     if key is not None:
         value = None if value == 0 and setting.optional else {key: value}
     if setting.path == _REWARD and isinstance(value, Mapping) and "name" not in value:

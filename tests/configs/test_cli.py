@@ -95,7 +95,6 @@ def test_help_shows_the_flags_and_help_settings_the_settings(
 def test_the_settings_help_describes_each_setting() -> None:
     text = " ".join(settings_help().split())
     for setting in settings():
-        assert setting.is_shown
         assert f"--{setting.path} {setting.allowed};" in text
         assert setting.description in text
     assert "learner: The GRPO update" in text

@@ -26,16 +26,11 @@ KEYS = (
 @pytest.mark.parametrize(
     ("key", "text", "line"),
     [
-        (
-            "learner.adam_b2",
-            "1.5",
-            "= 1.5: must be a number, at least 0 and below 1; nearest valid: just below 1",
-        ),
+        ("learner.adam_b2", "1.5", ("= 1.5: must be a number, at least 0 and below 1; default: "
+                                   "0.99")),
         ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
-        ("run.seed", "-4", ("= -4: must be an integer, at least 0 and below 4294967296; "
+        ("run.seed", "-4", ("= -4: must be an integer, at least 0 and at most 4294967295; "
                            "nearest valid: 0")),
-        ("run.seed", "4294967296", ("= 4294967296: must be an integer, at least 0 and below "
-                                   "4294967296; nearest valid: 4294967295")),
         ("plan.head_tokens", "1e4", ("= 10000.0: must be an integer, at least 1 and at most 2048; "
                                     "nearest valid: 2048")),
         (
@@ -48,12 +43,7 @@ KEYS = (
             "nan",
             "= nan: must be a finite number, above 0 and at most 10; default: 5e-05",
         ),
-        (
-            "learner.lr",
-            "'1e-4'",
-            '= "1e-4": must be a number, above 0 and at most 10; nearest valid: 0.0001',
-        ),
-        ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
+        ("rewards.shuffle", "yes", '= "yes": must be true or false; default: false'),
         (
             "learner.schedule",
             "cosinus",
@@ -78,18 +68,14 @@ KEYS = (
         (
             "rollout.stop_tokens",
             "<eos>",
-            '= "<eos>": must be a list; each element: a string; nearest valid: ["<eos>"]',
+            ('= "<eos>": must be a list; each element: a string; default: ["<end_of_turn>", '
+             '"<eos>"]'),
         ),
         ("learner", "3", "= 3: must be a table"),
         ("rewards.functions", "[]", ("= []: must be a list, not empty; each element: a table, or "
                                      "its function")),
         ("plan.prompt_buckets", "[0]", ".0 = 0: must be an integer, at least 1; nearest valid: 1"),
         ("budget.steps", "9" * 20, f"= {'9' * 20}: an integer of more than 64 bits"),
-        (
-            "rewards.functions.0.args",
-            f"{{n = [{'9' * 20}]}}",
-            f"= {{n = [{'9' * 20}]}}: has an integer of more than 64 bits: {'9' * 20}",
-        ),
         # A long value is truncated.
         (
             "run.name",
@@ -156,9 +142,9 @@ def test_a_wrong_element_does_not_make_the_list_too_short(write: Write) -> None:
 
 def test_a_missing_table_names_its_keys(write: Write) -> None:
     path = write(SMALL.replace("[budget]\nsteps = 10", "").replace("[rewards]", "[rewardz]"))
-    has = "budget.steps, budget.time, budget.until"
     assert mistakes(path) == (
-        f"{path}: budget: missing; this table has {has}",
+        f"{path}: rewards: missing; this table needs rewards.functions",
+        f"{path}: budget: missing; this table has budget.steps, budget.time, budget.until",
         f"{path}: rewardz: unknown; did you mean rewards?",
     )
 

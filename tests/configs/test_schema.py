@@ -27,7 +27,7 @@ data.train.split=train
 data.test=0.2; data.test.limit=5; .seed=1
     data.test.seed: has no effect with share; remove it
 data.validation=1
-    data.validation.share: must be a number, above 0 and below 1; nearest valid: just below 1
+    data.validation.share: must be a number, above 0 and below 1
 data.test.split=none
     data.test.path: is not a file (.jsonl, .ndjson, .json, .csv, .tsv, .parquet)
 data.answer_pattern=#### .+
