@@ -22,6 +22,21 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 @dataclass(frozen=True)
+class Source:
+    """A source of training prompts.
+
+    Attributes:
+        prompts: its prompts.
+        share: its share of the training prompts.
+        seed: of its order, so that sources of equal size are shuffled differently.
+    """
+
+    prompts: Sequence[Prompt]
+    share: float
+    seed: int
+
+
+@dataclass(frozen=True)
 class EpochBoundary:
     """Prompts of the step that spans the start of an epoch: before and after the start.
 
@@ -48,30 +63,21 @@ def prompts_for_step(
     many steps the shares equal the weights.
 
     Args:
-        prompts: prompts of all sources; `source` is the source of each.
+        prompts: prompts of all sources; `source` is the source of each. No source has fewer than
+            its largest share of a step.
         seed: the run's seed.
         step: number of the step, from 0.
         prompts_per_step: number of prompts in a step.
         weights: share of each source, with sum 1; None or a single one without a mixture.
-
-    Raises:
-        ValueError: if a step needs more prompts than there are.
     """
-    if weights is None or len(weights) < 2:
-        _check_enough(prompts_per_step, len(prompts), "rollout.prompts_per_step", "data.train")
-        chosen_indices = _one_source(len(prompts), seed=seed, step=step, per_step=prompts_per_step)
-        return tuple(prompts[index] for index in chosen_indices)
+    sources = _sources(prompts, weights, seed)
     counts = _cumulative_counts(
-        weights, seed=seed, steps=step + 2, prompts_per_step=prompts_per_step
+        sources, seed=seed, steps=step + 2, prompts_per_step=prompts_per_step
     )
     chosen: list[Prompt] = []
-    for number, name in enumerate(weights):
-        own = _prompts_of(name, prompts)
-        before = counts[:, number]
-        count = int(before[step + 1] - before[step])
-        _check_enough(count, len(own), f"step {step + 1}: the share of {name!r}", "that source")
-        indices = _of_source(len(own), before, seed=_source_seed(seed, name), step=step)
-        chosen += [own[index] for index in indices]
+    for source, before in zip(sources.values(), counts.T, strict=True):
+        indices = _of_step(len(source.prompts), before, seed=source.seed, step=step)
+        chosen += [source.prompts[index] for index in indices]
     return tuple(chosen)
 
 
@@ -102,23 +108,21 @@ def consecutive_prompts(
     """
     assert 1 <= count <= window
     check_window(prompts, window=window, weights=weights)
-    if weights is None or len(weights) < 2:
-        chosen_indices = _window(len(prompts), seed=seed, start=start, count=count, window=window)
-        return tuple(prompts[index] for index in chosen_indices)
     # Treated as steps of a single prompt.
-    counts = _cumulative_counts(weights, seed=seed, steps=start + count + 1, prompts_per_step=1)
+    sources = _sources(prompts, weights, seed)
+    counts = _cumulative_counts(sources, seed=seed, steps=start + count + 1, prompts_per_step=1)
     chosen: dict[int, Prompt] = {}
-    for number, (name, share) in enumerate(weights.items()):
-        own, before = _prompts_of(name, prompts), counts[start:, number]
+    for source, before in zip(sources.values(), counts[start:].T, strict=True):
         indices = _window(
-            len(own),
-            seed=_source_seed(seed, name),
+            len(source.prompts),
+            seed=source.seed,
             start=int(before[0]),
             count=int(before[-1] - before[0]),
-            window=max_in_window(share, window),
+            window=max_in_window(source.share, window),
         )
         positions = np.flatnonzero(np.diff(before))
-        chosen |= {int(at): own[index] for at, index in zip(positions, indices, strict=True)}
+        places = zip(positions, indices, strict=True)
+        chosen |= {int(at): source.prompts[index] for at, index in places}
     return tuple(chosen[at] for at in range(count))
 
 
@@ -130,13 +134,8 @@ def check_window(
     Raises:
         ValueError: with the number of prompts and the required number.
     """
-    sources = {"data.train": (len(prompts), window)}
-    if weights is not None and len(weights) > 1:
-        sources = {
-            f"source {name!r}": (len(_prompts_of(name, prompts)), max_in_window(share, window))
-            for name, share in weights.items()
-        }
-    for name, (total, most) in sources.items():
+    for name, source in _sources(prompts, weights, 0).items():
+        total, most = len(source.prompts), max_in_window(source.share, window)
         if 2 * (most - 1) > total:
             raise ValueError(
                 f"rollout.max_prompts_per_step = {window} takes up to {most} prompts of {name} in "
@@ -181,17 +180,21 @@ def shuffled_order(total: int, *, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(raw, kind="stable")
 
 
-def _one_source(total: int, *, seed: int, step: int, per_step: int) -> np.ndarray:
-    """Indices of the prompts of a step without a mixture; all steps take `per_step` prompts."""
+def _sources(
+    prompts: Sequence[Prompt], weights: Mapping[str, float] | None, seed: int
+) -> dict[str, Source]:
+    """The sources by what messages call them; without a mixture there is one."""
+    if weights is None or len(weights) < 2:
+        return {"data.train": Source(prompts, 1.0, seed)}
+    found = {}
+    for name, share in weights.items():
+        own = [prompt for prompt in prompts if prompt.source == name]
+        own_seed = int.from_bytes(_digest(f"{seed}/{name}"), "little")
+        found[f"source {name!r}"] = Source(own, share, own_seed)
+    return found
 
-    def boundary(epoch: int) -> EpochBoundary:
-        before = epoch * total % per_step
-        return EpochBoundary(before, per_step - before) if before else EpochBoundary(0, 0)
 
-    return _slice(total, seed=seed, start=step * per_step, count=per_step, boundary=boundary)
-
-
-def _of_source(total: int, before: np.ndarray, *, seed: int, step: int) -> np.ndarray:
+def _of_step(total: int, before: np.ndarray, *, seed: int, step: int) -> np.ndarray:
     """Indices of a source's prompts in a step; steps before step n take `before[n]` prompts."""
 
     def boundary(epoch: int) -> EpochBoundary:
@@ -202,6 +205,7 @@ def _of_source(total: int, before: np.ndarray, *, seed: int, step: int) -> np.nd
         return EpochBoundary(int(begin - before[after - 1]), int(before[after] - begin))
 
     start, count = int(before[step]), int(before[step + 1] - before[step])
+    assert count <= total, f"a step takes {count} of {total} prompts"
     return _slice(total, seed=seed, start=start, count=count, boundary=boundary)
 
 
@@ -265,14 +269,14 @@ def _next_order(order: np.ndarray, *, seed: int, epoch: int, boundary: EpochBoun
 
 
 def _cumulative_counts(
-    weights: Mapping[str, float], *, seed: int, steps: int, prompts_per_step: int
+    sources: Mapping[str, Source], *, seed: int, steps: int, prompts_per_step: int
 ) -> np.ndarray:
     """Prompts of each source in the first n steps, int64 `steps source`, n from 0."""
     first = int.from_bytes(_digest(f"{seed}/mixture"), "little")
     multiples = np.arange(steps - 1, dtype=np.uint64) * np.uint64(_GOLDEN) + np.uint64(first)
     # Half a unit off, so that rounding errors of integer bounds never reach an offset.
     offsets = ((multiples >> np.uint64(32)).astype(np.float64) + 0.5) / 2**32
-    bounds = np.cumsum(list(weights.values())) * prompts_per_step
+    bounds = np.cumsum([source.share for source in sources.values()]) * prompts_per_step
     bounds[-1] = prompts_per_step
     # Point j of a step is at offset + j; a source gets the points between the previous bound and
     # its own.
@@ -281,21 +285,5 @@ def _cumulative_counts(
     return np.concatenate([np.zeros_like(counts[:1]), np.cumsum(counts, axis=0)])
 
 
-def _prompts_of(source: str, prompts: Sequence[Prompt]) -> list[Prompt]:
-    return [prompt for prompt in prompts if prompt.source == source]
-
-
-def _source_seed(seed: int, name: str) -> int:
-    """The seed of a source, so that sources of equal size are shuffled differently."""
-    return int.from_bytes(_digest(f"{seed}/{name}"), "little")
-
-
 def _digest(text: str) -> bytes:
     return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-
-def _check_enough(count: int, total: int, what: str, where: str) -> None:
-    if count > total:
-        raise ValueError(
-            f"{what} = {count} is more than the {total} prompts of {where}; at most {total}"
-        )

@@ -45,17 +45,6 @@ def test_the_order_is_the_same_on_every_machine():
     assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
 
 
-def test_a_late_step_is_computed_as_fast_as_an_early_one():
-    # After 10**9 epochs; the chain of dependent epochs has at most `per_step` of them.
-    assert len(set(_ids(17, seed=0, step=10**9, per_step=16))) == 16
-
-
-def test_a_step_of_more_prompts_than_there_are_is_refused():
-    message = r"rollout\.prompts_per_step = 9 is more than the 8 prompts of data\.train; at most 8"
-    with pytest.raises(ValueError, match=message):
-        _ids(8, seed=0, step=0, per_step=9)
-
-
 SIZES = {"train": 40, "more": 9, "rare": 5}
 WEIGHTS = normalized_weights({"train": 1.0, "more": 0.5, "rare": 0.2})
 
@@ -104,12 +93,6 @@ def test_a_step_never_repeats_prompts_of_a_small_source(data, per_step, seed):
 def test_a_mixtures_order_is_the_same_on_every_machine():
     drawn = [f"{source[0]}{id_}" for source, id_ in _mixed(7)]
     assert drawn == ["t11", "t3", "t15", "t32", "t31", "t33", "t19", "m4", "m8", "m6", "r1", "r0"]
-
-
-def test_a_source_smaller_than_its_share_is_refused():
-    prompts = [replace(prompt, source=name) for name in "ab" for prompt in _prompts(3)]
-    with pytest.raises(ValueError, match="step 1: the share of 'a' = 4 is more than the 3"):
-        prompts_for_step(prompts, seed=0, step=0, prompts_per_step=5, weights={"a": 0.8, "b": 0.2})
 
 
 def _continued(total: int, *, seed: int, start: int, count: int, window: int) -> list[int]:
