@@ -18,7 +18,7 @@ import numpy as np
 
 from pipeline.data.models.find_shape import PUBLISHED
 from pipeline.data.models.hf_config import GEMMA4
-from pipeline.data.models.hf_folder import flax_part
+from pipeline.data.models.hf_folder import is_flax_tower
 
 _LINEAR_BY_8 = {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 # Settings that the shapes do not determine, by family, layers and width.
@@ -81,7 +81,7 @@ class FlaxCheckpoint:
         self.dtypes: dict[str, str] = {}
         for path, leaf in _leaves(place).items():
             name = _name("/".join(path))
-            if flax_part(name) is None:
+            if not is_flax_tower(name):
                 self._paths[name] = path
                 self.shapes[name] = tuple(leaf.shape)
                 self.dtypes[name] = str(np.dtype(leaf.dtype))

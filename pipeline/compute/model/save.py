@@ -69,7 +69,7 @@ def save_weights(
         within: the folder of a multimodal model whose other tensors are written, too, unchanged,
             and whose names the parameters get; None: a text model.
     """
-    text, others = ({}, {}) if within is None else text_tensors(within)
+    text, others = ({}, []) if within is None else text_tensors(within)
     names = {plain: tensor.name for plain, tensor in text.items()}
     specs: list[Spec] = [
         TensorSpec(names.get(tensor, tensor), row.stored_shape(shape), dtype)
@@ -77,7 +77,7 @@ def save_weights(
         for tensor in row.tensors
     ]
     # Wider numbers first, so that the offset of each tensor is a multiple of its number's size.
-    carried = sorted((t for part in others.values() for t in part), key=lambda t: -t.item_bytes)
+    carried = sorted(others, key=lambda tensor: -tensor.item_bytes)
     wide = [tensor for tensor in carried if tensor.item_bytes > np.dtype(dtype).itemsize]
     shards = plan_shards([*wide, *specs, *carried[len(wide) :]], shard_bytes=shard_bytes)
     write_shards(folder, shards, _stored(parameters, shapes))

@@ -175,8 +175,7 @@ def unused_bytes(config: Config) -> int:
     folder = _cached(path) if "://" in path else Path(path)
     if folder is not None:
         with suppress(FileNotFoundError):  # it has no weights yet
-            _, parts = text_tensors(folder)
-            return sum(tensor.num_bytes for part in parts.values() for tensor in part)
+            return sum(tensor.num_bytes for tensor in text_tensors(folder)[1])
     known = _HANDLE.fullmatch(path)
     return _UNUSED_BYTES * _UNUSED.get(f"gemma-{known['kind'].lower()}", 0) if known else 0
 

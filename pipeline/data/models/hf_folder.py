@@ -32,28 +32,20 @@ _TEXT_PREFIXES = {
     "model.language_model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-_OTHER_PARTS = {
-    "vision_tower.": "the vision tower",
-    "model.vision_tower.": "the vision tower",
-    "multi_modal_projector.": "the projector",
-    "model.multi_modal_projector.": "the projector",
-    # Gemma 4.
-    "model.audio_tower.": "the audio tower",
-    "model.embed_vision.": "the projector",
-    "model.embed_audio.": "the projector",
-}
-_UNUSED = "unused keys and values"
+_OTHER_PARTS = (
+    *("vision_tower.", "model.vision_tower."),
+    *("multi_modal_projector.", "model.multi_modal_projector."),
+    *("model.audio_tower.", "model.embed_vision.", "model.embed_audio."),  # Gemma 4
+)
+"""Prefixes of the tensors of towers and projectors of multimodal models."""
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _BUFFER = re.compile(r"(?:.*\.)?rotary_emb(?:_local)?\.(?:\w+_)?inv_freq")
 """Frequencies of RoPE, which older versions of transformers stored; `config.json` has them."""
 _ADAPTER = "adapter_config.json"
-_FLAX_PARTS = {
-    "the vision tower": re.compile(
-        r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder"
-        r"|PatchInputVariablePoolingEncoder_\d+)/|/mm_"
-    ),
-    "the audio tower": re.compile(r"(^|/)AudioEncoder/|/audio_"),
-}
+_FLAX_TOWER = re.compile(
+    r"(^|/)(SigLiPFromPatches_\d+|vision_encoder|siglip_encoder"
+    r"|PatchInputVariablePoolingEncoder_\d+|AudioEncoder)/|/mm_|/audio_"
+)
 _BLOCK = 2**26
 """Bytes of tensors that are compared at once."""
 _MOST_SHOWN = 20
@@ -178,32 +170,25 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], dict[str, list[StoredTensor]]]:
-    """The tensors of the text model by their names in a text-only folder.
-
-    Returns:
-        The tensors, and those that are skipped, by part of the model.
+def text_tensors(folder: Path) -> tuple[dict[str, StoredTensor], list[StoredTensor]]:
+    """The tensors of the text model by their names in a text-only folder, and all others.
 
     Raises:
         FileNotFoundError: as `stored_tensors` and `read_text_config`.
         ValueError: as `stored_tensors` and `read_text_config`.
     """
-    text: dict[str, StoredTensor] = {}
-    skipped: dict[str, list[StoredTensor]] = {}
+    text, others = dict[str, StoredTensor](), list[StoredTensor]()
     whole, shape = is_multimodal(read_config(folder)), read_model_shape(read_text_config(folder))
     unused = unused_tensors(shape)
     for name, tensor in stored_tensors(folder).items():
         if _BUFFER.fullmatch(name):
             continue
-        part = next((p for prefix, p in _OTHER_PARTS.items() if name.startswith(prefix)), None)
         plain = _text_name(name) if whole else name
-        if plain in unused:
-            skipped.setdefault(_UNUSED, []).append(tensor)
-        elif whole and part is not None:
-            skipped.setdefault(part, []).append(tensor)
+        if plain in unused or (whole and name.startswith(_OTHER_PARTS)):
+            others.append(tensor)
         else:
             text[plain] = tensor
-    return text, skipped
+    return text, others
 
 
 def is_multimodal_folder(folder: Path) -> bool:
@@ -231,11 +216,8 @@ def flax_folder(folder: Path) -> Path | None:
     return None
 
 
-def check_folder(folder: Path) -> list[str]:
+def check_folder(folder: Path) -> None:
     """Checks a model folder without reading weights.
-
-    Returns:
-        Messages for the user, one sentence each.
 
     Raises:
         FileNotFoundError: with the missing files.
@@ -243,28 +225,21 @@ def check_folder(folder: Path) -> list[str]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"model.path: no folder {folder}{nearest_hint(folder)}")
-    checkpoint = flax_folder(folder)
-    if checkpoint is None:
-        tensors, skipped = text_tensors(folder)
-        counts = {part: len(found) for part, found in skipped.items()}
-        wanted = dict(tensor_shapes(read_model_shape(read_text_config(folder))))
-        check_tensors(
-            folder,
-            wanted,
-            shapes={name: tensor.shape for name, tensor in tensors.items()},
-            dtypes={name: tensor.dtype for name, tensor in tensors.items()},
-            optional={_HEAD},
-        )
-        if _HEAD in tensors:
-            _check_head(folder, tensors[_HEAD], tensors[_EMBEDDING])
-    else:
+    if flax_folder(folder) is not None:
         if (folder / "config.json").exists():
             read_text_config(folder)
-        counts = _flax_parts(checkpoint)
-    if not counts:
-        return []
-    parts = " and ".join(f"{count} tensors of {part}" for part, count in sorted(counts.items()))
-    return [f"{folder}: only the text model is used; {parts} are skipped"]
+        return
+    tensors, _ = text_tensors(folder)
+    wanted = dict(tensor_shapes(read_model_shape(read_text_config(folder))))
+    check_tensors(
+        folder,
+        wanted,
+        shapes={name: tensor.shape for name, tensor in tensors.items()},
+        dtypes={name: tensor.dtype for name, tensor in tensors.items()},
+        optional={_HEAD},
+    )
+    if _HEAD in tensors:
+        _check_head(folder, tensors[_HEAD], tensors[_EMBEDDING])
 
 
 def check_tensors(
@@ -319,26 +294,9 @@ def _check_head(folder: Path, head: StoredTensor, embedding: StoredTensor) -> No
         )
 
 
-def flax_part(name: str) -> str | None:
-    """The part of the model of a tensor in a flax checkpoint; None for the text model.
-
-    Args:
-        name: path of the tensor in the tree, joined by slashes.
-    """
-    return next((part for part, names in _FLAX_PARTS.items() if names.search(name)), None)
-
-
-def _flax_parts(place: Path) -> dict[str, int]:
-    """Skipped tensors of a flax checkpoint by part, if orbax's metadata lists the tensors."""
-    path = place / "_METADATA"
-    tree = read_object(path).get("tree_metadata", {}) if path.is_file() else {}
-    try:
-        entries = [entry["key_metadata"] for entry in tree.values()]
-        names = ["/".join(str(key["key"]) for key in entry) for entry in entries]
-    except (AttributeError, KeyError, TypeError):
-        raise ValueError(f"model.path: {path} is damaged: invalid tree_metadata") from None
-    parts = [part for name in names if (part := flax_part(name)) is not None]
-    return {part: parts.count(part) for part in parts}
+def is_flax_tower(name: str) -> bool:
+    """Whether a tensor of a flax checkpoint, by its path in the tree, is of images or sound."""
+    return _FLAX_TOWER.search(name) is not None
 
 
 def _text_name(name: str) -> str:
@@ -374,10 +332,8 @@ def read_object(path: Path) -> dict[str, Any]:
     text = read_text(path)
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"model.path: {path} is not JSON: {error}") from None
-    except RecursionError:
-        raise ValueError(f"model.path: {path} cannot be read: it is nested too deeply") from None
     if not isinstance(found, dict):
         raise ValueError(f"model.path: {path} is not a JSON object")
     return found

@@ -93,7 +93,7 @@ def test_an_adapter_is_no_model(tmp_path: Path):
 
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
 
 
 @pytest.fixture
@@ -119,18 +119,12 @@ def test_buffers_and_tied_heads_are_accepted(folder: Path):
         model__rotary_emb_local__inv_freq=np.ones(4, np.float32),
         model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(4, np.float32),
     )
-    assert check_folder(folder) == []
+    check_folder(folder)
     index = dict.fromkeys(load_file(folder / SINGLE), "a.safetensors")
     edit(folder, lm_head__weight=None)
     (folder / SINGLE).rename(folder / "a.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": index}), encoding="utf-8")
-    assert check_folder(folder) == []
-
-
-def test_a_head_that_is_not_tied_is_refused(folder: Path):
-    edit(folder, lm_head__weight=load_file(folder / SINGLE)[EMBEDDING] + np.float32(1))
-    with pytest.raises(ValueError, match=f"{HEAD} differs from {EMBEDDING}; a head that is not"):
-        check_folder(folder)
+    check_folder(folder)
 
 
 def test_tensors_are_checked_without_reading_them(folder: Path):
@@ -163,14 +157,13 @@ def test_text_tensors_have_the_names_of_a_text_only_folder(tmp_path: Path):
     )
     save_file({name: np.zeros(1, np.float32) for name in names}, tmp_path / SINGLE)
     write_config(tmp_path, {"model_type": "gemma3", "text_config": {}})
-    text, skipped = text_tensors(tmp_path)
+    text, others = text_tensors(tmp_path)
     assert set(text) == {
         "model.norm.weight",
         "model.layers.0.mlp.up_proj.weight",
         "lm_head.weight",
     }
-    counts = {part: len(tensors) for part, tensors in skipped.items()}
-    assert counts == {"the vision tower": 2, "the projector": 1}
+    assert {tensor.name for tensor in others} == set(names[3:])
     write_config(tmp_path, {"model_type": "gemma3_text"})
     assert set(text_tensors(tmp_path)[0]) == set(names)
 
@@ -186,8 +179,6 @@ def test_a_flax_checkpoint_is_the_folder_or_a_subfolder(tmp_path: Path, mark: st
     (inner / mark).touch()
     assert flax_folder(tmp_path) == inner
     assert flax_folder(inner) == inner
-    if mark == "_METADATA":
-        (inner / mark).write_text("{}", encoding="utf-8")
-    assert check_folder(tmp_path) == []
+    check_folder(tmp_path)
     (tmp_path / SINGLE).touch()
     assert flax_folder(tmp_path) is None
