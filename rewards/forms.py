@@ -42,6 +42,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
+from configs.base import name_hint
 from rewards.base import Outcome, RewardInput, describe_error, to_outcome
 
 Kind = Literal["sample", "async", "batch", "trl"]
@@ -321,14 +322,9 @@ def _check_names(
 ) -> None:
     """Refuses arguments that are no parameters, or that look like one and reach `**columns`."""
     for name in sorted(args.keys() - set(parameters)):
-        nearest = difflib.get_close_matches(name, parameters, n=1)
-        if nearest or not takes_all:
-            known = (
-                f"nearest: {nearest[0]!r}"
-                if nearest
-                else f"it has {', '.join(parameters) or 'none'}"
-            )
-            raise ValueError(f"has no parameter {name!r} for args.{name}; {known}")
+        if not takes_all or difflib.get_close_matches(name, parameters, n=1):
+            hint = name_hint(name, parameters)
+            raise ValueError(f"has no parameter {name!r} for args.{name}{hint}")
 
 
 def _check_values(call: Callable[..., Any], args: Mapping[str, object]) -> None:

@@ -1,6 +1,6 @@
 """Length shaping: rewards for the length of a completion in words or characters.
 
-There is no tokenizer here. `rollout.overlong_tokens` limits the length in tokens.
+There is no tokenizer here; `overlong_punishment` is given the tokens that were sampled.
 """
 
 from __future__ import annotations
@@ -119,3 +119,19 @@ def cosine_length(
     right = is_correct(completion, answer=answer, tags=tags, extraction=extraction)
     first, last = correct if right else wrong
     return last + (first - last) * (1 + math.cos(math.pi * length / maximum)) / 2
+
+
+def overlong_punishment(length: int, *, budget: int, tokens: int) -> float:
+    """0 for short completions, falling linearly to -1 at the maximum length.
+
+    DAPO's length penalty (arXiv:2503.14476, eq. 13): with L = length the part is
+
+        0                               L <= budget - tokens
+        (budget - tokens - L) / tokens  for longer completions; -1 at L = budget
+
+    Args:
+        length: tokens of the completion.
+        budget: maximum tokens of a completion.
+        tokens: width of the penalized range before `budget`.
+    """
+    return min(0.0, (budget - tokens - length) / tokens)

@@ -15,7 +15,7 @@ from pipeline.protocols import Scorer
 from pipeline.rollout.advantages import GroupStats, group_advantages
 from pipeline.types import Completion, Prompt, Rollout
 from rewards.base import NAME_SEPARATOR, Outcome, RewardError, RewardInput, Tags, printable
-from rewards.overlong import overlong_punishment
+from rewards.length import overlong_punishment
 from rewards.weighting import combine, shuffle_rewards
 
 

@@ -24,25 +24,51 @@ TAGS = Tags.of(Prompt())
 
 
 @pytest.mark.parametrize(
-    ("completion", "answer"),
+    ("place", "completion", "answer"),
     [
-        ("<answer>33</answer>", "33"),
-        ("<reasoning>1</reasoning>\n<answer>\n 33 \n</answer>\n", "33"),
-        ("<answer>1</answer> no, <answer>2</answer>", "2"),
-        ("<answer>1</answer> or <answer>2", "1"),
-        ("<answer>1 <answer>2</answer>", "2"),
-        ("<answer>1</answer></answer>", "1"),
-        ("</answer>1<answer>", None),
-        ("<answer>1", None),
-        ("1</answer>", None),
-        ("", None),
-        ("<answer></answer>", ""),
-        ("<answer>1</answer><answer> </answer>", ""),
-        ("<ANSWER>1</ANSWER>", None),
+        # The last complete block counts.
+        ("tags", "<answer>33</answer>", "33"),
+        ("tags", "<reasoning>1</reasoning>\n<answer>\n 33 \n</answer>\n", "33"),
+        ("tags", "<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("tags", "<answer>1</answer> or <answer>2", "1"),
+        ("tags", "<answer>1 <answer>2</answer>", "2"),
+        ("tags", "<answer>1</answer></answer>", "1"),
+        ("tags", "</answer>1<answer>", None),
+        ("tags", "<answer>1", None),
+        ("tags", "1</answer>", None),
+        ("tags", "", None),
+        ("tags", "<answer></answer>", ""),
+        ("tags", "<answer>1</answer><answer> </answer>", ""),
+        ("tags", "<ANSWER>1</ANSWER>", None),
+        ("boxed", r"\boxed{1} then \boxed{ 2 }", "2"),
+        ("boxed", r"\boxed{\frac{a}{\{b}}", r"\frac{a}{\{b}"),
+        ("boxed", r"\boxed{\boxed{3}}", r"\boxed{3}"),
+        ("boxed", r"\fbox{1}", None),
+        ("boxed", r"\boxed{1} and \boxed{2", None),
+        ("boxed", r"\boxed{}", ""),
+        ("stated", "The answer is 12 km. Really.", "12 km"),
+        ("stated", "Answer: 3.5", "3.5"),
+        ("stated", "answer: 1\nthe final answer is: **2**", "2"),
+        ("stated", "**Answer:**\n\n`42`\nDone", "42"),
+        ("stated", "the answers are 3", None),
+        ("stated", "no", None),
+        ("last_number", "48 + 24 = 72", "72"),
+        ("last_number", "He has 72 clips.", "72"),
+        ("last_number", "It costs $1,234.50.", "1234.50"),
+        ("last_number", "so 5...", "5"),
+        ("last_number", "**-7**", "-7"),
+        ("last_number", "\u22127", "-7"),
+        ("last_number", "between 5-10", "-10"),
+        ("last_number", "half: 1/2", "2"),
+        ("last_number", "1.2.3", "1.2.3"),
+        ("last_number", "7 is it. Yes...", "7"),
+        ("last_number", "$, . and -", None),
+        ("last_number", "", None),
+        ("last_number", "\u0667", None),  # a digit of another script
     ],
 )
-def test_the_last_complete_block_counts(completion: str, answer: str | None):
-    assert extract_answer(completion, TAGS) == answer
+def test_where_an_answer_is(place: AnswerPlace, completion: str, answer: str | None):
+    assert find_answer(completion, tags=TAGS, extraction=place) == answer
 
 
 def test_tags_are_not_regular_expressions():
@@ -87,28 +113,6 @@ def test_all_notations_of_a_number_are_equal(number: int):
     for text in (f"{number:,}", f"{number}.", f"{number}.00", f"{number}/1", f" {number} "):
         assert same_answer(text, str(number))
     assert not same_answer(str(number), str(number + 1))
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("48 + 24 = 72", "72"),
-        ("He has 72 clips.", "72"),
-        ("It costs $1,234.50.", "1234.50"),
-        ("so 5...", "5"),
-        ("**-7**", "-7"),
-        ("\u22127", "-7"),
-        ("between 5-10", "-10"),
-        ("half: 1/2", "2"),
-        ("1.2.3", "1.2.3"),
-        ("7 is it. Yes...", "7"),
-        ("$, . and -", None),
-        ("", None),
-        ("\u0667", None),  # a digit of another script
-    ],
-)
-def test_the_last_number(text: str, number: str | None):
-    assert last_number(text) == number
 
 
 @given(st.text(alphabet="0123456789.,$- ab", max_size=30))

@@ -25,14 +25,14 @@ from hypothesis import strategies as st
 from configs.schema import Prompt
 from pipeline.data.procedural import generate_rows
 from rewards import choice, format, length, numeric, repetition  # noqa: A004
-from rewards.answers import boxed_answer, find_answer, stated_answer
+from rewards.answers import find_answer
 from rewards.base import RewardInput, Tags
 from rewards.forms import recognise
 from rewards.gym import score_answer
 from rewards.json_schema import JsonSchema
 from rewards.latex import latex_answer
-from rewards.overlong import overlong_punishment
-from rewards.quantities import Quantity, parse_quantity
+from rewards.length import overlong_punishment
+from rewards.quantities import parse_quantity
 from rewards.resolve import resolve
 
 TAGS = Tags.of(Prompt())
@@ -153,66 +153,9 @@ def test_any_text_has_a_finite_score_in_the_range(name: str, text: str) -> None:
     assert least <= total <= greatest
 
 
-@given(text=TEXTS)
-def test_answers_that_are_found_are_parts_of_the_text(text: str) -> None:
-    for found in (boxed_answer(text), stated_answer(text)):
-        assert found is None or found in text
-
-
-@pytest.mark.parametrize(
-    ("text", "boxed"),
-    [
-        (r"\boxed{1} then \boxed{ 2 }", "2"),
-        (r"\boxed{\frac{a}{\{b}}", r"\frac{a}{\{b}"),
-        (r"\boxed{\boxed{3}}", r"\boxed{3}"),
-        (r"\fbox{1}", None),
-        (r"\boxed{1} and \boxed{2", None),
-        (r"\boxed{}", ""),
-    ],
-)
-def test_the_last_box_is_the_answer(text: str, boxed: str | None) -> None:
-    assert boxed_answer(text) == boxed
-
-
-@pytest.mark.parametrize(
-    ("text", "stated"),
-    [
-        ("The answer is 12 km. Really.", "12 km"),
-        ("Answer: 3.5", "3.5"),
-        ("answer: 1\nthe final answer is: **2**", "2"),
-        ("**Answer:**\n\n`42`\nDone", "42"),
-        ("the answers are 3", None),
-        ("no", None),
-    ],
-)
-def test_the_last_stated_answer_counts(text: str, stated: str | None) -> None:
-    assert stated_answer(text) == stated
-
-
 def test_an_unknown_extraction_is_refused_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="nearest: 'boxed'"):
         find_answer("1", tags=TAGS, extraction="box")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "value", "unit"),
-    [
-        ("-$5", -5, "$"),
-        ("\u22125 \u20ac", -5, "€"),
-        ("-1 1/2 hours", Fraction(-3, 2), "h"),
-        ("12.5%", Fraction(25, 2), "%"),
-        ("$5 million", 5_000_000, "$"),
-        ("$5 an hour", 5, "$/h"),
-        (r"5 \text{ cm}^2", 5, "cm^2"),
-        ("5 cm^-1", 5, "cm^-1"),
-        ("5 Red Marbles left", 5, "red marble"),
-        *((text, None, "") for text in ("", "five", "1,23", "1,234,56", "1/0", "+-5", "$")),
-        *((text, None, "") for text in ("1.2.3", "12:30", "5-6", "3 4", "5e", "1,5")),
-    ],
-)
-def test_a_quantity(text: str, value: Fraction | None, unit: str) -> None:
-    expected = None if value is None else Quantity(Fraction(value), unit)
-    assert parse_quantity(text) == expected
 
 
 @given(st.integers(-(10**15), 10**15), st.floats(allow_nan=False, allow_infinity=False))

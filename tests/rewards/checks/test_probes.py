@@ -100,12 +100,6 @@ def tried(rows: list[ProbeRow], function: str, **settings: float) -> Trial:
     return asyncio.run(run())
 
 
-def test_without_reference_answers_nothing_is_compared_with_them():
-    trial = tried([row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:style")
-    assert {one.probe.kind for one in trial.scored} == {"hack", "noise"}
-    assert [finding.kind for finding in find(trial, rollouts_per_step=8)] == []
-
-
 def test_a_value_that_depends_on_the_batch_is_named():
     trial = tried(
         [row(None, number=n) for n in range(3)], "tests.launch.planted_rewards:batch_size"
