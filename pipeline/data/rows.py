@@ -15,7 +15,6 @@ from decimal import Decimal
 from typing import Literal
 
 SHOWN_ROWS = 10
-_MOST_DIGITS = 100
 _ROLES = {
     "human": "user",
     "gpt": "assistant",
@@ -209,10 +208,7 @@ def _joined(content: object, where: str) -> str:
 
 def _text_of(value: str | float | Decimal) -> str:
     """The text of a value; numbers in digits: 0.00001, not 1e-05."""
-    if not isinstance(value, float | Decimal):
-        return str(value)
-    digits = f"{Decimal(str(value)):f}"
-    return digits if len(digits) <= _MOST_DIGITS else str(value)
+    return f"{Decimal(str(value)):f}" if isinstance(value, float | Decimal) else str(value)
 
 
 def _absent(row: Row, column: str) -> Malformed:

@@ -37,11 +37,6 @@ from pipeline.data.text_files import Parser, parser_of
 T = TypeVar("T")
 _QUESTION = "question"
 """The column of the default template of prompts."""
-_SHORT_FLOATS: Mapping[str, type[np.floating[Any]]] = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "halffloat": np.float16,
-}
 
 
 @dataclass(frozen=True)
@@ -249,20 +244,17 @@ def _load(source: Source, *, where: str) -> list[Row]:
         except Exception as error:  # the hub clients' errors have no common base class
             raise DataError(_explain(error, source=source, where=where)) from error
         count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
-        short = {
-            name: _SHORT_FLOATS[feature.dtype]
-            for name, feature in dataset.features.items()
-            if getattr(feature, "dtype", None) in _SHORT_FLOATS
-        }
+        kinds = dataset.features.items()
+        short = [name for name, kind in kinds if getattr(kind, "dtype", None) == "float32"]
         return [
-            Row(n, {name: _as_written(v, short.get(name)) for name, v in values.items()})
+            Row(n, {**values, **{name: _shortest(values[name]) for name in short}})
             for n, values in enumerate(dataset.select(range(count)), start=1)
         ]
 
 
-def _as_written(value: Any, kind: type[np.floating[Any]] | None) -> Any:
-    """A number of 32 or 16 bits as its shortest decimal: 0.1, not 0.10000000149011612."""
-    return value if kind is None or value is None else float(str(kind(value)))
+def _shortest(value: float | None) -> float | None:
+    """A number of 32 bits as its shortest decimal: 0.1, not 0.10000000149011612."""
+    return None if value is None else float(str(np.float32(value)))
 
 
 def _template_hint(row: Row, required: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ def parse_jsonl(path: Path, limit: int | None) -> Parsed:
         except UnicodeDecodeError:
             malformed.append(Malformed(number, "not UTF-8"))
         except (ValueError, RecursionError) as error:
-            malformed.append(Malformed(number, _json_problem(error)))
+            malformed.append(Malformed(number, f"not JSON: {error}"))
         else:
             _add(value, number, rows, malformed)
     if malformed and not rows and content.lstrip(codecs.BOM_UTF8 + b" \r\n").startswith(b"["):
@@ -68,12 +68,10 @@ def parse_json(path: Path, limit: int | None) -> Parsed:
         values = json.loads(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         raise ValueError(f"not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        lines = error.msg == "Extra data"
-        hint = "; a file with one object per line is called .jsonl" if lines else ""
-        raise ValueError(f"not JSON: {error}{hint}") from None
     except (ValueError, RecursionError) as error:
-        raise ValueError(_json_problem(error)) from None
+        is_lines = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+        hint = "; a file with one object per line is called .jsonl" if is_lines else ""
+        raise ValueError(f"not JSON: {error}{hint}") from None
     if not isinstance(values, list):
         raise ValueError(f"{kind_of(values)}, not a list of objects")
     rows, malformed = list[Row](), list[Malformed]()
@@ -164,13 +162,6 @@ def _add(value: object, number: int, rows: list[Row], malformed: list[Malformed]
         rows.append(Row(number, value))
     else:
         malformed.append(Malformed(number, f"{kind_of(value)}, not an object with columns"))
-
-
-def _json_problem(error: ValueError | RecursionError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON: {error}"
-    is_deep = isinstance(error, RecursionError)
-    return "nested too deeply" if is_deep else "has an integer with too many digits"
 
 
 def _column_names(values: list[str], separator: str) -> list[str]:

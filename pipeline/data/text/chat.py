@@ -128,38 +128,21 @@ def check_columns(columns: Iterable[str], *, present: Iterable[str], where: str)
 
     Raises:
         ValueError: with a line for each of `columns` that is not in `present`, and the nearest
-            present column, each suggested once.
+            present column.
     """
     known, wanted = sorted(set(present)), list(dict.fromkeys(columns))
-    absent = [column for column in wanted if column not in known]
-    if not absent:
-        return
     unused = [column for column in known if column not in wanted]
-    nearest = _nearest_pairs(absent, unused)
     lines = []
-    for column in absent:
-        hint = f"its columns: {known}" if known else "it has no columns"
-        if column in nearest:
-            hint = f"nearest: {nearest[column]!r} (of {known})"
+    for column in wanted:
+        if column in known:
+            continue
+        nearest = difflib.get_close_matches(column, unused, n=1, cutoff=_SIMILAR)
+        hint = f"nearest: {nearest[0]!r} (of {known})" if nearest else f"its columns: {known}"
         if column[:1].isdecimal():
             hint += f"; for braces in the text write {{{{{column}}}}}"
         lines.append(f"{where} has no column {column!r}; {hint}")
-    raise ValueError("\n".join(lines))
-
-
-def _nearest_pairs(names: Sequence[str], others: Sequence[str]) -> dict[str, str]:
-    """The most similar of `others` for each name, if any is similar; each is used once."""
-    similarity = {
-        (name, other): ratio
-        for name in names
-        for other in others
-        if (ratio := difflib.SequenceMatcher(None, name, other).ratio()) > _SIMILAR
-    }
-    found: dict[str, str] = {}
-    for name, other in sorted(similarity, key=lambda pair: -similarity[pair]):
-        if name not in found and other not in found.values():
-            found[name] = other
-    return found
+    if lines:
+        raise ValueError("\n".join(lines))
 
 
 def render(

@@ -6,22 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.data.inspection import (
-    answer_lengths,
-    histogram,
-    prompt_lines,
-    repetitions,
-)
+from pipeline.data.inspection import answer_lengths, histogram, repetitions
 from pipeline.data.splits import LoadedSplit
 from pipeline.types import Prompt
 from tests.samples import CharTokenizer
-
-
-class Pieces(CharTokenizer):
-    """One piece per character."""
-
-    def piece(self, id_: int) -> str:
-        return chr(id_)
 
 
 def _split(*texts: str, answers: str | None = None) -> LoadedSplit:
@@ -50,28 +38,16 @@ def test_a_histogram():
     ]
 
 
-def test_a_prompt_is_shown_with_its_row():
-    (prompt,) = _split("ab\n").prompts
-    prompt = replace(prompt, row={"question": "ab\n" + "x" * 90, "n": 3})
-    assert list(prompt_lines("train", prompt, tokenizer=Pieces(), width=60)) == [
-        "train, prompt 1: 4 tokens, answer '1'",
-        "  question: 'ab\\n" + "x" * 39 + " ...",
-        "  n: 3",
-        "  prompt tokens:",
-        "    2=\\x02 97=a 98=b 10=\\n",
-    ]
-
-
 def test_reference_answers_are_measured():
-    line = answer_lengths("test", _split("a", "b"), tokenizer=Pieces())
+    line = answer_lengths("test", _split("a", "b"), tokenizer=CharTokenizer())
     expected = "2 of 1 to 1, median 1, 99% at most 1"
     assert line == f"test, tokens of the reference answers: {expected}"
     some, none = _split("a", "b"), _split("a")
     some = replace(some, prompts=(some.prompts[0], replace(some.prompts[1], answer=None)))
     none = replace(none, prompts=(replace(none.prompts[0], answer=None),))
-    shown = answer_lengths("test", some, tokenizer=Pieces())
+    shown = answer_lengths("test", some, tokenizer=CharTokenizer())
     assert shown.endswith("answers: 1 of 1 to 1, median 1, 99% at most 1; 1 prompts have none")
-    assert answer_lengths("test", none, tokenizer=Pieces()) == "test: no reference answers"
+    assert answer_lengths("test", none, tokenizer=CharTokenizer()) == "test: no reference answers"
 
 
 def test_repetitions_with_one_answer_and_with_several():

@@ -203,7 +203,7 @@ def test_the_template_is_found_where_hugging_face_puts_it(tmp_path: Path):
             b'{"chat_template": [{"name": "default", "template": [1]}]}',
             r"chat_template is \[1\], not",
         ),
-        ("chat_template.json", b"[" * 100_000, "cannot be read: it is nested too deeply"),
+        ("chat_template.json", b"[" * 100_000, "is not JSON: maximum recursion depth exceeded"),
         ("chat_template.jinja", b"\xff", "is not UTF-8"),
     ],
 )
