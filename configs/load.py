@@ -166,8 +166,6 @@ def read_saved_config(path: Path) -> dict[str, Any]:
         FileNotFoundError: if there is no file.
         ConfigError: if it is damaged.
     """
-    if path.exists() and not path.is_file():
-        raise ConfigError(f"{path} is damaged: not a file")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

@@ -393,19 +393,8 @@ def _guarded(call: Callable[[], object]) -> tuple[Outcome, str]:
 def _failure(error: BaseException) -> tuple[Outcome, str]:
     if isinstance(error, _WrongResult):
         return Outcome.failed("invalid", f"{error}"), ""
-    own = _own_frames(error)
+    frames = traceback.extract_tb(error.__traceback__, limit=-50)
+    own = [frame for frame in frames if frame.filename != __file__]  # of the user's code
     where = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    try:
-        text = "".join(traceback.format_exception(error))
-    except BaseException:  # noqa: BLE001 - a user's exception may not be printable
-        text = "".join(traceback.format_list(own))
+    text = "".join(traceback.format_exception(error))
     return Outcome.failed("raised", f"raised {describe_error(error)[:120]}{where}"), text
-
-
-def _own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of the user's code: those after this module's."""
-    try:
-        frames = traceback.extract_tb(error.__traceback__, limit=-50)
-    except BaseException:  # noqa: BLE001 - the stack may be exhausted
-        return []
-    return [frame for frame in frames if frame.filename != __file__]

@@ -53,13 +53,8 @@ def source_sha256(function: str) -> str | None:
     else:
         own = sys.modules[place].__file__
         paths = {Path(own)} if own else set()
-    digest = hashlib.sha256()
-    try:
-        for path in sorted(paths):
-            digest.update(path.read_bytes())
-    except OSError:
-        return None
-    return digest.hexdigest() if paths else None
+    content = b"".join(path.read_bytes() for path in sorted(paths))
+    return hashlib.sha256(content).hexdigest() if paths else None
 
 
 def uploaded(path: Path, root: Path = _ROOT) -> Path:

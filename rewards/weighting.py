@@ -15,8 +15,7 @@ def combine(parts: Mapping[str, Outcome], *, weights: Mapping[str, float]) -> fl
     recorded only and do not affect the reward. The sum may overflow to infinity, or to NaN if
     infinities of both signs are added.
     """
-    if parts.keys() != weights.keys():
-        raise ValueError(f"reward parts {sorted(parts)} but weights for {sorted(weights)}")
+    assert parts.keys() == weights.keys(), (sorted(parts), sorted(weights))
     total, applies = 0.0, not any(weights.values())
     for name, outcome in parts.items():
         if not weights[name]:

@@ -209,7 +209,6 @@ def test_dry_run_and_doctor_check_the_adapter(
         (set_file("tokenizer.model", 500), "tokenizer.model is not a SentencePiece", data),
         (set_file("tokenizer.model", None), "set model.tokenizer if the tokenizer is elsew", data),
         (set_config(num_key_value_heads=3), "num_attention_heads is not a multiple of num_k", plan),
-        (set_file("config.json", b" " * 2**25), "config.json has 33,554,432 bytes; the maxi", plan),
         (
             set_file("chat_template.jinja", b"{{ 1 / 0 }}"),
             "the chat template fails: division",

@@ -49,7 +49,6 @@ _FLAX_TOWER = re.compile(
 _BLOCK = 2**26
 """Bytes of tensors that are compared at once."""
 _MOST_SHOWN = 20
-_MOST_TEXT_BYTES = 16 * 2**20
 _WEIGHT_FILE = re.compile(r"[\w.-]{1,200}\.safetensors", re.ASCII)
 STORED_TYPES = {
     "F32": np.dtype(np.float32),
@@ -343,15 +342,11 @@ def read_text(path: Path) -> str:
     """Reads the text of a small file.
 
     Raises:
-        ValueError: if it is not a file, cannot be read, is not UTF-8, or is larger than 16 MiB.
+        ValueError: if it is not a file, cannot be read, or is not UTF-8.
     """
     if path.exists() and not path.is_file():
         raise ValueError(f"model.path: {path} is not a file")
     try:
-        size = path.stat().st_size
-        if size > _MOST_TEXT_BYTES:
-            most = f"{_MOST_TEXT_BYTES:,}"
-            raise ValueError(f"model.path: {path} has {size:,} bytes; the maximum is {most}")
         return path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"model.path: {path} cannot be read: {error.strerror}") from None

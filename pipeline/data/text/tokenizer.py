@@ -20,8 +20,6 @@ CHANNEL = ("<|channel>", "<channel|>")
 """Special pieces around the thoughts of Gemma 4. The text of a completion contains them, because
 they separate its reasoning from its answer."""
 
-MOST_PIECES = 2**24
-
 
 class Tokenizer(ABC):
     """The tokenizer of a model.

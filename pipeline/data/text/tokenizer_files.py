@@ -16,11 +16,9 @@ from configs.schema import Model
 from pipeline.data.models.hf_folder import read_text_config
 from pipeline.data.models.model_source import find_model, find_tokenizer
 from pipeline.data.text.chat import read_chat_template
-from pipeline.data.text.tokenizer import CHANNEL, MARKERS, MOST_PIECES, Tokenizer
+from pipeline.data.text.tokenizer import CHANNEL, MARKERS, Tokenizer
 
 SENTENCEPIECE, JSON = "tokenizer.model", "tokenizer.json"
-
-_MOST_BYTES = 2**29
 
 
 def open_tokenizer(model: Model) -> Tokenizer:
@@ -71,9 +69,6 @@ def read_tokenizer(where: Path) -> Tokenizer:
                 "model.tokenizer if the tokenizer is elsewhere"
             )
         path = found[0]
-    size = path.stat().st_size
-    if size > _MOST_BYTES:
-        raise ValueError(f"{path} has {size:,} bytes; the maximum is {_MOST_BYTES:,}")
     if path.suffix == ".json":
         return _JsonTokenizer(path)
     return _SentencePieceTokenizer(path)
@@ -152,10 +147,6 @@ class _JsonTokenizer(Tokenizer):
         self._inner.no_padding()
         vocabulary = self._inner.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        if self.vocab_size > MOST_PIECES:
-            raise ValueError(
-                f"{path} has the id {self.vocab_size - 1}; the maximum is {MOST_PIECES}"
-            )
         self._bytes = {
             id_: int(match[1], 16)
             for piece, id_ in vocabulary.items()

@@ -116,7 +116,6 @@ def test_a_damaged_file_is_reported(tmp_path: Path, damage: bytes):
 @pytest.mark.parametrize(
     ("model", "what"),
     [
-        ({"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}, "has the id 4000000000"),
         ({"type": "BPE", "vocab": {}, "merges": []}, "changes spaces"),
         ({"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": None}, "cannot encode ' a  b '"),
     ],
