@@ -270,8 +270,8 @@ def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
         return None
     folder = found.attempt(lambda: find_model(config.model))
     if folder is not None:
-        for line in found.attempt(hf_folder.check_folder, folder) or ():
-            say(line)
+        if (skipped := found.attempt(hf_folder.check_folder, folder)) is not None:
+            say(skipped)
         found.attempt(check_targets, config, folder)
     there = folder is not None or config.model.tokenizer is not None
     tokenizer = found.attempt(open_tokenizer, config.model) if there else None

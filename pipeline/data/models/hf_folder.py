@@ -215,8 +215,11 @@ def flax_folder(folder: Path) -> Path | None:
     return None
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path) -> str | None:
     """Checks a model folder without reading weights.
+
+    Returns:
+        A sentence for the user if tensors of a multimodal model are skipped.
 
     Raises:
         FileNotFoundError: with the missing files.
@@ -227,8 +230,8 @@ def check_folder(folder: Path) -> None:
     if flax_folder(folder) is not None:
         if (folder / "config.json").exists():
             read_text_config(folder)
-        return
-    tensors, _ = text_tensors(folder)
+        return None
+    tensors, others = text_tensors(folder)
     wanted = dict(tensor_shapes(read_model_shape(read_text_config(folder))))
     check_tensors(
         folder,
@@ -239,6 +242,8 @@ def check_folder(folder: Path) -> None:
     )
     if _HEAD in tensors:
         _check_head(folder, tensors[_HEAD], tensors[_EMBEDDING])
+    skipped = f"{folder}: only the text model is used; {len(others)} other tensors are skipped"
+    return skipped if others else None
 
 
 def check_tensors(
