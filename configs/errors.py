@@ -73,12 +73,12 @@ class MistakeCollector:
             self._skipped = skipped
         return None
 
-    def raise_if_any(self, kind: type[ValueError] = ConfigError) -> None:
+    def raise_if_any(self) -> None:
         """Raises the collected mistakes, if any.
 
         Raises:
-            ValueError: a single mistake unchanged; several as one error of `kind`, with the lines
-                of all mistakes, each once.
+            ConfigError: with the lines of several mistakes, each once.
+            ValueError: a single mistake unchanged.
             FileNotFoundError: a single mistake unchanged.
             MissingSetting: if there is none, but a check was not finished.
         """
@@ -86,7 +86,7 @@ class MistakeCollector:
         if len(lines) == 1:
             raise self._errors[0]
         if lines:
-            raise kind("\n".join(lines))
+            raise ConfigError(*lines)
         if self._skipped is not None:
             raise self._skipped
 

@@ -29,7 +29,7 @@ def read_training_data(config: Config) -> LoadedData:
     Nothing depends on the tokenizer: overlong prompts are kept.
 
     Raises:
-        DataError: as `load_data`.
+        ValueError: as `load_data`.
     """
     changes: dict[str, dict[str, object]] = {
         "rollout": {"max_prompt_tokens": _LONGEST},

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from configs.schema import Config
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
+from pipeline.data.rows import Malformed, Row, TooLong, list_rows
 from pipeline.data.sources import Columns, read_rows
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.types import Demonstration
@@ -63,7 +63,7 @@ def load_demonstrations(
         measured: texts of the evaluation prompts; demonstrations with these prompts are excluded.
 
     Raises:
-        DataError: if the source cannot be read, has malformed rows that `data.malformed` refuses,
+        ValueError: if the source cannot be read, has malformed rows that `data.malformed` refuses,
             or no demonstration is left.
     """
     source, column = config.sft.train, config.sft.completion_column
@@ -89,7 +89,7 @@ def load_demonstrations(
     demonstrations = tuple(one for text, one in made if text not in measured)
     overlaps = len(made) - len(demonstrations)
     if not demonstrations:
-        raise DataError(
+        raise ValueError(
             f"sft.train: no demonstration is left: {len(malformed)} rows are malformed, "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens + max_new_tokens = "
             f"{most}, and {overlaps} are in an evaluation split"
@@ -108,7 +108,7 @@ def _encoder(config: Config, maker: PromptMaker) -> Callable[[Row], np.ndarray |
     Rows whose completion the policy cannot generate are malformed.
 
     Raises:
-        DataError: if the end token of completions is not a stop token.
+        ValueError: if the end token of completions is not a stop token.
     """
     column, tokenizer, prefix = (
         config.sft.completion_column,
@@ -117,7 +117,7 @@ def _encoder(config: Config, maker: PromptMaker) -> Callable[[Row], np.ndarray |
     )
     end, stops = maker.end_of_completion, config.rollout.stop_tokens
     if tokenizer.piece_id(end) not in map(tokenizer.piece_id, stops):
-        raise DataError(
+        raise ValueError(
             f"sft.train: completions end with {end}, which is not in rollout.stop_tokens = "
             f"{list(stops)}; add it"
         )

@@ -14,7 +14,7 @@ from configs.schema import Config, Data, NamedSource, Source
 from configs.task import MIXTURE_TRAIN, HeldOut
 from pipeline.data.demonstrations import load_demonstrations
 from pipeline.data.order import max_per_step, normalized_weights
-from pipeline.data.rows import DataError, Malformed, Row, TooLong, list_rows
+from pipeline.data.rows import Malformed, Row, TooLong, list_rows
 from pipeline.data.sources import Columns, locate_rows, read_rows
 from pipeline.data.splits import (
     EVAL_SET_PREFIX,
@@ -51,7 +51,7 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
     the prompts of all three from training sources and demonstrations.
 
     Raises:
-        DataError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
+        ValueError: if a source cannot be read, has malformed rows that `data.malformed` refuses,
             has no prompt left, or has fewer prompts than a step may need.
     """
     found = MistakeCollector()
@@ -60,7 +60,7 @@ def load_data(config: Config, tokenizer: Tokenizer) -> LoadedData:
     if splits is None:
         if config.run.has_sft_phase:
             found.attempt(load_demonstrations, config, maker, measured=frozenset())
-        found.raise_if_any(DataError)
+        found.raise_if_any()
     assert splits is not None
     return make_disjoint(splits, config=config, maker=maker)
 
@@ -72,7 +72,7 @@ def check_rows(config: Config) -> None:
         config: names the sources; checks that need settings which it lacks are left out.
 
     Raises:
-        DataError: if a source cannot be read, lacks a column or has malformed rows.
+        ValueError: if a source cannot be read, lacks a column or has malformed rows.
     """
     data, found = config.data, MistakeCollector()
 
@@ -95,14 +95,14 @@ def check_rows(config: Config) -> None:
         if hasattr(config.sft, "completion_column"):
             columns = columns.with_completions(config.sft.completion_column)
         found.attempt(check, "sft.train", config.sft.train, columns)
-    found.raise_if_any(DataError)
+    found.raise_if_any()
 
 
 def locate_data(config: Config) -> list[str]:
     """Says where the rows of each dataset come from, without reading all of them.
 
     Raises:
-        DataError: with a line for each dataset that a run cannot get.
+        ValueError: with a line for each dataset that a run cannot get.
     """
     found, sources = MistakeCollector(), _prompt_sources(config)
     if config.sft.train is not None:
@@ -115,7 +115,7 @@ def locate_data(config: Config) -> list[str]:
         found.attempt(locate_rows, by_title[title], where=", ".join(names))
         for title, names in settings.items()
     ]
-    found.raise_if_any(DataError)
+    found.raise_if_any()
     return [place for place in places if place is not None]
 
 
@@ -123,7 +123,7 @@ def load_splits(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     """All training sources and splits by their names in `LoadedData.splits`, with overlaps.
 
     Raises:
-        DataError: as `load_data`.
+        ValueError: as `load_data`.
     """
     return _load(_prompt_sources(config), config, maker)
 
@@ -132,7 +132,7 @@ def load_tests(config: Config, maker: PromptMaker) -> dict[str, LoadedSplit]:
     """The test split and the evaluation sets, by their names in `LoadedData.splits`.
 
     Raises:
-        DataError: as `load_data`.
+        ValueError: as `load_data`.
     """
     tests = _test(config) | _sets(config)
     needed = ({MIXTURE_TRAIN: config.data.train} if config.data.test.share else {}) | tests
@@ -149,7 +149,7 @@ def _load(
         split = found.attempt(load_split, name, source, config=config, maker=maker)
         if split is not None:
             splits[name] = split
-    found.raise_if_any(DataError)
+    found.raise_if_any()
     shares = {name: held for name, held in _held_out(config.data).items() if held.share}
     return splits | (hold_out(splits[MIXTURE_TRAIN], shares) if shares else {})
 
@@ -160,7 +160,7 @@ def make_disjoint(
     """Excludes the overlaps of the result of `load_splits`, and loads the demonstrations.
 
     Raises:
-        DataError: as `load_data`.
+        ValueError: as `load_data`.
     """
     sets = {
         name.removeprefix(EVAL_SET_PREFIX): split
@@ -208,7 +208,7 @@ def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker)
         maker: makes the prompts.
 
     Raises:
-        DataError: as `load_data`.
+        ValueError: as `load_data`.
     """
     most, data, where = config.rollout.max_prompt_tokens, config.data, setting_name(name)
     if isinstance(source, NamedSource):
@@ -245,7 +245,7 @@ def load_split(name: str, source: Source, *, config: Config, maker: PromptMaker)
         source, columns=columns, where=where, policy=data.malformed, make=make
     )
     if not prompts:
-        raise DataError(
+        raise ValueError(
             f"{where}: no prompt is left: {len(malformed)} rows are malformed and "
             f"{len(too_long)} are longer than rollout.max_prompt_tokens = {most}"
             + "".join(f"\n{line}" for line in list_rows(malformed))
@@ -336,4 +336,4 @@ def _check_sizes(
                 f"{len(split.prompts)}; lower prompts_per_step or its weight"
             )
     if lines:
-        raise DataError("\n".join(lines))
+        raise ValueError("\n".join(lines))

@@ -34,10 +34,6 @@ _KINDS = {
 }
 
 
-class DataError(ValueError):
-    """The dataset cannot be used; the message is for the user."""
-
-
 @dataclass(frozen=True)
 class Row:
     """A valid row.
@@ -228,7 +224,7 @@ def refuse_malformed(
     """Refuses malformed rows unless `policy` is to skip them.
 
     Raises:
-        DataError: with the first 10 malformed rows.
+        ValueError: with the first 10 malformed rows.
     """
     if malformed and policy == "refuse":
         rows = "row is" if len(malformed) == 1 else "rows are"
@@ -237,7 +233,7 @@ def refuse_malformed(
             *list_rows(malformed),
             'fix them, or exclude them with data.malformed = "skip"',
         ]
-        raise DataError("\n".join(lines))
+        raise ValueError("\n".join(lines))
 
 
 def list_rows(malformed: Sequence[Malformed]) -> Iterator[str]:

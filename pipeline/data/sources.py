@@ -21,7 +21,6 @@ from configs.task import ANSWER_COLUMN, FILE_SLICE
 from pipeline.data.models.model_source import ask_hub
 from pipeline.data.procedural import generate_rows
 from pipeline.data.rows import (
-    DataError,
     Malformed,
     Row,
     TooLong,
@@ -101,7 +100,7 @@ def read_rows(
         ones.
 
     Raises:
-        DataError: if the source cannot be read, has no rows, or lacks a required column; or if
+        ValueError: if the source cannot be read, has no rows, or lacks a required column; or if
             there are malformed rows and `policy` refuses them.
     """
     parser = parser_of(source.title) if source.is_file else None
@@ -111,7 +110,7 @@ def read_rows(
     else:
         raw = (_generate if source.reasoning_gym else _load)(source, where=where)
     if not raw and not malformed:
-        raise DataError(f"{where}: {source.title} has no rows")
+        raise ValueError(f"{where}: {source.title} has no rows")
     raw = [_with_nested(row, columns) for row in raw]
     chat = columns.chat
     if chat is not None:
@@ -130,7 +129,7 @@ def read_rows(
             names = [*present, *_nested_names(raw[0])]
             check_columns(required, present=names, where=f"{where}: {source.title}")
         except ValueError as error:
-            raise DataError(f"{error}{_template_hint(raw[0], required)}") from None
+            raise ValueError(f"{error}{_template_hint(raw[0], required)}") from None
     optional = (name for name in columns.optional if name in present)
     texts = [name for name in dict.fromkeys([*required, *optional]) if name != chat]
     cleaned = [clean_row(row, columns=texts, chat=chat) for row in raw]
@@ -150,7 +149,7 @@ def locate_rows(source: Source, *, where: str) -> str:
     """Says where the rows of `source` come from, without reading all of them.
 
     Raises:
-        DataError: if there is no such file or dataset, or a run cannot get it.
+        ValueError: if there is no such file or dataset, or a run cannot get it.
     """
     from huggingface_hub import errors
 
@@ -167,10 +166,10 @@ def locate_rows(source: Source, *, where: str) -> str:
             _datasets().load.CachedDatasetModuleFactory(source.path).get_module()
         except FileNotFoundError:
             unreachable = ConnectionError(*error.args)
-            raise DataError(_explain(unreachable, source=source, where=where)) from error
+            raise ValueError(_explain(unreachable, source=source, where=where)) from error
         return f"{source.path} is in the cache"
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
-        raise DataError(_explain(error, source=source, where=where)) from error
+        raise ValueError(_explain(error, source=source, where=where)) from error
     return f"{source.path} is on the hub, which can be reached"
 
 
@@ -193,7 +192,7 @@ def _parse(source: Source, parser: Parser, *, where: str) -> tuple[list[Row], li
     try:
         rows, malformed = parser(path, None if source.split else source.limit)
     except ValueError as error:
-        raise DataError(f"{where}.path: {path}: {error}") from None
+        raise ValueError(f"{where}.path: {path}: {error}") from None
     if source.split is None:
         return rows, malformed
     numbers = sorted([row.number for row in rows] + [bad.row for bad in malformed])
@@ -221,7 +220,7 @@ def _generate(source: Source, *, where: str) -> list[Row]:
     try:
         rows = generate_rows(name, size=size, seed=seed, settings=source.settings)
     except ValueError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {error}") from None
     return [Row(number, values) for number, values in enumerate(rows, start=1)]
 
 
@@ -242,7 +241,7 @@ def _load(source: Source, *, where: str) -> list[Row]:
             else:
                 dataset = datasets.load_dataset(path, source.subset, split=source.split)
         except Exception as error:  # the hub clients' errors have no common base class
-            raise DataError(_explain(error, source=source, where=where)) from error
+            raise ValueError(_explain(error, source=source, where=where)) from error
         count = len(dataset) if source.limit is None else min(source.limit, len(dataset))
         kinds = dataset.features.items()
         short = [name for name, kind in kinds if getattr(kind, "dtype", None) == "float32"]
@@ -271,7 +270,7 @@ def _existing(source: Source, *, where: str) -> Path:
     path = Path(source.title)
     if path.is_file():
         return path
-    raise DataError(f"{where}.path: no file {path}{nearest_hint(path)}")
+    raise ValueError(f"{where}.path: no file {path}{nearest_hint(path)}")
 
 
 def _explain(error: Exception, *, source: Source, where: str) -> str:

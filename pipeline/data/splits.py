@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from configs.task import MIXTURE_TRAIN, HeldOut
 from pipeline.data.demonstrations import LoadedDemonstrations
-from pipeline.data.rows import DataError, Malformed, TooLong, list_rows
+from pipeline.data.rows import Malformed, TooLong, list_rows
 from pipeline.types import Prompt
 
 MIXTURE_PREFIX, EVAL_SET_PREFIX = "mixture.", "sets."
@@ -124,12 +124,12 @@ def without_overlaps(
     """The split without the prompts of later splits.
 
     Raises:
-        DataError: if no prompt is left.
+        ValueError: if no prompt is left.
     """
     excluded = prompt_texts(later)
     kept = tuple(prompt for prompt in split.prompts if prompt.text not in excluded)
     if not kept:
-        raise DataError(f"{where}: a later split contains all {len(split.prompts)} prompts")
+        raise ValueError(f"{where}: a later split contains all {len(split.prompts)} prompts")
     return replace(split, prompts=kept, overlaps=len(split.prompts) - len(kept))
 
 
@@ -144,12 +144,12 @@ def hold_out(train: LoadedSplit, wanted: Mapping[str, HeldOut]) -> dict[str, Loa
         The splits, and what is left of `train`.
 
     Raises:
-        DataError: if a split would have no row.
+        ValueError: if a split would have no row.
     """
     keys = [_row_key(prompt.row) for prompt in train.prompts]
     order, split_of = sorted(set(keys)), dict[str, str]()
     if len(order) <= len(wanted):
-        raise DataError(
+        raise ValueError(
             f"data.train: {len(order)} different rows are too few to hold out "
             f"{' and '.join(f'data.{name}' for name in wanted)}"
         )
@@ -159,7 +159,7 @@ def hold_out(train: LoadedSplit, wanted: Mapping[str, HeldOut]) -> dict[str, Loa
         for key in order[first : first + min(count, held.limit or count)]:
             split_of[key] = name
     if len(split_of) == len(order):
-        raise DataError(f"data.train: no row is left besides {' and '.join(wanted)}")
+        raise ValueError(f"data.train: no row is left besides {' and '.join(wanted)}")
     prompts: dict[str, list[Prompt]] = {name: [] for name in (MIXTURE_TRAIN, *wanted)}
     for key, prompt in zip(keys, train.prompts, strict=True):
         prompts[split_of.get(key, MIXTURE_TRAIN)].append(prompt)

@@ -11,7 +11,7 @@ import pytest
 from configs.schema import Config
 from pipeline.data.demonstrations import LoadedDemonstrations
 from pipeline.data.load import load_data
-from pipeline.data.rows import DataError, Malformed
+from pipeline.data.rows import Malformed
 from pipeline.data.splits import report_lines
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.samples import make_config
@@ -95,7 +95,7 @@ def test_unusable_rows_are_reported(tokenizer: Tokenizer, tmp_path: Path):
     assert (loaded.too_long[0].row, loaded.too_long[0].tokens > 200) == (6, True)
     excluded = "excluded: 4 malformed, 1 too long, 3 in a later split, duplicates kept: 1"
     assert next(report_lines("sft: 2", loaded)) == f"sft: 2, {excluded}"
-    with pytest.raises(DataError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):
+    with pytest.raises(ValueError, match=r"sft\.train: 4 rows are malformed in .*sft\.jsonl"):
         _load(tmp_path, tokenizer, rows)
 
 
@@ -122,10 +122,10 @@ def test_the_answer_prefix_belongs_to_the_prompt(tokenizer: Tokenizer, tmp_path:
     assert last.completion_tokens.tolist() == [end]
     what = "column 'completion' does not begin with prompt.answer_prefix = '<reasoning>'"
     assert loaded.sft.malformed == (Malformed(2, what),)
-    with pytest.raises(DataError, match=rf"row 2: {what}"):
+    with pytest.raises(ValueError, match=rf"row 2: {what}"):
         _load(tmp_path, tokenizer, rows, prompt=prefixed["prompt"])
     longest = {"rollout": {"max_prompt_tokens": len(prompt.tokens) - 1}}
-    with pytest.raises(DataError, match=r"data\.train: no prompt is left: .* 2 are longer than"):
+    with pytest.raises(ValueError, match=r"data\.train: no prompt is left: .* 2 are longer than"):
         load_data(_config(tmp_path, rows, **prefixed, **longest), tokenizer)
 
 
@@ -134,6 +134,6 @@ def test_the_length_limit_applies_to_prompt_and_completion(tokenizer: Tokenizer,
     lengths = {"max_prompt_tokens": len(example) - 2, "max_new_tokens": 2}
     assert _load(tmp_path, tokenizer, [WORKED], rollout=lengths).demonstrations
     with pytest.raises(
-        DataError, match=r"sft\.train: no demonstration is left: 0 rows .* 1 are longer"
+        ValueError, match=r"sft\.train: no demonstration is left: 0 rows .* 1 are longer"
     ):
         _load(tmp_path, tokenizer, [WORKED], rollout=lengths | {"max_new_tokens": 1})

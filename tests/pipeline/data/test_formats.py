@@ -12,7 +12,7 @@ import datasets
 import pytest
 
 from pipeline.data.load import check_rows, load_data
-from pipeline.data.rows import DataError, Malformed
+from pipeline.data.rows import Malformed
 from pipeline.data.splits import LoadedData
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.samples import make_config
@@ -226,11 +226,11 @@ def test_other_lists_do_not_make_a_column_chat_format(tokenizer: Tokenizer, tmp_
 
 
 def test_messages_need_turns_and_a_template(tokenizer: Tokenizer, tmp_path: Path):
-    with pytest.raises(DataError, match=r'row 1: column \'messages\' has .* "plain" has none'):
+    with pytest.raises(ValueError, match=r'row 1: column \'messages\' has .* "plain" has none'):
         load(tokenizer, tmp_path, [chat("a")], prompt={**IN_CHAT, "turn": "plain"})
-    with pytest.raises(DataError, match=r"has no column 'question'.*'messages' is in chat format"):
+    with pytest.raises(ValueError, match=r"has no column 'question'.*'messages' is in chat format"):
         load(tokenizer, tmp_path, [chat("a")])
-    with pytest.raises(DataError, match=r"its columns: \['problem', 'solution'\]; prompt.template"):
+    with pytest.raises(ValueError, match=r"its columns: \['problem', 'solution'\]; prompt"):
         load(tokenizer, tmp_path, [{"problem": "a", "solution": "b"}])
 
 
@@ -278,5 +278,5 @@ def test_answers_that_are_set_must_exist(
     tokenizer: Tokenizer, tmp_path: Path, settings: dict[str, str], message: str
 ):
     row = {"question": "a", "answers": "1", "info": {"answer": "1"}}
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(ValueError, match=message):
         load(tokenizer, tmp_path, [row], data=settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import string
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from configs.schema import Config
 from pipeline.data.load import load_data, load_split, load_tests
-from pipeline.data.rows import DataError, Malformed, TooLong
+from pipeline.data.rows import Malformed, TooLong
 from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.prompts import PromptMaker
 from pipeline.data.text.tokenizer import Tokenizer
@@ -103,14 +104,14 @@ def test_a_malformed_row_is_reported_with_its_number(
     assert [p.id for p in split.prompts] == [1, 3]
     assert [bad.row for bad in split.malformed] == [2]
     assert reason in split.malformed[0].reason
-    with pytest.raises(DataError, match=r"data\.train: 1 row is malformed") as raised:
+    with pytest.raises(ValueError, match=r"data\.train: 1 row is malformed") as raised:
         _load(path, tokenizer)
     assert f"  row 2: {split.malformed[0].reason}" in str(raised.value).splitlines()
 
 
 def test_the_refusal_lists_ten_rows_and_the_count(tokenizer: Tokenizer, tmp_path: Path):
     path = _write(tmp_path / "a.jsonl", [GOOD, *[{"question": "q"}] * 12])
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(ValueError, match="12 rows are malformed") as raised:
         _load(path, tokenizer)
     lines = str(raised.value).splitlines()
     assert lines[0] == f"data.train: 12 rows are malformed in {path}:"
@@ -141,7 +142,7 @@ def test_overlong_prompts_are_excluded_and_never_truncated(tokenizer: Tokenizer,
     split = _load(path, tokenizer, max_prompt_tokens=length)
     assert [p.id for p in split.prompts] == [1, 2]
     assert split.too_long == (TooLong(3, length + 1),)
-    with pytest.raises(DataError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
+    with pytest.raises(ValueError, match=r"no prompt is left: 0 rows .* 3 are longer than .* = 1$"):
         _load(path, tokenizer, max_prompt_tokens=1)
 
 
@@ -159,7 +160,7 @@ def test_missing_and_empty_files_are_refused(tokenizer: Tokenizer, tmp_path: Pat
         (str(tmp_path / "trian.jsonl"), r"data\.train\.path: no file .*; nearest: .*train\.jsonl"),
         ("nowhere/a.parquet", r"no file /.*/nowhere/a\.parquet$"),
     ):
-        with pytest.raises(DataError, match=what):
+        with pytest.raises(ValueError, match=what):
             _load(given, tokenizer)
 
 
@@ -182,7 +183,7 @@ def test_a_damaged_parquet_file_is_one_sentence(
 ):
     monkeypatch.setattr(logging.getLogger("datasets"), "propagate", True)
     (tmp_path / "b.parquet").write_bytes(b"not parquet")
-    with pytest.raises(DataError, match=r"b\.parquet is not a readable Parquet file"):
+    with pytest.raises(ValueError, match=r"b\.parquet is not a readable Parquet file"):
         _load(str(tmp_path / "b.parquet"), tokenizer)
     assert caplog.records == []
 
@@ -226,9 +227,8 @@ def test_hub_errors_become_one_sentence(
         raise error
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    with pytest.raises(DataError) as raised:
+    with pytest.raises(ValueError, match="^" + re.escape(f"data.train: {sentence}")):
         _load_train(_config(HUB), tokenizer)
-    assert str(raised.value).startswith(f"data.train: {sentence}")
 
 
 def _splits(folder: Path, **names: str) -> Config:
@@ -278,7 +278,7 @@ def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_ti
     tests = load_tests(config, PromptMaker(config.prompt, tokenizer))
     assert sorted(_texts(tests["test"])) == sorted(parts[2])
     _splits(tmp_path, train="abab")
-    with pytest.raises(DataError, match=r"2 different rows are too few to hold out data\.test and"):
+    with pytest.raises(ValueError, match=r"2 different rows are too few to hold out data\.test"):
         load_data(config, tokenizer)
 
 
@@ -351,16 +351,15 @@ def test_a_mixture_shares_no_prompt_with_evaluation_data(tokenizer: Tokenizer, t
 
 
 def test_a_source_smaller_than_its_share_of_a_step_is_refused(tokenizer: Tokenizer, tmp_path: Path):
-    with pytest.raises(DataError) as raised:
-        load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
-    assert str(raised.value) == (
-        "data.mixture (more): its share of 66.7% is up to 4 of the rollout.prompts_per_step = 6 "
-        "prompts, but it has only 2; lower prompts_per_step or its weight"
+    message = (
+        r"^data\.mixture \(more\): its share of 66\.7% is up to 4 of the rollout\.prompts_per_step"
     )
+    with pytest.raises(ValueError, match=message):
+        load_data(_mixture(tmp_path, prompts_per_step=6, weight=2.0), tokenizer)
 
 
 def test_a_split_contained_in_a_later_one_is_refused(tokenizer: Tokenizer, tmp_path: Path):
-    with pytest.raises(DataError, match=r"data\.train: a later split contains all 2 prompts"):
+    with pytest.raises(ValueError, match=r"data\.train: a later split contains all 2 prompts"):
         load_data(_splits(tmp_path, train="ab", test="abc"), tokenizer)
 
 

@@ -11,7 +11,6 @@ from configs.schema import Config
 from pipeline.data import procedural
 from pipeline.data.load import load_data
 from pipeline.data.procedural import generate_rows
-from pipeline.data.rows import DataError
 from pipeline.data.text.tokenizer import Tokenizer
 from tests.pipeline.data.test_load import _config
 
@@ -92,5 +91,5 @@ def test_what_reasoning_gym_refuses(name: str, settings: Settings, told: str) ->
 
 def test_a_refusal_names_the_source(tokenizer: Tokenizer) -> None:
     train = source("chain_sun", seed=1)
-    with pytest.raises(DataError, match=r"data\.train: reasoning-gym has no .* 'chain_sum'"):
+    with pytest.raises(ValueError, match=r"data\.train: reasoning-gym has no .* 'chain_sum'"):
         load_data(config(train, source(seed=2)), tokenizer)
