@@ -87,7 +87,7 @@ NO_KEY = {
 
 
 def nearest_value(setting: Setting, value: object) -> str | None:
-    """The valid value nearest to `value` as TOML; None if none is near."""
+    """The valid value nearest to `value` as TOML, or in words; None if none is near."""
     node = setting.node
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     if value == "ppo" and "grpo" in choices:
@@ -97,6 +97,10 @@ def nearest_value(setting: Setting, value: object) -> str | None:
         return show_value(by_name[name])
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 2**63:
         return None
+    if value <= node.get("exclusiveMinimum", -math.inf):
+        return f"just above {show_value(node['exclusiveMinimum'])}"
+    if value >= node.get("exclusiveMaximum", math.inf):
+        return f"just below {show_value(node['exclusiveMaximum'])}"
     near = min(max(value, node.get("minimum", -math.inf)), node.get("maximum", math.inf))
     if setting.type == "integer":
         return show_value(round(near))

@@ -26,8 +26,11 @@ KEYS = (
 @pytest.mark.parametrize(
     ("key", "text", "line"),
     [
-        ("learner.adam_b2", "1.5", ("= 1.5: must be a number, at least 0 and below 1; default: "
-                                   "0.99")),
+        (
+            "learner.adam_b2",
+            "1.5",
+            "= 1.5: must be a number, at least 0 and below 1; nearest valid: just below 1",
+        ),
         ("rollout.top_p", "7", "= 7: must be a number, above 0 and at most 1; nearest valid: 1.0"),
         ("run.seed", "-4", ("= -4: must be an integer, at least 0 and at most 4294967295; "
                            "nearest valid: 0")),

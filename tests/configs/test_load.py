@@ -180,7 +180,10 @@ def test_promise_8_six_mistakes_at_once(write: Write) -> None:
             f"{path}: rollout.max_new_tokens: missing; must be an integer, at least 1 "
             "(maximum length of a completion)"
         ),
-        (f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; default: 5e-05"),
+        (
+            f"{path}: learner.lr = -1: must be a number, above 0 and at most 10; nearest valid: "
+            "just above 0"
+        ),
         (
             f"{path}: learner.seed: unknown; did you mean run.seed or data.train.seed "
             "or eval.sets.0.seed?"
@@ -196,8 +199,8 @@ def test_mistakes_between_tables_are_reported_beside_mistakes_in_others(small: P
     lines = mistakes(small, ("plan.prompt_buckets", "[8, 16]"), ("lora.alpha", "0"))
     assert lines == (
         (
-            "command line: --lora.alpha = 0: must be a number, above 0 and at most 65536; default: "
-            "64.0"
+            "command line: --lora.alpha = 0: must be a number, above 0 and at most 65536; nearest "
+            "valid: just above 0"
         ),
         (
             "command line: --plan.prompt_buckets = [8, 16]: must be ascending and below 16, "
