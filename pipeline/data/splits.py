@@ -72,12 +72,6 @@ class LoadedData:
     sft: LoadedDemonstrations | None = None
 
     @property
-    def overlaps(self) -> int:
-        """Number of prompts and demonstrations excluded as overlaps."""
-        prompts = sum(split.overlaps for _, split in self.splits())
-        return prompts + (self.sft.overlaps if self.sft else 0)
-
-    @property
     def fingerprints(self) -> dict[str, str]:
         """A hash of each source and split: prompt ids, tokens and reference answers."""
         found = {name: fingerprint(split) for name, split in self.splits()}

@@ -256,12 +256,10 @@ class ModelShape:
         layers = len(self.kv_layers) if prefilled else self.layers
         return lora.rank * _adapted(self, lora.targets, layers)
 
-    def layer_bytes(
-        self, layer: int, dtype: str, *, quantization: str = "none", fsdp: int = 1, tp: int = 1
-    ) -> int:
-        """Bytes of a layer's matrices on a device; for arguments see `base_bytes`."""
+    def layer_bytes(self, layer: int, dtype: str, *, tp: int) -> int:
+        """Bytes of a layer's matrices on a device that gathers them from its FSDP group."""
         return sum(
-            _bytes(matrix, dtype, quantization=quantization, fsdp=fsdp, tp=tp)
+            _bytes(matrix, dtype, quantization="none", fsdp=1, tp=tp)
             for matrix in self.matrices(layer)
         )
 
