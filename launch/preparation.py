@@ -292,7 +292,7 @@ def check_targets(config: Config, folder: Path) -> None:
 
 def _may_load(config: Config, found: MistakeCollector) -> bool:
     """Whether to look for the model: nothing is downloaded for a request that has mistakes."""
-    path = getattr(config.model, "path", None)
+    path = getattr(getattr(config, "model", None), "path", None)
     return path is not None and (found.is_empty or not is_handle(path))
 
 

@@ -158,6 +158,15 @@ def test_mistakes_of_all_kinds_are_reported_at_once(
     assert len(lines) == len(parts)
 
 
+@pytest.mark.parametrize(
+    "table", ["model", "data", "rewards", "rollout", "plan", "budget", "wandb"]
+)
+def test_a_misspelt_table_gives_no_traceback(request_path: Path, refused: Refused, table: str):
+    text = request_path.read_text(encoding="utf-8")
+    request_path.write_text(text.replace(f"[{table}]", f"[{table}x]"), encoding="utf-8")
+    assert any(f": {table}x: unknown; did you mean {table}?" in line for line in refused())
+
+
 def test_checks_that_depend_on_a_wrong_setting_are_skipped(refused: Refused):
     (line,) = refused("--data.answer_colum", "gone", "--data.train.path", "train.jsonl")
     assert line.startswith("command line: --data.answer_colum: unknown; did you mean --data.answer")
