@@ -151,7 +151,9 @@ def _load(
             splits[name] = split
     found.raise_if_any()
     shares = {name: held for name, held in _held_out(config.data).items() if held.share}
-    return splits | (hold_out(splits[MIXTURE_TRAIN], shares) if shares else {})
+    if not shares or MIXTURE_TRAIN not in splits:
+        return splits
+    return splits | hold_out(splits[MIXTURE_TRAIN], shares)
 
 
 def make_disjoint(

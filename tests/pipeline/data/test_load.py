@@ -276,6 +276,9 @@ def test_promise_6_shares_of_the_training_data_are_disjoint_and_the_same_each_ti
     _splits(tmp_path, train=letters[::-1])  # the order of the rows has no part in it
     tests = load_tests(config, PromptMaker(config.prompt, tokenizer))
     assert sorted(_texts(tests["test"])) == sorted(parts[2])
+    with_file = _config({"path": path}, prompt=PLAIN, validation={"share": 0.25})
+    tests = load_tests(with_file, PromptMaker(with_file.prompt, tokenizer))
+    assert sorted(_texts(tests["test"])) == sorted(letters)
     _splits(tmp_path, train="abab")
     with pytest.raises(ValueError, match=r"2 different rows are too few to hold out data\.test"):
         load_data(config, tokenizer)
