@@ -28,18 +28,6 @@ def _ids(total: int, *, seed: int, step: int, per_step: int) -> list[int]:
     return [prompt.id for prompt in drawn]
 
 
-@given(st.data(), st.integers(1, 12), st.integers(0, 2**32 - 1))
-def test_epochs_are_complete_and_steps_without_repetition(data, total: int, seed: int):
-    per_step = data.draw(st.integers(1, total))
-    epochs = 2 * per_step + 1
-    steps = -(-epochs * total // per_step)
-    drawn = [_ids(total, seed=seed, step=step, per_step=per_step) for step in range(steps)]
-    assert all(len(set(ids)) == per_step for ids in drawn)
-    stream = [id_ for ids in drawn for id_ in ids]
-    for epoch in range(epochs):
-        assert sorted(stream[epoch * total : (epoch + 1) * total]) == list(range(total))
-
-
 def test_the_order_is_the_same_on_every_machine():
     drawn = [_ids(7, seed=3, step=step, per_step=3) for step in range(5)]
     assert drawn == [[6, 1, 5], [2, 4, 3], [0, 3, 5], [6, 4, 0], [2, 1, 4]]
