@@ -148,8 +148,6 @@ def _from_hugging_face(
         raise FileNotFoundError(
             f"{setting}: {handle} is not completely in the cache and {_unreachable(error)}"
         ) from None
-    except errors.HFValidationError as error:
-        raise ValueError(f"{setting}: {handle!r} is not a valid model name: {error}") from None
     except errors.HfHubHTTPError as error:
         if error.response.status_code not in {401, 403}:
             raise

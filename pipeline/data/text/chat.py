@@ -216,8 +216,6 @@ def read_chat_template(folder: Path) -> ChatTemplate | None:
         if isinstance(found, list):
             entries = [entry for entry in found if isinstance(entry, dict)]
             named = {str(entry.get("name")): entry.get("template") for entry in entries}
-            if len(entries) < len(found):
-                raise ValueError(f"{path}: chat_template is a list with elements of other types")
             found = named.get("default")
         if found is not None and not isinstance(found, str):
             raise ValueError(f"{path}: chat_template is {show(found)}, not text")

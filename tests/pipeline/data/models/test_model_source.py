@@ -103,11 +103,6 @@ def http_error(kind: Any, status: int) -> Exception:
             FileNotFoundError,
             "is not completely in the cache and the hub cannot be reached$",
         ),
-        (
-            errors.HFValidationError("as the library says"),
-            ValueError,
-            "is not a valid model name: as the library says",
-        ),
     ],
 )
 def test_hugging_face_errors_are_explained(
