@@ -46,15 +46,6 @@ class Case(BaseModel):
     stop_reason: Literal["eos", "stop_string", "length"] = "eos"
 
 
-_VALID = {
-    "name": "text",
-    "completion": "text",
-    "row": "the number of a row, or an object with its columns",
-    "expect": 'a number, {PART: number or null} or {"above": NAME}',
-    "stop_reason": "eos, stop_string or length",
-}
-
-
 def parse_cases(
     text: str, *, file: str, row_of: RowOf, parts: Sequence[str]
 ) -> list[tuple[Case, Probe]]:
@@ -99,19 +90,14 @@ def _read(line: str, number: int) -> Case:
     """A line of the file.
 
     Raises:
-        ValueError: with its first mistake.
+        ValueError: with its mistakes.
     """
     try:
         case = Case.model_validate_json(line)
         return case if case.name else case.model_copy(update={"name": f"line {number}"})
     except ValidationError as error:
-        first = error.errors()[0]
-        if not first["loc"]:
-            raise ValueError(first["msg"]) from None
-        key = str(first["loc"][0])
-        if key in _VALID:
-            raise ValueError(f"{key}: must be {_VALID[key]}") from None
-        raise ValueError(f"unknown key {key!r}{name_hint(key, list(_VALID))}") from None
+        found = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
+        raise ValueError("; ".join(": ".join(filter(None, one)) for one in found)) from None
 
 
 def mismatches(cases: Sequence[Case], trial: Trial) -> Iterator[Finding]:

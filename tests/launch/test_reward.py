@@ -212,7 +212,7 @@ def test_cases_are_compared(config: Path, check: Check, capsys: pytest.CaptureFi
         "cases.jsonl:5: Input should be an object",
         "cases.jsonl:6: row: there is no row 99 in the training data; nearest: 12",
         "cases.jsonl:7: expect: no part is named 'closenes'; nearest: 'closeness'",
-        "cases.jsonl:8: unknown key 'xyz'; there are: name, completion, row, expect, stop_reason",
+        "cases.jsonl:8: xyz: Extra inputs are not permitted",
     ]
 
 
