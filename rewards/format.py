@@ -98,7 +98,7 @@ class Pattern:
         maximum: the number of matches that scores 1.
 
     Raises:
-        ValueError: if the pattern is none.
+        re.error: if the pattern is none.
     """
 
     def __init__(
@@ -108,12 +108,7 @@ class Pattern:
         match: Literal["search", "full", "count"] = "search",
         maximum: PositiveInt = 1,
     ) -> None:
-        try:
-            self._pattern = re.compile(pattern)
-        except re.error as error:
-            raise ValueError(
-                f"pattern = {pattern!r} is not a regular expression: {error}"
-            ) from None
+        self._pattern = re.compile(pattern)
         self._match, self._maximum = match, maximum
 
     def __call__(self, completion: str) -> float:

@@ -43,6 +43,7 @@ from typing import Any, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from configs.base import name_hint
+from configs.toml_text import show_value
 from rewards.base import Outcome, RewardInput, describe_error, to_outcome
 
 Kind = Literal["sample", "async", "batch", "trl"]
@@ -353,7 +354,8 @@ def _construct(cls: type, args: Mapping[str, object]) -> object:
     try:
         return cls(**args)
     except BaseException as error:
-        given = ", ".join(f"{name} = {value!r}" for name, value in args.items()) or "no arguments"
+        given = ", ".join(f"{name} = {show_value(value)}" for name, value in args.items())
+        given = given or "no arguments"
         raise ValueError(f"constructing it with {given} raises {describe_error(error)}") from error
 
 

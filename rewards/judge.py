@@ -93,7 +93,10 @@ class Judge:
         cache: str | None = None,
         parameters: Mapping[str, Any] | None = None,
     ) -> None:
-        mistakes = [*_template_mistakes(template), *_pattern_mistakes(pattern)]
+        self._template, self._pattern = template, re.compile(pattern)
+        mistakes = _template_mistakes(template)
+        if not self._pattern.groups:
+            mistakes.append(f"pattern = {pattern!r} needs a group around the number")
         if scale[0] == scale[1]:
             mistakes.append(f"scale = {list(scale)} is not two different numbers")
         if urlsplit(url).scheme not in {"http", "https"}:
@@ -108,7 +111,6 @@ class Judge:
         self._url = f"{url.rstrip('/')}/chat/completions"
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._request = {"model": model, "temperature": 0.0, **(parameters or {})}
-        self._template, self._pattern = template, re.compile(pattern)
         self._worst, self._best = scale
         self._retries = retries
         self._interval_s = 1 / requests_per_second if requests_per_second else 0.0
@@ -245,11 +247,3 @@ def _template_mistakes(template: str) -> list[str]:
     if odd:
         return [f"template: {{{odd[0]}}} is no column; write {{{{ and }}}} for braces"]
     return [] if "completion" in names else ["template: {completion} is missing"]
-
-
-def _pattern_mistakes(pattern: str) -> list[str]:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        return [f"pattern = {pattern!r} is not a regular expression: {error}"]
-    return [] if groups else [f"pattern = {pattern!r} needs a group around the number"]

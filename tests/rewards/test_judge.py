@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from rewards.forms import recognise
 from rewards.judge import Judge
 
 
@@ -214,7 +215,7 @@ def test_requests_keep_to_the_rate(server: Server) -> None:
 
 def test_a_password_in_the_address_is_refused() -> None:
     with pytest.raises(ValueError, match="url has a password") as refused:
-        Judge(url="https://me:secret@judge:8000/v1", model="m", template="{completion}")
+        recognise(Judge, {"url": "https://me:secret@judge:8000/v1", "model": "m"})
     assert "secret" not in str(refused.value)
 
 
