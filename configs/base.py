@@ -157,6 +157,15 @@ def scheme_problem(path: str, handles: tuple[str, ...] = ()) -> str | None:
     )
 
 
+def regex_problem(pattern: str) -> str | None:
+    """Describes why a pattern is no regular expression; None if it is one."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return f"is not a regular expression: {error}"
+    return None
+
+
 def checked(problem: Callable[[str], str | None]) -> AfterValidator:
     """A pydantic validator of a single setting; it runs even if other settings are invalid.
 

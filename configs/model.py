@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Annotated, Literal, get_args
 
 from pydantic import ConfigDict, Field
 
-from configs.base import FREE, FolderPath, ModelPath, Table, Text, checked
+from configs.base import FREE, FolderPath, ModelPath, Table, Text, checked, regex_problem
 
 
 class Model(Table):
@@ -37,14 +36,6 @@ class Model(Table):
     )
 
 
-def _targets_problem(targets: str) -> str | None:
-    try:
-        re.compile(targets)
-    except re.error as error:
-        return f"is not attention, mlp, per_layer or all, and not a regular expression: {error}"
-    return None
-
-
 class Lora(Table):
     """The trained adapter (LoRA, arXiv:2106.09685), always float32."""
 
@@ -57,7 +48,7 @@ class Lora(Table):
         description="standard: scale by alpha / rank; rslora: scale by alpha / sqrt(rank) "
         "(arXiv:2312.03732)",
     )
-    targets: Annotated[Text, checked(_targets_problem)] = Field(
+    targets: Annotated[Text, checked(regex_problem)] = Field(
         "all",
         description="attention, mlp, per_layer (Gemma 4) or all matrices of each layer, or a "
         r"regular expression that matches whole module paths such as layers/\d+/attn/q_einsum",

@@ -22,6 +22,7 @@ from configs.base import (
     Text,
     checked,
     is_data_file,
+    regex_problem,
 )
 
 _NO_COLUMN = re.compile(r"[\"\\]|^'|^\W+$")
@@ -29,11 +30,10 @@ _NO_COLUMN = re.compile(r"[\"\\]|^'|^\W+$")
 
 
 def _pattern_problem(pattern: str) -> str | None:
-    try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
-        return f"is not a regular expression: {error}"
-    return None if groups else "needs a group, e.g. '#### (.+)'"
+    problem = regex_problem(pattern)
+    if problem is None and not re.compile(pattern).groups:
+        return "needs a group, e.g. '#### (.+)'"
+    return problem
 
 
 def _template_problem(template: str) -> str | None:

@@ -43,11 +43,12 @@ class JsonSchema:
             schema only; nothing is downloaded. "format" is not checked.
 
     Raises:
-        ValueError: if the file cannot be read or is no JSON, or the schema is invalid.
+        OSError: if the file cannot be read.
+        ValueError: if it is no JSON, or the schema is invalid.
     """
 
     def __init__(self, schema: Mapping[str, Any] | str) -> None:
-        found = _read(Path(schema)) if isinstance(schema, str) else schema
+        found = json.loads(Path(schema).read_bytes()) if isinstance(schema, str) else schema
         validator = validators.validator_for(found, default=validators.Draft202012Validator)
         try:
             validator.check_schema(found)
@@ -71,15 +72,6 @@ class JsonSchema:
             return float(self._validator.is_valid(value))
         except (ValueError, RecursionError):  # too deep, or an integer of thousands of digits
             return 0.0
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"schema: {path.absolute()} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"schema: {path.absolute()} is not JSON: {error}") from None
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
