@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +17,9 @@ from pipeline.data.splits import LoadedSplit
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.types import Prompt
 
+_BINS = 10
 _SHOWN = 5
+_BAR = "#"
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class Inspector:
         for name, split in splits.items():
             lengths = [len(prompt.tokens) for prompt in split.prompts]
             lengths += [row.tokens for row in split.too_long]
-            title = f"{name}, tokens of the prompts"
-            yield length_line(title, lengths, limit=self.rollout.max_prompt_tokens)
+            title, limit = f"{name}, tokens of the prompts", self.rollout.max_prompt_tokens
+            yield from histogram(title, lengths, limit=limit, width=self.width)
             yield answer_lengths(name, split, tokenizer=self.tokenizer)
             yield ""
         repeated = [line for name, split in splits.items() for line in repetitions(name, split)]
@@ -68,8 +71,8 @@ class Inspector:
             yield ""
         lengths = [len(one) for one in loaded.demonstrations]
         lengths += [row.tokens for row in loaded.too_long]
-        title = "sft, tokens of the demonstrations"
-        yield length_line(title, lengths, limit=self.rollout.max_tokens)
+        title, limit = "sft, tokens of the demonstrations", self.rollout.max_tokens
+        yield from histogram(title, lengths, limit=limit, width=self.width)
         yield ""
 
     def mixture_shares(self, weights: Mapping[str, float]) -> Iterator[str]:
@@ -79,10 +82,35 @@ class Inspector:
             yield f"{name}: {share:.1%} of the prompts, on average {size * share:.4g} of {size}"
 
 
-def length_line(title: str, lengths: Sequence[int], *, limit: int) -> str:
-    """Range, median and 99% quantile of lengths, and how many are above the limit."""
-    above = sum(length > limit for length in lengths)
-    return f"{title}: {_numbers(lengths)}; limit {limit}" + (f", {above} above it" if above else "")
+def histogram(title: str, lengths: Sequence[int], *, limit: int, width: int) -> Iterator[str]:
+    """Histogram with at most ten bins of equal width up to `limit`, and one bin above it.
+
+    Args:
+        title: what the lengths measure.
+        lengths: the values.
+        limit: maximum allowed length.
+        width: width of the terminal in characters.
+    """
+    values = np.array(lengths)
+    low, high = int(values.min()), int(min(values.max(), limit))
+    yield (
+        f"{title}: {_numbers(lengths)}; limit {limit}"
+        + (f", {int((values > limit).sum())} above it" if values.max() > limit else "")
+    )
+    step = max(1, -(-(high - low + 1) // _BINS))
+    edges = [*range(low, high + 1, step), high + 1] if low <= high else []
+    bins = [
+        (f"{a}-{b - 1}" if b - a > 1 else f"{a}", int(((values >= a) & (values < b)).sum()))
+        for a, b in pairwise(edges)
+    ]
+    if values.max() > limit:
+        bins.append((f"above {limit}", int((values > limit).sum())))
+    most = max(count for _, count in bins)
+    name_width, count_width = (max(len(str(one[n])) for one in bins) for n in (0, 1))
+    bar_width = max(width - name_width - count_width - 4, 1)
+    for name, count in bins:
+        bar = _BAR * max(round(bar_width * count / most), 1 if count else 0)
+        yield f"  {name:>{name_width}} {count:>{count_width}} {bar}".rstrip()
 
 
 def token_lines(tokens: np.ndarray, *, tokenizer: Tokenizer, width: int) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pipeline.data.inspection import answer_lengths, length_line, repetitions
+from pipeline.data.inspection import answer_lengths, histogram, repetitions
 from pipeline.data.splits import LoadedSplit
 from pipeline.types import Prompt
 from tests.samples import CharTokenizer
@@ -20,11 +20,22 @@ def _split(*texts: str, answers: str | None = None) -> LoadedSplit:
     return LoadedSplit(tuple(prompts), malformed=(), too_long=(), duplicates=0)
 
 
-def test_lengths_are_compared_with_the_limit():
+def test_a_histogram():
     lengths = [3] * 2 + [4] + [7] * 10 + [12] + [15]
-    shown = "tokens: 15 of 3 to 15, median 7, 99% at most 15; limit"
-    assert length_line("tokens", lengths, limit=12) == f"{shown} 12, 1 above it"
-    assert length_line("tokens", lengths, limit=15) == f"{shown} 15"
+    assert list(histogram("tokens", lengths, limit=12, width=30)) == [
+        "tokens: 15 of 3 to 15, median 7, 99% at most 15; limit 12, 1 above it",
+        "         3  2 ###",
+        "         4  1 ##",
+        "         5  0",
+        "         6  0",
+        "         7 10 ################",
+        "         8  0",
+        "         9  0",
+        "        10  0",
+        "        11  0",
+        "        12  1 ##",
+        "  above 12  1 ##",
+    ]
 
 
 def test_reference_answers_are_measured():
