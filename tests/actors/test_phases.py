@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from tests.actors.two_layers import give_model, opened
 from tests.pipeline.compute.learner.test_sft import PACKED
 from tests.run_process import FakeClock
 
-DELAY_S = 5.0
 SIZES = Sizes(4, 84)
 
 
@@ -36,65 +35,66 @@ def now() -> FakeClock:
     return FakeClock()
 
 
-@pytest.fixture
-def delay(now: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Callable[[type, str], None]:
-    """Plants a delay before a method."""
+def plant(
+    now: FakeClock, monkeypatch: pytest.MonkeyPatch, delays: Mapping[str, tuple[type, str]]
+) -> dict[str, float]:
+    """Plants a delay before a method of each phase; returns the seconds by phase, once it has run.
 
-    def plant(cls: type, name: str) -> None:
+    The delays are different powers of 100, and no method has 100 calls.
+    """
+    planted = dict[str, float]()
+
+    def delay(phase: str, cls: type, name: str, seconds: float) -> None:
         method = getattr(cls, name)
 
         def delayed(*args: Any, **kwargs: Any) -> Any:
-            now.seconds += DELAY_S
+            now.seconds += seconds
+            planted[phase] = planted.get(phase, 0.0) + seconds
             return method(*args, **kwargs)
 
         monkeypatch.setattr(cls, name, delayed)
 
-    return plant
+    for number, (phase, (cls, name)) in enumerate(delays.items()):
+        delay(phase, cls, name, 100.0**number)
+    return planted
 
 
-@pytest.mark.parametrize(
-    ("cls", "method", "phase"),
-    [
-        (RolloutWeights, "__init__", "loading"),
-        (DecodePrograms, "compile", "compile"),
-        (SamplerActor, "set_adapter", "sync"),
-        (Engine, "_prefill", "prefill"),
-        (Engine, "_collect_ended", "decode"),
-    ],
-)
-def test_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
-    actor = SamplerActor(tiny.make_config(plan={"slots": 4, "slot_buckets": None}))
+def test_phases_of_a_sampler(now: FakeClock, monkeypatch: pytest.MonkeyPatch):
+    actor = SamplerActor(tiny.make_config(plan={"slots": 4}))
     actor.opening, actor.phases = opened(), PhaseClock(now)
-    delay(cls, method)
+    delays = {
+        "loading": (RolloutWeights, "__init__"),
+        "compile": (DecodePrograms, "compile"),
+        "sync": (SamplerActor, "set_adapter"),
+        "prefill": (Engine, "_prefill"),
+        "decode": (Engine, "_collect_ended"),
+    }
+    planted = plant(now, monkeypatch, delays)
     actor.prepare(SIZES)
     actor.load(1, actor.policy.fresh_adapter(0))
     sample(actor)
     use = actor.use()
-    found = {name: seconds for name, seconds in use.seconds.items() if seconds}
-    assert found.keys() == {phase}
-    assert found[phase] % DELAY_S == 0
+    assert planted.keys() == delays.keys()
+    assert {name: seconds for name, seconds in use.seconds.items() if seconds} == planted
     assert use.memory is not None
     assert use.memory.arrays > 0
     assert actor.use().seconds == {}
 
 
-@pytest.mark.parametrize(
-    ("cls", "method", "phase"),
-    [
-        (Learner, "update", "update"),
-        (Checkpoints, "save", "checkpoint"),
-        (LearnerActor, "adapter_of", "sync"),
-    ],
-)
-def test_phases_of_a_learner(tmp_path: Path, now: FakeClock, delay, cls: type, method, phase):
+def test_phases_of_a_learner(tmp_path: Path, now: FakeClock, monkeypatch: pytest.MonkeyPatch):
     actor = trained(tmp_path)
     actor.phases = PhaseClock(now)
-    delay(cls, method)
+    delays = {
+        "update": (Learner, "update"),
+        "checkpoint": (Checkpoints, "save"),
+        "sync": (LearnerActor, "adapter_of"),
+    }
+    planted = plant(now, monkeypatch, delays)
     update(actor)
     actor.save({})
     actor.publish(which="current")
-    found = {name: seconds for name, seconds in actor.use().seconds.items() if seconds}
-    assert found == {phase: DELAY_S}
+    assert {name: seconds for name, seconds in actor.use().seconds.items() if seconds} == planted
+    assert planted == {"update": 1.0, "checkpoint": 100.0, "sync": 10_000.0}
 
 
 @pytest.mark.slow

@@ -86,14 +86,14 @@ def tokens(completions: Sequence[Completion]) -> list[list[int]]:
     return [completion.tokens.tolist() for completion in completions]
 
 
-@pytest.mark.parametrize("kind", ["shared", "merged", "int8"])
+@pytest.mark.parametrize("kind", ["shared", "int8"])
 def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
     actor = SamplerActor(config(kind))
     actor.open(opened())
     sent = [jax.device_get(tiny.make_probe(actor.policy, seed=seed)) for seed in (1, 2)]
-    first = actor.load(0, sent[0])
-    before = sample(actor)
     with compilations() as seen:
+        first = actor.load(0, sent[0])
+        before = sample(actor)
         second = actor.load(1, sent[1])
         other = sample(actor)
         again = actor.load(2, sent[0])
@@ -107,9 +107,8 @@ def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
         np.testing.assert_array_equal(one.logprobs, two.logprobs)
 
 
-@pytest.mark.parametrize("kind", ["merged", "int8"])
-def test_a_colocated_sampler_follows_the_learner(kind: str):
-    actor = ColocatedActor(config(kind))
+def test_a_colocated_sampler_with_merged_weights_follows_the_learner():
+    actor = ColocatedActor(config("merged"))
     actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
     model = opened()
     SamplerActor.open(actor, model)
@@ -126,9 +125,7 @@ def test_a_colocated_sampler_follows_the_learner(kind: str):
         assert {(d.version, d.adapter_sha256) for d in drawn[-1]} == {(version, sha256)}
         scored = np.concatenate(actor.learner.score(drawn[-1], adapter=actor.adapter))
         sampled = np.concatenate([completion.logprobs for completion in drawn[-1]])
-        apart = np.abs(scored - sampled)
-        assert apart.max() <= bounds.p999
-        assert kind == "merged" or apart.max() > 1e-4
+        assert np.abs(scored - sampled).max() <= bounds.p999
     assert tokens(drawn[0]) != tokens(drawn[1])
     # The learner's base is unchanged and was not copied.
     assert pointers == {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}

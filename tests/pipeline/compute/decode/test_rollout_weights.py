@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from configs.schema import Config
-from launch.bench.counting import compilations
-from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights
 from pipeline.compute.learner.export import merged as exported
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.types import Completion
 from tests import tiny
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (4, 20)).astype(np.int32)
-REQUESTS = tiny.make_requests([3, 14, 6, 9])
 MANY: dict[str, Any] = {"devices": 8, "fsdp": 2, "tp": 2}
 
 
@@ -31,18 +25,6 @@ def config(kind: str, **plan: Any) -> Config:
 def opened(kind: str, policy: Policy | None = None) -> RolloutWeights:
     policy = policy or tiny.policy(layers=2)
     return RolloutWeights(policy, tiny.make_base(policy), config(kind))
-
-
-def generate(
-    engine: Engine, adapter: Params, *, base: Params | None = None
-) -> Sequence[Completion]:
-    return engine.generate(
-        REQUESTS, adapter=adapter, version=0, adapter_sha256="", temperature=0.8, base=base
-    )
-
-
-def sample(policy: Policy, base: Params, adapter: Params, settings: Config) -> Sequence[Completion]:
-    return generate(Engine(policy, base, settings, tiny.VOCABULARY), adapter)
 
 
 def assert_own(found: Params, base: Params) -> None:
@@ -65,7 +47,7 @@ def test_shared_weights_are_the_base_and_the_adapter():
 
 
 # With as many kv heads as query heads, queries, keys and values share one matrix.
-@pytest.mark.parametrize(("kv_heads", "separate"), [(2, False), (2, True), (4, True)])
+@pytest.mark.parametrize(("kv_heads", "separate"), [(2, False), (4, True)])
 def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     policy = tiny.make_policy(num_hidden_layers=2, num_key_value_heads=kv_heads, separate=separate)
     base, adapter = tiny.make_base(policy), tiny.make_probe(policy)
@@ -78,22 +60,7 @@ def test_merged_weights_equal_base_plus_adapter(kv_heads: int, separate: bool):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * scale)
     without = tiny.hidden_states(policy, base, policy.no_adapter(), TOKENS)
     assert float(jnp.abs(without - expected).max()) > 0.1 * scale
-    plain = tiny.hidden_states(weights.policy, base, {}, TOKENS)
-    np.testing.assert_allclose(plain, without, rtol=0, atol=1e-5 * scale)
     assert_own(weights.base, base)
-
-
-def test_merged_weights_sample_the_same_tokens():
-    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
-    weights = RolloutWeights(policy, base, config("merged"))
-    weights.load(adapter)
-    expected = sample(policy, base, adapter, tiny.make_config())
-    engine = Engine(weights.policy, base, config("merged"), tiny.VOCABULARY)
-    found = generate(engine, {}, base=weights.base)
-    assert sum(len(completion.tokens) for completion in found) > 40
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.tokens, two.tokens)
-        np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
 
 
 def test_merged_weights_are_rounded_like_an_export():
@@ -146,21 +113,18 @@ def test_a_second_load_replaces_the_first_completely(monkeypatch: pytest.MonkeyP
     assert weights.policy is policy
 
 
-@pytest.mark.parametrize("kind", [pytest.param("int8", marks=pytest.mark.slow), "int8_matmul"])
-def test_integer_weights_sample_the_same_as_a_quantized_base(kind: str):
+@pytest.mark.parametrize("kind", ["int8", "int8_matmul"])
+def test_integer_weights_are_those_of_a_quantized_base(kind: str):
     plain, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
     weights = RolloutWeights(plain, base, config(kind))
     weights.load(adapter)
     policy = tiny.make_policy(num_hidden_layers=2, quantization=kind)
     kept = policy.stored_base(base.items())
-    expected = sample(policy, kept, adapter, tiny.make_config(model={"quantization": kind}))
-    found = sample(weights.policy, weights.base, weights.adapter, config(kind))
-    for one, two in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one.tokens, two.tokens)
-        np.testing.assert_array_equal(one.logprobs, two.logprobs)
-    assert {name for name in weights.base if name in base} == {
-        name for name in base if not name.endswith((".w", ".kernel"))
-    }
+    assert weights.policy.quantization == kind
+    assert weights.adapter is adapter
+    assert weights.base.keys() == kept.keys()
+    for name, value in kept.items():
+        np.testing.assert_array_equal(weights.base[name], value, err_msg=name)
     assert_own(weights.base, base)
     # A dedicated sampler has quantized the base at load.
     again = RolloutWeights(policy, kept, config(kind))
@@ -184,18 +148,3 @@ def test_copies_are_sharded_like_the_base(kind: str):
         split += not value.sharding.is_fully_replicated
         np.testing.assert_allclose(value, one.base[name], rtol=0, atol=1e-6, err_msg=name)
     assert split >= 12
-
-
-@pytest.mark.parametrize("kind", [pytest.param("merged", marks=pytest.mark.slow), "int8"])
-def test_nothing_is_compiled_after_construction(kind: str):
-    jax.clear_caches()
-    with compilations() as seen:
-        weights = opened(kind)
-    assert seen
-    engine = Engine(weights.policy, weights.base, config(kind), tiny.VOCABULARY)
-    adapters = [tiny.make_probe(tiny.policy(layers=2), seed=seed) for seed in (1, 2)]
-    with compilations() as seen:
-        for adapter in adapters:
-            weights.load(adapter)
-            generate(engine, weights.adapter, base=weights.base)
-    assert seen == []
