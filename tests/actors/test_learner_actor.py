@@ -13,16 +13,12 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.model import lora
 from pipeline.run.run_folder import RunFolder
 from tests import tiny
+from tests.pipeline.compute.learner.test_learner import ahead, usual
 
 
 def test_the_previous_version_is_published_with_rollouts_ahead():
-    learner = tiny.learner(
-        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "importance_cap": 1e3},
-        plan={"placement": "split"},
-        rollout={"ahead": "one"},
-    )
     actor = LearnerActor(tiny.make_config())
-    actor.learner = learner
+    actor.learner = ahead()
     sent = {}
     for _ in range(2):
         (version, sha256), _ = actor.publish(which="current")
@@ -39,7 +35,7 @@ def trained(folder: Path) -> LearnerActor:
     config = tiny.make_config(run={"dir": str(folder), "name": "run"})
     RunFolder.of(config).path.mkdir()
     actor = LearnerActor(config)
-    actor.learner = tiny.learner()
+    actor.learner = usual()
     actor.checkpoints = Checkpoints(RunFolder.of(config).checkpoints, keep=2)
     update(actor)
     return actor
@@ -52,7 +48,7 @@ def update(actor: LearnerActor) -> None:
 def test_the_initial_adapter_is_available_after_a_step(tmp_path: Path):
     actor = trained(tmp_path)
     (version, sha256), adapter = actor.publish(which="initial")
-    assert (version, sha256) == (0, tiny.learner().adapter_sha256)
+    assert (version, sha256) == (0, usual().adapter_sha256)
     # A fresh LoRA changes nothing: one of the two factors is zero.
     assert all(not value.any() for name, value in adapter.items() if name.endswith("_lora_b"))
 
@@ -84,7 +80,7 @@ def test_one_process_samples_under_the_adapter_that_it_published(
     monkeypatch: pytest.MonkeyPatch,
 ):
     actor = ColocatedActor(tiny.make_config())
-    actor.learner = tiny.learner()
+    actor.learner = usual()
     loaded: list[str] = []
     monkeypatch.setattr(
         actor, "set_adapter", lambda adapter, **_: loaded.append(lora.sha256(adapter))

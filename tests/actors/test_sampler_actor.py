@@ -24,6 +24,7 @@ from pipeline.types import Completion
 from tests import tiny
 from tests.actors.two_layers import opened
 from tests.demo_texts import write_tokenizer
+from tests.pipeline.compute.learner.test_learner import ahead
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
 
@@ -72,7 +73,7 @@ def test_a_path_without_an_adapter_leaves_the_old_one_loaded(sampler: SamplerAct
 
 def config(kind: str, **tables: dict[str, Any]) -> Config:
     return tiny.make_config(
-        learner={"importance_cap": 2.0, "lr": 0.5},
+        learner={"importance_cap": 2.0},
         plan={"rollout_weights": kind} | tables.pop("plan", {}),
         **tables,
     )
@@ -109,7 +110,7 @@ def test_a_sampler_uses_the_loaded_adapter_and_compiles_nothing(kind: str):
 
 def test_a_colocated_sampler_with_merged_weights_follows_the_learner():
     actor = ColocatedActor(config("merged"))
-    actor.learner = tiny.learner(learner={"importance_cap": 2.0, "lr": 0.5})
+    actor.learner = ahead()
     model = opened()
     SamplerActor.open(actor, model)
     pointers = {name: value.unsafe_buffer_pointer() for name, value in model.base.items()}

@@ -16,7 +16,7 @@ from pipeline.compute.decode.stopping import StopStrings
 from pipeline.compute.model.policy import Params
 from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
-from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, recompute
+from tests.pipeline.compute.decode.reference import CONFIG, NEW, REQUESTS, generate, recompute
 from tests.pipeline.compute.decode.test_engine import count_ties, same_bits
 from tests.samples import changed
 
@@ -31,11 +31,11 @@ BOUND = 2e-5
 positions that magnify rounding."""
 
 
-def keeping(*, layers: int = 4, **tables: dict[str, Any]) -> Engine:
+def keeping(**tables: dict[str, Any]) -> Engine:
     """An engine that can continue truncated rollouts."""
     names = KEEP.keys() | tables.keys()
     merged = {name: KEEP.get(name, {}) | tables.get(name, {}) for name in names}
-    return tiny.engine(layers=layers, **merged)
+    return tiny.engine(layers=4, **merged)
 
 
 def adapter_of(version: int) -> Params:
@@ -221,12 +221,31 @@ def test_a_stop_string_may_start_before_the_truncation(
         np.testing.assert_array_equal(found.tokens, long.tokens[:7])
 
 
-def test_processed_logprobs_are_continued_too():
-    rollout = {**KEEP["rollout"], "top_k": 12, "top_p": 0.8, "min_p": 0.1}
-    engine = keeping(layers=2, rollout=rollout)
+@pytest.fixture(scope="module")
+def truncating() -> Engine:
+    """An engine with top-k, top-p and min-p, made after clearing JAX's caches."""
+    rollout = {**KEEP["rollout"], "top_k": 12, "top_p": 0.8, "min_p": 0.1, "stop_strings": ["~~"]}
+    config = tiny.make_config(**KEEP | {"rollout": rollout})
+    assert config.prompt_buckets == (14, 28, 42)
+    policy, base = tiny.policy(layers=2), tiny.base(layers=2)
+    _ = tiny.probe(layers=2)
+    jax.clear_caches()
+    return Engine(policy, base, config, tiny.VOCABULARY, text_of=tiny.text_of)
+
+
+def test_promise_7_nothing_is_compiled_after_construction(truncating: Engine):
     adapter = tiny.probe(layers=2)
-    expected = sample(engine, REQUESTS, adapter=adapter)
-    found = sample_in_parts(engine, REQUESTS, min_finished=2, adapter=adapter)
+    with compilations() as seen:
+        for count, temperature in ((1, 0.8), (4, 0.0), (7, 1.3)):
+            generate(truncating, REQUESTS[:count], temperature=temperature, adapter=adapter)
+        sample_in_parts(truncating, REQUESTS, min_finished=3, adapter=adapter)
+    assert seen == []
+
+
+def test_processed_logprobs_are_continued_too(truncating: Engine):
+    adapter = tiny.probe(layers=2)
+    expected = sample(truncating, REQUESTS, adapter=adapter)
+    found = sample_in_parts(truncating, REQUESTS, min_finished=2, adapter=adapter)
     assert max(len(one.segments) for one in found) >= 3
     for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
@@ -236,17 +255,6 @@ def test_processed_logprobs_are_continued_too():
             one.processed_logprobs, two.processed_logprobs, rtol=0, atol=1e-5
         )
         np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
-    (*_, last) = sample(engine, REQUESTS, adapter=adapter, min_finished=1)
+    (*_, last) = sample(truncating, REQUESTS, adapter=adapter, min_finished=1)
     assert last.processed_logprobs is not None
     assert (len(last.tokens), len(last.processed_logprobs)) == (0, 0)
-
-
-def test_promise_7_continuing_rollouts_compiles_nothing():
-    policy, base, adapter = tiny.policy(layers=2), tiny.base(layers=2), tiny.probe(layers=2)
-    config = tiny.make_config(**KEEP)
-    assert config.prompt_buckets == (14, 28, 42)
-    jax.clear_caches()
-    engine = Engine(policy, base, config, tiny.VOCABULARY)
-    with compilations() as seen:
-        sample_in_parts(engine, REQUESTS, min_finished=3, adapter=adapter)
-    assert seen == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -127,36 +128,32 @@ def stopped(sampled: Sequence[Completion], strings: Sequence[str]) -> list[Compl
     return found
 
 
-def test_a_stop_string_ends_a_rollout_with_the_token_that_completes_it(sampled: list[Completion]):
+@pytest.mark.parametrize("plan", [{}, {"slot_buckets": (2, 1), "segment_steps": 3}])
+def test_promise_2_stop_strings_end_rollouts_independently_of_the_plan(
+    sampled: list[Completion], monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]
+):
     strings = stop_strings(sampled)
     expected = stopped(sampled, strings)
     by_text = [c for c in expected if c.stop_reason == "stop_string"]
     # One string is completed by the last token within the limit.
     assert {len(c.tokens) < NEW for c in by_text} == {True, False}
     assert {c.stop_reason for c in expected} == {"eos", "stop_string", "length"}
-    engine = tiny.engine(rollout={"stop_strings": strings})
-    found = generate(engine, REQUESTS)
-    same_bits(found, expected)
-    assert engine.work.tokens == sum(len(c.tokens) for c in expected)
-    # Four slots, four steps per segment: slots of stopped rollouts are reused.
-    steps = 4 * sum(-(-len(c.tokens) // 4) for c in expected)
-    assert engine.work.slot_steps < 1.2 * steps
-    # The result is independent of the request order.
-    same_bits(generate(engine, REQUESTS[::-1]), expected[::-1])
-
-
-def test_promise_2_stop_strings_end_rollouts_independently_of_the_plan(
-    sampled: list[Completion], monkeypatch: pytest.MonkeyPatch
-):
-    strings = stop_strings(sampled)
     # The programs are the same as without stop strings.
-    engine = tiny.engine(plan={"slot_buckets": (2, 1), "segment_steps": 3})
+    engine = tiny.engine(plan=plan)
     monkeypatch.setattr(engine, "_stop_strings", StopStrings(strings, tiny.text_of))
     found = generate(engine)
-    for one, two in zip(found, stopped(sampled, strings), strict=True):
+    assert engine.work.tokens == sum(len(c.tokens) for c in expected)
+    for one, two in zip(found, expected, strict=True):
         np.testing.assert_array_equal(one.tokens, two.tokens)
         np.testing.assert_allclose(one.logprobs, two.logprobs, rtol=0, atol=1e-5)
         assert one.stop_reason == two.stop_reason
+    if not plan:
+        # Four slots, four steps per segment: slots of stopped rollouts are reused.
+        steps = 4 * sum(-(-len(c.tokens) // 4) for c in expected)
+        assert engine.work.slot_steps < 1.2 * steps
+        same_bits(found, expected)
+        # The result is independent of the request order.
+        same_bits(generate(engine, REQUESTS[::-1]), expected[::-1])
 
 
 def test_a_stop_token_takes_precedence_over_a_stop_string_at_the_same_token(

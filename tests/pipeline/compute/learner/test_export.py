@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from configs.model import Format
 from configs.schema import Config
 from pipeline.compute.learner import export as export_module
 from pipeline.compute.learner.export import Exporter, merged
@@ -107,6 +109,10 @@ def test_promise_9_the_loaded_export_is_the_policy(tmp_path: Path, learner: Lear
     assert [path.name for path in folder.parent.iterdir()] == ["export"]
     written = json.loads((folder / "generation_config.json").read_text())
     assert set(tiny.VOCABULARY.stops) <= set(written["eos_token_id"])
+    found_adapter = load_adapter(str(folder), learner.policy)
+    assert found_adapter.what == f"PEFT adapter {folder / 'adapter'}"
+    for name, value in learner.state.adapter.items():
+        np.testing.assert_array_equal(found_adapter.adapter[name], value)
 
 
 def test_an_export_that_does_not_fit_on_the_disk_leaves_the_one_before(
@@ -119,25 +125,6 @@ def test_an_export_that_does_not_fit_on_the_disk_leaves_the_one_before(
         exporter(learner, like).export(folder, **tuned(learner), examples=examples())
     assert [path.name for path in small_disk.iterdir()] == ["export"]
     assert (folder / "model.safetensors").read_bytes() == b"the one before"
-
-
-def test_the_exported_adapter_is_the_trained_one(tmp_path: Path, learner: Learner, like: Path):
-    folder = tmp_path / "export"
-    exporter(learner, like).export(folder, **tuned(learner), examples=examples())
-    found = load_adapter(str(folder), learner.policy)
-    assert found.what == f"PEFT adapter {folder / 'adapter'}"
-    for name, value in learner.state.adapter.items():
-        np.testing.assert_array_equal(found.adapter[name], value)
-
-
-def test_only_adapted_matrices_change(learner: Learner):
-    adapter = learner.state.adapter
-    whole = dict(merged(learner.policy, learner.base, adapter, dtype="float32"))
-    assert list(whole) == list(learner.policy.plain_shapes)
-    for name, value in learner.base.items():
-        adapted = f"{name}_lora_a" in adapter
-        assert (whole[name] != value).any() == adapted, name
-        assert whole[name].dtype == value.dtype
 
 
 @pytest.mark.parametrize(("dtype", "bound"), [("float16", 0.02), ("bfloat16", 0.1)])
@@ -168,35 +155,22 @@ def test_an_overflow_of_float16_is_an_error(tmp_path: Path, learner: Learner, li
     assert not (tmp_path / "export").exists()
 
 
-def test_a_large_model_is_split_into_files_with_an_index(
-    tmp_path: Path, learner: Learner, like: Path
+@pytest.mark.parametrize(
+    ("formats", "files"), [(("hf",), "*.safetensors"), (("orbax",), "flax/manifest.ocdbt")]
+)
+def test_a_model_of_several_files_or_for_flax_is_readable(
+    tmp_path: Path, learner: Learner, like: Path, formats: tuple[Format, ...], files: str
 ):
-    writer = exporter(learner, like, shard_gib=10_000 / 2**30)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    exporter(learner, like).export(whole, **tuned(learner), examples=examples())
-    writer.export(cut, **tuned(learner), examples=examples(), formats=("hf",))
-    files = sorted(cut.glob("*.safetensors"))
-    assert len(files) > 3
-    assert all(file.stat().st_size < 11_500 for file in files)
-    expected = load_file(whole / "model.safetensors")
-    found = {name: value for file in files for name, value in load_file(file).items()}
-    assert found.keys() == expected.keys()
-    for key, value in expected.items():
-        np.testing.assert_array_equal(found[key], value)
-
-
-def test_an_exported_flax_checkpoint_is_readable(tmp_path: Path, learner: Learner, like: Path):
-    folder = tmp_path / "export"
-    report = exporter(learner, like).export(
-        folder, **tuned(learner), examples=examples(), formats=("orbax",)
-    )
+    folder, shard_bytes = tmp_path / "export", 10_000
+    writer = exporter(learner, like, shard_gib=shard_bytes / 2**30)
+    report = writer.export(folder, **tuned(learner), examples=examples(), formats=formats)
     assert report.mean_difference is not None
     assert report.mean_difference <= 1e-4
-    assert (folder / "flax" / "manifest.ocdbt").is_file()
-    assert not (folder / "model.safetensors").exists()
+    sizes = [file.stat().st_size for file in folder.glob(files)]
+    assert len(sizes) > 3 if formats == ("hf",) else len(sizes) == 1
+    assert max(sizes) < 1.15 * shard_bytes
     reloaded = learner.policy.load_base(folder)
-    adapter = learner.state.adapter
-    for name, value in merged(learner.policy, learner.base, adapter, dtype="float32"):
+    for name, value in merged(learner.policy, learner.base, learner.state.adapter, dtype="float32"):
         np.testing.assert_array_equal(reloaded[name], value)
 
 
@@ -316,19 +290,11 @@ def test_the_model_card_says_that_the_model_is_untrained():
     assert "This is the untrained model" not in card(5, 0, 5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "licence"),
-    [
-        ("gemma2", "gemma"),
-        ("gemma3_text", "gemma"),
-        ("gemma4_text", "apache-2.0"),
-        ("gemma9", None),
-    ],
-)
-def test_the_model_card_has_the_licence_of_the_base(kind: str, licence: str | None):
-    front = card_of(tiny.make_config(), kind=kind).split("---\n")[1].splitlines()
-    found = [line for line in front if line.startswith("license:")]
-    assert found == ([f'license: "{licence}"'] if licence else [])
+def test_the_model_card_has_the_licence_of_the_base():
+    kinds = ("gemma2", "gemma3_text", "gemma4_text", "gemma9")
+    fronts = [card_of(tiny.make_config(), kind=kind).split("---\n")[1] for kind in kinds]
+    found = [re.findall(r"license: \"(.*)\"", front) for front in fronts]
+    assert found == [["gemma"], ["gemma"], ["apache-2.0"], []]
 
 
 def test_the_model_card_names_local_files_without_their_folders():
@@ -382,22 +348,16 @@ def test_an_existing_export_is_replaced(tmp_path: Path, learner: Learner, like: 
         (tmp_path / name).mkdir()
         (tmp_path / name / "stale").write_text("older")
     writer.export(folder, **tuned(learner), examples=examples())
-    first = load_file(folder / "model.safetensors")
-    assert not (folder / "stale").exists()
-    learner.update(tiny.make_rollouts([(3, 9), (14, 20)], advantages=[1.0, -1.0]))
-    writer.export(folder, **tuned(learner), examples=examples())
-    second = load_file(folder / "model.safetensors")
-    key = "model.layers.0.mlp.up_proj.weight"
-    assert (first[key] != second[key]).any()
+    assert {path.name for path in folder.iterdir()} == FILES
     assert {path.name for path in tmp_path.iterdir()} == {"base", "export"}
 
 
 def test_promise_9_a_failed_verification_leaves_the_old_export(
     tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    folder, writer = tmp_path / "export", exporter(learner, like)
-    writer.export(folder, **tuned(learner), examples=examples())
-    before = (folder / "model.safetensors").read_bytes()
+    folder = tmp_path / "export"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"the one before")
 
     def wrong(*args: Any, **settings: Any) -> Iterator[tuple[str, np.ndarray]]:
         for name, value in merged(*args, **settings):
@@ -406,8 +366,8 @@ def test_promise_9_a_failed_verification_leaves_the_old_export(
 
     monkeypatch.setattr(export_module, "merged", wrong)
     with pytest.raises(RuntimeError, match=r"scores tokens differently from the policy: .*, allow"):
-        writer.export(folder, **tuned(learner), examples=examples())
-    assert (folder / "model.safetensors").read_bytes() == before
+        exporter(learner, like).export(folder, **tuned(learner), examples=examples())
+    assert (folder / "model.safetensors").read_bytes() == b"the one before"
 
 
 def no_room(*_: Any) -> Any:
@@ -432,17 +392,6 @@ def test_without_memory_for_a_second_model_parameters_are_compared(
     with pytest.raises(RuntimeError, match=r"does not hold the policy's layers\.1\.mlp\.down_proj"):
         writer.export(folder, **tuned(learner), examples=examples())
     assert (folder / "model.safetensors").read_bytes() == before
-
-
-def test_another_device_error_is_not_out_of_memory(
-    tmp_path: Path, learner: Learner, like: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def broken(*_: Any) -> Any:
-        raise jax.errors.JaxRuntimeError("INTERNAL: chip on fire")
-
-    monkeypatch.setattr(Policy, "load_base", broken)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="on fire"):
-        exporter(learner, like).export(tmp_path / "e", **tuned(learner), examples=examples())
 
 
 def test_nan_fails_verification(

@@ -11,6 +11,7 @@ from pipeline.compute.learner.checkpoint import Checkpoints
 from pipeline.compute.learner.learner import Learner
 from pipeline.types import Rollout
 from tests import tiny
+from tests.pipeline.compute.learner.test_learner import UNCLIPPED
 
 SHAPES = [(3, 20), (3, 17), (9, 25), (12, 28)]
 
@@ -25,14 +26,14 @@ def leaves(learner: Learner) -> list[np.ndarray]:
 
 
 def test_a_run_continues_on_other_devices_up_to_rounding(tmp_path: Path):
-    first = tiny.learner()
+    first = tiny.learner(learner=UNCLIPPED)
     first.update(rollouts(0))
     checkpoints = Checkpoints(tmp_path, keep=1)
     checkpoints.save(first.state, {"step": 1})
     checkpoints.wait()
     saved = leaves(first)
     first.update(rollouts(1))
-    second = tiny.learner(plan={"learner_devices": 4, "fsdp": 2})
+    second = tiny.learner(learner=UNCLIPPED, plan={"learner_devices": 4, "fsdp": 2})
     found = Checkpoints(tmp_path, keep=1).restore(second.state)
     assert found is not None
     expected = jax.tree.leaves((second.state.adapter, second.state.optimizer))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,12 +31,12 @@ PACKED = [
 ]
 
 
-def learner(*, steps: int = 2, devices: int = 1, **changes: Any) -> Learner:
+def learner(*, devices: int = 1) -> Learner:
     """A learner without gradient clipping, so that Adam's first moment shows the gradient."""
     return tiny.learner(
         run={"phases": ["sft", "grpo"]},
-        sft={"train": {"path": "sft.jsonl"}, "steps": steps, "lr": 1e-2, "schedule": "constant"},
-        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5, **changes},
+        sft={"train": {"path": "sft.jsonl"}, "steps": 2, "lr": 1e-2, "schedule": "constant"},
+        learner={"max_grad_norm": 1e6, "adam_b1": 0.9, "kl_coef": 0.5},
         plan={
             "learner_devices": devices,
             "slots": devices,
@@ -108,13 +107,6 @@ def test_the_grpo_phase_starts_with_a_new_optimizer_and_its_own_reference():
         np.testing.assert_array_equal(value, kept[name])
 
 
-def test_without_a_kl_term_there_is_no_reference():
-    found = learner(steps=3, kl_coef=0.0)
-    for _ in range(3):
-        found.sft_update(PACKED)
-    assert found.state.reference is None
-
-
 def test_promise_7_nothing_is_compiled_in_either_phase():
     found = learner()
     with compilations() as seen:
@@ -125,15 +117,14 @@ def test_promise_7_nothing_is_compiled_in_either_phase():
 
 
 def test_an_update_that_is_not_finite_is_skipped():
-    found = start(learner(steps=3, kl_coef=0.0))
-    found.sft_update(PACKED)
+    found = start(learner())
     base, before = found.base, found.state.on_host()
     found.base = {name: value * np.float32(np.nan) for name, value in base.items()}
     metrics = found.sft_update(PACKED)
     found.base = base
     assert np.isnan([metrics["loss"], metrics["grad_norm"]]).all()
     assert (metrics["skipped_updates"], metrics["tokens_trained"]) == (1, 0)
-    assert (found.state.version, found.state.updates) == (2, 1)
+    assert (found.state.version, found.state.updates) == (1, 0)
     for left, right in zip(
         jax.tree.leaves((before.adapter, before.optimizer)),
         jax.tree.leaves((found.state.adapter, found.state.optimizer)),

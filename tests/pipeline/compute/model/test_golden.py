@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.schema import Lora
+from configs.schema import Config, Lora
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.scorer import Scorer
-from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.model.vocabulary import Vocabulary
 from pipeline.compute.opening import open_policy
-from pipeline.types import RolloutName, RolloutRequest
+from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 
 GOLDEN = Path(__file__).parents[3] / "golden"
@@ -25,7 +26,37 @@ NOTHING_SPECIAL = Vocabulary(pad=0, stops=(), forbidden=())
 
 VARIANTS = ("gemma3_scaled", "gemma3_vision", "gemma4_multimodal")
 
-Golden = tuple[dict[str, np.ndarray], Policy, Params]
+
+@dataclass(frozen=True)
+class Golden:
+    """A golden model, its stored results, and an engine for it."""
+
+    stored: dict[str, np.ndarray]
+    policy: Policy
+    base: Params
+
+    @cached_property
+    def config(self) -> Config:
+        new = self.stored["greedy_0"].size
+        rollout = {"max_prompt_tokens": 20, "max_new_tokens": new, "temperature": 0.7}
+        return tiny.make_config(rollout=rollout, plan={"segment_steps": 10})
+
+    @cached_property
+    def engine(self) -> Engine:
+        return Engine(self.policy, self.base, self.config, NOTHING_SPECIAL)
+
+    def generate(
+        self, prompts: Sequence[int], *, adapter: Params, temperature: float
+    ) -> list[Completion]:
+        """Completions of the stored prompts of these numbers."""
+        names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in prompts]
+        return self.engine.generate(
+            [RolloutRequest(name, self.stored[f"prompt_{name.prompt_id}"]) for name in names],
+            adapter=adapter,
+            version=0,
+            adapter_sha256="",
+            temperature=temperature,
+        )
 
 
 @pytest.fixture(scope="module", params=["gemma3", "gemma2", "gemma4", *VARIANTS])
@@ -33,28 +64,14 @@ def golden(request: pytest.FixtureRequest) -> Golden:
     folder = GOLDEN / request.param
     mesh = make_mesh(jax.devices()[:1])
     policy, base = open_policy(folder, dtype="float32", lora=Lora(rank=2), mesh=mesh)
-    return dict(np.load(folder / "golden.npz")), policy, base
+    return Golden(dict(np.load(folder / "golden.npz")), policy, base)
 
 
 def test_logits_equal_those_of_hugging_face(golden: Golden):
-    stored, policy, base = golden
-    tokens = stored["tokens"]
+    policy, tokens = golden.policy, golden.stored["tokens"]
     assert tokens.shape[1] >= 4 * policy.architecture.config.sliding_window_size
-
-    @jax.jit
-    def logits(base: Params, adapter: Params) -> jax.Array:
-        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-        hidden, _ = policy.bind(base, adapter)(jnp.asarray(tokens), positions)
-        return scaled_logits(
-            hidden,
-            policy.embedding(base),
-            softcap=policy.architecture.shape.final_softcap,
-            temperature=1.0,
-            forbidden=NOTHING_SPECIAL.forbidden_mask(policy.vocab_size),
-        )
-
-    found = logits(base, policy.no_adapter())
-    np.testing.assert_allclose(found, stored["logits"], rtol=0, atol=1e-4)
+    found = tiny.logits(policy, golden.base, policy.no_adapter(), tokens)
+    np.testing.assert_allclose(found, golden.stored["logits"], rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -66,42 +83,20 @@ def test_logits_equal_those_of_hugging_face(golden: Golden):
     indirect=True,
 )
 def test_greedy_continuations_equal_those_of_hugging_face(golden: Golden):
-    stored, policy, base = golden
-    names = [RolloutName("test", 0, prompt_id=number, sample=0) for number in range(3)]
-    new = stored["greedy_0"].size
-    config = tiny.make_config(
-        rollout={"max_prompt_tokens": 20, "max_new_tokens": new}, plan={"segment_steps": 10}
-    )
-    completions = Engine(policy, base, config, NOTHING_SPECIAL).generate(
-        [RolloutRequest(name, stored[f"prompt_{name.prompt_id}"]) for name in names],
-        adapter=policy.no_adapter(),
-        version=0,
-        adapter_sha256="",
-        temperature=0.0,
-    )
-    for name, completion in zip(names, completions, strict=True):
-        np.testing.assert_array_equal(completion.tokens, stored[f"greedy_{name.prompt_id}"])
+    completions = golden.generate(range(3), adapter=golden.policy.no_adapter(), temperature=0.0)
+    for number, completion in enumerate(completions):
+        np.testing.assert_array_equal(completion.tokens, golden.stored[f"greedy_{number}"])
         assert completion.stop_reason == "length"
 
 
 # All other tests of sampler and learner use Gemma 3.
 @pytest.mark.parametrize("golden", ["gemma2", "gemma4"], indirect=True)
 def test_promise_1_sampler_and_learner_agree_on_other_gemmas(golden: Golden):
-    stored, policy, base = golden
-    prompt = stored["prompt_1"]
-    config = tiny.make_config(
-        rollout={"max_prompt_tokens": 20, "max_new_tokens": 20, "temperature": 0.7},
-        plan={"slots": 1},
-    )
+    policy = golden.policy
     adapter = tiny.make_probe(policy)
-    (drawn,) = Engine(policy, base, config, NOTHING_SPECIAL).generate(
-        [RolloutRequest(RolloutName("train", 0, prompt_id=0, sample=0), prompt)],
-        adapter=adapter,
-        version=0,
-        adapter_sha256="",
-        temperature=0.7,
-    )
-    assert len(prompt) + len(drawn.tokens) > 3 * policy.architecture.config.sliding_window_size
-    scorer = Scorer(policy, config, NOTHING_SPECIAL)
-    (found,) = scorer.score([drawn], adapter=adapter, base=base)
+    (drawn,) = golden.generate([1], adapter=adapter, temperature=0.7)
+    length = len(drawn.prompt_tokens) + len(drawn.tokens)
+    assert length > 3 * policy.architecture.config.sliding_window_size
+    scorer = Scorer(policy, golden.config, NOTHING_SPECIAL)
+    (found,) = scorer.score([drawn], adapter=adapter, base=golden.base)
     np.testing.assert_allclose(found, drawn.logprobs, rtol=0, atol=1e-4)

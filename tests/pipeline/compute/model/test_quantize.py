@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from qwix._src.core import numerics
 
-from pipeline.compute.decode.engine import Engine
 from pipeline.compute.learner.batches import Inputs
 from pipeline.compute.learner.programs import LearnerPrograms
 from pipeline.compute.model import quantize
@@ -123,28 +122,6 @@ def test_matrices_without_an_adapter_are_quantized_too():
         *policy.abstract_params(),
     )[0]
     assert hidden.shape == (8, 20, 24)
-
-
-def test_sampling_equals_that_of_the_dequantized_base():
-    policy, base = quantized("nf4")
-    adapter, config = tiny.make_probe(policy), tiny.make_config()
-    plain = dict(policy.parameters(base))
-
-    def draw(engine: Engine, base: Params) -> list[list[int]]:
-        completions = engine.generate(
-            tiny.make_requests([3, 14]),
-            adapter=adapter,
-            version=0,
-            adapter_sha256="",
-            temperature=0.0,
-            base=base,
-        )
-        return [completion.tokens.tolist() for completion in completions]
-
-    found = draw(Engine(policy, base, config, tiny.VOCABULARY), base)
-    engine = Engine(policy.plain(), plain, config, tiny.VOCABULARY)
-    assert found == draw(engine, plain)
-    assert found != draw(engine, tiny.base(layers=2))
 
 
 GEMMA3_1B: dict[str, Any] = {
