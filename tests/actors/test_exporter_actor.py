@@ -20,10 +20,7 @@ from tests.demo_texts import write_tokenizer
 GOLDEN = Path(__file__).parents[1] / "golden" / "gemma3"
 
 
-@pytest.mark.parametrize("verify", [True, False])
-def test_a_checkpoint_is_written_in_all_formats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verify: bool
-):
+def test_a_checkpoint_is_written_in_all_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "model").mkdir()
     model = write_tokenizer(tmp_path / "model")
     for name in ("config.json", "model.safetensors"):
@@ -47,13 +44,13 @@ def test_a_checkpoint_is_written_in_all_formats(
     (run / "config.json").write_text(described.model_dump_json())
     examples = [r.completion for r in tiny.make_rollouts([(3, 9)], advantages=[0.0])]
 
-    actor = ExporterActor(config, described, examples if verify else ())
+    actor = ExporterActor(config, described, examples)
     assert actor.start() == f"step 5 of {run / 'checkpoints' / 'best'}"
     out = tmp_path / "out"
     report = actor.export(str(out), ["hf", "peft", "orbax"])
-    assert (report.version, report.tokens) == (5, 9 if verify else 0)
-    assert (report.mean_difference is not None) == verify
-    assert 0 < (report.mean_difference or 1e-5) <= 1e-4
+    assert (report.version, report.tokens) == (5, 9)
+    assert report.mean_difference is not None
+    assert 0 < report.mean_difference <= 1e-4
     card = (out / "README.md").read_text()
     assert "for 5 steps" in card
     config_of_card = json.loads(card.split("```json\n")[1].split("```")[0])

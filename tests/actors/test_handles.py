@@ -1,4 +1,4 @@
-"""The handles of Ray actors: calls, errors, adapters that stay in the object store; with fakes."""
+"""The handles of Ray actors: errors and cancelled calls; with fakes."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from actors.groups import ModelActors
-from actors.handles import ColocatedHandle, ModelHandle, SamplerHandle, ScorerHandle
+from actors.handles import ColocatedHandle, ModelHandle, ScorerHandle
 from actors.placement import Reservation
 from pipeline.protocols import OutOfMemory, WorkerDied
-from pipeline.types import Published
 
 
 class FakeMethod:
@@ -23,21 +22,9 @@ class FakeMethod:
 
     def __init__(self, answer: Callable[..., Any]) -> None:
         self._answer = answer
-        self._returns = 1
 
-    def options(self, *, num_returns: int) -> FakeMethod:
-        self._returns = num_returns
-        return self
-
-    def remote(self, *args: Any, **kwargs: Any) -> Any:
-        async def reference(number: int) -> Any:
-            value = self._answer(*args, **kwargs)
-            return value if self._returns == 1 else value[number]
-
-        if self._returns == 1:
-            return reference(0)
-        # The driver awaits the first reference only; the others stay in the object store.
-        return reference(0), *(f"reference {n}" for n in range(1, self._returns))
+    async def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._answer(*args, **kwargs)
 
 
 class FakeActor:
@@ -61,11 +48,6 @@ def task_error(cause: Exception) -> RayTaskError:
     return RayTaskError("method", "traceback", cause)
 
 
-def test_calls_have_the_arguments_and_the_result_of_the_actor():
-    worker = worker_of(FakeActor(score=lambda rows, *, which: [rows, which]))
-    assert asyncio.run(worker.score([], which="current")) == [[], "current"]
-
-
 @pytest.mark.parametrize("error", [ValueError("wrong"), OutOfMemory("update", "no room")])
 def test_an_error_of_the_actor_is_raised_unchanged(error: Exception):
     worker = worker_of(FakeActor(update=raises(task_error(error))))
@@ -79,21 +61,6 @@ def test_a_dead_process_is_named():
     worker = worker_of(FakeActor(update=raises(RayActorError())))
     with pytest.raises(WorkerDied, match=r"^learner: its process ended unexpectedly$"):
         asyncio.run(worker.update([]))
-
-
-def test_an_adapter_is_published_and_loaded_as_a_reference():
-    loaded: list[tuple[Any, ...]] = []
-
-    def load(version: int, payload: Any) -> str:
-        loaded.append((version, payload))
-        return "hash of best"
-
-    learner = worker_of(FakeActor(publish=lambda *, which: ((3, f"hash of {which}"), "arrays")))
-    sampler = SamplerHandle(FakeActor(load=load), "sampler 0")
-    published = asyncio.run(learner.publish("best"))
-    assert published == Published(3, "hash of best", "reference 1")
-    assert asyncio.run(sampler.load(published)) == "hash of best"
-    assert loaded == [(3, "reference 1")]
 
 
 def test_a_cancelled_score_is_cancelled_in_the_actor(monkeypatch: pytest.MonkeyPatch):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,6 @@ def full(*_: Any, **__: Any) -> Any:
     raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.\nmore")
 
 
-# --- phases
-
-
 def make_actor(monkeypatch: pytest.MonkeyPatch) -> ColocatedActor:
     """Two layers, merged for rollouts, prepared; slots are compacted at the end."""
     config = tiny.make_config(
@@ -67,35 +64,10 @@ def draw(actor: ColocatedActor) -> list[Completion]:
     return actor.generate(REQUESTS, temperature=0.8)
 
 
-class FullOnce:
-    """A program that runs out of memory at one of its calls, and counts them.
-
-    Args:
-        program: the replaced program.
-        at: index of the failing call.
-    """
-
-    def __init__(self, program: Callable[..., Any], *, at: int = 0) -> None:
-        self.program, self.at, self.calls = program, at, 0
-
-    def __call__(self, *given: Any, **named: Any) -> Any:
-        self.calls += 1
-        return full() if self.calls == self.at + 1 else self.program(*given, **named)
-
-
-def fill_up(programs: Any, name: str, *, at: int = 0) -> tuple[Any, FullOnce]:
-    """Returns the programs with the largest of this name as a `FullOnce`, and that one."""
-    if isinstance(programs, dict):  # the learner's
-        key = max(own for own in programs if own.split()[0] == name)
-        failing = FullOnce(programs[key], at=at)
-        return {**programs, key: failing}, failing
-    found = getattr(programs, name)
-    if not isinstance(found, dict):
-        failing = FullOnce(found, at=at)
-        return dataclasses.replace(programs, **{name: failing}), failing
-    key = max(found)
-    failing = FullOnce(found[key], at=at)
-    return dataclasses.replace(programs, **{name: {**found, key: failing}}), failing
+def fill_up(programs: Mapping[Any, Any], name: Any) -> dict[Any, Any]:
+    """The programs, of which the one of this name runs out of memory."""
+    assert name in programs
+    return {**programs, name: full}
 
 
 @pytest.fixture(scope="module")
@@ -118,72 +90,41 @@ def actor(shared: ColocatedActor) -> ColocatedActor:
     return shared
 
 
-@pytest.mark.parametrize("name", ["empty", "prefill", "fill", "segment", "compact"])
-def test_fewer_slots_give_the_same_samples_after_memory_ran_out(actor: ColocatedActor, name: str):
-    whole, before = draw(actor), resident_bytes()
-    actor.engine._programs, failing = fill_up(
-        actor.engine._programs, name, at=1 if name in {"fill", "segment"} else 0
-    )
-    with pytest.raises(OutOfMemory) as told:
-        draw(actor)
-    assert failing.calls
-    assert told.value.phase == "generate"
-    assert resident_bytes() == before
-    fewer = smaller(actor.config, Sizes.of(actor.config), told.value.phase)
-    assert fewer == FEWER_SLOTS
-    ready = actor.prepare(fewer)
-    assert {built.name for built in ready.built} >= {"segment 3", "segment 2", "empty slots"}
-    # The learner's programs do not change.
-    assert not any(built.name.startswith("gradient") for built in ready.built)
-    again = draw(actor)
-    assert [drawn.name for drawn in again] == [request.name for request in REQUESTS]
-    for one, other in zip(whole, again, strict=True):
-        np.testing.assert_array_equal(one.tokens, other.tokens)
-        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
-    assert max(actor.work().segments) == 3
+PHASES = ["generate", "update", "score", "sync", "publish", "load"]
 
 
-@pytest.mark.parametrize("name", ["reference_top_k", "gradient", "apply"])
-def test_an_update_that_runs_out_of_memory_frees_it(actor: ColocatedActor, name: str):
-    learner, before = actor.learner, resident_bytes()
-    learner._compiled, failing = fill_up(learner._compiled, name)
-    with pytest.raises(OutOfMemory) as told:
-        actor.update(ROLLOUTS)
-    assert failing.calls == 1
-    assert told.value.phase == "update"
-    assert resident_bytes() == before
-    fewer = smaller(actor.config, Sizes.of(actor.config), "update")
-    assert fewer == FEWER_ROWS
-    ready = actor.prepare(fewer)
-    assert {built.name for built in ready.built} >= {"gradient 1", "score 1", "apply"}
-    assert not any(built.name.startswith("segment") for built in ready.built)
-
-
-@pytest.mark.parametrize("phase", ["score", "sync", "publish", "load"])
-def test_the_phase_that_ran_out_of_memory_is_told(
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_phase_that_ran_out_of_memory_is_told_and_its_memory_is_freed(
     actor: ColocatedActor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
 ):
     monkeypatch.setattr(actor, "checkpoints", Checkpoints(tmp_path / "checkpoints", keep=1))
     actor.save({"step": 1})
     actor.saved(wait=True)
     drawn, merges = draw(actor), dict(actor.weights._merge)
+    before, programs = resident_bytes(), actor.engine._programs
     work: dict[str, Callable[[], Any]] = {
+        "generate": lambda: draw(actor),
+        "update": lambda: actor.update(ROLLOUTS),
         "score": lambda: actor.score(drawn, which="current"),
         "sync": lambda: publish(actor),
         "publish": lambda: actor.publish(which="current"),
         "load": actor.restore,
     }
     with monkeypatch.context() as patch:
-        compiled, _ = fill_up(actor.learner._compiled, "score")
+        failing = {"update": "gradient 2", "score": "score 2"}.get(phase, "apply")
+        compiled = fill_up(actor.learner._compiled, failing)
         patch.setattr(actor.learner, "_compiled", compiled)
-        third = sorted(merges)[2]
-        patch.setattr(actor.weights, "_merge", {**merges, third: full})
+        segments = dataclasses.replace(programs, segment=fill_up(programs.segment, 2))
+        patch.setattr(actor.engine, "_programs", segments)
+        patch.setattr(actor.weights, "_merge", fill_up(merges, sorted(merges)[2]))
         patch.setattr(ocp.CheckpointManager, "restore", full)
         if phase == "publish":
             patch.setattr(jax, "device_get", full)
         with pytest.raises(OutOfMemory) as told:
             work[phase]()
     assert told.value.phase == phase
+    if phase != "sync":
+        assert resident_bytes() == before
     # The process is as before.
     publish(actor)
     assert actor.restore().meta == {"step": 1}
@@ -191,7 +132,20 @@ def test_the_phase_that_ran_out_of_memory_is_told(
         np.testing.assert_array_equal(one.tokens, other.tokens)
 
 
-# --- compiling
+def test_smaller_sizes_give_the_same_samples_and_keep_the_other_programs(actor: ColocatedActor):
+    whole = draw(actor)
+    assert smaller(actor.config, Sizes.of(actor.config), "generate") == FEWER_SLOTS
+    built = {one.name for one in actor.prepare(FEWER_SLOTS).built}
+    assert built >= {"segment 3", "segment 2", "empty slots"}
+    assert not any(name.startswith("gradient") for name in built)
+    for one, other in zip(whole, draw(actor), strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
+    actor.prepare(WHOLE)
+    assert smaller(actor.config, Sizes.of(actor.config), "update") == FEWER_ROWS
+    built = {one.name for one in actor.prepare(FEWER_ROWS).built}
+    assert built >= {"gradient 1", "score 1", "apply"}
+    assert not any(name.startswith("segment") for name in built)
 
 
 def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
@@ -213,9 +167,6 @@ def test_programs_that_do_not_compile_are_compiled_for_smaller_sizes(
     monkeypatch.undo()
     actor.prepare(WHOLE)
     assert actor.config == actor.requested
-
-
-# --- turns on the same devices
 
 
 def test_programs_that_exceed_the_limit_are_refused_before_anything_runs(

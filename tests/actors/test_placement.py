@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -209,37 +210,43 @@ class Ray:
     def placement_group(self, bundles: list[dict[str, float]], **options: Any) -> None:
         self.requested.append({"bundles": bundles, **options})
 
-    def reserve(self, *devices: int) -> tuple[Reservation, str, list[str]]:
-        """Reserves devices; returns the strategy, and which nodes each process may be on."""
-        found = Reservation("run", [lease(TWO_HOSTS, count) for count in devices])
-        (request,) = self.requested
-        labels = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
-        return found, request["strategy"], labels
+    def reserve(self, *devices: int) -> Reservation:
+        return Reservation("run", [lease(TWO_HOSTS, count) for count in devices])
 
 
-def test_one_node_has_all_processes_in_their_order(monkeypatch: pytest.MonkeyPatch):
-    cluster = Ray(monkeypatch, 8)
-    _, strategy, labels = cluster.reserve(4, 1, 1)
-    assert (strategy, labels) == ("PACK", ["a", "a", "a"])
-    assert cluster.requested[0]["bundles"] == [{"TPU": 4}, {"TPU": 1}, {"TPU": 1}]
-
-
-def test_samplers_are_bound_to_no_other_node(monkeypatch: pytest.MonkeyPatch):
-    """So that Ray can place them on another one when theirs dies."""
-    _, strategy, labels = Ray(monkeypatch, 8, 8).reserve(8, 4, 4)
-    assert (strategy, labels) == ("SPREAD", ["a", "!a", "!a"])
-
-
-def test_free_devices_come_before_those_to_wait_for(monkeypatch: pytest.MonkeyPatch):
-    assert Ray(monkeypatch, 8, 8, b=8).reserve(4, 4)[2] == ["a", "a"]
-    assert Ray(monkeypatch, 8, 8, a=8, b=8).reserve(4, 4)[2] == ["a", "!a"]
+@pytest.mark.parametrize(
+    ("total", "used", "devices", "strategy", "labels"),
+    [
+        ((8,), {}, (4, 1, 1), "PACK", "a a a"),
+        # Samplers are bound to no other node, so that Ray can place them elsewhere.
+        ((8, 8), {}, (8, 4, 4), "SPREAD", "a !a !a"),
+        # Free devices come before those to wait for.
+        ((8, 8), {"b": 8}, (4, 4), "PACK", "a a"),
+        ((8, 8), {"a": 8, "b": 8}, (4, 4), "SPREAD", "a !a"),
+    ],
+)
+def test_processes_are_requested_in_their_order_with_the_nodes_that_they_may_be_on(
+    monkeypatch: pytest.MonkeyPatch,
+    total: Sequence[float],
+    used: dict[str, float],
+    devices: Sequence[int],
+    strategy: str,
+    labels: str,
+):
+    cluster = Ray(monkeypatch, *total, **used)
+    cluster.reserve(*devices)
+    (request,) = cluster.requested
+    assert request["bundles"] == [{"TPU": count} for count in devices]
+    assert request["strategy"] == strategy
+    places = [selector["ray.io/node-id"] for selector in request["bundle_label_selector"]]
+    assert places == labels.split()
 
 
 def test_a_reservation_waits_for_its_devices_unless_a_node_ends(monkeypatch: pytest.MonkeyPatch):
     """Ray notices the end of a node with a delay: a run that starts meanwhile counts on it."""
     cluster, is_free = Ray(monkeypatch, 8, 8), asyncio.Event()
     monkeypatch.setattr(placement, "_POLL_S", 0.001)
-    found = cluster.reserve(4, 4)[0]
+    found = cluster.reserve(4, 4)
     found.group = cast("PlacementGroup", SimpleNamespace(ready=is_free.wait))
 
     async def wait() -> None:

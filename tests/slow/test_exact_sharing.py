@@ -20,21 +20,17 @@ jax.config.update("jax_enable_x64", True)
 jnp.float32, np.float32 = jnp.float64, np.float64  # which the code names
 
 from tests import tiny
-from tests.pipeline.compute.learner.test_shared_prompts import GEMMA3, ONE, Packed
-
-
-def exact(params):
-    return {name: jnp.asarray(x, jnp.float64) for name, x in params.items()}
+from tests.pipeline.compute.learner.test_shared_prompts import (
+    GEMMA3, ONE, gradient, make_learner, num_tokens
+)
 
 
 for model in (GEMMA3, {**tiny.GEMMA2, "num_hidden_layers": 2}):
-    policy = tiny.make_policy(dtype="float64", **model)
-    base, adapter = exact(tiny.make_base(policy)), exact(tiny.make_probe(policy))
     found = {}
     for share in (True, False):
-        packed = Packed(policy, base, {"plan": ONE}, share=share)
-        gradient, _, logprobs = packed.gradient(adapter)
-        found[share] = gradient, logprobs, packed.tokens
+        learner = make_learner({"dtype": "float64"} | model, {}, ONE, share=share)
+        grads, _, logprobs = gradient(learner)
+        found[share] = grads, logprobs, num_tokens(learner)
     (shared, own, fewer), (separate, other, more) = found[True], found[False]
     assert fewer < more and next(iter(shared.values())).dtype == np.dtype("float64")
     norm = jnp.linalg.norm

@@ -118,16 +118,6 @@ def test_an_entry_deleted_before_linking_is_shared_when_compiled_again(
     assert (tmp_path / "a-cache").read_bytes() == b"program a"
 
 
-def test_two_processes_with_the_same_program_share_one_entry(tmp_path: Path):
-    one, other = ProgramCache(tmp_path), ProgramCache(tmp_path)
-    for process in (one, other):
-        (process.path / "a-cache").write_bytes(b"program a")
-    one.share()
-    other.share()
-    assert names(tmp_path) == {"a-cache"}
-    assert (one.path / "a-cache").read_bytes() == b"program a"
-
-
 def test_a_partial_entry_of_a_killed_process_is_removed(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")

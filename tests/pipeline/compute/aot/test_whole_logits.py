@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from pipeline.compute.aot.hlo import Module, Shape, parse
+from tests.pipeline.compute.aot.test_hlo import text
 from tests.whole_logits import buffers, whole_logits
-
-PROGRAMS = Path(__file__).parent / "programs"
-
-
-def text(name: str) -> str:
-    return (PROGRAMS / f"{name}.hlo").read_text(encoding="utf-8")
 
 
 def test_values_inside_a_fusion_are_not_buffers():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +14,7 @@ from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.state import SamplingParams
 from pipeline.compute.model.gumbel import gumbel_noise, keys_at
 from pipeline.compute.model.head import scaled_logits
-from pipeline.compute.model.policy import Params
+from pipeline.compute.model.policy import Params, Policy
 from pipeline.types import Completion, RolloutRequest
 from tests import tiny
 
@@ -39,10 +41,10 @@ def generate(
     )
 
 
-@jax.jit
+@partial(jax.jit, static_argnums=0)
 def _scores(
-    base: Params,
-    adapter: Params,
+    policy: Policy,
+    weights: tuple[Params, Params],
     tokens: jax.Array,
     keys: jax.Array,
     at: jax.Array,
@@ -50,18 +52,24 @@ def _scores(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-probs and noisy scores of every position of whole sequences, without a cache."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    hidden, _ = tiny.policy().bind(base, adapter)(tokens, positions)
-    embedding = tiny.policy().embedding(base)
-    forbidden = tiny.VOCABULARY.forbidden_mask(tiny.VOCAB)
+    hidden, _ = policy.bind(*weights)(tokens, positions)
     logits = scaled_logits(
-        hidden, embedding, softcap=None, temperature=sampling.temperature, forbidden=forbidden
+        hidden,
+        policy.embedding(weights[0]),
+        softcap=policy.architecture.shape.final_softcap,
+        temperature=sampling.temperature,
+        forbidden=tiny.VOCABULARY.forbidden_mask(tiny.VOCAB),
     )
     noise = jax.vmap(lambda at: gumbel_noise(keys_at(keys, at), 0, tiny.VOCAB), 1, 1)(at)
     return jax.nn.log_softmax(logits), logits + sampling.noise * noise
 
 
 def recompute(
-    completions: Sequence[Completion], temperature: float, *, adapter: Params | None = None
+    completions: Sequence[Completion],
+    temperature: float = CONFIG.rollout.temperature,
+    *,
+    adapter: Params | None = None,
+    model: tuple[Policy, Params] | None = None,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Log-probs and noisy scores, `new vocab`, at each completion token.
 
@@ -77,11 +85,23 @@ def recompute(
         tokens[row, : len(whole)] = whole
         keys[row] = c.name.key(CONFIG.run.seed)
         at[row] = np.maximum(np.arange(total) - len(c.prompt_tokens) + 1, 0)
+    policy, base = model or (tiny.policy(), tiny.base())
     adapter = tiny.probe() if adapter is None else adapter
-    found = _scores(tiny.base(), adapter, tokens, keys, at, SamplingParams.of(temperature))
+    found = _scores(policy, (base, adapter), tokens, keys, at, SamplingParams.of(temperature))
     logprobs, scores = map(np.asarray, found)
     spans = [
         slice(len(c.prompt_tokens) - 1, len(c.prompt_tokens) - 1 + len(c.tokens))
         for c in completions
     ]
     return [(logprobs[row, at], scores[row, at]) for row, at in enumerate(spans)]
+
+
+def check_tokens(
+    completions: Sequence[Completion], *args: float, bound: float = 1e-5, **model: Any
+) -> None:
+    """Each token has the best noisy score, and the log-prob, of a forward pass without a cache."""
+    expected = recompute(completions, *args, **model)
+    for completion, (logprobs, scores) in zip(completions, expected, strict=True):
+        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
+        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
+        np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=bound)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,14 +10,12 @@ from hypothesis import strategies as st
 
 from pipeline.compute.decode.cache import (
     PromptAttention,
-    TokenAttention,
     capacity,
     flush,
     held_positions,
     visible_slots,
 )
-from pipeline.compute.model.architecture import architecture
-from pipeline.compute.model.attention import Bounds, attend_causally
+from pipeline.compute.model.attention import Bounds
 from tests import tiny
 
 HEADS, KV_HEADS, HEAD_DIM = 4, 2, 3
@@ -67,12 +62,6 @@ def test_bytes_per_row_equal_a_hand_count():
     assert found == 2 * 2 * (8 + 4) * (3 * 8 + 40)
 
 
-def to_int8_values(x: np.ndarray) -> np.ndarray:
-    """Each vector rounded to multiples of 1/127 of its largest magnitude."""
-    scale = np.abs(x).max(axis=-1, keepdims=True) / 127
-    return np.rint(x / scale) * scale
-
-
 def test_int8_codes_are_within_half_a_scale_of_the_values():
     rng = np.random.default_rng(0)
     key, value = rng.standard_normal((2, 2, 5, KV_HEADS, HEAD_DIM)).astype(np.float32)
@@ -92,63 +81,6 @@ def test_int8_codes_are_within_half_a_scale_of_the_values():
         assert error.max() > 0.1 * scale.max()
     assert (np.abs(keys).max(axis=-1)[key.any(axis=-1)] == 127).all()
     assert not keys[0, 0, 1].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("prompts", "window", "softcap", "eight_bits"),
-    [
-        ((1, 3, 7), None, None, False),
-        ((12, 5, 11), 4, None, False),
-        ((1, 3, 7), 1, 1.5, False),
-        ((12, 5, 11), 30, 1.5, False),
-        ((1, 3, 7), 4, 1.5, True),
-        ((12, 5, 11), None, None, True),
-    ],
-)
-def test_attention_over_rings_equals_attention_over_the_whole_row(
-    prompts: tuple[int, ...], window: int | None, softcap: float | None, eight_bits: bool
-):
-    total, bucket = 20, 12
-    rng = np.random.default_rng(0)
-
-    def random(heads: int) -> jnp.ndarray:
-        shape = (len(prompts), total, heads, HEAD_DIM)
-        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
-
-    query, key, value = random(HEADS), random(KV_HEADS), random(KV_HEADS)
-    if eight_bits:  # values that rings hold exactly
-        key, value = (jnp.asarray(to_int8_values(np.asarray(x))) for x in (key, value))
-    bounds = Bounds(window, softcap)
-    expected, _ = attend_causally(query, key, value, bounds=bounds, cache=None)
-
-    lengths = jnp.asarray(prompts)
-    # Padding must not get into the rings.
-    real = (jnp.arange(bucket) < lengths[:, None])[..., None, None]
-    padded = [jnp.where(real, x[:, :bucket], jnp.nan) for x in (key, value)]
-    prefill = PromptAttention(lengths, total, eight_bits)
-    _, cache = prefill(query[:, :bucket], *padded, bounds=bounds, cache=None)
-    assert len(cache) == (4 if eight_bits else 2)
-    assert all(np.isfinite(x).all() for x in cache if window is not None and window <= min(prompts))
-    assert cache[0].shape[2] == capacity(window=window, max_tokens=total)
-    # Rings hold finite numbers only.
-    cache = tuple(jnp.nan_to_num(x, nan=1e6) if x.dtype != jnp.int8 else x for x in cache)
-
-    @jax.jit
-    def attend(start: jax.Array, at: jax.Array, step: jax.Array, new: Any, cache: Any) -> Any:
-        return TokenAttention(start, at, step)(*new, bounds=bounds, cache=cache)
-
-    rows, steps, start = jnp.arange(len(prompts)), total - max(prompts), lengths
-    # Segments that are shorter than the windows, equally long, and longer.
-    for first, length in ((0, 3), (3, 1), (4, steps - 4)):
-        recent = tuple(jnp.full((*x.shape[:2], length, *x.shape[3:]), 7, x.dtype) for x in cache)
-        for step in range(length):
-            at = lengths + first + step
-            new = [x[rows, at][:, None] for x in (query, key, value)]
-            found, recent = attend(start, at, jnp.int32(step), new, (cache, recent))
-            np.testing.assert_allclose(found[:, 0], expected[rows, at], rtol=1e-5, atol=1e-6)
-        (cache,) = flush([cache], [recent], start, start + length)
-        start += length
 
 
 def test_flush_copies_the_new_positions_of_each_row_to_their_slots():
@@ -182,9 +114,3 @@ def test_flush_equals_writing_one_position_at_a_time(slots: int, steps: int):
     rings, recents = ([(jnp.asarray(x),)] for x in (ring, recent))
     ((found,),) = flush(rings, recents, jnp.asarray(start), lengths)
     np.testing.assert_array_equal(found, expected)
-
-
-def test_bytes_per_row_of_gemma_2_equal_a_hand_count():
-    # As above, but every second layer is local: 4 local and 3 global layers.
-    shape = architecture(tiny.hf_config(**tiny.GEMMA2), dtype=jnp.dtype("float32"))
-    assert tiny.bytes_per_row(shape, max_tokens=40) == 2 * 2 * 8 * 4 * (4 * 8 + 3 * 40)

@@ -16,10 +16,10 @@ from pipeline.compute.model.sharding import by_row
 from pipeline.types import Completion, RolloutName, RolloutRequest
 from tests import tiny
 from tests.pipeline.compute.decode.reference import (
-    CONFIG,
     LONGEST,
     NEW,
     REQUESTS,
+    check_tokens,
     generate,
     recompute,
 )
@@ -40,11 +40,7 @@ def test_decoding_with_a_cache_equals_a_forward_pass_without(
 ):
     completions = sampled if temperature else generate(tiny.engine(), temperature=0.0)
     assert max(len(c.tokens) for c in completions) > 3 * tiny.WINDOW
-    expected = recompute(completions, temperature)
-    for completion, (logprobs, scores) in zip(completions, expected, strict=True):
-        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
-        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
-        np.testing.assert_allclose(completion.logprobs, picked, rtol=0, atol=1e-5)
+    check_tokens(completions, temperature)
 
 
 def test_completions_match_their_requests(sampled: list[Completion]):
@@ -138,7 +134,7 @@ def count_ties(
     log-probs of all earlier tokens agree to `bound`.
     """
     ties = 0
-    scored = recompute(first, CONFIG.rollout.temperature)
+    scored = recompute(first)
     for one, two, (_, scores) in zip(first, second, scored, strict=True):
         shorter = min(len(one.tokens), len(two.tokens))
         differs = np.flatnonzero(one.tokens[:shorter] != two.tokens[:shorter])
@@ -208,12 +204,7 @@ def test_the_prompt_of_a_group_is_prefilled_once(monkeypatch: pytest.MonkeyPatch
     last = np.concatenate(read)
     assert sorted(last[last > 0]) == sorted(len(prompt) - 1 for prompt in prompts)
     assert len({c.tokens.tobytes() for c in found}) == len(found)
-    for completion, (logprobs, scores) in zip(
-        found, recompute(found, CONFIG.rollout.temperature), strict=True
-    ):
-        np.testing.assert_array_equal(completion.tokens, scores.argmax(axis=1))
-        picked = logprobs[np.arange(len(completion.tokens)), completion.tokens]
-        np.testing.assert_allclose(completion.logprobs, picked, rtol=1e-5, atol=1e-5)
+    check_tokens(found)
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def test_promise_1_each_token_has_the_version_that_sampled_it():
     completions = list(found.values())
     assert {len(one.segments) for one in completions} >= {1, 2}
     for version in VERSIONS:
-        scored = recompute(completions, TEMPERATURE, adapter=adapter_of(version))
+        scored = recompute(completions, adapter=adapter_of(version))
         for one, (logprobs, noisy) in zip(completions, scored, strict=True):
             own = one.versions == version
             # The best noisy score, given all earlier tokens, under this version and this name.

@@ -88,18 +88,6 @@ def test_a_prompt_is_prefilled_on_a_second_device_only_when_the_queue_is_empty()
     assert sum(len(own) for by_device in prefills for own in by_device) <= 6
 
 
-def test_a_group_with_enough_free_slots_is_prefilled_once():
-    slots: Slots[str] = Slots.of(requests(4, 3), shards=4, slots=16)
-    assert prefill(slots, "a", rows=2) == [[4], [3], [], []]
-
-
-def test_a_full_device_gets_no_prompt_of_another_one():
-    slots: Slots[str] = Slots.of(requests(2, 4, 2), shards=2, slots=8)
-    assert prefill(slots, "a", rows=1) == [[2], [4]]
-    slots.assign()
-    assert prefill(slots, "b", rows=4) == [[2], []]
-
-
 def test_a_longer_prompt_starts_another_prefill():
     slots: Slots[str] = Slots.of(requests(1, 1, 1), shards=1, slots=8)
     bucket, by_device = slots.next_prefill(lambda size: 2 if size <= 2 else 4, lambda _: 8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests import tiny
-from tests.pipeline.compute.decode.reference import CONFIG, generate, recompute
+from tests.pipeline.compute.decode.reference import generate, recompute
 
 LIMITS: dict[str, Any] = {"top_k": 12, "top_p": 0.8, "min_p": 0.1}
 
@@ -23,7 +23,7 @@ def left(scores: np.ndarray) -> np.ndarray:
 
 def test_truncation_equals_a_sort_and_records_both_log_probs():
     completions = generate(tiny.engine(rollout=LIMITS))
-    expected = recompute(completions, CONFIG.rollout.temperature)
+    expected = recompute(completions)
     sizes, moved = set(), 0
     for completion, (logprobs, noisy) in zip(completions, expected, strict=True):
         assert completion.processed_logprobs is not None

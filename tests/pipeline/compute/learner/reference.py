@@ -64,9 +64,9 @@ def _loss(
     scores = _log_softmax(adapter, base, tokens)
     scores = jnp.take_along_axis(scores, targets[..., None], -1)[..., 0]
     scores = jnp.where(weights > 0, scores, 0.0)
-    ratio = jnp.exp(scores - (jax.lax.stop_gradient(scores) if old is None else old))
+    ratio = jnp.exp(scores - jnp.where(jnp.isnan(old), jax.lax.stop_gradient(scores), old))
     gain = jnp.minimum(ratio * advantages[:, None], jnp.clip(ratio, 0.8, 1.2) * advantages[:, None])
-    log_r = (scores if reference is None else reference) - scores
+    log_r = jnp.where(jnp.isnan(reference), scores, reference) - scores
     kl = jnp.exp(log_r) - log_r - 1
     return -jnp.sum(weights * (gain - beta * kl)), scores
 
@@ -97,5 +97,7 @@ def grpo(
         beta: weight of the KL term.
     """
     batch = (whole.tokens, whole.targets, whole.weights(mode), whole.advantages)
+    unknown = np.full(whole.tokens.shape, np.nan, np.float32)  # one program for all cases
+    old, reference = (unknown if given is None else given for given in (old, reference))
     (value, scores), grads = _grpo(adapter, tiny.base(layers=2), batch, old, reference, beta)
     return float(value), np.asarray(scores), {name: np.asarray(g) for name, g in grads.items()}

@@ -233,18 +233,19 @@ def test_the_model_card_has_the_measured_accuracy(tmp_path: Path, learner: Learn
     adapter = learner.state.adapter
     writer.export(tmp_path / "export", adapter, version=7, examples=examples())
     card = (tmp_path / "export" / "README.md").read_text()
-    assert card.startswith('---\ntags: ["grpo", "lora"]\n')
-    assert '\nlicense: "gemma"\n' in card
-    assert f"| base | `{like.name}`, float32, quantization none |" in card
-    assert str(tmp_path) not in card
-    assert "trained with GRPO for 7 steps" in card
-    assert "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |" in card
-    assert "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |" in card
-    assert "| validation |" not in card
-    assert "rank 3, alpha 6, standard" in card
-    assert "| loss | grpo |" in card
-    assert "| stop strings |" not in card
-    assert "| prefix of the model's turn |" not in card
+    shown = (
+        '---\ntags: ["grpo", "lora"]\n',
+        '\nlicense: "gemma"\n',
+        f"| base | `{like.name}`, float32, quantization none |",
+        "trained with GRPO for 7 steps",
+        "| test_before | 0 | 25.0% [12.5%, 87.5%] | 8 |",
+        "| test_after | 7 | 75.0% [12.5%, 87.5%] | 8 |",
+        "rank 3, alpha 6, standard",
+        "| loss | grpo |",
+    )
+    assert [text for text in shown if text not in card] == []
+    for absent in (str(tmp_path), "| validation |", "| stop strings |", "| prefix of the model's"):
+        assert absent not in card
     assert json.loads(card.split("```json\n")[1].split("```")[0])["learner"]["lr"] == 1e-2
 
 
@@ -298,7 +299,6 @@ def test_the_model_card_has_the_licence_of_the_base():
 
 
 def test_the_model_card_names_local_files_without_their_folders():
-    parts = [{"name": "style", "function": "/home/me/my_rewards.py:style"}]
     config = tiny.make_config(
         run={"dir": "/home/me/runs"},
         model={"path": "/home/me/models/gemma"},
@@ -307,20 +307,17 @@ def test_the_model_card_names_local_files_without_their_folders():
             "train": {"path": "/home/me/data/train.jsonl"},
             "test": {"path": "openai/gsm8k", "split": "test"},
         },
-        rewards={"functions": parts},
+        rewards={"functions": [{"name": "style", "function": "/home/me/my_rewards.py:style"}]},
         learner={"teacher": "/home/me/adapters/teacher", "distill_coef": 0.5},
         prompt={"answer_prefix": "/think"},
         eval={"metric": "style"},
     )
-    entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None}
-    card = card_of(config, evaluations=[entry | {"metric": "style"}])
+    entry = {"name": "test_after", "step": 1, "score": 0.5, "n": 7, "ci95": None, "metric": "style"}
+    card = card_of(config, evaluations=[entry])
     assert "/home" not in card
-    for shown in ("`gemma`, trained", "`first`", "`teacher`", "`train.jsonl`", "`openai/gsm8k`"):
-        assert shown in card, shown
-    settings = json.loads(card.split("```json\n")[1].split("```")[0])
-    assert settings["rewards"]["functions"][0]["function"] == "my_rewards.py:style"
-    assert settings["run"]["dir"] == "runs"
-    assert settings["prompt"]["answer_prefix"] == "/think"
+    shown = ("`gemma`, trained", "`first`", "`teacher`", "`train.jsonl`", "`openai/gsm8k`")
+    settings = ('"my_rewards.py:style"', '"dir": "runs"', '"answer_prefix": "/think"')
+    assert [text for text in (*shown, *settings) if text not in card] == []
 
 
 def test_the_model_card_names_the_base_as_on_the_hub():
@@ -330,11 +327,14 @@ def test_the_model_card_names_the_base_as_on_the_hub():
         prompt={"answer_prefix": "<reasoning>\n"},
     )
     card = card_of(config, multimodal=True)
-    assert '\nbase_model: "google/gemma-3-1b-it"\n' in card
-    assert "`google/gemma-3-1b-it`, trained with GRPO" in card
-    assert "a multimodal model, of which only the text model is trained" in card
-    assert '| prefix of the model\'s turn | `"<reasoning>\\n"` |' in card
-    assert '| stop strings | `"</answer>"`, `"\\n\\n"` |' in card
+    shown = (
+        '\nbase_model: "google/gemma-3-1b-it"\n',
+        "`google/gemma-3-1b-it`, trained with GRPO",
+        "a multimodal model, of which only the text model is trained",
+        '| prefix of the model\'s turn | `"<reasoning>\\n"` |',
+        '| stop strings | `"</answer>"`, `"\\n\\n"` |',
+    )
+    assert [text for text in shown if text not in card] == []
     assert base_name("hf://google/gemma-3-1b-it@main") == ("google/gemma-3-1b-it", "main")
     assert base_name("/models/gemma") == ("/models/gemma", None)
 

@@ -86,24 +86,12 @@ def test_after_an_sft_phase_the_decay_still_ends_with_the_budget():
     np.testing.assert_allclose([rate(n) for n in range(7)], [6, 5, 4, 3, 2, 1, 0], atol=1e-5)
 
 
-def one_update(grad: Any, adapter: Any, **learner: Any) -> np.ndarray:
-    optimizer = adamw(**learner)
-    state = optimizer.init(adapter)
-    updates, _ = optimizer.update(grad, state, adapter)
-    return np.asarray(optax.apply_updates(adapter, updates)["x"])
-
-
-def test_the_first_update_changes_each_entry_by_the_rate():
+def test_the_first_update_changes_entries_by_the_rate_and_decays_weights():
+    optimizer = adamw(lr=0.1, max_grad_norm=10.0, weight_decay=0.5)
     adapter = {"x": jnp.array([1.0, 2.0, 3.0])}
     grad = {"x": jnp.array([0.5, -0.001, 0.0])}
-    found = one_update(grad, adapter, lr=0.1, max_grad_norm=10.0)
-    np.testing.assert_allclose(found, [0.9, 2.1, 3.0], rtol=1e-5)
-
-
-def test_weight_decay_is_decoupled():
-    adapter = {"x": jnp.array([1.0, -2.0])}
-    found = one_update({"x": jnp.zeros(2)}, adapter, lr=0.1, weight_decay=0.5)
-    np.testing.assert_allclose(found, [0.95, -1.9], rtol=1e-6)
+    updates, _ = optimizer.update(grad, optimizer.init(adapter), adapter)
+    np.testing.assert_allclose(updates["x"], [-0.15, 0.0, -0.15], rtol=1e-5, atol=1e-5)
 
 
 def test_the_gradient_is_clipped_by_its_global_norm():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pipeline.compute.learner.batches import DeviceBatch, place_inputs
-from pipeline.compute.learner.programs import LearnerPrograms, combined
-from pipeline.compute.model.policy import Params, Policy
+from pipeline.compute.learner.learner import Learner
+from pipeline.compute.learner.programs import combined
+from pipeline.compute.model.policy import Params
 from pipeline.compute.model.sharding import by_row
-from pipeline.data.batching import batches_to_learn
-from pipeline.data.packed_batch import TokenBatch
 from pipeline.types import NO_TEXT, Completion, Rollout, RolloutName, Segment
 from tests import tiny
 
@@ -62,83 +60,49 @@ def near_the_policy(tokens: int) -> np.ndarray:
 
 
 ROLLOUTS = make_rollouts()
-OLD, REFERENCE = (
-    {one.completion.name: near_the_policy(len(one.completion.tokens)) for one in ROLLOUTS}
-    for _ in range(2)
-)
+OLD = {one.completion.name: near_the_policy(len(one.completion.tokens)) for one in ROLLOUTS}
 
 
-class Packed:
-    """The rollouts in rows that share prompts, or do not, and the programs that run on them."""
+def make_learner(
+    model: dict[str, Any], settings: dict[str, Any], plan: dict[str, Any], *, share: bool
+) -> Learner:
+    """A learner with rows that share prompts, or do not, and a nonzero adapter."""
+    model = {"devices": plan.get("learner_devices", 1), "quantization": "none"} | model
+    policy = tiny.make_policy(**model)
+    base = tiny.make_base(tiny.make_policy(**{**model, "quantization": "none"}))
+    config = tiny.make_config(
+        learner={**settings, "share_prefix": share},
+        plan=plan,
+        model={"quantization": model["quantization"]},
+    )
+    learner = Learner(policy, policy.stored_base(base.items()), config, tiny.VOCABULARY)
+    learner.state = replace(learner.state, adapter=tiny.make_probe(policy))
+    return learner
 
-    def __init__(
-        self, policy: Policy, base: Params, tables: Mapping[str, Any], *, share: bool
-    ) -> None:
-        learner = {**tables.get("learner", {}), "share_prefix": share}
-        programs = LearnerPrograms(
-            policy, tiny.make_config(**{**tables, "learner": learner}), tiny.VOCABULARY
-        )
-        self.batches = batches_to_learn(
-            ROLLOUTS, config=programs.config, shape=programs.shape, keep_zero_advantage=True
-        )
-        assert len({batch.tokens.shape for batch in self.batches}) == 1  # programs compile once
-        self._programs, self._policy, self._base = programs, policy, base
 
-    @property
-    def tokens(self) -> int:
-        """Number of positions that hold tokens."""
-        return sum(batch.tokens.size - batch.num_padded for batch in self.batches)
-
-    def score(self, adapter: Params) -> Values:
-        """Log-probs of the completions' tokens."""
-        run, found = self._policy.jit(self._programs.score), Values()
-        for batch in self.batches:
-            inputs = place_inputs(batch, self._policy.mesh)
-            found |= by_name(batch, run(self._base, adapter, inputs))
-        return found
-
-    def gradient(self, adapter: Params) -> tuple[Params, dict[str, float], Values]:
-        """Gradient and metrics of an update, and log-probs of the completions' tokens."""
-        run = self._policy.jit(self._programs.gradient)
-        top_k = self._policy.jit(self._programs.reference_top_k)
-        total, shares, logprobs = jax.tree.map(jnp.zeros_like, adapter), [], Values()
-        for batch in self.batches:
-            given = self._place(batch)
-            if self._programs.abstract_batch(1).reference is not None:
-                reference = top_k(self._base, self._policy.no_adapter(), given["inputs"])
-                given["reference"] = reference
-            total, share, scored = run(self._base, adapter, total, DeviceBatch(**given))
-            shares.append(share)
-            logprobs |= by_name(batch, scored)
-        weight = float(sum(batch.weights.sum() for batch in self.batches))
-        return total, combined(shares, weight=weight), logprobs
-
-    def _place(self, batch: TokenBatch) -> dict[str, Any]:
-        """Fields of `DeviceBatch` that the settings use, except for the reference's top k."""
-        learner, place = self._programs.config.learner, by_row(self._policy.mesh)
-
-        def spread(values: Values) -> np.ndarray:
-            at_positions = np.zeros_like(batch.weights)
+def gradient(learner: Learner) -> tuple[Params, dict[str, float], Values]:
+    """Gradient and metrics of an update, and log-probs of the completions' tokens."""
+    adapter, batches = learner.state.adapter, learner._pack(ROLLOUTS)
+    total, shares, logprobs = jax.tree.map(jnp.zeros_like, adapter), [], Values()
+    for batch in batches:
+        placed = learner._place(batch)
+        if placed.old_logprobs is not None:
+            old = np.zeros_like(batch.weights)
             for name, at in batch.completions.items():
-                at_positions[at.row, at.positions] = values[name]
-            return at_positions
-
-        rows = {"advantages": batch.advantages}
-        if learner.importance_cap:
-            rows["processed_logprobs"] = batch.processed_logprobs
-        if learner.updates_per_batch > 1:
-            rows["old_logprobs"] = spread(OLD)
-        if learner.kl_coef and learner.kl != "topk":
-            rows["reference_logprobs"] = spread(REFERENCE)
-        given: dict[str, Any] = jax.device_put(rows, place)
-        given["inputs"] = place_inputs(batch, self._policy.mesh)
-        return given | ({"kl_coef": jnp.float32(learner.kl_coef)} if learner.kl_coef else {})
+                old[at.row, at.positions] = OLD[name]
+            placed = replace(placed, old_logprobs=jax.device_put(old, by_row(learner.policy.mesh)))
+        program = learner._compiled[f"gradient {len(batch.tokens)}"]
+        total, share, scored = program(learner.base, adapter, total, placed)
+        shares.append(share)
+        array = np.asarray(scored)
+        logprobs |= {name: array[at.row, at.positions] for name, at in batch.completions.items()}
+    weight = float(sum(batch.weights.sum() for batch in batches))
+    return total, combined(shares, weight=weight), logprobs
 
 
-def by_name(batch: TokenBatch, values: jax.Array) -> Values:
-    """The values at the positions of each completion."""
-    array = np.asarray(values)
-    return {name: array[at.row, at.positions] for name, at in batch.completions.items()}
+def num_tokens(learner: Learner) -> int:
+    """Number of positions that hold tokens."""
+    return sum(batch.tokens.size - batch.num_padded for batch in learner._pack(ROLLOUTS))
 
 
 # A layer with a window and a global one.
@@ -177,31 +141,20 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
 def test_shared_prompts_change_no_log_prob_no_gradient_and_no_metric(
     model: dict[str, Any], learner: dict[str, Any], plan: dict[str, Any], bound: float
 ):
-    model = {"devices": plan.get("learner_devices", 1), "quantization": "none"} | model
-    policy = tiny.make_policy(**model)
-    base = tiny.make_base(tiny.make_policy(**{**model, "quantization": "none"}))
-    tables = {
-        "learner": learner,
-        "plan": plan,
-        "model": {"quantization": model["quantization"]},
-    }
-    apart, shared = (
-        Packed(policy, policy.stored_base(base.items()), tables, share=share)
-        for share in (False, True)
-    )
-    assert apart.tokens == sum(prompt - 1 + new for prompt, news in GROUPS for new in news)
+    apart, shared = (make_learner(model, learner, plan, share=share) for share in (False, True))
+    assert num_tokens(apart) == sum(prompt - 1 + new for prompt, news in GROUPS for new in news)
     # Twice in two rows: prompts of 14 and of 3, without their last token.
     once = sum(prompt - 1 + sum(news) for prompt, news in GROUPS)
-    assert shared.tokens == once + 13 + 2
+    assert num_tokens(shared) == once + 13 + 2
 
-    adapter = tiny.make_probe(policy)
-    expected, metrics, logprobs = apart.gradient(adapter)
-    found, others, own = shared.gradient(adapter)
-    scored = shared.score(adapter)
-    assert own.keys() == scored.keys() == logprobs.keys()
-    for rollout, value in logprobs.items():
-        np.testing.assert_allclose(own[rollout], value, rtol=0, atol=1e-5)
-        np.testing.assert_allclose(scored[rollout], value, rtol=0, atol=1e-5)
+    expected, metrics, logprobs = gradient(apart)
+    found, others, own = gradient(shared)
+    completions = [rollout.completion for rollout in ROLLOUTS]
+    scores = shared.score(completions, adapter=shared.state.adapter)
+    for completion, scored in zip(completions, scores, strict=True):
+        value = logprobs[completion.name]
+        np.testing.assert_allclose(own[completion.name], value, rtol=0, atol=1e-5)
+        np.testing.assert_allclose(scored, value, rtol=0, atol=1e-5)
     assert found.keys() == expected.keys()
     for name, grad in expected.items():
         norm = float(jnp.linalg.norm(grad))

@@ -89,26 +89,6 @@ def test_the_top_k_kl_is_a_lower_bound_that_rises_with_k(seed: int, spread: floa
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_with_the_whole_vocabulary_the_gradient_is_that_of_the_kl():
-    policy, other = distributions(0)
-
-    def over_top(logits: jax.Array, k: int) -> jax.Array:
-        kept = kept_of(other, k)
-        return reverse_kl(at(jax.nn.log_softmax(logits), kept), kept).sum()
-
-    def full(logits: jax.Array) -> jax.Array:
-        logprobs = jax.nn.log_softmax(logits)
-        return jnp.sum(jnp.exp(logprobs) * (logprobs - other))
-
-    expected = np.asarray(jax.grad(full)(policy))
-    for k in (VOCAB - 1, VOCAB):
-        np.testing.assert_allclose(jax.grad(over_top)(policy, k), expected, atol=1e-5)
-    # With half of the tokens it has a similar direction.
-    few = np.asarray(jax.grad(over_top)(policy, 6))
-    cosine = np.sum(few * expected) / np.sqrt(np.sum(few**2) * np.sum(expected**2))
-    assert cosine > 0.7
-
-
 def test_an_empty_tail_gives_no_nan():
     # The first token has all mass, up to float32's rounding; then exactly all.
     for gap in (20.0, 200.0):
@@ -122,7 +102,7 @@ def test_an_empty_tail_gives_no_nan():
 
         near, far = logits, jnp.zeros_like(logits).at[..., 5].set(gap)
         for x in (near, far):
-            value, grad = jax.value_and_grad(both)(x)
+            value, grad = jax.jit(jax.value_and_grad(both))(x)
             assert np.isfinite(value)
             assert np.isfinite(grad).all()
         np.testing.assert_allclose(both(near), 0, atol=1e-5)

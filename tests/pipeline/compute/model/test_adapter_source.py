@@ -14,8 +14,6 @@ from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.compute.model.adapter_file import write_adapter_file
 from pipeline.compute.model.adapter_source import load_adapter, needs_separate
-from pipeline.compute.model.peft_folder import TEXT, write_peft
-from pipeline.compute.model.projections import to_pairs
 from tests import tiny
 
 
@@ -55,19 +53,6 @@ def test_the_best_adapter_by_validation_takes_precedence(run: Path):
     write_adapter_file(folder, {n: np.asarray(v) for n, v in best.items()}, version=7)
     assert sha256(run) == sha256(folder) == (7, lora.sha256(best))
     assert sha256(run / "checkpoints" / "12")[0] == 12
-
-
-def test_an_export_gives_its_adapter(tmp_path: Path):
-    adapter = tiny.probe(layers=2)
-    write_peft(
-        tmp_path / "export" / "adapter",
-        to_pairs({name: np.asarray(value) for name, value in adapter.items()}),
-        lora=tiny.LORA,
-        base="b",
-        revision=None,
-        layers=TEXT,
-    )
-    assert sha256(tmp_path / "export") == (0, lora.sha256(adapter))
 
 
 def test_a_folder_without_an_adapter_is_an_error(tmp_path: Path):

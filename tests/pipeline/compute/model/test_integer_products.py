@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -79,16 +81,20 @@ def test_a_product_is_near_the_dequantized_product(equation: str):
     assert 1e-3 < error < 1e-2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("equation", EINSUMS)
-def test_its_gradient_is_that_of_the_dequantized_product(equation: str, dtype: str):
+def test_its_gradient_is_that_of_the_dequantized_product(equation: str):
+    dtype = "bfloat16"
     x, kept = random(equation, dtype)
     plain = quantize.dequantize(kept)
-    found, back = jax.vjp(lambda x: integer_products.einsum(equation, x, kept), x)
-    _, wanted = jax.vjp(lambda x: jnp.einsum(equation, x, plain), x)
-    gradient = jax.random.normal(jax.random.key(1), found.shape, dtype)
-    assert back(gradient)[0].dtype == dtype
-    np.testing.assert_array_equal(back(gradient)[0], wanted(gradient)[0])
+
+    @partial(jax.jit, static_argnums=0)
+    def gradient(product: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+        found, back = jax.vjp(product, x)
+        return back(jax.random.normal(jax.random.key(1), found.shape, dtype))[0]
+
+    found = gradient(lambda x: integer_products.einsum(equation, x, kept), x)
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, gradient(lambda x: jnp.einsum(equation, x, plain), x))
 
 
 def base_of(policy: Policy) -> Params:

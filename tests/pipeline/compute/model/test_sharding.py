@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +31,7 @@ from tests import tiny
 GOLDEN = Path(__file__).parents[3] / "golden" / "gemma3"
 ONE: dict[str, Any] = {"num_hidden_layers": 1}
 MANY: dict[str, Any] = ONE | {"devices": 8, "fsdp": 2, "tp": 2}
-MESHES = (
-    (4, 2),
-    pytest.param(2, 2, marks=pytest.mark.slow),
-    pytest.param(1, 1, marks=pytest.mark.slow),
-    pytest.param(8, 1, marks=pytest.mark.slow),
-    pytest.param(1, 2, marks=pytest.mark.slow),
-)
-"""(fsdp, tp) on eight devices; data has the remaining ones."""
-ONE_KV_HEAD = {"num_key_value_heads": 1}
-FUSED = tiny.GEMMA2 | {"num_key_value_heads": 4}
+slow = partial(pytest.param, marks=pytest.mark.slow)
 
 RNG = np.random.default_rng(0)
 TOKENS = RNG.integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
@@ -92,7 +84,7 @@ def test_keys_and_values_are_sharded_like_their_heads():
         assert place.shard_shape((8, kv_heads, 5, 8)) == part
 
 
-@pytest.mark.parametrize(("fsdp", "tp"), MESHES)
+@pytest.mark.parametrize(("fsdp", "tp"), [(4, 2), (1, 1)])
 @pytest.mark.parametrize("at_a_time", [7, 2048])
 def test_the_embedding_lookup_is_exact(
     fsdp: int, tp: int, at_a_time: int, monkeypatch: pytest.MonkeyPatch
@@ -153,24 +145,32 @@ def close(found: Any, expected: Any, *, bound: float = 1e-5) -> None:
             assert np.linalg.norm(one - other) <= bound * np.linalg.norm(other)
 
 
-@pytest.fixture(scope="module")
-def expected() -> tuple[Params, jax.Array, Scores]:
-    policy = tiny.make_policy(num_hidden_layers=2)
+# One, as in Gemma 3 1b, or as many as query heads.
+MODELS: dict[str, dict[str, Any]] = {
+    "one kv head": {"num_key_value_heads": 1},
+    "fused": tiny.GEMMA2 | {"num_key_value_heads": 4},
+}
+
+
+@cache
+def of_one_device(model: str) -> tuple[Params, jax.Array, Scores]:
+    policy = tiny.make_policy(**(MODELS[model] | ONE))
     return numbers(policy, tiny.make_base(policy))
 
 
-@pytest.mark.parametrize(("fsdp", "tp"), MESHES)
+@pytest.mark.parametrize(
+    ("fsdp", "tp", "model"),
+    [
+        (4, 2, "one kv head"),
+        *(slow(*mesh, "one kv head") for mesh in ((2, 2), (1, 1), (8, 1), (1, 2))),
+        slow(2, 2, "fused"),
+    ],
+)
 def test_hidden_states_scores_and_gradients_equal_those_of_one_device(
-    fsdp: int, tp: int, expected: Any
+    fsdp: int, tp: int, model: str
 ):
-    policy = tiny.make_policy(devices=8, fsdp=fsdp, tp=tp, num_hidden_layers=2)
-    close(numbers(policy, tiny.make_base(policy)), expected)
-
-
-@pytest.mark.parametrize("changes", [ONE_KV_HEAD, FUSED], ids=["one kv head", "fused"])
-def test_other_models_equal_one_device_too(changes: dict[str, Any]):
-    one, many = (tiny.make_policy(**mesh, **changes) for mesh in (ONE, MANY))
-    close(numbers(many, tiny.make_base(many)), numbers(one, tiny.make_base(one)))
+    policy = tiny.make_policy(devices=8, fsdp=fsdp, tp=tp, **(MODELS[model] | ONE))
+    close(numbers(policy, tiny.make_base(policy)), of_one_device(model))
 
 
 def hidden_states(policy: Policy, base: Params) -> jax.Array:

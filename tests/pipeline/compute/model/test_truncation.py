@@ -1,21 +1,18 @@
-"""Thresholds against a sort in NumPy, samples against their expected probabilities."""
+"""Thresholds against a sort in NumPy."""
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from pipeline.compute.model.gumbel import gumbel_noise
-from pipeline.compute.model.head import FORBIDDEN, Head, scaled_logits
-from pipeline.compute.model.head_sample import sample
+from pipeline.compute.model.head import FORBIDDEN
 from pipeline.compute.model.sharding import VOCAB_AXES, make_mesh
 from pipeline.compute.model.truncation import Truncation, threshold
 
@@ -129,62 +126,3 @@ def test_min_p_by_hand():
     # The strictest limit takes effect.
     assert np.flatnonzero(stays(scores, off(top_k=3, min_p=0.4))).tolist() == [1, 3]
     assert np.flatnonzero(stays(scores, off(top_k=1, min_p=0.4))).tolist() == [1]
-
-
-def test_top_k_alone_keeps_k_tokens_however_unlikely():
-    scores = [[0.0, 40.0, -1.0, 39.0, -4e4]]
-    assert np.flatnonzero(stays(np.array(scores), off(top_k=4))).tolist() == [0, 1, 2, 3]
-
-
-def test_ties_with_the_last_kept_token_are_kept():
-    assert np.flatnonzero(stays(np.array([[1.0, 2, 1, 0]]), off(top_k=2))).tolist() == [0, 1, 2]
-    assert np.flatnonzero(stays(np.array([[-0.0, 2, 0, -1]]), off(top_k=2))).tolist() == [0, 1, 2]
-
-
-def keys_for(rows: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).integers(0, 2**32, (rows, 2), np.uint32))
-
-
-EMBED = 16
-RNG = np.random.default_rng(0)
-HIDDEN = jnp.asarray(RNG.standard_normal((56, EMBED)), jnp.float32)
-EMBEDDING = jnp.asarray(RNG.standard_normal((96, EMBED)), jnp.float32)
-MASK = jnp.isin(jnp.arange(96), jnp.array([0, 5]))
-
-
-@pytest.mark.parametrize(
-    ("on", "vocab", "truncation"),
-    [
-        ((1, 1, 1), 96, off(top_k=500)),
-        ((1, 1, 1), 48, Truncation(9, 0.9, 0.02)),
-        ((2, 2, 2), 7, Truncation(9, 0.9, 0.02)),
-    ],
-)
-def test_a_sample_is_one_of_the_kept_tokens(on: Any, vocab: int, truncation: Truncation):
-    keys = keys_for(len(HIDDEN))
-    head = Head(3.0, 1.0, 16, vocab, mesh(*on))
-    drawn = jax.jit(partial(sample, head=head, truncation=truncation))
-    for noise, temperature in ((1.0, 0.7), (0.0, 1.0)):
-        tokens, logprobs, kept = drawn(
-            HIDDEN,
-            EMBEDDING,
-            forbidden=MASK,
-            keys=keys,
-            temperature=jnp.float32(temperature),
-            noise=jnp.float32(noise),
-        )
-        scores = scaled_logits(
-            HIDDEN, EMBEDDING, softcap=3.0, temperature=temperature, forbidden=MASK
-        )
-        left = stays(np.asarray(scores), truncation)
-        assert left.sum(axis=-1).max() <= 9 or truncation.top_k == 500
-        left_scores = jnp.where(left, scores, -jnp.inf)
-        expected = jnp.argmax(left_scores + noise * gumbel_noise(keys, 0, 96), axis=-1)
-        np.testing.assert_array_equal(tokens, expected)
-        if not noise:
-            np.testing.assert_array_equal(tokens, jnp.argmax(scores, axis=-1))
-        for found, values in ((logprobs, scores), (kept, left_scores)):
-            picked = jax.nn.log_softmax(values)[jnp.arange(len(HIDDEN)), expected]
-            np.testing.assert_allclose(found, picked, rtol=1e-5, atol=1e-5)
-        if truncation.top_k == 500:
-            np.testing.assert_array_equal(logprobs, kept)

@@ -61,36 +61,6 @@ def test_every_parameter_is_restored(tmp_path: Path, kv_heads: int, dtype: str):
         np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-def test_names_and_layouts_are_those_of_hugging_face(tmp_path: Path, policy: Policy):
-    stored = load_file(write(tmp_path, policy) / "model.safetensors")
-    base = {name: np.asarray(value) for name, value in tiny.make_base(policy).items()}
-    attn, ours = "model.layers.1.self_attn", "layers.1.attn"
-    # head 2, dimension 5 of 8: row 2 * 8 + 5
-    query = base[f"{ours}.q_einsum.w"][2, :, 5]
-    np.testing.assert_array_equal(stored[f"{attn}.q_proj.weight"][21], query)
-    for number, kind in enumerate("kv"):
-        key = base[f"{ours}.kv_einsum.w"][number, 1, :, 5]
-        np.testing.assert_array_equal(stored[f"{attn}.{kind}_proj.weight"][13], key)
-    out = base[f"{ours}.attn_vec_einsum.w"][2, 5]
-    np.testing.assert_array_equal(stored[f"{attn}.o_proj.weight"][:, 21], out)
-    down = base["layers.1.mlp.down_proj.kernel"]
-    np.testing.assert_array_equal(stored["model.layers.1.mlp.down_proj.weight"], down.T)
-    norm = base["layers.0.post_ffw_norm.scale"]
-    np.testing.assert_array_equal(stored["model.layers.0.post_feedforward_layernorm.weight"], norm)
-    assert len(stored) == 2 + 2 * (4 + 3 + 6)
-
-
-def test_save_writes_exactly_the_expected_files(tmp_path: Path, policy: Policy):
-    folder = write(tmp_path, policy, dtype="bfloat16")
-    names = {path.name for path in folder.iterdir()}
-    written = {"config.json", "generation_config.json", "tokenizer.model", "model.safetensors"}
-    assert names == written
-    config = json.loads((folder / "config.json").read_text())
-    expected = tiny.hf_config(**LAYERS, dtype="bfloat16", torch_dtype="bfloat16")
-    assert config.items() >= expected.items()
-    assert (folder / "tokenizer.model").read_bytes() == b"pieces"
-
-
 def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy: Policy):
     folder = write(tmp_path, policy)
 
@@ -111,8 +81,7 @@ def test_missing_surplus_and_misshapen_tensors_are_listed(tmp_path: Path, policy
     }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize(("dtype", "value"), [("float32", np.nan), ("bfloat16", -np.inf)])
 def test_numbers_that_are_not_finite_are_refused(
     tmp_path: Path, policy: Policy, dtype: str, value: float
 ):
@@ -134,7 +103,7 @@ def test_a_stored_tied_head_is_ignored(tmp_path: Path, policy: Policy):
     assert read(folder, policy).keys() == policy.base_shapes.keys()
 
 
-@pytest.mark.parametrize("bytes_left", [0, 100, 20_000])
+@pytest.mark.parametrize("bytes_left", [0, 20_000])
 def test_a_truncated_file_is_an_error(tmp_path: Path, policy: Policy, bytes_left: int):
     path = write(tmp_path, policy) / "model.safetensors"
     whole = path.read_bytes()
