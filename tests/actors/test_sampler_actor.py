@@ -43,20 +43,15 @@ def write_best(folder: Path) -> str:
     return lora.sha256(adapter)
 
 
-def test_without_a_path_the_base_is_opened(sampler: SamplerActor):
-    opened = sampler.open_adapter(None)
-    assert (opened.version, opened.what) == (0, "the base")
-    assert not any(np.asarray(value).any() for value in sampler.adapter.values())
-    assert (sampler.version, sampler.sha256) == (0, opened.sha256)
-
-
 def test_a_runs_adapter_is_opened_once(sampler: SamplerActor, tmp_path: Path):
     sha256 = write_best(tmp_path)
     opened = sampler.open_adapter(str(tmp_path))
     assert (opened.version, opened.sha256) == (7, sha256)
     assert opened.what == f"step 7 of {tmp_path / 'checkpoints' / 'best'}"
     base = sampler.open_adapter(None)
+    assert (base.version, base.what) == (0, "the base")
     assert sampler.sha256 == base.sha256 != sha256
+    assert not any(np.asarray(value).any() for value in sampler.adapter.values())
     # Not read again: the run may replace its best adapter meanwhile.
     (tmp_path / "checkpoints" / "best" / "adapter.safetensors").unlink()
     assert sampler.open_adapter(str(tmp_path)) == opened

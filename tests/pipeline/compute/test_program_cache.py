@@ -95,29 +95,6 @@ def test_an_entry_deleted_by_another_process_stays_available(tmp_path: Path):
     assert names(tmp_path) == set()
 
 
-@pytest.mark.usefixtures("links")
-def test_an_entry_deleted_before_linking_is_shared_when_compiled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    (tmp_path / "a-cache").write_bytes(b"program a")
-    with monkeypatch.context() as patch:
-        there = Path.glob
-
-        def and_deleted(folder: Path, pattern: str) -> list[Path]:
-            found = list(there(folder, pattern))
-            for path in found:
-                path.unlink()
-            return found
-
-        patch.setattr(Path, "glob", and_deleted)
-        process = ProgramCache(tmp_path)
-    assert names(process.path) == set()
-    LRUCache(str(process.path), max_size=-1).put("a", b"program a")
-    assert names(tmp_path) == set()
-    process.share()
-    assert (tmp_path / "a-cache").read_bytes() == b"program a"
-
-
 def test_a_partial_entry_of_a_killed_process_is_removed(tmp_path: Path):
     killed, alive = ProgramCache(tmp_path), ProgramCache(tmp_path)
     (killed.path / "a-cache").write_bytes(b"prog")

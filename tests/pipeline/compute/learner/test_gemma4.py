@@ -18,7 +18,6 @@ from pipeline.compute.model.policy import Params, Policy
 from tests import tiny
 from tests.pipeline.compute.learner.reference import Whole
 from tests.pipeline.compute.learner.test_learner import ALL, UNCLIPPED, close, gradient, start
-from tests.pipeline.compute.model.test_gemma4 import logits_of_tunix
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +45,7 @@ def make_learner(*, quantization: str = "none", **tables: dict[str, Any]) -> Lea
 
 @functools.cache
 def expected() -> dict[str, np.ndarray]:
-    """The gradient of unpacked rows through Tunix's model, with the adapter merged into it."""
+    """The gradient of unpacked rows, from whole logits of the base with the adapter merged."""
     whole, base = Whole.of(ALL), tiny.make_base(policy())
     forbidden = np.isin(np.arange(tiny.VOCAB), tiny.VOCABULARY.forbidden)
     weights = whole.weights("token") * whole.advantages[:, None]
@@ -57,7 +56,8 @@ def expected() -> dict[str, np.ndarray]:
         merged = {
             name: lora.merge(name, value, adapter, lora=tiny.LORA) for name, value in base.items()
         }
-        logits = logits_of_tunix(policy(), merged, whole.tokens) / TEMPERATURE
+        plain = policy().without_adapter()
+        logits = tiny.logits(plain, merged, {}, whole.tokens) / TEMPERATURE
         scores = jax.nn.log_softmax(jnp.where(forbidden, -jnp.inf, logits))
         picked = jnp.take_along_axis(scores, whole.targets[..., None], -1)[..., 0]
         return -jnp.sum(jnp.where(whole.learned, weights * picked, 0.0))
@@ -76,7 +76,7 @@ def expected() -> dict[str, np.ndarray]:
     ],
     ids=["one row", "packed rows", "sharded weights", "eight devices", "embeddings in host memory"],
 )
-def test_the_gradient_equals_that_of_merged_weights_in_tunix(plan: dict[str, Any]):
+def test_the_gradient_equals_that_of_merged_weights(plan: dict[str, Any]):
     found, _ = gradient(make_learner(plan=plan), ALL)
     assert {name.split(".")[2] for name in found} == {"attn", "mlp", "per_layer"}
     close(found, expected(), bound=1e-4)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from qwix._src.core import numerics
 
-from pipeline.compute.learner.batches import Inputs
-from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.learner.learner import Learner
 from pipeline.compute.model import quantize
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
-from pipeline.compute.model.sharding import by_row, make_mesh
+from pipeline.compute.model.sharding import make_mesh
 from tests import tiny
+from tests.pipeline.compute.learner.test_learner import UNCLIPPED, close, gradient, start
 
 TOKENS = np.random.default_rng(0).integers(8, tiny.VOCAB, (8, 20)).astype(np.int32)
 
@@ -69,44 +69,16 @@ def test_nf4_equals_qwix():
     assert len(np.unique(codes)) == 16
 
 
-@pytest.mark.parametrize(
-    ("kind", "devices"), [pytest.param("int8", 8, marks=pytest.mark.slow), ("nf4", 1)]
-)
-def test_score_and_gradient_equal_those_of_the_dequantized_base(kind: str, devices: int):
-    policy, base = quantized(kind, devices=devices)
-    adapter = tiny.make_probe(policy)
-    config = tiny.make_config(plan={"learner_devices": devices, "slots": 8})
-    tokens = jax.device_put(TOKENS, by_row(policy.mesh))
-    places = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    inputs = Inputs(
-        tokens=tokens,
-        targets=jnp.roll(tokens, -1, axis=1),
-        weights=jnp.ones(tokens.shape),
-        segments=jnp.ones_like(tokens),
-        positions=places,
-        prefixes=None,
+def test_the_gradient_equals_that_of_the_dequantized_base():
+    policy, base = quantized("nf4")
+    config, plain = tiny.make_config(learner=UNCLIPPED), dict(policy.parameters(base))
+    one = Learner(policy, base, config, tiny.VOCABULARY)
+    other = Learner(policy.plain(), plain, config, tiny.VOCABULARY)
+    (found, metrics), (expected, others) = (
+        gradient(start(learner, tiny.make_probe(policy))) for learner in (one, other)
     )
-
-    def run(policy: Policy, base: Params) -> tuple[jax.Array, Params]:
-        programs = LearnerPrograms(policy, config, tiny.VOCABULARY)
-
-        def total(adapter: Params) -> tuple[jax.Array, jax.Array]:
-            scored = programs._scores(base, adapter, inputs, remat=True).logprobs
-            return scored.sum(), scored
-
-        (_, scored), grads = jax.jit(jax.value_and_grad(total, has_aux=True))(adapter)
-        return scored, grads
-
-    scored, grads = run(policy, base)
-    plain = policy.plain()
-    assert not plain.is_quantized
-    expected, wanted = run(plain, dict(policy.parameters(base)))
-    np.testing.assert_allclose(scored, expected, rtol=0, atol=2e-5)
-    assert grads.keys() == wanted.keys()
-    for name, grad in wanted.items():
-        scale = float(jnp.abs(grad).max())
-        assert scale > 0, name
-        np.testing.assert_allclose(grads[name], grad, rtol=0, atol=1e-4 * scale)
+    close(found, expected, bound=1e-4)
+    assert metrics == pytest.approx(others, rel=1e-4)
 
 
 def test_matrices_without_an_adapter_are_quantized_too():
