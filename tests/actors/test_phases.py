@@ -74,7 +74,7 @@ def test_phases_of_a_sampler(now: FakeClock, delay, cls: type, method, phase):
     assert found.keys() == {phase}
     assert found[phase] % DELAY_S == 0
     assert use.memory is not None
-    assert use.memory.arrays > 0
+    assert use.memory.in_use > 0
     assert actor.use().seconds == {}
 
 

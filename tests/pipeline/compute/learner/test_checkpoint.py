@@ -19,7 +19,6 @@ from pipeline.compute.learner.optimizer import grpo_rate, make_optimizer
 from pipeline.compute.learner.state import LearnerState
 from pipeline.compute.model import lora
 from pipeline.progress import (
-    PartialRollouts,
     Progress,
     SamplingState,
     SignalShare,
@@ -115,17 +114,17 @@ def test_partial_rollouts_are_restored_bit_for_bit(tmp_path: Path):
     empty = dataclasses.replace(whole, tokens=whole.tokens[:0], logprobs=whole.logprobs[:0])
     two = dataclasses.replace(two, stop_reason="truncated", segments=(earlier, empty))
     signal = SignalShare(0.1, 1 / 3)
-    state = SamplingState(PartialRollouts((one, two)), 7, signal)
+    state = SamplingState((one, two), 7, signal)
     progress = Progress(step=5, truncated=3, sampling=state)
     write(Checkpoints(tmp_path / "checkpoints", keep=2), trained(5), progress.to_meta())
     found = Checkpoints(tmp_path / "checkpoints", keep=2).restore(fresh())
     assert found is not None
     restored = Progress.of_meta(found[1])
-    without = dataclasses.replace(restored.sampling, partial=PartialRollouts())
-    assert without == SamplingState(PartialRollouts(), 7, signal)
+    without = dataclasses.replace(restored.sampling, partial=())
+    assert without == SamplingState((), 7, signal)
     assert dataclasses.replace(restored, sampling=SamplingState()) == Progress(step=5, truncated=3)
     assert restored.to_meta() == progress.to_meta()
-    for before, after in zip((one, two), restored.sampling.partial.completions, strict=True):
+    for before, after in zip((one, two), restored.sampling.partial, strict=True):
         np.testing.assert_array_equal(after.logprobs, before.logprobs)
         assert after.logprobs.dtype == np.float32
         np.testing.assert_array_equal(after.versions, before.versions)
