@@ -22,7 +22,7 @@ from pipeline.data.models.fingerprint import weights_fingerprint
 from pipeline.data.models.hf_folder import check_folder
 from pipeline.data.models.model_source import find_model, find_tokenizer
 from pipeline.data.text.tokenizer_files import open_tokenizer
-from pipeline.evaluate.recorded import comparable_since
+from pipeline.evaluate.recorded import evaluations
 from pipeline.plan.sizes import Sizes, WorkerPhase, sized
 from pipeline.protocols import ProcessUse
 from pipeline.run.run_folder import RunFolder
@@ -200,8 +200,8 @@ def make_exporter(
         like=find_model(config.model),
         tokenizer=tokenizer.path,
         reader=tokenizer,
-        evaluations=partial(
-            RunFolder.of(described).valid_entries, "evaluated", since=comparable_since(described)
+        evaluations=lambda: evaluations(
+            RunFolder.of(described).entries(), uses_rewards=described.uses_rewards
         ),
         score=score,
         described=described,

@@ -289,7 +289,6 @@ async def _coordinator(
         step=progress.step,
         steps_planned=budget.steps,
         deadline_s=deadline.time_s,
-        last_alarm=records.last_alarm,
     )
     spent = session.meter.start(
         await workers.uses(), elapsed_s=clock.elapsed_s, used_before_s=clock.used_before_s

@@ -19,33 +19,8 @@ from configs.alarms import NOISE, START_STEPS, THRESHOLDS, Action
 from configs.schema import Config
 from pipeline.evaluate.summary import mean_of, show_interval, show_mean
 
-
-@dataclass(frozen=True)
-class Validation:
-    """A validation result.
-
-    Attributes:
-        step: training steps before it.
-        value: the metric that selects the best version.
-        half_width: of its 95% interval, to the low side.
-        mean: the value as it is shown.
-        interval: its 95% interval as it is shown.
-    """
-
-    step: int
-    value: float
-    half_width: float
-    mean: str
-    interval: str
-
-    @staticmethod
-    def of(evaluated: Mapping[str, Any]) -> Validation | None:
-        """Reads the journal entry of an evaluation; None if its metric has no value or interval."""
-        value, interval = mean_of(evaluated), evaluated["ci95"]
-        if value is None or interval is None:
-            return None
-        shown = show_mean(evaluated), show_interval(evaluated)
-        return Validation(evaluated["step"], value, value - interval[0], *shown)
+Validation = Mapping[str, Any]
+"""The journal entry of a validation whose metric has a value and an interval."""
 
 
 @dataclass(frozen=True)
@@ -173,25 +148,37 @@ def _falls(name: str, metric: str, *, window: int, what: str, advice: str) -> Ru
     return Rule(name, values, what, advice, figures)
 
 
-def _start(validations: Sequence[Validation], *, sft_steps: int) -> Validation:
+def _value(validation: Validation) -> float:
+    """The metric that selects the best version."""
+    found = mean_of(validation)
+    assert found is not None
+    return found
+
+
+def _half_width(validation: Validation) -> float:
+    """Half the width of the 95% interval of its value, to the low side."""
+    return _value(validation) - float(validation["ci95"][0])
+
+
+def _start(history: History) -> Validation:
     """The validation that GRPO starts from: the last one up to the end of the SFT phase."""
-    return [validations[0], *(one for one in validations if one.step <= sft_steps)][-1]
+    first, *later = history.validations
+    return [first, *(one for one in later if one["step"] <= history.config.sft_steps)][-1]
 
 
 def _validation_falls(history: History) -> dict[str, float]:
     """Distance of the last validation to that at the start, in half-widths of the latter."""
-    validations = history.validations
-    start = _start(validations, sft_steps=history.config.sft_steps)
-    if not start.half_width:
+    start, last = _start(history), history.validations[-1]
+    if not _half_width(start):
         return {}
-    return {"": (start.value - validations[-1].value) / start.half_width}
+    return {"": (_value(start) - _value(last)) / _half_width(start)}
 
 
 def _validation_figures(history: History) -> dict[str, str]:
-    start = _start(history.validations, sft_steps=history.config.sft_steps)
-    when = f"after step {start.step}" if start.step else "before training"
-    figures = {"when": when, "before": start.mean, "interval": start.interval}
-    return figures | {"now": history.validations[-1].mean}
+    start, last = _start(history), history.validations[-1]
+    when = f"after step {start['step']}" if start["step"] else "before training"
+    figures = {"when": when, "before": show_mean(start), "interval": show_interval(start)}
+    return figures | {"now": show_mean(last)}
 
 
 def _rising_while_validation_falls(history: History) -> dict[str, float]:
@@ -204,11 +191,11 @@ def _rising_while_validation_falls(history: History) -> dict[str, float]:
     rows, validations = history.rows, history.validations
     if not rows or not validations:
         return {}
-    best, last = max(validations, key=lambda one: one.value), validations[-1]
-    until = max(best.step, rows[0]["step"] + steps - 1)
+    best, last = max(validations, key=_value), validations[-1]
+    until = max(best["step"], rows[0]["step"] + steps - 1)
     count = bisect_right(rows, until, key=lambda row: row["step"])
     before, after = rows[max(0, count - steps) : count], rows[max(count, len(rows) - steps) :]
-    if not best.half_width or len(after) < steps:
+    if not _half_width(best) or len(after) < steps:
         return {}
     found = {}
     for part, weight in history.config.reward_weights.items():
@@ -218,7 +205,7 @@ def _rising_while_validation_falls(history: History) -> dict[str, float]:
         ]
         if weight and all(means):
             rises = fmean(means[1]) > fmean(means[0])
-            found[part] = (best.value - last.value) / best.half_width if rises else 0.0
+            found[part] = (_value(best) - _value(last)) / _half_width(best) if rises else 0.0
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from configs.alarms import THRESHOLDS, Action, Threshold
 from configs.schema import Config
 from pipeline.alarm_rules import RULES, History, Validation
+from pipeline.evaluate.summary import mean_of
 
 _ACTIONS: Mapping[Action, str] = {
     "checkpoint": "; a checkpoint follows",
@@ -70,7 +71,7 @@ def step_alarms(
     def before(number: int) -> History:
         """What was known `number` steps ago."""
         until = rows[: len(rows) - number]
-        return History(config, until, [one for one in known if one.step < until[-1]["step"]])
+        return History(config, until, [one for one in known if one["step"] < until[-1]["step"]])
 
     return _alarms("steps", before, len(rows), step=int(rows[-1]["step"]))
 
@@ -86,7 +87,7 @@ def validation_alarms(
         validations: journal entries, in the order of their steps.
     """
     known = _known(validations)
-    if not known or known[-1].step != step:
+    if not known or known[-1]["step"] != step:
         return []
     return _alarms(
         "validations",
@@ -98,8 +99,7 @@ def validation_alarms(
 
 def _known(validations: Sequence[Mapping[str, Any]]) -> list[Validation]:
     """The validations with a value and an interval."""
-    found = (Validation.of(entry) for entry in validations)
-    return [validation for validation in found if validation is not None]
+    return [one for one in validations if mean_of(one) is not None and one["ci95"] is not None]
 
 
 def _alarms(unit: str, before: Callable[[int], History], count: int, *, step: int) -> list[Alarm]:

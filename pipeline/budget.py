@@ -91,9 +91,8 @@ def used_s(history: RunFolder) -> float:
     """
     known = [history.recorded_used_s]
     known += [row.get("time/elapsed_s", 0.0) for row in history.metrics]
-    for entry in history.entries():
-        known += [entry.get("elapsed_s", 0.0), entry.get("wall_s", 0.0)]
-    return max(known, default=0.0)
+    known += [entry.get("elapsed_s", 0.0) for entry in history.entries()]
+    return max(known)
 
 
 def extension(text: str, config: Config, history: RunFolder) -> Budget:

@@ -6,7 +6,6 @@ The learner writes the files in the background; see `pipeline/compute/learner/ch
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import Any
 
 from pipeline.deadline import CHECKPOINT
@@ -23,26 +22,29 @@ class CheckpointWriter:
 
     def __init__(self, run: RunContext) -> None:
         self._run = run
-        saved = [entry["step"] for entry in run.folder.events("checkpoint")]
+        saved = [entry["step"] for entry in run.folder.valid_entries("checkpoint")]
         self._saved = saved[-1] if saved else -1
         self._saving: dict[str, Any] | None = None
         self._provenance = provenance(run.folder.entries())
 
     async def save(self, progress: Progress) -> None:
-        """Begins to write a checkpoint; it counts from when `settle` finds it complete.
+        """Begins to write a checkpoint, if there is none of this step.
 
-        The first one of a run is waited for: the deadline needs to know its duration.
+        It counts from when `settle` finds it complete. The first one of a run is waited for: the
+        deadline needs to know its duration.
         """
         await self.settle()
-        progress = replace(progress, wall_s=self._run.now_s)
+        if progress.step == self._saved:
+            return
+        began_s = self._run.now_s
         with self._run.phases.during("checkpoint"):
             await self._run.workers.learner.save(
                 {**progress.to_meta(), "provenance": self._provenance}
             )
         self._saving = {
             "step": progress.step,
-            "wall_s": progress.wall_s,
-            "waited_s": self._run.now_s - progress.wall_s,
+            "elapsed_s": began_s,
+            "waited_s": self._run.now_s - began_s,
         }
         if self._saved < 0:
             await self.settle()
@@ -56,8 +58,7 @@ class CheckpointWriter:
         if seconds is None:
             return
         saving, self._saving = self._saving, None
-        if saving["step"] != self._saved:
-            self._run.deadline.parts.observe(CHECKPOINT, seconds)
+        self._run.deadline.parts.observe(CHECKPOINT, seconds)
         self._saved = saving["step"]
         self._run.records.checkpoint({**saving, "seconds": seconds})
 

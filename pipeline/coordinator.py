@@ -61,7 +61,7 @@ class Coordinator:
         self.exports = Exports(run, self.schedule)
         self.checkpoints = CheckpointWriter(run)
         self.recorder = StepRecorder(run, self.schedule)
-        self.profiler = Profiler(run.config.profile.range, workers=run.workers, records=run.records)
+        self.profiler = Profiler(run)
         rows, entries = run.folder.metrics, list(run.folder.entries())
         self.deadline.recall(rows, entries)
         was_refused = any(entry["event"] == REFUSED for entry in entries)
@@ -70,7 +70,6 @@ class Coordinator:
         last = max(self.schedule.validated, default=0)
         at_s = (row["time/elapsed_s"] for row in rows if row["step"] == last)
         self._validated_at_s = next(at_s, 0.0)
-        self._is_uncounted = False
 
     async def run(self) -> Literal["finished", "interrupted"]:
         """Runs the training loop and what is around it.
@@ -106,9 +105,7 @@ class Coordinator:
             self.recorder.summarize(self.progress, ended="interrupted")
             return "interrupted"
         except TrainingStopped:
-            # A step that was trained and not counted would be trained twice after a resume.
-            if not self._is_uncounted:
-                await self._save()
+            await self._save()
             await self.checkpoints.settle()
             raise
         return "finished"
@@ -122,7 +119,6 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
-        self.recorder.check_validation(self.progress.step)  # one that is not repeated
         await self._perform("probe", self._check_mismatch())
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export
@@ -202,38 +198,31 @@ class Coordinator:
         Raises:
             OutOfTime: if the step is abandoned.
         """
-        began_s = self._now_s
         await self.profiler.begin(step.number + 1)
         await self.workers.uses()  # seconds of devices count in steps only
-        started_s, during = self._now_s, self.phases.during
+        during = self.phases.during
         data = await self.producer.take(step, self.progress.sampling)
         metrics: dict[str, float] = {}
         if isinstance(data, RolloutStep):
             metrics = data.metrics(self.config)
-            self.recorder.check_rewards(data, step, metrics, step_s=self._now_s - started_s)
+            self.recorder.check_rewards(data, step, metrics)
             if not self.deadline.allows_update(
                 step.prompts, sampled_s=data.seconds, now_s=self._now_s
             ):
                 raise OutOfTime
         with during("sample"):  # after the update the learner waits for rollouts sampled ahead
             async with self.producer.ahead(self._step_ahead(step), data.next_state):
-                updating_s = self._now_s
                 with during("learn"):
                     learned = await self.workers.update(data, step)
-                self._is_uncounted = True
-                self.deadline.observe_update(
-                    self._now_s - updating_s, prompts=step.prompts, phase=step.phase
-                )
         check_mean(learned, bound=self.config.mismatch_bounds.mean_stop)
         syncing_s = self._now_s
         with during("sync"):
             await self.workers.publish()
         self.deadline.parts.observe(SYNC, self._now_s - syncing_s)
-        step_s, uses = self._now_s - started_s, await self.workers.uses()
+        uses = await self.workers.uses()
         await self.profiler.end(step.number + 1)
-        self.deadline.observe_step(self._now_s - began_s, prompts=step.prompts, phase=step.phase)
         progress = data.counted(self.progress.after_update(learned))
-        self.progress, self._is_uncounted = replace(progress, step=step.number + 1), False
+        self.progress = replace(progress, step=step.number + 1)
         self.recorder.record(
             data,
             step,
@@ -241,7 +230,6 @@ class Coordinator:
             learned=learned,
             uses=uses,
             progress=self.progress,
-            step_s=step_s,
         )
 
     def _step_ahead(self, step: TrainStep) -> TrainStep | None:
@@ -327,9 +315,8 @@ class Coordinator:
         best = self.schedule.best is not None
         if self.deadline.is_timed and best and not self.exports.is_loaded:
             await self._export(self.exports.best(self.progress.step), reason="best")
-        exported = best and self.deadline.is_timed
-        share = self.deadline.test_share(self._now_s, exported=exported)
-        until = self.deadline.during_test(exported=exported)
+        until = self.deadline.during_test(exported=best and self.deadline.is_timed)
+        share = self.deadline.test_share(self._now_s, until)
         with self.phases.during("evaluation"):
             compared = await self.schedule.test(self.progress.step, until, share=share)
         if not self.deadline.is_timed:
@@ -342,15 +329,10 @@ class Coordinator:
         self._summarize(compared)
 
     def _summarize(self, compared: Mapping[str, Any]) -> None:
-        """Writes the summary of the whole run; rollouts that no step was trained on are dropped."""
+        """Writes the summary of the whole run; partial rollouts are dropped."""
         progress, best = self.progress, self.schedule.best_facts
-        unused, partial = self.producer.unused, progress.sampling.partial
-        stale, lost = (0, 0) if unused is None else (unused.tokens, len(unused.all_rollouts))
-        progress = replace(
-            progress,
-            tokens_generated=progress.tokens_generated + stale,
-            dropped=progress.dropped + len(partial) + lost,
-        )
+        dropped = progress.dropped + len(progress.sampling.partial)
+        progress = replace(progress, dropped=dropped)
         more: dict[str, Any] = {} if best is None else {"best": best}
         more |= self.exports.untrained(progress.step)
         self.recorder.summarize(progress, ended="finished", eval=compared, **more)

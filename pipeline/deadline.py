@@ -206,32 +206,21 @@ class Deadline:
             rows: metrics of the steps.
             entries: the journal.
         """
-        full = self.config.rollout.prompts_per_step
         for row in rows:
-            phase = self.config.phase_of(row["step"] - 1)
-            share = 1.0
-            if phase == "grpo":
-                share = row.get("rollout/prompts_planned", full) / full
-                self.update_times.observe(row["time/learn_s"], share=share)
-                self._train(row["time/elapsed_s"] - row["time/step_s"])
-            self.step_times.observe(row["time/step_s"], share=share, phase=phase)
-        saved = -1
+            self.observe(row)
         for entry in entries:
-            if entry["event"] == "reserved":
-                self.parts.observe(entry["reason"], entry["seconds"])
-            elif entry["event"] == CHECKPOINT:
-                if entry["step"] != saved:
-                    self.parts.observe(CHECKPOINT, entry["seconds"])
-                saved = entry["step"]
+            if entry["event"] in {"reserved", CHECKPOINT}:
+                self.parts.observe(entry.get("reason", CHECKPOINT), entry["seconds"])
 
-    def observe_step(self, seconds: float, *, prompts: int, phase: str) -> None:
-        """Adds the duration of a training step."""
-        self.step_times.observe(seconds, share=self._share(prompts, phase), phase=phase)
-
-    def observe_update(self, seconds: float, *, prompts: int, phase: str) -> None:
-        """Adds the duration of the update in a step."""
+    def observe(self, row: Mapping[str, Any]) -> None:
+        """Adds the seconds of a training step and of its update, by its metrics."""
+        phase = self.config.phase_of(row["step"] - 1)
+        prompts = row.get("rollout/prompts_planned", self.config.rollout.prompts_per_step)
+        share = self._share(prompts, phase)
         if phase == "grpo":
-            self.update_times.observe(seconds, share=self._share(prompts, phase))
+            self.update_times.observe(row["time/learn_s"], share=share)
+            self._train(row["time/elapsed_s"] - row["time/step_s"])
+        self.step_times.observe(row["time/step_s"], share=share, phase=phase)
 
     def estimate_step(self, *, answers: int) -> None:
         """Estimates a step from the evaluation before training, until one was measured.
@@ -301,7 +290,7 @@ class Deadline:
         steps = (free_s + between_s) / (step_s + between_s) if step_s > 0 else 1
         return number + max(1, int(steps))
 
-    def _share(self, prompts: int, phase: str) -> float:
+    def _share(self, prompts: float, phase: str) -> float:
         """A step's prompts as a share of a full step."""
         return 1.0 if phase == "sft" else prompts / self.config.rollout.prompts_per_step
 
@@ -408,32 +397,26 @@ class Deadline:
         needed_s = SAFETY * self.parts.expected_s(VALIDATION) + self._reserve_for_export_s
         return needed_s < self.left_s(now_s)
 
-    def test_share(self, now_s: float, *, exported: bool) -> float:
-        """Share of the test prompts that fits into the time left, at most 1.
-
-        Args:
-            now_s: the time used.
-            exported: whether no export follows the evaluation.
-        """
-        if not self.is_timed:
-            return 1.0
-        reserved_s = self.exit_s if exported else self._reserve_for_export_s
-        times = (self.left_s(now_s) - reserved_s) / max(self.tests_s, 1e-9)
-        return 1.0 if times >= SAFETY else max(0.0, min(_CLOSE, times))
-
     def during_test(self, *, exported: bool) -> float | None:
-        """When the final evaluations are abandoned; see `test_share`."""
+        """When the final evaluations are abandoned; `exported`: no export follows them."""
         return self.leaving(self.exit_s if exported else self._reserve_for_export_s)
+
+    def test_share(self, now_s: float, until_s: float | None) -> float:
+        """Share of the test prompts that fits into the time until then, at most 1; None: all."""
+        if until_s is None:
+            return 1.0
+        times = (until_s - now_s) / max(self.tests_s, 1e-9)
+        return 1.0 if times >= SAFETY else max(0.0, min(_CLOSE, times))
 
     # --- for the user
 
     def outlook(self, done: int, now_s: float) -> dict[str, float]:
-        """Metrics after `done` steps: time used and left, planned steps, seconds to the end.
+        """Metrics after `done` steps: planned steps, time left, seconds to the end.
 
         The end of a run of steps is an estimate without validations.
         """
         steps = self.steps_planned(done, now_s) if self.allows_step(done, now_s) else done
-        found = {"budget/used_s": now_s, "budget/steps_planned": float(steps)}
+        found = {"budget/steps_planned": float(steps)}
         if self.is_timed:
             left_s = max(0.0, self.left_s(now_s))
             return found | {"budget/left_s": left_s, "budget/expected_end_s": left_s}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from pipeline.types import Completion, RolloutName, RolloutRequest, Segment
+from pipeline.types import Completion, RolloutName, Segment
 
 _ARRAYS = {"tokens": np.int32, "logprobs": np.float32, "processed_logprobs": np.float32}
 
@@ -16,44 +16,14 @@ _DECAY = 0.9
 """Factor by which the weight of a group decays with each step."""
 
 
-@dataclass(frozen=True)
-class PartialRollouts:
-    """Groups with at least one truncated rollout, oldest first; whole groups are kept.
-
-    Attributes:
-        completions: group by group.
-    """
-
-    completions: tuple[Completion, ...] = ()
-
-    def __len__(self) -> int:
-        """Number of rollouts, finished ones included."""
-        return len(self.completions)
-
-    def requests(self) -> list[RolloutRequest]:
-        """Requests that continue the truncated rollouts."""
-        return [
-            RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
-            for completion in self.completions
-            if completion.stop_reason == "truncated"
-        ]
-
-    def to_json(self) -> list[dict[str, Any]]:
-        """JSON; a float32 has as many digits as restore its value exactly."""
-        return [
-            {
-                "name": asdict(completion.name),
-                "prompt_tokens": completion.prompt_tokens.tolist(),
-                "segments": [_segment_json(segment) for segment in completion.segments],
-                "stop_reason": completion.stop_reason,
-            }
-            for completion in self.completions
-        ]
-
-    @staticmethod
-    def of_json(rows: Iterable[Mapping[str, Any]]) -> PartialRollouts:
-        """Reads the result of `to_json`."""
-        return PartialRollouts(tuple(_completion(row) for row in rows))
+def _completion_json(completion: Completion) -> dict[str, Any]:
+    """JSON; a float32 has as many digits as restore its value exactly."""
+    return {
+        "name": asdict(completion.name),
+        "prompt_tokens": completion.prompt_tokens.tolist(),
+        "segments": [_segment_json(segment) for segment in completion.segments],
+        "stop_reason": completion.stop_reason,
+    }
 
 
 def _segment_json(segment: Segment) -> dict[str, Any]:
@@ -111,12 +81,13 @@ class SamplingState:
     """What the sampling of a step depends on, besides seed, step and policy.
 
     Attributes:
-        partial: truncated rollouts of earlier steps, which this step continues.
+        partial: whole groups of earlier steps with at least one truncated rollout, which this step
+            continues; oldest first.
         prompts_sampled: prompts that earlier steps sampled.
         signal: with dynamic sampling, share of groups with signal in earlier steps.
     """
 
-    partial: PartialRollouts = field(default_factory=PartialRollouts)
+    partial: tuple[Completion, ...] = ()
     prompts_sampled: int = 0
     signal: SignalShare = field(default_factory=SignalShare)
 
@@ -139,7 +110,6 @@ class Progress:
         dropped: truncated rollouts that were discarded.
         unused: with dynamic sampling, rollouts that were sampled and not trained on.
         sampling: state of the sampling.
-        wall_s: seconds used when the checkpoint was written.
     """
 
     step: int = 0
@@ -155,13 +125,12 @@ class Progress:
     dropped: int = 0
     unused: int = 0
     sampling: SamplingState = field(default_factory=SamplingState)
-    wall_s: float = 0.0
 
     def to_meta(self) -> dict[str, Any]:
         """The content of a checkpoint's metadata: JSON."""
         state = self.sampling
         sampling = {
-            "partial": state.partial.to_json(),
+            "partial": [_completion_json(one) for one in state.partial],
             "prompts_sampled": state.prompts_sampled,
             "estimates": asdict(state.signal),
         }
@@ -175,14 +144,14 @@ class Progress:
         sampling = meta["sampling"]
         estimates = sampling["estimates"]
         state = SamplingState(
-            PartialRollouts.of_json(sampling["partial"]),
+            tuple(_completion(row) for row in sampling["partial"]),
             sampling["prompts_sampled"],
             SignalShare(estimates["signal"], estimates["groups"]),
         )
         return Progress(**{**found, "sampling": state})
 
-    def counts(self, *, dynamic: bool) -> dict[str, Any]:
-        """The counters for `summary.json`; `dynamic`: the run has dynamic sampling."""
+    def counts(self) -> dict[str, Any]:
+        """The counters for `summary.json`."""
         return {
             "steps": self.step,
             "samples": self.samples,
@@ -193,7 +162,7 @@ class Progress:
                 "truncated": self.truncated,
                 "continued": self.continued,
                 "dropped": self.dropped,
-                **({"unused": self.unused} if dynamic else {}),
+                "unused": self.unused,
             },
         }
 

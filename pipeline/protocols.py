@@ -56,20 +56,18 @@ class NothingSmaller(OutOfMemory):
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory use of the fullest device of a process.
+    """Bytes of the fullest device of a process.
 
     Attributes:
-        programs: bytes during each program, by name: all current arrays plus the program's
-            temporaries as reported by the compiler.
+        compiled: during the largest program: all current arrays plus its temporaries as reported by
+            the compiler; None: there are no programs.
+        in_use: of all current arrays.
         peak: peak bytes in use, as reported by the device; None: it reports none, such as a CPU.
-        limit: bytes that may be used, as reported by the device; None: it reports none.
-        arrays: bytes of all current arrays.
     """
 
-    programs: Mapping[str, int]
+    compiled: int | None
+    in_use: int
     peak: int | None = None
-    limit: int | None = None
-    arrays: int = 0
 
 
 class WorkerDied(RuntimeError):  # noqa: N818  # named after what happened

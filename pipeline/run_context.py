@@ -54,6 +54,16 @@ class RunContext:
         """The run folder."""
         return self.records.folder
 
+    def observe(self, part: str, began_s: float) -> float:
+        """Measures a part of the end that began at `began_s`; returns its seconds.
+
+        They are journaled for a resumed run.
+        """
+        seconds = self.now_s - began_s
+        self.deadline.parts.observe(part, seconds)
+        self.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=self.now_s)
+        return seconds
+
     @property
     def now_s(self) -> float:
         """Seconds that the run has used."""

@@ -15,10 +15,10 @@ from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
 from pipeline.rollout.rollout_step import RolloutStep, TrainingStep
 from pipeline.rollout.workers import TrainingStopped
-from pipeline.run.goodput import time_lines
-from pipeline.run.history import RESTARTED, rewards_changed_after
-from pipeline.run.meter import Work
+from pipeline.run.goodput import step_seconds, time_lines
+from pipeline.run.history import RESTARTED, REWARDS_CHANGED
 from pipeline.run.records import finite
+from pipeline.run.rollout_records import demonstration_rows, rollout_records
 from pipeline.run_context import RunContext
 from pipeline.types import TrainStep
 
@@ -38,14 +38,14 @@ class StepRecorder:
         self._run = run
         self._schedule = schedule
         folder = run.folder
-        changed = rewards_changed_after(folder.entries())
-        self._rows = [row for row in folder.metrics if row["step"] > changed]
+        changes = [entry["after_step"] for entry in folder.events(REWARDS_CHANGED)]
+        self._rows = [row for row in folder.metrics if row["step"] > max(changes, default=0)]
         journaled = folder.valid_entries("alarm")
         self._alarmed = {(entry["rule"], entry["part"], entry["step"]) for entry in journaled}
         self._restarts = sum(True for _ in folder.events(RESTARTED))
 
     def check_rewards(
-        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float], *, step_s: float
+        self, data: RolloutStep, step: TrainStep, metrics: Mapping[str, float]
     ) -> None:
         """Judges the alarms of a step's rewards before the update; a stopped step is recorded.
 
@@ -57,7 +57,7 @@ class StepRecorder:
         why = data.stop_reason(run.config, alarm=alarm)
         if why is None:
             return
-        metrics = {**metrics, **self._time_metrics(step, step_s)}
+        metrics = {**metrics, **self._time_metrics(step)}
         self._write(data, metrics, trained=False)
         raise TrainingStopped(why)
 
@@ -70,7 +70,6 @@ class StepRecorder:
         learned: Mapping[str, float],
         uses: Mapping[str, ProcessUse],
         progress: Progress,
-        step_s: float,
     ) -> None:
         """Records a step that was trained.
 
@@ -81,22 +80,22 @@ class StepRecorder:
             learned: metrics of its update.
             uses: of the workers in the step.
             progress: after the step.
-            step_s: seconds of the step.
 
         Raises:
             TrainingStopped: after several skipped updates in a row, or because of an alarm.
         """
         run, number, skipped = self._run, progress.step, "skipped_updates" in learned
-        sampled = {**sampled, **self._time_metrics(step, step_s)}
-        updated = {f"{data.learner_prefix}/{name}": value for name, value in learned.items()}
-        passes = run.config.learner.updates_per_batch if step.phase == "grpo" else 1
         metrics = {
             **sampled,
-            **updated,
+            **self._time_metrics(step),
+            **{f"{data.learner_prefix}/{name}": value for name, value in learned.items()},
+        }
+        run.deadline.observe({"step": number, **metrics})
+        metrics |= {
             **run.meter.step_metrics(
-                {**sampled, **updated},
+                metrics,
                 uses,
-                Work.of(data.decode_work, learned, passes=passes),
+                passes=run.config.learner.updates_per_batch if step.phase == "grpo" else 1,
                 progress=progress,
                 sizes=run.sizes,
             ),
@@ -134,7 +133,7 @@ class StepRecorder:
         skipped: bool = False,
         trained: bool = True,
     ) -> None:
-        """Writes metrics, and rollouts or, if the update was skipped, demonstrations.
+        """Writes rollouts or, if the update was skipped, demonstrations; then the metrics.
 
         Args:
             data: of the step.
@@ -142,16 +141,17 @@ class StepRecorder:
             skipped: the update was skipped: token ids and log-probs are written in any case.
             trained: false: the run stops before the update, and all rollouts are written.
         """
-        records, number = self._run.records, data.number + 1
+        records, folder, number = self._run.records, self._run.folder, data.number + 1
         if isinstance(data, RolloutStep):
             records.reward_errors(number, data.errors)
             rollouts = data.rollouts if trained else data.all_rollouts
             tokens = self._run.config.records.tokens or skipped
-            records.step(number, data.name, metrics, rollouts, tokens=tokens, trained=trained)
+            folder.write_rollouts(data.name, rollout_records(rollouts, tokens=tokens))
+            records.step(number, metrics, rollouts=data.name, trained=trained)
             return
-        records.sft_step(number, metrics)
+        records.step(number, metrics)
         if skipped:
-            records.demonstrations(data.name, data.sequences)
+            folder.write_rollouts(data.name, demonstration_rows(data.sequences))
 
     def _of_step(self, row: Mapping[str, float]) -> list[Alarm]:
         return step_alarms(self._run.config, [*self._rows, row], self._schedule.validations)
@@ -161,7 +161,7 @@ class StepRecorder:
         new = [one for one in alarms if (one.rule, one.part, one.step) not in self._alarmed]
         for alarm in new:
             self._alarmed.add((alarm.rule, alarm.part, alarm.step))
-            self._run.records.event("alarm", alarm.text, **alarm.facts)
+            self._run.records.alarm(alarm)
             self.checkpoint_requested |= alarm.action == "checkpoint"
         return next((alarm.text for alarm in new if alarm.action == "stop"), None)
 
@@ -184,9 +184,9 @@ class StepRecorder:
                 f"log-probs in {self._run.folder.rollouts}"
             )
 
-    def _time_metrics(self, step: TrainStep, step_s: float) -> dict[str, float]:
+    def _time_metrics(self, step: TrainStep) -> dict[str, float]:
         found = self._run.meter.driver_metrics()
-        found |= {"time/step_s": step_s, "time/elapsed_s": self._run.now_s}
+        found |= {"time/step_s": step_seconds(found), "time/elapsed_s": self._run.now_s}
         if self._run.deadline.is_timed:
             found["rollout/prompts_planned"] = float(step.prompts)
         return found
@@ -201,7 +201,7 @@ class StepRecorder:
         published, until_s = run.workers.published, run.deadline.until_s
         summary = {
             "ended": ended,
-            **progress.counts(dynamic=run.config.rollout.dynamic_sampling != "off"),
+            **progress.counts(),
             "wall_s": now_s,
             "deadline_s": run.deadline.time_s,
             **({} if until_s is None else {"until_s": until_s}),
@@ -217,5 +217,5 @@ class StepRecorder:
                 "restarts": self._restarts,
             },
         }
-        run.folder.write_summary(summary, seconds=seconds)
+        run.folder.write_summary(summary, elapsed_s=now_s, seconds=seconds)
         run.records.tracker.summarize(summary)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 
-def table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned columns; all but the first and the last are right-aligned."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+def table(rows: Sequence[Sequence[str]], *, left: Collection[int] = (0, -1)) -> Iterator[str]:
+    """Aligned columns; all but those in `left` are right-aligned."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    starts = {number % len(widths) for number in left}
     for row in rows:
-        first, *middle, last = row
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(middle, widths[1:-1], strict=True)]
-        yield "  ".join([*cells, last]).rstrip()
+        cells = [
+            cell.ljust(width) if number in starts else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()

@@ -248,8 +248,9 @@ class DecodeWork:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Share of the slot steps that sampled a kept token, and the prefilled positions."""
+        """Kept tokens, also as a share of the slot steps, and the prefilled positions."""
         return {
+            "tokens/generated": float(self.tokens),
             "rollout/slots_useful": self.tokens / max(1, self.slot_steps),
             "rollout/prompt_positions": float(self.prompt_tokens),
         }

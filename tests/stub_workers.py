@@ -16,7 +16,6 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.clock import PhaseClock
-from pipeline.data.splits import LoadedData
 from pipeline.protocols import ProcessUse
 from pipeline.types import (
     AdapterRef,
@@ -170,37 +169,22 @@ class StubWorker:
 
 
 class StubRun(Process):
-    """One process of a run whose worker is the stub.
-
-    Args:
-        config: of the run.
-        disk: the run's checkpoints.
-        data: the run's prompts.
-        script: actions and durations of the worker's calls.
-        started: see `Process`.
-    """
+    """One process of a run whose worker is the stub, with the checkpoints on `disk`."""
 
     def __init__(
         self,
         config: Config,
         *,
         disk: Disk | None = None,
-        data: LoadedData | None = None,
         script: Script | None = None,
-        started: float | None = None,
+        **more: Any,
     ) -> None:
         script, disk = script or Script(), {} if disk is None else disk
         worker: Any = StubWorker(script, disk=disk, seed=config.run.seed)
         self.worker: StubWorker = worker
-        super().__init__(
-            config,
-            learner=worker,
-            samplers=[worker],
-            restored=disk[worker.version][1] if disk else None,
-            script=script,
-            data=data,
-            started=started,
-        )
+        restored = disk[worker.version][1] if disk else None
+        workers = {"learner": worker, "samplers": [worker]}
+        super().__init__(config, restored=restored, script=script, **workers, **more)
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from configs.evaluation import EXACT_ANSWER
 from configs.load import load_config
 from configs.schema import Config
 from launch.bench.harness import Benchmark, Figures, Row, Section
@@ -42,7 +43,6 @@ from pipeline.types import (
     RolloutName,
     RolloutRequest,
 )
-from rewards.base import Tags
 
 SAMPLES = 8
 """Samples of a prompt where the base or a validation is sampled at temperature 1."""
@@ -70,7 +70,7 @@ class Runs:
             lora=config.lora,
             mesh=make_mesh(jax.devices()[:1]),
         )
-        self._maker, self._tags = PromptMaker(config.prompt, tokenizer), Tags.of_run(config)
+        self._maker = PromptMaker(config.prompt, tokenizer)
         self._vocabulary = Vocabulary.of(tokenizer, config.rollout)
         self._engine = Engine(
             self.policy, self._base, config, self._vocabulary, text_of=tokenizer.decode
@@ -154,7 +154,11 @@ class Runs:
         temperature = 0.0 if samples == 1 else 1.0
         asked = requests(prompts, phase="validation", samples=samples)
         drawn = self._generate(asked, adapter, temperature=temperature)
-        return judge(prompts, drawn, maker=self._maker, tags=self._tags)
+        return self._judge(prompts, drawn)
+
+    def _judge(self, prompts: Sequence[Prompt], drawn: Sequence[Completion]) -> Evaluation:
+        exact = self.config.with_metric(EXACT_ANSWER)
+        return judge(prompts, drawn, config=exact, maker=self._maker)
 
     def _generate(
         self,
@@ -184,7 +188,7 @@ class Runs:
             temperature=self.config.rollout.temperature,
             version=state.version,
         )
-        judged = judge(prompts, drawn, maker=self._maker, tags=self._tags)
+        judged = self._judge(prompts, drawn)
         right = judged.correct.astype(float)
         advantages, stats = group_advantages(
             right.tolist(), kind=self.config.learner.variant.advantage

@@ -132,14 +132,10 @@ def memory_use(needs: Mapping[str, int]) -> MemoryUse:
     import jax
 
     resident = resident_bytes()
-    programs = {name: resident + size for name, size in needs.items()}
-    measured = [stats for device in jax.local_devices() if (stats := device.memory_stats())]
-    if not measured:
-        return MemoryUse(programs, arrays=resident)
-    fullest = max(measured, key=lambda stats: stats["peak_bytes_in_use"])
-    return MemoryUse(
-        programs, fullest["peak_bytes_in_use"], fullest.get("bytes_limit"), arrays=resident
-    )
+    compiled = resident + max(needs.values()) if needs else None
+    measured = (device.memory_stats() for device in jax.local_devices())
+    peaks = [stats["peak_bytes_in_use"] for stats in measured if stats]
+    return MemoryUse(compiled, resident, max(peaks, default=None))
 
 
 def catch_out_of_memory(phase: WorkerPhase, work: Callable[[], T]) -> T:

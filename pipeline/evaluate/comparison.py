@@ -16,6 +16,7 @@ from pipeline.evaluate.summary import (
     show_interval,
     show_mean,
 )
+from pipeline.tables import table
 
 _SHARES = {
     "excluded": "excluded",
@@ -76,7 +77,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
         if found[policy] is not None:
             yield f"{policy}: {found[policy]['what']}, sha256 {found[policy]['sha256'][:12]}"
     yield ""
-    yield from _aligned(list(_table(found["sets"])))
+    yield from table(list(_table(found["sets"])), left=(0, 1))
     yield ""
     for name, one in found["sets"].items():
         if one["tuned"] is not None:
@@ -134,14 +135,3 @@ def _table(sets: Mapping[str, Any]) -> Iterator[list[str]]:
             f"{summary['num_tokens_mean']:.1f}",
             *(share(summary, key) for key in votes),
         ]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Aligned columns: the first two left, numbers right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.ljust(width) if number < 2 else cell.rjust(width)
-            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

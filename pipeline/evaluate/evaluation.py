@@ -19,14 +19,8 @@ import numpy as np
 
 from configs.evaluation import EXACT_ANSWER, WEIGHTED_SUM
 from configs.schema import Config
-from configs.task import AnswerPlace
 from pipeline.data.text.prompts import PromptMaker
-from pipeline.evaluate.score_statistics import (
-    ScoreChange,
-    compare_scores,
-    mean_score,
-    measure_scores,
-)
+from pipeline.evaluate.score_statistics import compare_scores, mean_score, measure_scores
 from pipeline.evaluate.significance import (
     Accuracy,
     PairedChange,
@@ -52,7 +46,6 @@ from rewards.format import is_well_formed
 Score = Callable[[Sequence[RewardInput]], Awaitable[list[dict[str, Outcome]]]]
 """Returns for each input the outcome of each reward function, by name."""
 
-_NO_CHANGE = ScoreChange(None, None, None, "none", 0, 0, 0)
 _OF_REWARDS = ("rewards", "score", "errors", "reward")
 """Fields of an answer that only those have that the reward functions scored."""
 
@@ -349,37 +342,25 @@ async def evaluate(
         score: calls the reward functions, which reward metrics need; None: the answers are not
             scored.
     """
-    tags, scored = Tags.of_run(config), list[Rollout]()
+    scored = list[Rollout]()
     assert score is not None or not config.uses_rewards
     if score is not None:
         by_id = {prompt.id: prompt for prompt in prompts}
-        inputs = reward_inputs(completions, by_id, maker=maker, tags=tags)
+        inputs = reward_inputs(completions, by_id, maker=maker, tags=Tags.of_run(config))
         outcomes = await score(inputs)
         scored = [
             score_one(completion, one, parts, config)
             for completion, one, parts in zip(completions, inputs, outcomes, strict=True)
         ]
-    return judge(
-        prompts,
-        completions,
-        maker=maker,
-        tags=tags,
-        extraction=config.extraction,
-        metric=config.metric,
-        of_accuracy=config.has_accuracy_reward,
-        scored=scored,
-    )
+    return judge(prompts, completions, config=config, maker=maker, scored=scored)
 
 
 def judge(
     prompts: Sequence[Prompt],
     completions: Sequence[Completion],
     *,
+    config: Config,
     maker: PromptMaker,
-    tags: Tags,
-    extraction: AnswerPlace | None = None,
-    metric: str = EXACT_ANSWER,
-    of_accuracy: bool = False,
     scored: Sequence[Rollout] = (),
 ) -> Evaluation:
     """Judges the completions of `requests(prompts)`.
@@ -387,13 +368,11 @@ def judge(
     Args:
         prompts: of one split.
         completions: in the order of the requests.
+        config: the protocol.
         maker: makes prompts as the run does.
-        tags: the form of a completion.
-        extraction: where the answer is; None: as `tags` says.
-        metric: a value of `eval.metric`.
-        of_accuracy: as in `Evaluation`.
         scored: the completions with their rewards, which reward metrics need; empty: none.
     """
+    tags, metric, of_accuracy = Tags.of_run(config), config.metric, config.has_accuracy_reward
     samples = len(completions) // len(prompts)
     requested = [(prompt, sample) for prompt in prompts for sample in range(samples)]
     scores: Sequence[Rollout | None] = scored or [None] * len(completions)
@@ -403,7 +382,7 @@ def judge(
         assert (name.prompt_id, name.sample) == (prompt.id, sample), name
         found = correct = None
         if reference is not None:
-            found = find_answer(text, tags=tags, extraction=extraction)
+            found = find_answer(text, tags=tags, extraction=config.extraction)
             correct = found is not None and same_answer(found, reference)
         scores_of = {} if one is None else _scores(one, metric)
         if of_accuracy:
@@ -445,26 +424,23 @@ def compare(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     With a reward metric the change is that of the prompts that have a score in both, `paired_n` of
     them; without such prompts difference, interval and p-value are None.
     """
-    summaries = {"before": before.summary(), "after": after.summary()}
-    if before.is_accuracy:
-        known = before.known & after.known
-        if not known.any():
-            return {**summaries, **_change_facts(_NO_CHANGE), "paired_n": 0}
+    known = before.known & after.known
+    if not before.is_accuracy:
+        change = compare_scores(before.scores, after.scores)
+    elif known.any():
         change = compare_paired(before.verdicts[known] == 1, after.verdicts[known] == 1)
-        paired = {"paired_n": change.n} if before.of_accuracy else {}
-        return {**summaries, **_change_facts(change), **paired}
-    scored = compare_scores(before.scores, after.scores)
-    return {**summaries, **_change_facts(scored), "paired_n": scored.n}
-
-
-def _change_facts(change: PairedChange | ScoreChange) -> dict[str, Any]:
+    else:
+        change = PairedChange()
     return {
+        "before": before.summary(),
+        "after": after.summary(),
         "paired_difference": change.difference,
         "paired_ci95": None if change.ci95 is None else list(change.ci95),
         "paired_p": change.p,
         "paired_test": change.test,
         "gained": change.gained,
         "lost": change.lost,
+        **({} if before.metric == EXACT_ANSWER and change.n else {"paired_n": change.n}),
     }
 
 

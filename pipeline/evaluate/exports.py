@@ -73,15 +73,11 @@ class Exports:
         best, published = self._schedule.best, run.workers.published
         assert published is not None
         exported = best["adapter_sha256"] if which == "best" and best else published.sha256
-        seconds = run.now_s - began_s
         facts: dict[str, Any] = {
             **asdict(report),
             "adapter_sha256": exported,
-            "seconds": seconds,
+            "seconds": run.observe(EXPORT, began_s),
             "reason": reason,
         }
         self._journaled.append(facts)
-        run.deadline.parts.observe(EXPORT, seconds)
-        if run.deadline.is_timed:  # a resumed run reads it
-            run.records.journal("reserved", reason=EXPORT, seconds=seconds, elapsed_s=run.now_s)
         run.records.exported(facts)

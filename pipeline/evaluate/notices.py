@@ -110,7 +110,7 @@ def record_notice(
 ) -> None:
     """Warns of an evaluation before training by `evaluation_notice`, once in a run."""
     text = evaluation_notice(found, config)
-    if text is not None and not any(True for _ in records.events(EVALUATION_NOTICE)):
+    if text is not None and not any(records.folder.events(EVALUATION_NOTICE)):
         what = f"{name}: {text}"
         shown = f"WARNING: {what}"
         records.event(EVALUATION_NOTICE, shown, evaluation=name, step=step, what=what)

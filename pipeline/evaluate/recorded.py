@@ -1,37 +1,25 @@
-"""Evaluations of a run, those of earlier processes included, as its journal records them.
-
-`since` names an event: what was recorded before the last one does not count. With a reward metric
-that is a change of the rewards, because scores by other rewards are not comparable.
-"""
+"""Evaluations of a run, those of earlier processes included, as its journal records them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from configs.schema import Config
 from pipeline.evaluate.summary import mean_key, mean_of, show_mean
-from pipeline.run.history import REWARDS_CHANGED
-from pipeline.run.run_folder import RunFolder
+from pipeline.run.history import Entry, rewards_version, valid_entries
 
 
-def comparable_since(config: Config) -> str | None:
-    """The event after which evaluations are comparable; None: all are."""
-    return REWARDS_CHANGED if config.uses_rewards else None
+def evaluations(journal: Iterable[Entry], *, uses_rewards: bool) -> list[Entry]:
+    """The entries of evaluations that count, oldest first.
 
-
-def last_entry(folder: RunFolder, name: str, *, since: str | None) -> dict[str, Any] | None:
-    """The last journal entry of an evaluation, whose answers are in its file; None: there is none.
-
-    A later resume does not undo it: its `adapter_sha256` says what was evaluated.
+    Args:
+        journal: all entries.
+        uses_rewards: whether the metric is a reward: then those by former rewards do not count,
+            because scores by different rewards are not comparable.
     """
-    found = None
-    for entry in folder.entries():
-        if entry["event"] == since:
-            found = None
-        elif entry["event"] == "evaluated" and entry["name"] == name:
-            found = entry
-    return found
+    entries = list(journal)
+    found, version = valid_entries(entries, {"evaluated"}), rewards_version(entries)
+    return [one for one in found if not uses_rewards or one["rewards_version"] == version]
 
 
 def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -47,6 +35,18 @@ def best_facts(best: Mapping[str, Any], last: Mapping[str, Any]) -> tuple[dict[s
     if _has_more_reward(best, last) and mean == last_mean:
         text += f"; its mean reward is {best['reward']:.3f}, not {last['reward']:.3f}"
     return facts, text
+
+
+def best_of(validations: Iterable[Entry]) -> Entry | None:
+    """The best validation: by the metric, then the mean reward.
+
+    Of equal ones it is the earliest. A validation of which no answer has a score is none.
+    """
+    best = None
+    for entry in validations:
+        if is_better(entry, best):
+            best = entry
+    return best
 
 
 def is_better(found: Mapping[str, Any], best: Mapping[str, Any] | None) -> bool:

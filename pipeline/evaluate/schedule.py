@@ -21,9 +21,9 @@ from pipeline.evaluate.examples import COUNT, recorded_examples
 from pipeline.evaluate.notices import record_notice
 from pipeline.evaluate.recorded import (
     best_facts,
-    comparable_since,
+    best_of,
+    evaluations,
     is_better,
-    last_entry,
 )
 from pipeline.rollout.dispatch import counting
 from pipeline.rollout.workers import OutOfTime
@@ -46,14 +46,12 @@ class EvaluationSchedule:
     def __init__(self, run: RunContext) -> None:
         data = run.data
         self._run = run
-        self._since = comparable_since(run.config)
         self._validation = data.validation.prompts if data.validation else ()
         self._tests = {"test": data.test.prompts} | {
             name: split.prompts for name, split in data.sets.items()
         }
         self._sampled: Sequence[Completion] = ()
-        entries = run.folder.valid_entries("evaluated", since=self._since)
-        self._validated = {one["step"]: one for one in entries if one["name"] == "validation"}
+        self._validated = {one["step"]: one for one in self._entries("validation")}
         self.best_facts: dict[str, Any] | None = None
 
     @property
@@ -68,15 +66,8 @@ class EvaluationSchedule:
 
     @property
     def best(self) -> dict[str, Any] | None:
-        """The journal entry of the best validation so far: by the metric, then the mean reward.
-
-        Of equal ones it is the earliest. A validation of which no answer has a score is none.
-        """
-        best: dict[str, Any] | None = None
-        for entry in self.validations:
-            if is_better(entry, best):
-                best = entry
-        return best
+        """The journal entry of the best validation so far; see `recorded.best_of`."""
+        return best_of(self.validations)
 
     async def examples(self) -> Sequence[Completion]:
         """Answers to compare two ways of scoring: of the last evaluation, or recorded ones."""
@@ -100,7 +91,7 @@ class EvaluationSchedule:
         Raises:
             OutOfTime: at the deadline.
         """
-        missing = [name for name in self._tests if self._recorded(f"{name}_before") is None]
+        missing = [name for name in self._tests if not self._entries(f"{name}_before")]
         if not missing:
             return
         if step:
@@ -228,11 +219,7 @@ class EvaluationSchedule:
         """An evaluation that the end of the run repeats; measures its duration."""
         began_s = self._run.now_s
         found = await self._evaluate(name, prompts, deadline)
-        part, now_s = evaluation_part(name), self._run.now_s
-        seconds = now_s - began_s
-        self._run.deadline.parts.observe(part, seconds)
-        # A resumed run reads it.
-        self._run.records.journal("reserved", reason=part, seconds=seconds, elapsed_s=now_s)
+        self._run.observe(evaluation_part(name), began_s)
         return found
 
     async def _evaluate(
@@ -277,16 +264,22 @@ class EvaluationSchedule:
         config = self._run.config
         return Evaluation(tuple(answers), config.metric, config.has_accuracy_reward)
 
+    def _entries(self, name: str) -> list[dict[str, Any]]:
+        """The journal entries of an evaluation that count."""
+        uses_rewards = self._run.config.uses_rewards
+        entries = evaluations(self._run.folder.entries(), uses_rewards=uses_rewards)
+        return [entry for entry in entries if entry["name"] == name]
+
     def _recorded(self, name: str, *, adapter: str | None = None) -> Evaluation | None:
-        """Recorded answers, of this adapter; None: there are none.
+        """The last recorded answers, if they are of this adapter; None: there are none.
 
         Raises:
             DamagedFileError: as `RunFolder.read_rollouts`.
         """
-        entry = last_entry(self._run.folder, name, since=self._since)
-        if entry is None or adapter not in {None, entry["adapter_sha256"]}:
+        entries = self._entries(name)
+        if not entries or adapter not in {None, entries[-1]["adapter_sha256"]}:
             return None
-        return self._of_entry(entry)
+        return self._of_entry(entries[-1])
 
     def _of_entry(self, entry: Mapping[str, Any]) -> Evaluation:
         rows, config = self._run.folder.read_rollouts(entry["file"]), self._run.config

@@ -18,7 +18,7 @@ from math import sqrt
 import numpy as np
 from scipy.special import ndtr, stdtrit
 
-from pipeline.evaluate.significance import LEVEL
+from pipeline.evaluate.significance import LEVEL, PairedChange
 
 _SEED = 0
 RESAMPLES = 10_000
@@ -49,29 +49,6 @@ class MeanScore:
     ci95: tuple[float, float] | None
 
 
-@dataclass(frozen=True)
-class ScoreChange:
-    """The change of the scores of the prompts that have one before and after.
-
-    Attributes:
-        difference: mean of the differences, after minus before; None without such prompts.
-        ci95: 95% interval of the difference; None as in `MeanScore`.
-        p: p-value of the null hypothesis that nothing changed; None without such prompts.
-        test: name of the test.
-        gained: number of prompts with a higher score than before.
-        lost: number of prompts with a lower one.
-        n: number of prompts.
-    """
-
-    difference: float | None
-    ci95: tuple[float, float] | None
-    p: float | None
-    test: str
-    gained: int
-    lost: int
-    n: int
-
-
 def mean_score(scores: np.ndarray) -> float | None:
     """Mean score; None if no prompt has one."""
     found = _known(_of_prompts(scores))
@@ -84,7 +61,7 @@ def measure_scores(scores: np.ndarray) -> MeanScore:
     return MeanScore(score=mean_score(scores), n=len(found), ci95=_interval(found))
 
 
-def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
+def compare_scores(before: np.ndarray, after: np.ndarray) -> PairedChange:
     """Change from `before` to `after`, on the prompts that have a score in both.
 
     The interval is that of `mean_interval` for the prompts' differences, the p-value that of
@@ -92,9 +69,11 @@ def compare_scores(before: np.ndarray, after: np.ndarray) -> ScoreChange:
     """
     assert before.shape == after.shape, (before.shape, after.shape)
     found = _known(_of_prompts(after) - _of_prompts(before))
-    p, test = sign_flip_test(found) if len(found) else (None, "none")
-    return ScoreChange(
-        difference=float(found.mean()) if len(found) else None,
+    if not len(found):
+        return PairedChange()
+    p, test = sign_flip_test(found)
+    return PairedChange(
+        difference=float(found.mean()),
         ci95=_interval(found),
         p=p,
         test=test,

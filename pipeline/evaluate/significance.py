@@ -12,7 +12,6 @@ from math import comb, sqrt
 from statistics import NormalDist
 
 import numpy as np
-from scipy.special import bdtr
 
 LEVEL = 0.95
 _Z = NormalDist().inv_cdf((1 + LEVEL) / 2)
@@ -35,25 +34,26 @@ class Accuracy:
 
 @dataclass(frozen=True)
 class PairedChange:
-    """The change of the answers to the same prompts.
+    """The change of accuracies or scores of the same prompts.
 
     Attributes:
-        difference: accuracy after minus accuracy before.
-        ci95: 95% interval of the difference.
-        p: p-value of the null hypothesis that nothing changed.
+        difference: mean of the differences, after minus before; None without prompts.
+        ci95: 95% interval of the difference; None without prompts, and of scores as in
+            `score_statistics.MeanScore`.
+        p: p-value of the null hypothesis that nothing changed; None without prompts.
         test: name of the test.
-        gained: number of prompts with more right answers than before.
-        lost: number of prompts with fewer.
+        gained: number of prompts with more right answers, or a higher score, than before.
+        lost: number of prompts with fewer, or a lower one.
         n: number of prompts.
     """
 
-    difference: float
-    ci95: tuple[float, float]
-    p: float
-    test: str
-    gained: int
-    lost: int
-    n: int
+    difference: float | None = None
+    ci95: tuple[float, float] | None = None
+    p: float | None = None
+    test: str = "none"
+    gained: int = 0
+    lost: int = 0
+    n: int = 0
 
 
 def measure_accuracy(correct: np.ndarray) -> Accuracy:
@@ -93,10 +93,9 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
     risen = np.rint((after_means - before_means) * samples).astype(np.int64)
     gained, lost = int((risen > 0).sum()), int((risen < 0).sum())
     if samples == 1:
-        test, p = "McNemar, exact", min(1.0, 2 * float(bdtr(min(gained, lost), gained + lost, 0.5)))
-        correlation = _phi(before_means > 0, after_means > 0)
+        test, correlation = "McNemar, exact", _phi(before_means > 0, after_means > 0)
     else:
-        test, p = "paired randomization, exact", _flips(risen)
+        test = "paired randomization, exact"
         correlation = _correlation(before_means, after_means)
     return PairedChange(
         difference=int(risen.sum()) / risen.size / samples,
@@ -105,7 +104,7 @@ def compare_paired(before: np.ndarray, after: np.ndarray) -> PairedChange:
             (float(before_means.mean()), measure_accuracy(before).ci95),
             correlation=correlation,
         ),
-        p=float(p),
+        p=_flips(risen),
         test=test,
         gained=gained,
         lost=lost,

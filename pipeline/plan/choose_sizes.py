@@ -224,9 +224,16 @@ async def choose_sizes(
         _refuse_given(config, first, prepared)
     if is_new and config.plan.planned_sizes:
         case, names = PlanCase.of(config), list(processes)
+
+        async def sampling(sizes: Sizes) -> float:
+            return sampling_s(case, sizes, await samplers[0].sampler_times())
+
+        async def learning(sizes: Sizes) -> float:
+            return learning_s(case, sizes, await learner.micro_batch_s())
+
         timings: dict[SizeName, tuple[str, SecondsOf]] = {
-            "slots": (names[-1 if one_process else 1], partial(_sampling_s, case, samplers[0])),
-            "micro_batch_tokens": (names[0], partial(_learning_s, case, learner)),
+            "slots": (names[-1 if one_process else 1], sampling),
+            "micro_batch_tokens": (names[0], learning),
         }
         for name in config.plan.planned_sizes:
             process, seconds_of = timings[name]
@@ -277,17 +284,18 @@ SecondsOf = Callable[[Sizes], Awaitable[float]]
 """The seconds of a step's sampling or learning, in a process that is compiled for the sizes."""
 
 
-def measuring_limit_s(config: Config, *, now_s: float | None = None) -> float:
-    """Maximum seconds of measuring, without compilation.
+def time_given_s(config: Config) -> float | None:
+    """The time budget in seconds, or the time left until its date; None: a budget of steps."""
+    budget = config.budget
+    if budget.until_s is None:
+        return budget.time_s
+    return max(0.0, budget.until_s - time.time())
 
-    Args:
-        config: the run, with its budget.
-        now_s: Unix time from which a budget with a date counts; None: now.
-    """
-    budget_s: float | None = config.budget.time_s
-    if config.budget.until_s is not None:
-        budget_s = max(0.0, config.budget.until_s - (time.time() if now_s is None else now_s))
-    return _MOST_S if budget_s is None else min(_MOST_S, _SHARE * budget_s)
+
+def measuring_limit_s(config: Config) -> float:
+    """Maximum seconds of measuring, without compilation."""
+    given_s = time_given_s(config)
+    return _MOST_S if given_s is None else min(_MOST_S, _SHARE * given_s)
 
 
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:
@@ -342,14 +350,6 @@ async def _measure(
             if not found:
                 left = [getattr(reduced(case.config, tried, error), name)]
     return found
-
-
-async def _sampling_s(case: PlanCase, sampler: Sampler, sizes: Sizes) -> float:
-    return sampling_s(case, sizes, await sampler.sampler_times())
-
-
-async def _learning_s(case: PlanCase, learner: Learner, sizes: Sizes) -> float:
-    return learning_s(case, sizes, await learner.micro_batch_s())
 
 
 def sampling_s(case: PlanCase, sizes: Sizes, times: SamplerTimes) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,7 +22,7 @@ from pipeline.data.models.find_shape import unused_bytes
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.data.text_files import parser_of
 from pipeline.deadline import SAFETY
-from pipeline.plan.choose_sizes import candidates, measuring_limit_s
+from pipeline.plan.choose_sizes import candidates, measuring_limit_s, time_given_s
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
@@ -121,7 +120,7 @@ def forecast(case: PlanCase, plan: SizedPlan) -> Forecast:
     # An earlier run of the same sizes has filled the caches of the host.
     warm = {"download": times["download"] * 0.0, "compile": compiling * _CACHED_SHARE}
     by_caches: dict[Caches, Times] = {"cold": times, "warm": {**times, **warm}}
-    given_s = _given_s(config)
+    given_s = time_given_s(config)
     outcomes = {end: _outcome(config, _at(times, end), time_s=given_s) for end in SCENARIOS}
     expected = outcomes["expected"]
     grpo = max(0, expected.steps - config.sft_steps)
@@ -198,14 +197,6 @@ def _download_bytes(case: PlanCase) -> int:
     if not case.config.model.path.startswith(HUB_PREFIXES):
         return 0
     return _PUBLISHED_BYTES * case.shape.parameters + unused_bytes(case.config)
-
-
-def _given_s(config: Config) -> float | None:
-    """The time budget in seconds, or the time left until its date; None: a budget of steps."""
-    budget = config.budget
-    if budget.until_s is None:
-        return budget.time_s
-    return max(0.0, budget.until_s - time.time())
 
 
 def _first_step_s(config: Config, s: Mapping[str, float], *, timed: bool) -> dict[str, float]:

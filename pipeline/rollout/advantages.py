@@ -18,21 +18,19 @@ EPSILON = 1e-6
 
 @dataclass(frozen=True)
 class GroupStats:
-    """Counts of groups by kind, and of rollouts without a reward.
+    """Counts of groups by kind.
 
     Attributes:
         mixed: groups with different rewards, the only ones with a policy gradient.
         all_equal: groups of two or more equal rewards, or rewards so close that their advantages
             are 0 in float32.
         short: groups with fewer than two rewards.
-        excluded: rollouts without a reward.
         overflow: groups whose advantages overflow because of too large rewards; they become 0.
     """
 
     mixed: int
     all_equal: int
     short: int
-    excluded: int
     overflow: int = 0
 
 
@@ -56,7 +54,7 @@ def group_advantages(
     Returns:
         float32 `group` for each group, and the counts of groups.
     """
-    advantages, excluded = [], 0
+    advantages = []
     counts = dict.fromkeys(("mixed", "all_equal", "short", "overflow"), 0)
     for group in rewards:
         values = np.array([np.nan if reward is None else reward for reward in group], np.float64)
@@ -71,8 +69,7 @@ def group_advantages(
             except FloatingPointError:
                 counts["overflow"] += 1
         advantages.append(advantage)
-        excluded += int((~valid).sum())
-    return advantages, GroupStats(**counts, excluded=excluded)
+    return advantages, GroupStats(**counts)
 
 
 def _of_group(scores: np.ndarray, kind: Advantage) -> np.ndarray:

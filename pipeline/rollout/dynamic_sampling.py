@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pipeline.types import Rollout
 
@@ -28,29 +27,7 @@ def has_signal(group: Group) -> bool:
     return len({rollout.reward for rollout in group if rollout.reward is not None}) > 1
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The groups of a step.
-
-    Attributes:
-        kept: groups to train on, in sampling order.
-        replaced: groups without signal that others replace.
-        surplus: groups with signal that are not needed.
-    """
-
-    kept: list[Group]
-    replaced: list[Group]
-    surplus: list[Group]
-
-
-def choose(groups: Sequence[Group], *, wanted: int) -> Chosen:
-    """The first `wanted` groups with signal, filled up with the first groups without."""
-    signal = [number for number, group in enumerate(groups) if has_signal(group)]
-    others = [number for number, group in enumerate(groups) if not has_signal(group)]
-    room = max(0, wanted - len(signal))
-    kept = {*signal[:wanted], *others[:room]}
-    return Chosen(
-        kept=[group for number, group in enumerate(groups) if number in kept],
-        replaced=[groups[number] for number in others[room:]],
-        surplus=[groups[number] for number in signal[wanted:]],
-    )
+def choose(groups: Sequence[Group], *, wanted: int) -> list[Group]:
+    """The first `wanted` groups with signal, filled up with the first without, in their order."""
+    ranked = sorted(range(len(groups)), key=lambda number: not has_signal(groups[number]))
+    return [groups[number] for number in sorted(ranked[:wanted])]

@@ -6,19 +6,16 @@
     reward/errors                       scores that failed, of all parts
     reward/PART                         mean of a part; reward/PART/NAME of its named numbers
     reward_parts/PART/STATISTIC:
-        std, q05, q50, q95              of its values
-        at_min, at_max                  rollouts at the lowest and the highest value of the step
         group_std                       mean over groups of the standard deviation
-        corr_length, corr_correct       as above; corr/OTHER with an earlier part
+        corr_length, corr_correct       as above
         none_share, error_share         returned None, failed; error_share/CAUSE by cause
         variance_share                  `part_statistics.Groups.variance_shares`
     groups/mixed, all_equal             groups whose advantages differ from 0; with equal rewards
-    groups/short, overflow              with fewer than two rewards; with too large rewards
-    groups/excluded_rollouts            number of rollouts without a reward
+    groups/short                        with fewer than two rewards
     groups/all_right, all_wrong         groups in which each rollout is right; is wrong
-    advantage/std, abs_mean, min, max   of the rollouts with a reward; 0 in groups without signal
+    advantage/std, max                  of the rollouts with a reward; 0 in groups without signal
     rollout/tokens_mean, max            tokens of a completion, the stop token included
-    rollout/tokens_q05 .. q95           their quantiles at 5, 25, 50, 75 and 95%
+    rollout/tokens_q05, q50, q95        their quantiles at 5, 50 and 95%
     rollout/tokens_right, tokens_wrong  mean tokens of right and wrong rollouts
     rollout/correct_share               right rollouts, where that is known
     rollout/well_formed_share           rollouts with the requested format that ended by themselves
@@ -51,13 +48,13 @@ import numpy as np
 
 from configs.schema import Config
 from pipeline.rollout.advantages import GroupStats
-from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
+from pipeline.rollout.part_statistics import Groups, correlation, repetition
 from pipeline.types import Rollout
 from rewards.answers import is_correct
 from rewards.base import NAME_SEPARATOR
 from rewards.format import is_well_formed
 
-_LENGTH_PERCENTILES = (5, 25, 50, 75, 95)
+_LENGTH_PERCENTILES = (5, 50, 95)
 
 
 def step_metrics(
@@ -74,8 +71,6 @@ def step_metrics(
         "groups/mixed": float(stats.mixed),
         "groups/all_equal": float(stats.all_equal),
         "groups/short": float(stats.short),
-        "groups/excluded_rollouts": float(stats.excluded),
-        "groups/overflow": float(stats.overflow),
     }
     if not rollouts:
         return groups
@@ -127,11 +122,8 @@ def _statistics(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]
     spreads = groups.spread(values)
     for number, part in enumerate(parts):
         prefix, own = f"reward_parts/{part}", values[number]
-        found |= {f"{prefix}/{key}": value for key, value in distribution(own).items()}
         found[f"{prefix}/group_std"] = spreads[number]
         found |= {f"{prefix}/{key}": correlation(own, other) for key, other in yardsticks.items()}
-        for earlier, other in zip(parts[:number], values, strict=False):
-            found[f"{prefix}/corr/{earlier}"] = correlation(own, other)
         found |= _missing(rollouts, part)
     found |= _variance_shares(values, parts, reward, groups, config.reward_weights)
     return {name: value for name, value in found.items() if value is not None}
@@ -180,12 +172,7 @@ def _advantages(rollouts: Sequence[Rollout]) -> dict[str, float]:
     values = np.array([one.advantage for one in rollouts if one.reward is not None], float)
     if not len(values):
         return {}
-    return {
-        "advantage/std": float(values.std()),
-        "advantage/abs_mean": float(np.abs(values).mean()),
-        "advantage/min": float(values.min()),
-        "advantage/max": float(values.max()),
-    }
+    return {"advantage/std": float(values.std()), "advantage/max": float(values.max())}
 
 
 def _completions(rollouts: Sequence[Rollout], config: Config) -> dict[str, float]:

@@ -12,7 +12,6 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from scipy.special import stdtrit
 
-_QUANTILES = {"q05": 0.05, "q50": 0.5, "q95": 0.95}
 _REPEATED = 4
 """Tokens of the n-grams whose repetition is measured."""
 
@@ -98,19 +97,6 @@ class Groups:
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sums over each group: float64 `parts groups`."""
         return np.add.reduceat(values.astype(float), self._starts, axis=1)
-
-
-def distribution(values: np.ndarray) -> dict[str, float]:
-    """Standard deviation, quantiles, and the shares at minimum and maximum of one part's values."""
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return {}
-    return {
-        "std": float(values.std()),
-        **{name: float(np.quantile(values, share)) for name, share in _QUANTILES.items()},
-        "at_min": float((values == values.min()).mean()),
-        "at_max": float((values == values.max()).mean()),
-    }
 
 
 def correlation(one: np.ndarray, other: np.ndarray) -> float | None:

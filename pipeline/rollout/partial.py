@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from pipeline.progress import PartialRollouts
-from pipeline.types import Completion
+from pipeline.types import Completion, RolloutRequest
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class PartialSplit:
 
     Attributes:
         finished: rollouts to train on: whole groups, or with "drop" what is left of them.
-        partial: rollouts that a later step continues.
+        partial: whole groups with rollouts that a later step continues, oldest first.
         tokens: tokens sampled in this step.
         truncated: number of rollouts truncated in this step.
         continued: number of rollouts that this step continued.
@@ -33,7 +32,7 @@ class PartialSplit:
     """
 
     finished: list[Completion]
-    partial: PartialRollouts
+    partial: tuple[Completion, ...]
     tokens: int
     truncated: int
     continued: int
@@ -47,21 +46,30 @@ class PartialSplit:
         return metrics | {"rollout/partial": float(len(self.partial))}
 
 
+def continuations(partial: Sequence[Completion]) -> list[RolloutRequest]:
+    """Requests that continue the truncated rollouts."""
+    return [
+        RolloutRequest(completion.name, completion.prompt_tokens, partial=completion)
+        for completion in partial
+        if completion.stop_reason == "truncated"
+    ]
+
+
 def split_partial(
     sampled: Sequence[Completion],
-    earlier: PartialRollouts,
+    earlier: Sequence[Completion],
     *,
     mode: Literal["off", "keep", "drop"],
 ) -> PartialSplit:
     """Splits the completions of a step.
 
     Args:
-        sampled: completions of `earlier.requests()` and of new groups, group by group.
-        earlier: partial rollouts of earlier steps.
+        sampled: completions of `continuations(earlier)` and of new groups, group by group.
+        earlier: `PartialSplit.partial` of the step before.
         mode: `rollout.partial`: what happens to truncated rollouts.
     """
     found = {completion.name: completion for completion in sampled}
-    old = [found.pop(completion.name, completion) for completion in earlier.completions]
+    old = [found.pop(completion.name, completion) for completion in earlier]
     all_rollouts = [*old, *found.values()]
     truncated = sum(completion.stop_reason == "truncated" for completion in sampled)
     finished: list[Completion] = []
@@ -75,7 +83,7 @@ def split_partial(
             finished += own
     return PartialSplit(
         finished=finished,
-        partial=PartialRollouts(tuple(left)),
+        partial=tuple(left),
         tokens=sum(completion.num_new for completion in sampled),
         truncated=truncated,
         continued=len(sampled) - len(found),

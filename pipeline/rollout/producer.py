@@ -37,7 +37,7 @@ from pipeline.data.packing import sequences_for_step
 from pipeline.progress import SamplingState, SignalShare
 from pipeline.rollout import dynamic_sampling
 from pipeline.rollout.dispatch import counting
-from pipeline.rollout.partial import split_partial
+from pipeline.rollout.partial import continuations, split_partial
 from pipeline.rollout.rollout_step import (
     DemonstrationStep,
     RolloutStep,
@@ -114,13 +114,6 @@ class RolloutProducer:
             raise error
         self._ahead = sampling
 
-    @property
-    def unused(self) -> RolloutStep | None:
-        """Rollouts that were sampled ahead and not taken."""
-        if self._ahead is None or self._ahead.exception() is not None:
-            return None
-        return self._ahead.result()
-
     def _demonstrations(self, step: TrainStep, state: SamplingState) -> DemonstrationStep:
         config = self._run.config
         assert self._run.data.sft is not None
@@ -154,14 +147,15 @@ class RolloutProducer:
         groups = [
             list(own) for _, own in groupby(rollouts, key=lambda one: one.completion.name.group)
         ]
-        chosen = dynamic_sampling.choose(groups, wanted=settings.prompts_per_step)
+        wanted, own = settings.prompts_per_step, sum(map(dynamic_sampling.has_signal, groups))
+        kept, surplus = dynamic_sampling.choose(groups, wanted=wanted), max(0, own - wanted)
         return RolloutStep(
             step.number,
             state,
             tuple(rounds),
-            [rollout for group in chosen.kept for rollout in group],
-            replaced=len(chosen.replaced),
-            surplus=len(chosen.surplus),
+            [rollout for group in kept for rollout in group],
+            replaced=len(groups) - len(kept) - surplus,
+            surplus=surplus,
             signal=signal,
         )
 
@@ -197,7 +191,7 @@ class RolloutProducer:
             for prompt in prompts
             for sample in range(config.rollout.group_size)
         ]
-        requests = [*state.partial.requests(), *new]
+        requests = [*continuations(state.partial), *new]
         early = EarlyScoring(workers.scorer, self._inputs_of)
 
         def report(completions: Sequence[Completion]) -> None:

@@ -106,14 +106,6 @@ class RolloutStep:
         prompts = self.state.prompts_sampled + sum(part.prompts for part in self.rounds)
         return SamplingState(self.split.partial, prompts, self.signal)
 
-    @property
-    def decode_work(self) -> DecodeWork:
-        """Work of the samplers."""
-        work = DecodeWork()
-        for part in self.rounds:
-            work.add(part.work)
-        return work
-
     def counted(self, progress: Progress) -> Progress:
         """Adds the step to the counters."""
         rollouts = self.all_rollouts
@@ -131,9 +123,11 @@ class RolloutStep:
 
     def metrics(self, config: Config) -> dict[str, float]:
         """Metrics of all sampled rollouts."""
-        counts = [vars(part.stats) for part in self.rounds]
+        work, counts = DecodeWork(), [vars(part.stats) for part in self.rounds]
+        for part in self.rounds:
+            work.add(part.work)
         stats = GroupStats(**{name: sum(count[name] for count in counts) for name in counts[0]})
-        metrics = step_metrics(self.all_rollouts, stats, config) | self.decode_work.metrics
+        metrics = step_metrics(self.all_rollouts, stats, config) | work.metrics
         if config.rollout.partial != "off":
             metrics |= self.split.metrics
         if config.rollout.dynamic_sampling != "off":
@@ -149,7 +143,6 @@ class RolloutStep:
             for rollout in self.all_rollouts
             if rollout.completion.name not in kept
         ]
-        wasted = sum(unused) / max(1, self.tokens)
         return {
             "rollout/rounds": float(len(self.rounds)),
             "rollout/prompts": float(sum(part.prompts for part in self.rounds)),
@@ -157,7 +150,6 @@ class RolloutStep:
             "rollout/groups_surplus": float(self.surplus),
             "rollout/tokens_wasted": float(sum(unused)),
             "rollout/signal_share": self.signal.share,
-            "time/wasted_s": wasted * self.seconds,
         }
 
     def _staleness(self) -> dict[str, float]:
@@ -198,11 +190,6 @@ class DemonstrationStep:
     def next_state(self) -> SamplingState:
         """The sampling state after the step."""
         return self.state
-
-    @property
-    def decode_work(self) -> DecodeWork:
-        """None: an SFT step generates no tokens."""
-        return DecodeWork()
 
     def counted(self, progress: Progress) -> Progress:
         """The counters: all counters of an SFT step come from its update."""

@@ -9,8 +9,7 @@ adapter. The death of a process raises `WorkerDied`, which ends the process of t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from configs.schema import Config
@@ -189,32 +188,12 @@ class Workers:
     async def uses(self) -> dict[str, ProcessUse]:
         """What each process did with its time since the last call, and its memory, by name.
 
-        The processes are learner, `sampler 0`, ...; those of a reward part are `reward PART`, with
-        their time only.
+        The processes are learner, `sampler 0`, ...; `rewards` are all of the reward functions, with
+        their time by function.
         """
         found = await asyncio.gather(*(process.use() for process in self.reporting.values()))
-        busy = await self.scorer.busy_s()
-        return {
-            **dict(zip(self.reporting, found, strict=True)),
-            **{f"reward {part}": ProcessUse({"scoring": one}) for part, one in busy.items()},
-        }
-
-    async def start_traces(self, folder: Path) -> dict[str, str]:
-        """Begins a trace of each process in a folder of its own below `folder`; see `_errors`."""
-        return await self._errors(
-            process.start_trace(str(folder / name.replace(" ", "_")))
-            for name, process in self.reporting.items()
-        )
-
-    async def stop_traces(self) -> dict[str, str]:
-        """Writes the traces; see `_errors`."""
-        return await self._errors(process.stop_trace() for process in self.reporting.values())
-
-    async def _errors(self, calls: Iterable[Awaitable[None]]) -> dict[str, str]:
-        """The errors of a call of each process, by name: a trace must not end the run."""
-        found = await asyncio.gather(*calls, return_exceptions=True)
-        pairs = zip(self.reporting, found, strict=True)
-        return {name: str(error) for name, error in pairs if error is not None}
+        rewards = ProcessUse(await self.scorer.busy_s())
+        return {**dict(zip(self.reporting, found, strict=True)), "rewards": rewards}
 
     # --- stop signal and time limit
 

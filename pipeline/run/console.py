@@ -263,6 +263,7 @@ def view(status: Status, *, ascii_only: bool = False) -> RenderableType:
     for label, text in figures(status):
         rows.add_row(Text(label, "dim"), Text(text))
     if (alarm := status.last_alarm) is not None:
-        rows.add_row(Text("last alarm", "dim"), Text(f"step {alarm.step}: {alarm.text}", "yellow"))
+        last = Text(f"step {alarm['step']}: {alarm['text']}", "yellow")
+        rows.add_row(Text("last alarm", "dim"), last)
     # Rich falls back to ASCII in bars, not in rules.
     return Group(Rule(characters="-" if ascii_only else "─", style="dim"), rows)

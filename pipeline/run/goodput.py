@@ -164,7 +164,7 @@ def time_use(rows: Iterable[Row], journal: Iterable[Row], *, used_s: float = 0.0
         # Those of a step that did not end are lost.
         parts.append({p: value for p, value in entry["seconds"].items() if p not in _UNFINISHED})
         if entry["event"] == ENDED:
-            ended_s = entry["summary"]["wall_s"]
+            ended_s = entry["elapsed_s"]
             continue
         if ended_s is not None:
             parts.append({"end": entry["used_before_s"] - ended_s})

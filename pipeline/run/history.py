@@ -10,7 +10,7 @@ RESUMED = "resumed"
 STARTED = "started"
 """Journal event: a process has started; with the hashes of what it reads."""
 ENDED = "ended"
-"""Journal event: a clean end with its summary."""
+"""Journal event: a clean end, after which the summary is there."""
 RESTARTED = "restarted"
 """Journal event: the run died or hung, and its parent has started it again; with the reason."""
 REWARDS_CHANGED = "rewards_changed"
@@ -21,9 +21,7 @@ SETTINGS_CHANGED = "settings_changed"
 Entry = TypeVar("Entry", bound=Mapping[str, Any])
 
 
-def valid_entries(
-    entries: Iterable[Entry], events: Collection[str], *, since: str | None = None
-) -> list[Entry]:
+def valid_entries(entries: Iterable[Entry], events: Collection[str]) -> list[Entry]:
     """Entries of these events, oldest first, without those that a later resume rolled back.
 
     An entry is rolled back if a later resume starts after an earlier `step`; one without a `step`
@@ -32,38 +30,13 @@ def valid_entries(
     Args:
         entries: the journal.
         events: kinds of entries, but for `RESUMED`.
-        since: an event; entries before the last one are left out.
     """
     found: list[Entry] = []
     for entry in entries:
         if entry["event"] == RESUMED:
             found = [earlier for earlier in found if earlier.get("step", 0) <= entry["step"]]
-        elif entry["event"] in {*events, since}:
+        elif entry["event"] in events:
             found.append(entry)
-    last = max((at for at, entry in enumerate(found) if entry["event"] == since), default=-1)
-    return found[last + 1 :]
-
-
-def last_summary(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The summary of the last clean end; None if there was none, or the run was resumed since."""
-    found = None
-    for entry in entries:
-        if entry["event"] in {ENDED, RESUMED}:
-            found = entry.get("summary")
-    return found
-
-
-def rewards_changed_after(entries: Iterable[Mapping[str, Any]]) -> int:
-    """The last step by other rewards than now; 0: there is none.
-
-    A resume after an earlier step does not undo a change: it then holds from that step on.
-    """
-    found = 0
-    for entry in entries:
-        if entry["event"] == REWARDS_CHANGED:
-            found = entry["after_step"]
-        elif entry["event"] == RESUMED:
-            found = min(entry["step"], found)
     return found
 
 

@@ -27,14 +27,11 @@ from pipeline.protocols import ProcessUse
 from pipeline.run.goodput import DEVICE_PHASES, TimeUse, phase_seconds, step_seconds, time_use
 from pipeline.run.history import ENDED
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import DecodeWork
 
 Figures = dict[str, float]
 
 LEARNER, SAMPLERS = "learner", "samplers"
 """Kinds of processes with devices."""
-REWARD = "reward "
-"""Begins the names of the uses of reward parts."""
 _USEFUL, _REMATERIALIZED = 4.0, 6.0
 """Operations per token and parameter that a LoRA update needs, and with full rematerialization."""
 _HOUR_S = 3600.0
@@ -103,42 +100,13 @@ def _planned_bytes(case: PlanCase, sizes: Sizes) -> dict[str, int]:
     return {LEARNER: learning, SAMPLERS: sampling}
 
 
-@dataclass(frozen=True)
-class Work:
-    """Work of a training step.
-
-    Attributes:
-        decode: of the samplers.
-        trained: tokens in the loss.
-        positions: of all passes over the learner's micro-batches, padding included.
-        padded: padding positions among them.
-    """
-
-    decode: DecodeWork
-    trained: int
-    positions: int
-    padded: int
-
-    @staticmethod
-    def of(decode: DecodeWork, learned: Mapping[str, float], *, passes: int) -> Work:
-        """The work of a step.
-
-        Args:
-            decode: of the samplers.
-            learned: metrics of the update.
-            passes: over the batch.
-        """
-        positions, padded = int(learned["positions"]), int(learned["tokens_padded"])
-        return Work(decode, int(learned["tokens_trained"]), passes * positions, passes * padded)
-
-
-def speeds(row: Mapping[str, float], work: Work, hardware: Hardware) -> Figures:
+def speeds(row: Mapping[str, float], hardware: Hardware, *, passes: int) -> Figures:
     """Speeds of a step, and what it uses of the chips; what is not defined is left out.
 
     Args:
-        row: the step's `time/devices/PHASE_s` and `time/PHASE_s`.
-        work: of the step.
+        row: metrics of the step.
         hardware: of the run.
+        passes: of the learner over the batch.
 
     Returns:
         Tokens per second of the step (`generated`, `trained`; `useful` per chip) and of a phase,
@@ -147,18 +115,23 @@ def speeds(row: Mapping[str, float], work: Work, hardware: Hardware) -> Figures:
     chips, learning = hardware.total_chips, hardware.chips[LEARNER]
     sampling = chips - learning if SAMPLERS in hardware.chips else learning
     prefill, decode, update = (chips * row[f"time/devices/{phase}_s"] for phase in DEVICE_PHASES)
-    step_s, tokens, learned = step_seconds(row), work.decode.tokens, work.positions - work.padded
-    parameters, flops = hardware.parameters, hardware.flops * update
+    trained, positions, padded = (
+        row.get(f"learner/{name}", row.get(f"sft/{name}", 0.0))
+        for name in ("tokens_trained", "positions", "tokens_padded")
+    )
+    step_s, generated = step_seconds(row), row.get("tokens/generated", 0.0)
+    learned, flops = passes * (positions - padded), hardware.flops * update
+    operations = hardware.operations * hardware.parameters * passes * positions
     ratios = {
-        "generated_tokens_per_s": (tokens, step_s),
-        "trained_tokens_per_s": (work.trained, step_s),
-        "useful_tokens_per_s_chip": (work.trained, step_s * chips),
+        "generated_tokens_per_s": (generated, step_s),
+        "trained_tokens_per_s": (trained, step_s),
+        "useful_tokens_per_s_chip": (trained, step_s * chips),
         # Chip-seconds over chips: the mean seconds of a process.
-        "prefill_tokens_per_s": (work.decode.prompt_tokens, prefill / sampling),
-        "decode_tokens_per_s": (tokens, decode / sampling),
+        "prefill_tokens_per_s": (row.get("rollout/prompt_positions", 0.0), prefill / sampling),
+        "decode_tokens_per_s": (generated, decode / sampling),
         "update_tokens_per_s": (learned, update / learning),
-        "mfu": (_USEFUL * parameters * learned, flops),
-        "hfu": (hardware.operations * parameters * work.positions, flops),
+        "mfu": (_USEFUL * hardware.parameters * learned, flops),
+        "hfu": (operations, flops),
     }
     return {name: amount / total for name, (amount, total) in ratios.items() if amount and total}
 
@@ -204,8 +177,8 @@ class RunMeter:
         self,
         row: Mapping[str, float],
         uses: Mapping[str, ProcessUse],
-        work: Work,
         *,
+        passes: int,
         progress: Progress,
         sizes: Sizes,
     ) -> Figures:
@@ -214,23 +187,19 @@ class RunMeter:
         Args:
             row: its metrics so far, with `time/elapsed_s` and those of `driver_metrics`.
             uses: of all workers in the step.
-            work: of the step.
+            passes: of the learner over the batch.
             progress: the step included.
             sizes: of the step.
         """
         found = {
             f"time/devices/{phase}_s": self._mean_over_chips(uses, phase) for phase in DEVICE_PHASES
         }
-        found |= {
-            f"time/scoring/{name.removeprefix(REWARD)}_s": use.seconds["scoring"]
-            for name, use in uses.items()
-            if name.startswith(REWARD)
-        }
+        scoring = uses["rewards"].seconds
+        found |= {f"time/scoring/{part}_s": seconds for part, seconds in scoring.items()}
         row = {**row, **found}
         parts: dict[str, Mapping[str, float]] = {
-            "tokens": {"generated": float(work.decode.tokens)},
             "goodput": TimeUse(phase_seconds(row), [row]).goodput,
-            "speed": speeds(row, work, self._hardware),
+            "speed": speeds(row, self._hardware, passes=passes),
             "cost": self.cost(progress, used_s=row["time/elapsed_s"]),
             "hbm": self._memory(uses, sizes),
         }
@@ -263,7 +232,7 @@ class RunMeter:
             elapsed_s: seconds that the run has used.
         """
         folder, seconds = self._folder, self.phases.take()
-        entry = {"event": ENDED, "summary": {"wall_s": elapsed_s}, "seconds": seconds}
+        entry = {"event": ENDED, "elapsed_s": elapsed_s, "seconds": seconds}
         return time_use(folder.metrics, [*folder.entries(), entry]), seconds
 
     def _mean_over_chips(self, uses: Mapping[str, ProcessUse], phase: str) -> float:
@@ -279,13 +248,7 @@ class RunMeter:
         for process, use in uses.items():
             if use.memory is None:
                 continue
-            memory = use.memory
-            known = {
-                "planned": planned.get(_kind(process)),
-                "compiled": max(memory.programs.values(), default=None),
-                "in_use": memory.arrays,
-                "peak": memory.peak,
-            }
+            known = {"planned": planned.get(_kind(process)), **vars(use.memory)}
             name = process.replace(" ", "_")
             found |= {
                 f"{name}/{key}_gib": size / GIB for key, size in known.items() if size is not None

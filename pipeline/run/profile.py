@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Awaitable, Callable
 
-from pipeline.rollout.workers import Workers
-from pipeline.run.records import Records
+from pipeline.protocols import Worker
+from pipeline.run_context import RunContext
 
 FOLDER = "profile"
 
 
 class Profiler:
-    """Profiles the training steps that `profile.steps` names; their results do not change.
+    """Profiles the training steps that `profile.steps` names; their results do not change."""
 
-    Args:
-        steps: first and last, counted from 1; None: no profile.
-        workers: trace their processes.
-        records: of the run, in whose folder the profile is.
-    """
-
-    def __init__(
-        self, steps: tuple[int, int] | None, *, workers: Workers, records: Records
-    ) -> None:
-        self._steps, self._folder = steps, records.folder.path / FOLDER
-        self._workers, self._log = workers, records
+    def __init__(self, run: RunContext) -> None:
+        self._run, self._steps = run, run.config.profile.range
+        self._folder = run.folder.path / FOLDER
         self._is_tracing = False
 
     async def begin(self, step: int) -> None:
@@ -36,7 +29,7 @@ class Profiler:
             return
         if self._steps[0] <= step <= self._steps[1]:
             self._is_tracing = True
-            self._report(await self._workers.start_traces(self._folder))
+            await self._each(lambda one, name: one.start_trace(str(self._folder / name)))
 
     async def end(self, step: int) -> None:
         """Writes the profile, if the step that has ended was its last one."""
@@ -47,9 +40,14 @@ class Profiler:
         """Writes what was profiled, if anything was."""
         if self._is_tracing:
             self._is_tracing = False
-            self._report(await self._workers.stop_traces())
-            self._log.say(f"profile: {self._folder}")
+            await self._each(lambda one, _: one.stop_trace())
+            self._run.records.say(f"profile: {self._folder}")
 
-    def _report(self, errors: Mapping[str, str]) -> None:
-        for process, error in errors.items():
-            self._log.say(f"no profile of {process}: {error}")
+    async def _each(self, call: Callable[[Worker, str], Awaitable[None]]) -> None:
+        """Calls each process; shows errors, which must not end the run."""
+        processes = self._run.workers.reporting
+        calls = (call(one, name.replace(" ", "_")) for name, one in processes.items())
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        for name, error in zip(processes, found, strict=True):
+            if error is not None:
+                self._run.records.say(f"no profile of {name}: {error}")

@@ -140,12 +140,9 @@ def write_rows(path: Path, rows: Iterable[Row]) -> None:
 
 
 def supersede_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Appends rows that a resume leaves behind to `NAME.superseded.jsonl`, each once."""
-    target = path.with_suffix(".superseded.jsonl")
-    known = set(map(_line, read_rows(target)))  # of a process that was killed meanwhile
+    """Appends rows that a resume leaves behind to `NAME.superseded.jsonl`."""
     for row in rows:
-        if _line(row) not in known:
-            append_row(target, row)
+        append_row(path.with_suffix(".superseded.jsonl"), row)
 
 
 def _object(text: bytes, place: str) -> dict[str, Any]:

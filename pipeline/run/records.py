@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from configs.evaluation import WEIGHTED_SUM
-from pipeline.data.packed_batch import PackedRow
+from pipeline.alarms import Alarm
 from pipeline.evaluate.summary import (
     NO_VALUE,
     mean_of,
@@ -23,31 +23,13 @@ from pipeline.evaluate.summary import (
 from pipeline.run.console import Console
 from pipeline.run.history import rewards_version
 from pipeline.run.mirror import Mirror
-from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.status import BestValidation, LastAlarm
 from pipeline.run.tracking import Tracker
-from pipeline.types import Rollout, ShowProgress
+from pipeline.types import ShowProgress
 from rewards.base import RewardError
 
-ALARM = "alarm"
-"""Journal event."""
 _SOURCE_LINE = re.compile(r"\(([^()]+:\d+)\)$")
 """File and line at the end of an error's message."""
-
-
-def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
-    """Packed demonstrations of the SFT phase as JSON objects."""
-    return [
-        {
-            "id": example.id,
-            "sequence": number,
-            "prompt_tokens": example.prompt_tokens.tolist(),
-            "tokens": example.completion_tokens.tolist(),
-        }
-        for number, packed in enumerate(sequences)
-        for example in packed
-    ]
 
 
 def evaluation_line(summary: Mapping[str, Any]) -> str:
@@ -112,43 +94,19 @@ class Records:
     def step(
         self,
         step: int,
-        name: str,
-        metrics: Mapping[str, float],
-        rollouts: Sequence[Rollout],
-        *,
-        tokens: bool,
-        trained: bool = True,
-    ) -> None:
-        """Records a GRPO step; leaves out metrics that are not finite.
-
-        Args:
-            step: counted from 1.
-            name: name of the rollouts file.
-            metrics: of the step.
-            rollouts: of the step.
-            tokens: whether to write token ids and log-probs.
-            trained: false: a resume repeats the step, and W&B keeps the first row of a step.
-        """
-        # First, because W&B's thread reads the file of a step that it is told of.
-        self.folder.write_rollouts(name, rollout_records(rollouts, tokens=tokens))
-        self._metrics(step, metrics, rollouts=name, trained=trained)
-
-    def demonstrations(self, name: str, sequences: Sequence[PackedRow]) -> None:
-        """Writes the packed demonstrations of an SFT step."""
-        self.folder.write_rollouts(name, demonstration_rows(sequences))
-
-    def sft_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records an SFT step, counted from 1; leaves out metrics that are not finite."""
-        self._metrics(step, metrics)
-
-    def _metrics(
-        self,
-        step: int,
         metrics: Mapping[str, float],
         *,
         rollouts: str | None = None,
         trained: bool = True,
     ) -> None:
+        """Records the metrics of a step that are finite numbers.
+
+        Args:
+            step: counted from 1.
+            metrics: of the step.
+            rollouts: name of the file of its rollouts, which is there: W&B's thread reads it.
+            trained: false: a resume repeats the step, and W&B keeps the first row of a step.
+        """
         metrics = finite(metrics)
         self.folder.write_metrics({"step": step, **metrics})
         if trained:
@@ -236,20 +194,12 @@ class Records:
         Args:
             entry: its journal entry; None: there is none.
         """
-        self.console.update(best_validation=None if entry is None else BestValidation.of(entry))
         if entry is not None and entry != self._best:
             self._best = entry
+            shown = {"step": entry["step"], "metric": metric_title(entry), "value": mean_of(entry)}
+            self.console.update(best_validation=shown)
             metrics = _evaluation_metrics(entry["name"], entry)
             self.tracker.summarize({"best/step": entry["step"], **metrics})
-
-    @property
-    def last_alarm(self) -> LastAlarm | None:
-        """The last alarm of earlier processes."""
-        alarms = self.folder.valid_entries(ALARM)
-        if not alarms:
-            return None
-        step, rule, part = (alarms[-1][key] for key in ("step", "rule", "part"))
-        return LastAlarm(step, rule, f"{rule} {part}".strip())
 
     def comparison(self, name: str, compared: Mapping[str, Any]) -> None:
         """Shows the result of `evaluation.compare`."""
@@ -269,11 +219,14 @@ class Records:
             metadata = {name: facts[name] for name in ("version", "adapter_sha256", "reason")}
             self.tracker.log_adapter(Path(facts["folder"]), metadata=metadata)
 
-    # --- events
+    def alarm(self, alarm: Alarm) -> None:
+        """Records an alarm, makes it the last one on the console, and sends an alert."""
+        self.event("alarm", alarm.text, **alarm.facts)
+        self.console.update(last_alarm={"step": alarm.step, "rule": alarm.rule, "text": alarm.text})
+        title = f"alarm {alarm.rule} {alarm.part}".strip()
+        self.tracker.alert(title, alarm.text, level="ERROR" if alarm.action == "stop" else "WARN")
 
-    def events(self, event: str) -> Iterator[dict[str, Any]]:
-        """Journal entries of one kind, oldest first."""
-        return self.folder.events(event)
+    # --- events
 
     def journal(self, event: str, **facts: Any) -> None:
         """Appends an entry to the journal."""
@@ -282,15 +235,7 @@ class Records:
     def event(self, event: str, text: str, **facts: Any) -> None:
         """Appends an entry to the journal and shows `text` on the console."""
         self.folder.journal(event, **facts)
-        if event == ALARM:
-            self._alarm(text, **facts)
         self.console.say(text)
-
-    def _alarm(self, text: str, *, rule: str, part: str, step: int, action: str, **_: Any) -> None:
-        """Makes an alarm the last one on the console, and sends an alert."""
-        self.console.update(last_alarm=LastAlarm(step, rule, text))
-        title = f"alarm {rule} {part}".strip()
-        self.tracker.alert(title, text, level="ERROR" if action == "stop" else "WARN")
 
     def say(self, text: str) -> None:
         """Shows a line on the console."""

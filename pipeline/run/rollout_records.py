@@ -1,4 +1,4 @@
-"""Records of rollouts: all that is needed to read them and to score them again."""
+"""Records of rollouts, all that is needed to read and to score them again; of demonstrations."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.data.packed_batch import PackedRow
 from pipeline.types import Rollout
 from rewards.base import RewardInput, Tags
 
@@ -56,6 +57,20 @@ def rollout_records(rollouts: Sequence[Rollout], *, tokens: bool) -> list[dict[s
                 row["processed_logprobs"] = completion.processed_logprobs.tolist()
         rows.append(row)
     return rows
+
+
+def demonstration_rows(sequences: Sequence[PackedRow]) -> list[dict[str, Any]]:
+    """Packed demonstrations of the SFT phase as JSON objects."""
+    return [
+        {
+            "id": example.id,
+            "sequence": number,
+            "prompt_tokens": example.prompt_tokens.tolist(),
+            "tokens": example.completion_tokens.tolist(),
+        }
+        for number, packed in enumerate(sequences)
+        for example in packed
+    ]
 
 
 def _mean(logprobs: np.ndarray) -> float | None:

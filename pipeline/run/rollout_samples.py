@@ -1,4 +1,4 @@
-"""What W&B shows of the rollouts of a step: a table of some, histograms of all."""
+"""What W&B and the report show of the rollouts of a step: some of them, histograms of all."""
 
 from __future__ import annotations
 
@@ -16,29 +16,31 @@ _SHOWN = (
 )
 
 
-def sample_table(
-    records: Sequence[Record], *, step: int
-) -> tuple[list[str], list[list[str | float | None]]]:
+def picked(records: Sequence[Record], *, each: int) -> list[tuple[str, Record]]:
     """The best, median and worst rollouts of a step by reward, each once, best first.
 
     Of equal ones those with the highest advantage are the best: a rare success, a rare failure.
 
     Args:
         records: of the step; those without a reward are left out.
-        step: the step.
-
-    Returns:
-        The columns and rows of a table.
+        each: rollouts of each kind.
     """
     ranked = sorted(
         (record for record in records if record["reward"] is not None),
         key=lambda record: (record["reward"], record["advantage"]),
         reverse=True,
     )
-    last = len(ranked) - EACH
+    last = len(ranked) - each
     starts = {"median": last // 2, "worst": last, "best": 0}  # a later one counts
-    picks = {first + n: kind for kind, first in starts.items() for n in range(EACH)}
-    chosen = [(picks[n], record) for n, record in enumerate(ranked) if n in picks]
+    kinds = {first + n: kind for kind, first in starts.items() for n in range(each)}
+    return [(kinds[n], record) for n, record in enumerate(ranked) if n in kinds]
+
+
+def sample_table(
+    records: Sequence[Record], *, step: int
+) -> tuple[list[str], list[list[str | float | None]]]:
+    """The columns and rows of a table of the `picked` rollouts of a step."""
+    chosen = picked(records, each=EACH)
     parts = list(dict.fromkeys(part for _, record in chosen for part in record["rewards"]))
     rows = [
         [

@@ -24,7 +24,7 @@ from configs.resume import (
 )
 from configs.schema import Config
 from configs.toml_text import show_value
-from pipeline.run.history import ENDED, RESUMED, last_summary, valid_entries
+from pipeline.run.history import ENDED, RESUMED, valid_entries
 from pipeline.run.record_files import (
     RESTORE,
     DamagedFileError,
@@ -254,17 +254,17 @@ class RunFolder:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The summary of the last clean end, from the journal; None if the run was resumed since.
+        """The summary of the last clean end; None if there was none, or the run was resumed since.
 
         Raises:
-            DamagedFileError: if the journal is damaged.
+            DamagedFileError: if it does not parse.
         """
-        return last_summary(self.entries())
+        return read_json(self._summary)
 
     def write_summary(self, summary: Mapping[str, Any], **facts: Any) -> None:
-        """Replaces `summary.json`, which is a copy for users, and journals the summary."""
+        """Writes `summary.json`, and journals the end with these facts."""
         write_json(self._summary, summary)
-        self.journal(ENDED, summary=dict(summary), **facts)
+        self.journal(ENDED, ended=summary["ended"], **facts)
 
     @property
     def plan(self) -> dict[str, Any] | None:
@@ -298,12 +298,12 @@ class RunFolder:
         """The journal's entries of one event, oldest first; raises as `entries`."""
         return (entry for entry in self.entries() if entry["event"] == event)
 
-    def valid_entries(self, *events: str, since: str | None = None) -> list[dict[str, Any]]:
+    def valid_entries(self, *events: str) -> list[dict[str, Any]]:
         """Entries that no later resume rolled back; see `history.valid_entries`.
 
         Raises as `entries`.
         """
-        return valid_entries(self.entries(), events, since=since)
+        return valid_entries(self.entries(), events)
 
     @property
     def metrics(self) -> list[dict[str, Any]]:
@@ -347,12 +347,15 @@ class RunFolder:
     def rewind_to(self, step: int) -> None:
         """Moves the records of steps after `step` aside: they are written again.
 
-        Rows go to `NAME.superseded.jsonl`, beside the file that they were in; the summary, which
-        the journal has, to `summary.superseded.json`. The journal is kept.
+        They go to `NAME.superseded.jsonl`, beside the file that they were in, and so does the
+        summary; a kill meanwhile may leave them there twice. The journal is kept.
         """
         if not self._journal.is_file():
             return
         self.journal(RESUMED, step=step)
+        if (summary := self.summary) is not None:
+            supersede_rows(self._summary, [summary])
+            self._summary.unlink()
         rows = list(read_rows(self._metrics))
         later = [row for row in rows if row["step"] > step]
         if later:
@@ -364,8 +367,6 @@ class RunFolder:
                     path = self.rollouts_file(f"{kind}_{number:06d}")
                     supersede_rows(path, read_rows(path))
                     path.unlink()
-        if self._summary.is_file():
-            self._summary.replace(self._summary.with_suffix(".superseded.json"))
 
     def _steps_with_file(self, kind: str) -> list[int]:
         stems = (path.stem for path in self.rollouts.glob(f"{kind}_*.jsonl"))

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 
-from pipeline.evaluate.summary import ACCURACY, mean_of, metric_title, show_number
+from pipeline.evaluate.summary import ACCURACY, show_number
 from pipeline.run.record_files import TIME_FORMAT
 
 PHASES = {
@@ -66,43 +66,6 @@ class Activity:
 
 
 @dataclass(frozen=True)
-class BestValidation:
-    """The best validation so far.
-
-    Attributes:
-        step: training steps before it.
-        metric: see `metric_title`.
-        value: its mean.
-    """
-
-    step: int
-    metric: str
-    value: float
-
-    @staticmethod
-    def of(entry: Mapping[str, Any]) -> BestValidation:
-        """The validation of a journal entry with a mean."""
-        value = mean_of(entry)
-        assert value is not None
-        return BestValidation(entry["step"], metric_title(entry), value)
-
-
-@dataclass(frozen=True)
-class LastAlarm:
-    """The last alarm.
-
-    Attributes:
-        step: counted from 1.
-        rule: its table in `alarms`.
-        text: what happened, where to look, what to do.
-    """
-
-    step: int
-    rule: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Status:
     """What a run does now.
 
@@ -111,8 +74,8 @@ class Status:
         phase: of the driver, see `pipeline.clock`; at the end how the run ended.
         step: training steps done.
         steps_planned: as planned now; None: not known yet.
-        best_validation: None: there was none.
-        last_alarm: None: there was none.
+        best_validation: `step`, `metric` (see `metric_title`), `value`; None: there was none.
+        last_alarm: `step` (counted from 1), `rule`, `text`; None: there was none.
         metrics: of the last step.
         activities: work that is under way.
         elapsed_s: time used by the run.
@@ -126,8 +89,8 @@ class Status:
     phase: str = ""
     step: int = 0
     steps_planned: int | None = None
-    best_validation: BestValidation | None = None
-    last_alarm: LastAlarm | None = None
+    best_validation: Mapping[str, Any] | None = None
+    last_alarm: Mapping[str, Any] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     activities: tuple[Activity, ...] = ()
     elapsed_s: float = 0.0
@@ -155,7 +118,6 @@ class Status:
     def to_json(self, now: datetime) -> dict[str, Any]:
         """Content of `status.json`, written at `now` by this process."""
         end, left_s = self.expected_end, self.left_s
-        best, alarm = self.best_validation, self.last_alarm
         return {
             "time": now.strftime(TIME_FORMAT),
             "pid": os.getpid(),
@@ -165,11 +127,11 @@ class Status:
             "activities": [asdict(activity) for activity in self.activities],
             "step": self.step,
             "steps_planned": self.steps_planned,
-            "best_validation": None if best is None else asdict(best),
+            "best_validation": self.best_validation,
             "elapsed_s": round(self.elapsed_s, 1),
             "left_s": None if left_s is None else round(left_s, 1),
             "expected_end": None if end is None else end.strftime(TIME_FORMAT),
-            "last_alarm": None if alarm is None else asdict(alarm),
+            "last_alarm": self.last_alarm,
             "metrics": shown_metrics(self.metrics),
             "progress": self.progress,
             "slow": self.slow,
@@ -213,8 +175,9 @@ def figures(status: Status) -> Iterator[tuple[str, str]]:
             f"{metrics['groups/mixed']:.0f} mixed, {metrics['groups/all_equal']:.0f} equal",
         )
     if (best := status.best_validation) is not None:
-        value = f"{best.value:.1%}" if best.metric == ACCURACY else show_number(best.value)
-        yield "best validation", f"{value} at step {best.step}"
+        value = best["value"]
+        shown = f"{value:.1%}" if best["metric"] == ACCURACY else show_number(value)
+        yield "best validation", f"{shown} at step {best['step']}"
     for label, name, form in (
         ("entropy", "rollout/entropy", "{:.3f}"),
         ("length", "rollout/tokens_mean", "{:.1f} tokens"),
@@ -251,7 +214,7 @@ def step_line(status: Status) -> str:
     """A finished step: the same figures as on a terminal."""
     shown = [f"{label} {text}" for label, text in figures(status)]
     if (alarm := status.last_alarm) is not None:
-        shown.append(f"alarm {alarm.rule} at step {alarm.step}")
+        shown.append(f"alarm {alarm['rule']} at step {alarm['step']}")
     return "  ".join([status.place, *shown])
 
 

@@ -77,7 +77,7 @@ def test_phases_of_a_sampler(now: FakeClock, monkeypatch: pytest.MonkeyPatch):
     assert planted.keys() == delays.keys()
     assert {name: seconds for name, seconds in use.seconds.items() if seconds} == planted
     assert use.memory is not None
-    assert use.memory.arrays > 0
+    assert use.memory.in_use > 0
     assert actor.use().seconds == {}
 
 

@@ -104,10 +104,10 @@ def test_a_run_whose_time_has_passed_ends_with_its_latest_version(
         prepare(over, extend=None)
     # Steps without a checkpoint would be repeated.
     folder.write_metrics({"step": 1})
-    folder.journal("checkpoint", step=0, wall_s=1.0, seconds=0.1)
+    folder.journal("checkpoint", step=0, elapsed_s=1.0, seconds=0.1)
     with pytest.raises(ValueError, match=r"has passed: it is .* now; set a later one$"):
         prepare(over, extend=None)
-    folder.journal("checkpoint", step=1, wall_s=2.0, seconds=0.1)
+    folder.journal("checkpoint", step=1, elapsed_s=2.0, seconds=0.1)
     prepare(over, extend=None)
     shown = capsys.readouterr().out
     assert shown.count("budget.until") == 1
@@ -121,7 +121,7 @@ def tree(folder: RunFolder) -> dict[str, bytes]:
 def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: Config):
     folder = begin(timed(config, time="5m")).folder
     folder.write_metrics({"step": 1, "time/step_s": 30.0, "time/elapsed_s": 250.0})
-    folder.journal("checkpoint", step=1, seconds=2.0, wall_s=290.0)
+    folder.journal("checkpoint", step=1, seconds=2.0, elapsed_s=290.0)
     folder.write_summary({"ended": "finished", "steps": 1, "deadline_s": 300})
     before = tree(folder)
     with pytest.raises(

@@ -13,13 +13,13 @@ from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
 from tests.pipeline.run.report.test_run_page import checked
 from tests.samples import make_config
-from tests.stub_workers import Disk, StubRun
+from tests.stub_workers import StubRun
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """The folder of a finished run."""
-    process = StubRun(make_config(tmp_path / "runs"), disk=Disk())
+    process = StubRun(make_config(tmp_path / "runs"))
     assert process.run() == "finished"
     return process.folder.path
 
@@ -41,7 +41,7 @@ def text_of(page: Path) -> str:
 
 def test_several_runs_are_compared(run: Path, tmp_path: Path):
     config = make_config(tmp_path / "runs", run={"name": "faster"}, learner={"lr": 1e-5})
-    other = StubRun(config, disk=Disk())
+    other = StubRun(config)
     assert other.run() == "finished"
     page = tmp_path / "both.html"
     assert main([str(run), str(other.folder.path), "--out", str(page)]) == 0

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from launch.runs import main
 from pipeline.run.run_folder import RunFolder
 from tests.samples import make_config
-from tests.stub_workers import Disk, StubRun
+from tests.stub_workers import StubRun
 
 STEPS = 4
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> RunFolder:
         budget={"steps": STEPS},
         checkpoint={"every_steps": 1, "keep": 2, "keep_every": 3},
     )
-    run = StubRun(config, disk=Disk())
+    run = StubRun(config)
     run.run()
     for step in range(1, STEPS + 1):
         add_checkpoint(run.folder, step)

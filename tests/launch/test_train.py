@@ -107,6 +107,7 @@ def test_a_damaged_journal_is_reported_once(
     folder.create(load_config(request_path))
     for _ in range(3):
         folder.journal("started", wandb_id=None, data={}, elapsed_s=1.0)
+    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None})
     folder.close()
     journal = folder.path / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"started"', "started", 1))

@@ -92,15 +92,6 @@ def test_another_budget_replaces_the_old_one_and_its_extensions(
     assert Budget.of(after, folder) == expected + Budget(7, 8)
 
 
-def test_a_journaled_budget_without_a_saved_configuration_is_ignored(tmp_path: Path):
-    """The process was killed before it saved the configuration."""
-    given = make_config(tmp_path, budget={"steps": 100})
-    folder = folder_of(given)
-    folder.journal("extended", step=100, steps=50, time_s=None)
-    folder.journal("budget", step=120, **vars(Budget(200, None)))
-    assert Budget.of(given, folder) == Budget(150, None)
-
-
 def test_the_same_budget_in_another_notation_is_no_replacement(tmp_path: Path, timed: Config):
     folder = folder_of(timed)
     assert not replaces_budget(make_config(tmp_path, budget={"time": "60m", "steps": None}), folder)
@@ -141,7 +132,7 @@ def test_used_time_is_the_latest_record(tmp_path: Path):
     folder = folder_of(make_config(tmp_path))
     assert used_s(folder) == 0.0
     folder.journal("started", elapsed_s=30.0)
-    folder.journal("checkpoint", step=2, wall_s=80.0, seconds=1.0)
+    folder.journal("checkpoint", step=2, elapsed_s=80.0, seconds=1.0)
     assert used_s(folder) == 80.0
     # A step after the last checkpoint is trained again, but its time counts.
     folder.write_metrics({"step": 3, "time/elapsed_s": 95.0})

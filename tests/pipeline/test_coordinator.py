@@ -16,7 +16,7 @@ from pipeline.rollout.mismatch import MismatchError
 from pipeline.types import Completion, Published, RolloutRequest
 from tests.real_actor import VALIDATED, RealRun, real_config
 from tests.run_process import Script
-from tests.samples import FRESH, PROBE, changed, make_config, make_data
+from tests.samples import FRESH, PROBE, changed, make_config
 from tests.stub_workers import StubRun
 
 PROBE_EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
@@ -184,7 +184,7 @@ def test_the_summary_has_every_field_that_is_due(tmp_path: Path):
         "tokens_generated": tokens,
         "tokens_trained": tokens,
         "tokens_padded": tokens,
-        "rollouts": {"truncated": 0, "continued": 0, "dropped": 0},
+        "rollouts": {"truncated": 0, "continued": 0, "dropped": 0, "unused": 0},
         "wall_s": 15.0,
         "deadline_s": None,
         "adapter_sha256": run.worker.adapter,
@@ -217,16 +217,3 @@ def test_truncated_sampling_distributions_are_reported_at_the_start(
     other = StubRun(make_config(tmp_path / "other", budget={"steps": 1}))
     other.run()
     assert other.events("truncated_rollouts") == []
-
-
-def test_records_begin_with_the_prefix_and_tokens_do_not(tmp_path: Path):
-    config = make_config(tmp_path, prompt={"answer_prefix": "so "}, budget={"steps": 1})
-    run = StubRun(config, data=make_data())
-    run.run()
-    for name in ("step_000001", "test_before", "test_after"):
-        rows = run.folder.read_rollouts(name) or []
-        assert rows
-        for row in rows:
-            assert row["text"].startswith("so <reasoning>")
-            ended = row["stop_reason"] == "eos"
-            assert row["num_tokens"] == len(row["text"].removeprefix("so ")) + ended

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,24 +44,14 @@ def test_waiting_for_devices_stops_the_clock():
     assert clock.elapsed_s == 52.0
 
 
-def test_an_interrupted_wait_is_measured():
-    now = FakeClock()
-    clock = Clock(started=0.0, now=now)
-    with suppress(KeyboardInterrupt), clock.waiting():
-        now.seconds += 9.0
-        raise KeyboardInterrupt
-    now.seconds += 1.0
-    assert (clock.waited_s, clock.elapsed_s) == (9.0, 1.0)
-
-
 def test_a_budget_of_steps_counts_steps(tmp_path: Path):
     deadline = Deadline(make_config(tmp_path), steps=3, time_s=None)
-    deadline.observe_step(1e9, prompts=2, phase="grpo")
+    deadline.step_times.observe(1e9)
     found = [deadline.allows_step(step, 0.0) for step in range(5)]
     assert found == [True, True, True, False, False]
     assert deadline.leaving(5.0) is None
     assert time_budget(tmp_path).leaving(60.0) == 940.0
-    assert deadline.test_share(0.0, exported=True) == 1.0
+    assert deadline.test_share(0.0, deadline.during_test(exported=True)) == 1.0
 
 
 def time_budget(
@@ -83,7 +72,7 @@ def time_budget(
     config = make_config(folder, rollout=rollout, **(given | tables))
     parts = {VALIDATION: 20.0, EXPORT: 30.0, EXIT: 5.0, evaluation_part("test"): 50.0}
     deadline = Deadline(config, None, time_s, parts=PartTimes(parts), restart_s=restart_s)
-    deadline.observe_step(step_s, prompts=4, phase="grpo")
+    deadline.step_times.observe(step_s)
     return deadline
 
 
@@ -125,7 +114,7 @@ def test_an_sft_step_has_one_size(tmp_path: Path, left_s: float, fits: int):
         run={"name": "run", "phases": ["sft", "grpo"]},
         sft={"train": {"path": "sft.jsonl"}, "steps": 2},
     )
-    deadline.observe_step(100.0, prompts=4, phase="sft")
+    deadline.step_times.observe(100.0, phase="sft")
     assert deadline.prompts_that_fit(1, 1000 - left_s) == fits
 
 
@@ -136,7 +125,7 @@ def test_step_times_of_earlier_processes_are_recalled(tmp_path: Path):
     ]
     saved = {"event": "checkpoint", "step": 2, "seconds": 3.0}
     found = time_budget(tmp_path)
-    found.recall(rows, [{"event": "reserved", "reason": EXPORT, "seconds": 7.0}, saved, saved])
+    found.recall(rows, [{"event": "reserved", "reason": EXPORT, "seconds": 7.0}, saved])
     assert found.step_times.expected_s() == pytest.approx(40.0)
     assert found.update_times.expected_s() == pytest.approx(16.0)
     assert found.parts.measured == {EXPORT: [7.0], "checkpoint": [3.0]}
@@ -160,7 +149,7 @@ def test_an_update_needs_time_for_its_export(tmp_path: Path):
     deadline = time_budget(tmp_path)
     assert not deadline.allows_update(4, sampled_s=100.0, now_s=1000 - 204.9)
     assert deadline.allows_update(4, sampled_s=100.0, now_s=1000 - 205.1)
-    deadline.observe_update(140.0, prompts=4, phase="grpo")
+    deadline.update_times.observe(140.0)
     assert deadline.allows_update(4, sampled_s=100.0, now_s=1000 - 195.1)
 
 
@@ -168,7 +157,8 @@ def test_an_update_needs_time_for_its_export(tmp_path: Path):
 def test_the_final_evaluation_is_shortened_to_the_time_left(
     tmp_path: Path, left_s: float, share: float
 ):
-    found = time_budget(tmp_path).test_share(1000 - left_s, exported=True)
+    deadline = time_budget(tmp_path)
+    found = deadline.test_share(1000 - left_s, deadline.during_test(exported=True))
     assert found == pytest.approx(share)
 
 
@@ -232,13 +222,6 @@ def test_step_times_of_phases_are_separate():
     assert (found.expected_s(phase="sft"), found.expected_s()) == (3.0, 99.0)
     found.observe(5.0)
     assert found.expected_s() == 5.0
-
-
-def test_time_between_steps_is_averaged():
-    found = StepTimes()
-    for seconds in (0.0, 30.0, 0.0):
-        found.observe_between(seconds)
-    assert found.between_s == pytest.approx(10.0)
 
 
 def test_drift_compares_the_last_steps_with_the_first():

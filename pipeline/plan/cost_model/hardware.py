@@ -82,11 +82,6 @@ class Topology:
     has_compiler: bool = False
 
     @property
-    def is_linked(self) -> bool:
-        """Whether its devices are connected by links; virtual devices are not."""
-        return self.chips > 1 and self.chip.platform != "cpu"
-
-    @property
     def chips_per_host(self) -> int:
         """Number of chips of a machine."""
         return self.chips // self.hosts

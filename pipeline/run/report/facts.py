@@ -28,7 +28,7 @@ _EVENTS = frozenset(
         RESTARTED, RESUMED, ENDED,
     }
 )  # fmt: skip
-_NO_FACTS = ("time", "event", "step", "after_step", "summary")
+_NO_FACTS = ("time", "event", "step", "after_step")
 _SIZE_OF_TEXT = 300
 _MINUTE_S = 60.0
 
@@ -49,8 +49,7 @@ def state(run: RunRecords) -> tuple[str, str]:
 
 def key_figures(run: RunRecords) -> Iterator[Figure]:
     """What to look at first; what is not known is left out."""
-    planned = next((value for _, value in reversed(run.values("budget/steps_planned"))), None)
-    planned = int(planned) if planned else run.setting("budget.steps")
+    planned = run.steps_planned
     yield "steps", f"{run.steps:,}", f"of {planned:,}" if planned else ""
     for name in ("test before", "test after"):
         for found in run.evaluations(name.replace(" ", "_"))[-1:]:
@@ -124,7 +123,7 @@ def events(run: RunRecords) -> list[tuple[str, str, str, str]]:
 def _event(entry: Mapping[str, Any]) -> tuple[str, str, str, str]:
     facts = {key: value for key, value in entry.items() if key not in _NO_FACTS}
     if entry["event"] == ENDED:
-        facts = {"as": entry["summary"].get("ended")}
+        facts = {"as": entry["ended"]}
     text, step = _in_words(facts), str(entry.get("step", entry.get("after_step", "")))
     shown = text if len(text) <= _SIZE_OF_TEXT else f"{text[:_SIZE_OF_TEXT]} ..."
     return readable_time(entry.get("time", "")), step, entry["event"].replace("_", " "), shown
@@ -146,7 +145,7 @@ def settings(run: RunRecords) -> tuple[list[tuple[str, str, str]], list[tuple[st
 
 
 def _in_words(facts: Mapping[str, Any]) -> str:
-    """Facts of an event: without those that are empty, durations and shares with their units."""
+    """Facts of an event: without those that are empty, durations with their units."""
     known = {key: value for key, value in facts.items() if value not in (None, "", [], {})}
     return ", ".join(_fact(key, value) for key, value in known.items())
 
@@ -156,8 +155,6 @@ def _fact(key: str, value: Any) -> str:
     if is_number and (key.endswith("_s") or key == "seconds"):
         shown = f"{value:.3g} s" if value < _MINUTE_S else show_duration(value)
         return shown if key == "seconds" else f"{name} {shown}"
-    if is_number and key.endswith("share"):
-        return f"{name} {value:.1%}"
     if key == "changes":
         return "; ".join(f"{one} was {_plain(old)}, now {_plain(new)}" for one, old, new in value)
     return f"{name} {_plain(value)}"

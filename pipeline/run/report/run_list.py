@@ -41,13 +41,6 @@ class RunFacts:
     best: int | None
 
     @property
-    def planned(self) -> int | None:
-        """The steps of the budget, extensions included; None if time decides."""
-        steps: int | None = self.records.setting("budget.steps")
-        extended = [entry["steps"] or 0 for entry in self.records.entries("extended")]
-        return None if steps is None else steps + sum(extended)
-
-    @property
     def last_activity(self) -> str:
         """The last time stamp of its records; "" if there is none."""
         last_entry = self.records.journal[-1] if self.records.journal else {}
@@ -79,7 +72,7 @@ class RunFacts:
             "path": str(self.records.path),
             "state": state(self.records)[0],
             "steps": self.records.steps,
-            "steps_planned": self.planned,
+            "steps_planned": self.records.steps_planned,
             "best_validation": None
             if best is None
             else {"step": best["step"], "metric": best["metric"], "mean": mean_of(best)},
@@ -118,7 +111,8 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
     """A table of runs."""
     rows = [["run", "state", "steps", "best validation", "time", "goodput", "MB", "last activity"]]
     for run in runs:
-        planned, best, use = run.planned, run.records.best_validation, run.records.time_use
+        planned, best = run.records.steps_planned, run.records.best_validation
+        use = run.records.time_use
         rows.append(
             [
                 run.records.path.name,
@@ -137,7 +131,7 @@ def run_lines(runs: Sequence[RunFacts]) -> Iterator[str]:
 def checkpoint_lines(run: RunFacts) -> Iterator[str]:
     """A run, and a table of its checkpoints."""
     word, sentence = state(run.records)
-    planned, best = run.planned, run.records.best_validation
+    planned, best = run.records.steps_planned, run.records.best_validation
     steps = f"{run.records.steps}" + (f" of {planned}" if planned else "") + " steps"
     valued = f", best validation {show_mean(best)} at step {best['step']}" if best else ""
     yield f"{run.records.path}: {word}, {steps}{valued}, {_megabytes(run.num_bytes)} MB"

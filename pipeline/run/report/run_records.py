@@ -13,10 +13,10 @@ from typing import Any
 
 from configs.evaluation import EXACT_ANSWER
 from pipeline.evaluate.evaluation import Evaluation, compare
-from pipeline.evaluate.recorded import is_better
+from pipeline.evaluate.recorded import best_of, evaluations
 from pipeline.evaluate.summary import ACCURACY, mean_of
 from pipeline.run.goodput import TimeUse, time_use
-from pipeline.run.history import ENDED, REWARDS_CHANGED, STARTED, last_summary, valid_entries
+from pipeline.run.history import ENDED, STARTED, valid_entries
 from pipeline.run.record_files import read_json, read_rows
 from pipeline.run.run_folder import RunFolder
 
@@ -34,8 +34,8 @@ class RunRecords:
         metrics: one row for each step, with its number from 1 under `step`.
         status: content of `status.json`.
         plan: content of `plan.json`.
+        summary: content of `summary.json`; empty: the run has not ended, or was resumed since.
         running: whether a process holds the folder.
-        used_s: seconds that the run has used, as recorded every few seconds.
     """
 
     path: Path
@@ -44,8 +44,8 @@ class RunRecords:
     metrics: Sequence[Row] = ()
     status: Row = field(default_factory=dict)
     plan: Row = field(default_factory=dict)
+    summary: Row = field(default_factory=dict)
     running: bool = False
-    used_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -59,9 +59,9 @@ class RunRecords:
             found = found.get(part) if isinstance(found, Mapping) else None
         return found
 
-    def entries(self, *events: str, since: str | None = None) -> list[Row]:
+    def entries(self, *events: str) -> list[Row]:
         """Entries that no later resume rolled back; see `history.valid_entries`."""
-        return valid_entries(self.journal, events, since=since)
+        return valid_entries(self.journal, events)
 
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Step and value of each row that has the metric."""
@@ -75,17 +75,19 @@ class RunRecords:
     @cached_property
     def time_use(self) -> TimeUse:
         """Where the time went; what a running process does since its last step is left out."""
-        return time_use(self.metrics, self.journal, used_s=0.0 if self.running else self.used_s)
-
-    @cached_property
-    def summary(self) -> Row:
-        """The summary of the run's clean end; empty if it has not ended, or was resumed since."""
-        return last_summary(self.journal) or {}
+        used_s = 0.0 if self.running else self.status.get("elapsed_s", 0.0)
+        return time_use(self.metrics, self.journal, used_s=used_s)
 
     @property
     def steps(self) -> int:
         """Training steps done."""
         return int(max((row["step"] for row in self.metrics), default=0))
+
+    @property
+    def steps_planned(self) -> int | None:
+        """The steps that the run will have, as planned after the last one; None: not known."""
+        planned = self.last_row.get("budget/steps_planned", self.setting("budget.steps"))
+        return None if planned is None else int(planned)
 
     @property
     def failure(self) -> str | None:
@@ -103,24 +105,17 @@ class RunRecords:
         return [part["name"] for part in functions]
 
     def evaluations(self, name: str) -> list[Row]:
-        """Results of an evaluation with a value, oldest first; the last one of each step.
-
-        With a reward as metric only those by the current rewards, as others do not compare.
-        """
-        is_reward = self.setting("eval.metric") not in {None, EXACT_ANSWER}
-        since = REWARDS_CHANGED if is_reward else None
-        found = [one for one in self.entries("evaluated", since=since) if one["name"] == name]
-        by_step = {one["step"]: one for one in found if mean_of(one) is not None}
+        """Results of an evaluation with a value, oldest first; the last one of each step."""
+        uses_rewards = self.setting("eval.metric") not in {None, EXACT_ANSWER}
+        entries = evaluations(self.journal, uses_rewards=uses_rewards)
+        found = [one for one in entries if one["name"] == name and mean_of(one) is not None]
+        by_step = {one["step"]: one for one in found}
         return list(by_step.values())
 
     @property
     def best_validation(self) -> Row | None:
         """The best validation, as the run chose it; None: there was none."""
-        best = None
-        for found in self.evaluations("validation"):
-            if is_better(found, best):
-                best = found
-        return best
+        return best_of(self.evaluations("validation"))
 
     def rollouts(self, name: str) -> list[dict[str, Any]]:
         """The rows of `rollouts/NAME.jsonl`; none if it is missing.
@@ -192,8 +187,8 @@ def read_run(path: Path) -> RunRecords:
         config=folder.saved_config if folder.holds_run else {},
         status=read_json(folder.status) or {},
         plan=folder.plan or {},
+        summary=folder.summary or {},
         running=folder.is_locked,
         journal=list(folder.entries()),
         metrics=folder.metrics,
-        used_s=folder.recorded_used_s,
     )

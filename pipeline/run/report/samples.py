@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.run.report.run_records import RunRecords
+from pipeline.run.rollout_samples import Record, picked
 
 _MOST_TEXT = 1_500
 """Characters of a prompt or a completion that are shown; of longer ones begin and end."""
@@ -17,8 +18,6 @@ _KINDS: Mapping[tuple[bool | None, bool | None], str] = {
     (False, False): "still wrong",
 }
 """Prompts by whether their first and their last answer are right."""
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,18 +45,11 @@ Rows = list[tuple[str, list[Sample]]]
 
 def rollout_rows(run: RunRecords) -> Rows:
     """The best, the median and the worst rollout of an early, a middle and a late step."""
-    found: Rows = [("best", []), ("median", []), ("worst", [])]
+    found: dict[str, list[Sample]] = {"best": [], "median": [], "worst": []}
     for step in _spread(run.rollout_steps()):
-        rollouts = run.rollouts(f"step_{step:06d}")
-        ranked = sorted(
-            (one for one in rollouts if one.get("reward") is not None),
-            key=lambda one: one["reward"],
-            reverse=True,
-        )
-        for (_, samples), place in zip(found, (0, (len(ranked) - 1) // 2, -1), strict=True):
-            if ranked:
-                samples.append(_rollout(f"step {step}", ranked[place]))
-    return [(title, samples) for title, samples in found if samples]
+        for kind, record in picked(run.rollouts(f"step_{step:06d}"), each=1):
+            found[kind].append(_rollout(f"step {step}", record))
+    return [(kind, samples) for kind, samples in found.items() if samples]
 
 
 def answer_rows(run: RunRecords) -> Rows:

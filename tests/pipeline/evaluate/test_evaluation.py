@@ -24,10 +24,9 @@ from pipeline.evaluate.evaluation import (
 )
 from pipeline.evaluate.metric import check_references
 from pipeline.evaluate.significance import compare_paired
-from rewards.base import Outcome, RewardInput, Tags
+from rewards.base import Outcome, RewardInput
 from tests.samples import CharTokenizer, completion, make_config, make_data, make_prompts
 
-TAGS = Tags("<r>", "</r>", "<a>", "</a>")
 PROMPTS = make_prompts(4)
 MAKER = PromptMaker(Prompt(), CharTokenizer())
 
@@ -40,7 +39,8 @@ def answered(*texts: str, samples: int = 1, extraction: AnswerPlace = "tags") ->
         completion(one, text.removesuffix("..."), ended=not text.endswith("..."))
         for one, text in zip(asked, texts, strict=True)
     ]
-    return judge(prompts, drawn, maker=MAKER, tags=TAGS, extraction=extraction)
+    config = make_config(Path(), eval={"extraction": extraction}, **TAGGED)
+    return judge(prompts, drawn, config=config, maker=MAKER)
 
 
 def voted(*answers: str) -> Evaluation:
@@ -113,7 +113,7 @@ def test_before_and_after_are_compared_in_pairs():
         "before": before.summary(),
         "after": after.summary(),
         "paired_difference": 0.5,
-        "paired_ci95": list(change.ci95),
+        "paired_ci95": list(change.ci95 or ()),
         "paired_p": 0.5,  # both changes in one direction: 2 * 0.5 ** 2
         "paired_test": "McNemar, exact",
         "gained": 2,

@@ -215,18 +215,5 @@ def test_each_answer_has_a_row(tmp_path: Path):
         for policy in ("base", "tuned")
         for prompt in prompts
     ]
-    assert rows[1] == {
-        "set": "test",
-        "policy": "base",
-        "prompt_id": 2,
-        "sample": 0,
-        "text": "<reasoning>x</reasoning><answer>5</answer>",
-        "answer": "4",
-        "found": "5",
-        "correct": False,
-        "well_formed": True,
-        "stop_reason": "eos",
-        "num_tokens": 43,
-        "prompt": TESTS["test"][1].text,
-    }
+    assert rows[1] == {"set": "test", "policy": "base", **base.evaluations["test"].rows[1]}
     assert len(list(answer_rows(base, None))) == 7

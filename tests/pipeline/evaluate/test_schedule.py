@@ -182,7 +182,10 @@ def test_further_sets_are_evaluated_before_and_after(tmp_path: Path):
     drawn = [call for call in run.script.calls if "generate:forgotten" in call]
     assert len(drawn) == 2
     reserved = {entry["reason"] for entry in run.events("reserved")}
-    assert reserved == {"test evaluation", "forgotten evaluation", "validation evaluation"}
+    assert reserved == {
+        *("test evaluation", "forgotten evaluation", "validation evaluation"),
+        "export",
+    }
 
 
 def test_sft_steps_come_first_and_count(tmp_path: Path, actor: ColocatedActor):

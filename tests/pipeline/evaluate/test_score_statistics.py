@@ -15,14 +15,13 @@ from pipeline.evaluate.score_statistics import (
     DRAWS,
     MOST_SIGNS,
     MeanScore,
-    ScoreChange,
     compare_scores,
     mean_interval,
     mean_score,
     measure_scores,
     sign_flip_test,
 )
-from pipeline.evaluate.significance import compare_paired
+from pipeline.evaluate.significance import PairedChange, compare_paired
 
 NONE = np.nan
 Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -75,15 +74,6 @@ def test_samples_of_a_prompt_are_averaged_first_without_those_that_have_no_score
     assert found == measure_scores(np.repeat([[1.0], [4.0], [2.0]], 8, axis=1))
 
 
-def test_only_prompts_with_both_scores_are_compared():
-    before = np.array([[1.0], [2.0], [NONE], [5.0]])
-    after = np.array([[2.0], [NONE], [7.0], [4.5]])
-    change = compare_scores(before, after)
-    assert (change.difference, change.n) == (0.25, 2)
-    assert (change.gained, change.lost) == (1, 1)
-    assert change.p == 1.0  # |1 - 0.5| <= every sum of signs
-
-
 def test_degenerate_scores_have_no_interval():
     assert measure_scores(np.full((5, 2), 0.5)) == MeanScore(0.5, 5, None)
     assert measure_scores(np.array([[0.7]])) == MeanScore(0.7, 1, None)
@@ -91,9 +81,9 @@ def test_degenerate_scores_have_no_interval():
     # Equal up to rounding: 0.1 + 0.2 is not 0.3.
     assert measure_scores(np.array([[0.1 + 0.2], [0.3]])).ci95 is None
     same = np.array([[0.2], [0.9]])
-    assert compare_scores(same, same) == ScoreChange(0.0, None, 1.0, "sign flips, exact", 0, 0, 2)
+    assert compare_scores(same, same) == PairedChange(0.0, None, 1.0, "sign flips, exact", 0, 0, 2)
     nothing = compare_scores(np.array([[NONE], [1.0]]), np.array([[1.0], [NONE]]))
-    assert nothing == ScoreChange(None, None, None, "none", 0, 0, 0)
+    assert nothing == PairedChange()
 
 
 @given(st.lists(st.floats(-8, 8, width=16), min_size=1, max_size=8))
@@ -120,26 +110,12 @@ def test_for_one_right_or_wrong_answer_it_is_mcnemars_exact_test(gained: int, lo
     assert (scored.gained, scored.lost, scored.n) == (gained, lost, len(before))
 
 
-@pytest.mark.parametrize(("gained", "lost"), [(40, 22), (30, 30)])
-def test_many_prompts_are_tested_with_random_signs(gained: int, lost: int):
-    before = np.array([False] * gained + [True] * lost)
+def test_many_prompts_are_tested_with_random_signs():
+    before = np.array([False] * 40 + [True] * 22)
     exact = compare_paired(before, ~before).p
+    assert exact is not None
     p, test = sign_flip_test((~before).astype(float) - before)
     assert p == pytest.approx(exact, abs=4 * (exact * (1 - exact) / DRAWS) ** 0.5 + 1e-5)
     assert test == f"sign flips, {DRAWS} draws"
     # An improvement of every prompt is no p-value of 0: the observed signs are counted, too.
     assert sign_flip_test(np.ones(MOST_SIGNS + 40))[0] == 1 / (DRAWS + 1)
-
-
-def test_the_sign_flip_test_keeps_its_level():
-    """Without a change at most 5% of the p-values are at most 5%, and nearly that many."""
-    rng = np.random.default_rng(2)
-    found = [sign_flip_test(rng.standard_cauchy(12))[0] for _ in range(2000)]
-    assert 0.04 <= np.mean(np.array(found) <= 0.05) <= 0.0605
-
-
-def test_equal_scores_give_equal_results():
-    rng = np.random.default_rng(3)
-    before, after = rng.random((2, 300, 2))
-    assert compare_scores(before, after) == compare_scores(before, after)
-    assert measure_scores(before) == measure_scores(before.copy())

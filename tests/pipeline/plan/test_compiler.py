@@ -13,7 +13,6 @@ from pipeline.data.models.find_shape import shape_of
 from pipeline.data.models.hf_config import read_model_shape
 from pipeline.plan import compiler
 from pipeline.plan.compiler import CompilerReport, NoCompiler, cache_key, compile_programs
-from pipeline.plan.cost_model.programs import programs_of
 from pipeline.plan.topology import HBM_GIB
 from tests import tiny
 
@@ -103,13 +102,6 @@ def test_the_key_depends_on_model_sources_and_versions(monkeypatch):
     assert before["versions"]["jax"]
     monkeypatch.setattr(compiler, "versions", lambda: {"jax": "99"})
     assert key_of("segment 64") != before
-
-
-def test_programs_of_a_run():
-    sampler = ("empty", *(f"{kind} {size}" for kind in ("prefill", "fill") for size in (192, 320)))
-    segments = (f"segment {slots}" for slots in (512, 256, 128, 64))
-    learner = ("score 8", "gradient 8", "reference_top_k 8", "apply")
-    assert programs_of(preset(plan__micro_batch_tokens=16_384)) == (*sampler, *segments, *learner)
 
 
 def test_a_missing_compiler_is_reported(monkeypatch):

@@ -3,11 +3,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.schema import Config
-from pipeline.plan.sizes import SHRUNK, Sizes, sized, smaller
+from pipeline.plan.sizes import Sizes, sized, smaller
 from tests.samples import make_config
 
 ROW = 88
@@ -65,17 +63,3 @@ def test_a_known_share_of_memory_skips_sizes_that_are_too_large():
         assert found.slots == slots, share
     assert smaller(given_, sizes, "generate", share=0.0) is None
     assert smaller(given_, sizes, "update", share=-0.1) is None
-
-
-@given(slots=st.integers(1, 200), shards=st.integers(1, 8), rows=st.integers(1, 64))
-def test_every_smaller_size_is_valid_and_small_enough(slots: int, shards: int, rows: int) -> None:
-    given_ = config(slots=slots * shards, sampler_devices=shards, micro_batch_tokens=rows * ROW)
-    for phase in ("generate", "update"):
-        found = smaller(given_, Sizes.of(given_), phase)
-        if found is None:
-            assert (slots if phase == "generate" else rows) == 1
-            continue
-        sized(given_, found)
-        shares = (found.slots / (slots * shards), found.micro_batch_tokens / (rows * ROW))
-        assert min(shares) <= SHRUNK
-        assert max(shares) == 1

@@ -82,7 +82,11 @@ def test_completions_keep_the_order_of_the_requests():
 
     drawn, work, one, other = asyncio.run(run())
     assert work == DecodeWork({4: 4}, slot_steps=16, tokens=5, prompt_tokens=32)
-    assert work.metrics == {"rollout/slots_useful": 5 / 16, "rollout/prompt_positions": 32}
+    assert work.metrics == {
+        "tokens/generated": 5,
+        "rollout/slots_useful": 5 / 16,
+        "rollout/prompt_positions": 32,
+    }
     assert [done.name.prompt_id for done in drawn] == [4, 0, 3, 1, 2]
     assert [done.tokens[0] for done in drawn] == [ord(c) for c in "40312"]
     assert one.asked == [(0, 0), (2, 0), (4, 0)]

@@ -11,16 +11,14 @@ import pytest
 
 from pipeline.rollout.mismatch import (
     MismatchError,
-    check_labels,
     check_mean,
     check_probe,
     probe_statistic,
-    sync,
 )
-from pipeline.types import Completion, Published, RolloutName, RolloutRequest
+from pipeline.types import Completion, RolloutRequest
 from tests import samples, stub_workers
 from tests.run_process import Script
-from tests.samples import FRESH, PROBE, changed, completion, make_prompts
+from tests.samples import FRESH, PROBE, make_prompts
 from tests.stub_workers import StubWorker
 
 EFFECT = abs(int(PROBE[:6], 16) - int(FRESH[:6], 16)) / 2**20 / 10
@@ -130,32 +128,3 @@ def test_samplers_get_different_rollouts_of_the_same_prompts():
     # 64 tokens in completions of three: three samples of each of eight prompts.
     probe(workers, prompts=20, max_new_tokens=3)
     assert sorted(names) == [(prompt, sample) for prompt in range(1, 9) for sample in range(6)]
-
-
-def test_a_sync_compares_hashes():
-    workers: list[Any] = team()
-    asyncio.run(sync(workers, Published(4, PROBE, PROBE)))
-    assert [worker.loaded.version for worker in workers] == [4, 4]
-
-    async def stale(_: Published) -> str:
-        return PROBE
-
-    workers[1].load = stale
-    with pytest.raises(
-        MismatchError, match=rf"holds adapter {PROBE[:12]}, version 5 is {'0' * 12}"
-    ):
-        asyncio.run(sync(workers, Published(5, "0" * 64, PROBE)))
-
-
-def test_the_first_wrong_label_is_named():
-    published = Published(2, "a" * 64, None)
-    name = RolloutName("train", 2, 7, 1)
-    drawn = RolloutRequest(name, np.zeros(1, np.int32))
-    right = completion(drawn, version=2, adapter_sha256="a" * 64)
-    check_labels([right], published)
-    with pytest.raises(
-        MismatchError, match=r"sample=1\) was sampled by version 1 \(aaaaaaaaaaaa\)"
-    ):
-        check_labels([right, changed(right, version=1), changed(right, version=0)], published)
-    with pytest.raises(MismatchError, match=r"version 2 \(bbbbbbbbbbbb\), published is 2 \(aaaa"):
-        check_labels([changed(right, adapter_sha256="b" * 64)], published)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.rollout.part_statistics import Groups, correlation, distribution, repetition
+from pipeline.rollout.part_statistics import Groups, correlation, repetition
 
 NAN = float("nan")
 GROUPS = Groups(["a", "a", "a", "b", "b", "c"])
@@ -38,19 +38,6 @@ def test_shares_of_variance_count_groups_in_which_two_parts_differ():
     assert GROUPS.variance_shares(terms) is None
 
 
-def test_a_distribution_leaves_out_missing_values():
-    values = np.array([1.0, 1.0, 2.0, 5.0, NAN])
-    assert distribution(values) == {
-        "std": pytest.approx(np.std([1, 1, 2, 5])),
-        "q05": 1.0,
-        "q50": 1.5,
-        "q95": pytest.approx(5 - 0.15 * 3),
-        "at_min": 0.5,
-        "at_max": 0.25,
-    }
-    assert distribution(np.array([NAN])) == {}
-
-
 def test_a_correlation_with_a_constant_or_without_pairs_is_not_defined():
     one = np.array([1.0, 2.0, 3.0, NAN, 9.0])
     assert correlation(one, np.array([6.0, 4.0, 2.0, 7.0, NAN])) == pytest.approx(-1)
@@ -66,8 +53,3 @@ def test_repetition_is_the_share_of_4_grams_that_occurred_before():
     assert repetition(np.arange(9)) == 0.0
     assert repetition(np.arange(4)) == 0.0
     assert repetition(np.arange(3)) is None
-
-
-def test_all_counts_groups_without_exception():
-    assert GROUPS.all(np.array([True, True, True, True, False, True])) == 2
-    assert GROUPS.all(np.array([True, False, True, False, False, False])) == 0

@@ -79,20 +79,15 @@ def scored(
     return score_rollouts(completions, inputs_of(completions), values, config=config, step=step)
 
 
-@pytest.mark.parametrize(
-    # Over the sample deviation sqrt(0.5), or not.
-    ("kind", "high"),
-    [("grpo", 0.5**0.5), ("dr_grpo", 0.5)],
-)
-def test_rewards_are_weighted_and_grouped_by_prompt(kind: str, high: float):
-    rollouts, stats = scored(outcomes(1.0, 0.0, 0.5, 0.5), learner={"advantage": kind})
+def test_rewards_are_weighted_and_grouped_by_prompt():
+    rollouts, stats = scored(outcomes(1.0, 0.0, 0.5, 0.5), learner={"advantage": "dr_grpo"})
     assert [rollout.completion for rollout in rollouts] == GROUPS
     assert [rollout.text for rollout in rollouts] == ["2.0", "2.1", "1.0", "1.1"]
     assert [rollout.rewards["correct"] for rollout in rollouts] == [1.0, 0.0, 0.5, 0.5]
     assert [rollout.reward for rollout in rollouts] == pytest.approx([1.1, 0.1, 0.6, 0.6])
     advantages = [rollout.advantage for rollout in rollouts]
-    assert advantages == pytest.approx([high, -high, 0, 0], abs=1e-5)
-    assert stats == GroupStats(mixed=1, all_equal=1, short=0, excluded=0)
+    assert advantages == pytest.approx([0.5, -0.5, 0, 0])
+    assert stats == GroupStats(mixed=1, all_equal=1, short=0)
 
 
 def test_groups_are_identified_by_name_even_if_incomplete():
@@ -103,8 +98,8 @@ def test_groups_are_identified_by_name_even_if_incomplete():
         outcomes(9.0, 1.0, 0.0, 0.5), completions, learner={"advantage": "dr_grpo"}
     )
     assert [one.advantage for one in rollouts] == pytest.approx([0, 0.5, -0.5, 0])
-    assert stats == GroupStats(mixed=1, all_equal=0, short=2, excluded=0)
-    assert scored([], []) == ([], GroupStats(mixed=0, all_equal=0, short=0, excluded=0))
+    assert stats == GroupStats(mixed=1, all_equal=0, short=2)
+    assert scored([], []) == ([], GroupStats(mixed=0, all_equal=0, short=0))
 
 
 DIED_ONCE = [None, 0.0, 0.5, 0.5]
@@ -131,12 +126,11 @@ def test_promise_5_an_error_excludes_the_rollout_or_its_group(
     rewards: list[float | None],
     excluded: list[str | None],
 ):
-    rollouts, stats = scored(outcomes(*values), rewards=parts(**change))
+    rollouts, _ = scored(outcomes(*values), rewards=parts(**change))
     assert [rollout.reward for rollout in rollouts] == pytest.approx(rewards)
     assert [rollout.excluded for rollout in rollouts] == excluded
     assert [rollout.rewards["correct"] for rollout in rollouts] == values
     assert [rollout.advantage for rollout in rollouts] == [0.0] * 4
-    assert stats.excluded == sum(reward is None for reward in rewards)
     errors = reward_errors(rollouts)
     assert errors["correct"] == [DIED.error] * values.count(None)
     if "not_finite" in excluded:

@@ -139,13 +139,12 @@ handler = logging.StreamHandler()  # as Ray's: made before the view
 logging.getLogger("ray").addHandler(handler)
 logging.getLogger("absl").addHandler(logging._StderrHandler())  # finds the view's by itself
 from pipeline.run.console import Console
-from pipeline.run.status import BestValidation, LastAlarm
 
 with Console("demo", phase=lambda: "sample") as console:
     console.update(
         steps_planned=80,
-        best_validation=BestValidation(30, "accuracy", 0.59),
-        last_alarm=LastAlarm(12, "all_equal", "groups have [equal] rewards"),
+        best_validation={"step": 30, "metric": "accuracy", "value": 0.59},
+        last_alarm={"step": 12, "rule": "all_equal", "text": "groups have [equal] rewards"},
     )
     console.step(42, {"groups/mixed": 3.0, "groups/all_equal": 5.0, "rollout/entropy": 0.25})
     with console.activity("step 43", "rollouts") as show:

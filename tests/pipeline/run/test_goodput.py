@@ -8,7 +8,7 @@ import pytest
 from pipeline.run.goodput import TimeUse, time_lines, time_use
 from tests.run_process import Script
 from tests.samples import make_config, make_data
-from tests.stub_workers import Disk, StubRun
+from tests.stub_workers import StubRun
 
 START = {"device_wait": 4.0, "ray_start": 6.0, "loading": 10.0}
 """16 s on the run's clock, which does not count waits."""
@@ -24,7 +24,7 @@ def started(at_s: float, *, used_before_s: float = 0.0, **seconds: float) -> dic
 
 
 def ended(at_s: float, **seconds: float) -> dict[str, Any]:
-    return {"event": "ended", "summary": {"wall_s": at_s}, "seconds": seconds}
+    return {"event": "ended", "elapsed_s": at_s, "seconds": seconds}
 
 
 def row(step: int, at_s: float, **more: float) -> dict[str, float]:
@@ -148,7 +148,7 @@ def test_planted_delays_are_in_their_phases(tmp_path: Path):
     config = make_config(tmp_path, data=SPLITS, budget={"steps": 2})
     durations = {call: seconds for call, (_, seconds) in DELAYS.items()}
     script = Script(durations=durations)
-    run = StubRun(config, disk=Disk(), data=make_data(), script=script)
+    run = StubRun(config, data=make_data(), script=script)
     run.run()
     summary = run.folder.summary
     assert summary is not None

@@ -7,9 +7,8 @@ import pytest
 from pipeline.clock import PhaseClock
 from pipeline.progress import Progress
 from pipeline.protocols import ProcessUse
-from pipeline.run.meter import Hardware, RunMeter, Work, speeds
+from pipeline.run.meter import Hardware, RunMeter, speeds
 from pipeline.run.run_folder import RunFolder
-from pipeline.types import DecodeWork
 from tests.pipeline.plan.presets import preset
 from tests.run_process import FakeClock
 
@@ -22,12 +21,15 @@ ROW = {
     "time/devices/prefill_s": 0.0,
     "time/devices/decode_s": 15.0,
     "time/devices/update_s": 10.0,
+    "tokens/generated": 600.0,
+    "learner/tokens_trained": 540.0,
+    "learner/positions": 1000.0,
+    "learner/tokens_padded": 250.0,
 }
-WORK = Work(DecodeWork({64: 10}, tokens=600), trained=540, positions=2000, padded=500)
 
 
 def test_speeds_are_per_second_of_steps_and_of_phases():
-    assert speeds(ROW, WORK, SPLIT) == {
+    assert speeds(ROW, SPLIT, passes=2) == {
         "generated_tokens_per_s": 600 / 50,
         "trained_tokens_per_s": 540 / 50,
         "useful_tokens_per_s_chip": 540 / (50 * 8),
@@ -44,7 +46,7 @@ def test_mfu_counts_4_operations_per_token_and_hfu_what_is_executed():
         operations=6.0,
         flops=1e6,
     )
-    found = speeds(ROW, WORK, chip)
+    found = speeds(ROW, chip, passes=2)
     assert found["mfu"] == pytest.approx(4 * 1000 * 1500 / (1e6 * 4 * 20))
     assert found["hfu"] == pytest.approx(6 * 1000 * 2000 / (1e6 * 4 * 20))
 

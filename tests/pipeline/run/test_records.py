@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from pipeline.evaluate.evaluation import Answer, Evaluation
 from pipeline.run.console import Console
 from pipeline.run.records import Records, evaluation_line
-from pipeline.run.rollout_records import rollout_records
 from pipeline.run.run_folder import RunFolder
-from pipeline.run.status import LastAlarm
-from pipeline.types import NO_TEXT, Rollout, RolloutName, RolloutRequest
 from rewards.base import RewardError
 from tests.run_process import FakeTracker
-from tests.samples import completion, make_config
+from tests.samples import make_config
 
-
-def rollout(text: str) -> Rollout:
-    request = RolloutRequest(RolloutName("train", 6, 9, len(text)), np.array([2, 5], np.int32))
-    given = replace(NO_TEXT, completion=text)
-    return Rollout(completion(request, text), given, {"correct": 1.0}, 1.0, 0.25)
-
-
-ROLLOUTS = [rollout("abc"), rollout("a")]
 NOON = datetime(2026, 11, 23, 12, tzinfo=UTC)
 STEP = "2026-11-23T12:00:00Z step 7/?"
 METRICS = {
@@ -49,39 +36,15 @@ def records(tmp_path: Path) -> Records:
     return Records(folder, FakeTracker(), Console(now=lambda: NOON))
 
 
-def test_a_step_goes_to_folder_tracker_and_console(
+def test_the_finite_metrics_of_a_step_go_to_folder_tracker_and_console(
     records: Records, capsys: pytest.CaptureFixture[str]
 ):
-    records.step(7, "step_000007", METRICS, ROLLOUTS, tokens=False)
+    records.step(7, METRICS | {"learner/loss": float("nan"), "learner/grad_norm": float("inf")})
     assert records.folder.metrics == [{"step": 7, **METRICS}]
-    assert records.folder.read_rollouts("step_000007") == rollout_records(ROLLOUTS, tokens=False)
     assert isinstance(records.tracker, FakeTracker)
     assert records.tracker.logged == [(7, METRICS)]
     line = f"{STEP}  reward 0.123  groups 3 mixed, 5 equal  length 20.0 tokens  step time 1.3 s\n"
     assert capsys.readouterr().out == line
-
-
-def test_metrics_that_are_not_finite_are_left_out(records: Records):
-    bad = {"learner/loss": float("nan"), "learner/grad_norm": float("inf")}
-    records.step(7, "step_000007", METRICS | bad, ROLLOUTS, tokens=False)
-    sft = {"sft/loss": 1.5, "sft/tokens_trained": 3.0, "time/step_s": 1.0}
-    records.sft_step(8, sft | {"sft/grad_norm": float("nan")})
-    assert records.folder.metrics == [{"step": 7, **METRICS}, {"step": 8, **sft}]
-    assert isinstance(records.tracker, FakeTracker)
-    assert records.tracker.logged == [(7, METRICS), (8, sft)]
-
-
-def test_a_skipped_update_names_the_file_that_keeps_its_batch(
-    records: Records, capsys: pytest.CaptureFixture[str]
-):
-    records.skipped_update(7, "its loss is nan", batch="step_000007")
-    (entry,) = records.folder.events("update_skipped")
-    facts = {"step": 7, "why": "its loss is nan", "batch": "rollouts/step_000007.jsonl"}
-    assert {name: entry[name] for name in facts} == facts
-    assert capsys.readouterr().out == (
-        "step 7: the update was skipped: its loss is nan; its batch is in "
-        f"{records.folder.rollouts}/step_000007.jsonl\n"
-    )
 
 
 def test_an_evaluation_is_journaled_shown_and_sent(
@@ -166,17 +129,3 @@ def test_the_lines_of_a_score(records: Records, capsys: pytest.CaptureFixture[st
         "test style 0.500 -> 0.000: -0.500 [-1.000, +0.125], paired p = 3.1e-02",
         "test style 0.500 -> none: no prompt has a score in both",
     ]
-
-
-def test_an_alarm_is_the_last_one_until_another_and_after_a_resume(records: Records):
-    def facts() -> list[LastAlarm | None]:
-        return [records.console.status.last_alarm, records.last_alarm]
-
-    assert facts() == [None, None]
-    alarm = {"rule": "all_equal", "part": "", "step": 4, "action": "log"}
-    records.event("alarm", "step 4: equal rewards", **alarm)
-    later = LastAlarm(4, "all_equal", "all_equal")
-    assert facts() == [LastAlarm(4, "all_equal", "step 4: equal rewards"), later]
-    # A resume after step 2 has not seen it.
-    records.folder.journal("resumed", step=2)
-    assert facts()[1] is None

@@ -6,15 +6,10 @@ import os
 import socket
 from datetime import UTC, datetime
 
-import pytest
-
 from pipeline.run.status import (
     Activity,
-    BestValidation,
-    LastAlarm,
     Status,
     figures,
-    show_seconds,
     step_line,
 )
 
@@ -57,18 +52,14 @@ STATUS = Status(
     "sample",
     step=42,
     steps_planned=80,
-    best_validation=BestValidation(30, "accuracy", 0.59),
-    last_alarm=LastAlarm(12, "all_equal", "groups have equal rewards"),
+    best_validation={"step": 30, "metric": "accuracy", "value": 0.59},
+    last_alarm={"step": 12, "rule": "all_equal", "text": "groups have equal rewards"},
     metrics=METRICS,
     activities=(Activity("step 43", "rollouts", 130, 256),),
     elapsed_s=1000.0,
     deadline_s=4723.0,
     expected_end=datetime(2026, 11, 23, 13, 30, tzinfo=UTC),
 )
-
-
-def test_figures_are_those_of_the_last_step_and_of_the_run():
-    assert dict(figures(STATUS)) == SHOWN
 
 
 def test_the_line_of_a_step_has_all_figures_and_the_last_alarm():
@@ -90,13 +81,6 @@ def test_an_sft_step_has_loss_and_tokens():
     metrics = {"sft/loss": 1.23456, "sft/tokens_trained": 512.0, "time/step_s": 1.0}
     line = step_line(Status(step=2, steps_planned=9, metrics=metrics))
     assert line == "step 2/9  sft loss 1.2346  tokens 512  step time 1.0 s"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "shown"), [(0.9, "0:00"), (61.0, "1:01"), (3599.0, "59:59"), (36061.0, "10:01:01")]
-)
-def test_seconds(seconds: float, shown: str):
-    assert show_seconds(seconds) == shown
 
 
 def test_the_content_of_the_file():

@@ -128,13 +128,6 @@ def test_a_separate_sampler_has_no_learner_memory():
     assert found["update"]["kv_local"] == 0
 
 
-def test_memory_grows_with_slots_by_their_caches_and_a_small_amount():
-    few, many = (preset(plan__slots=8 * slots, plan__slot_buckets=[]) for slots in (64, 100))
-    more = total(many, "segment 800") - total(few, "segment 512")
-    row = (22 * 512 + 4 * 1024) * 1024
-    assert row * 36 < more < 1.5 * row * 36
-
-
 @pytest.mark.parametrize(
     ("program", "less", "more"),
     [

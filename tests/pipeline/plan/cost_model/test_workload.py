@@ -76,17 +76,6 @@ def test_schedules_by_hand(
     assert found == (segments, left)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
-    slots=st.integers(1, 16),
-    steps=st.integers(1, 16),
-)
-def test_every_token_has_a_slot(lengths: list[int], slots: int, steps: int) -> None:
-    found, _ = decode_schedule(lengths, sizes=(slots,), segment_steps=steps)
-    each = [-(-length // steps) for length in lengths]
-    assert max(*each, -(-sum(each) // slots)) <= found[slots] <= sum(each)
-
-
 @pytest.mark.parametrize(("count", "shards", "slots"), [(16, 2, 8), (200, 4, 1)])
 def test_the_mean_work_is_that_of_many_steps(count: int, shards: int, slots: int) -> None:
     sizes = tuple(dict.fromkeys((slots, max(1, slots // 2), 1)))

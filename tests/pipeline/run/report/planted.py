@@ -51,9 +51,10 @@ def run(
     *,
     change: Change = lambda _: {},
     journal: Sequence[Mapping[str, Any]] = (),
+    summary: Mapping[str, Any] | None = None,
     steps: int = STEPS,
 ) -> RunRecords:
-    """The records of a run: metrics of a step that differ, further entries of the journal."""
+    """Records of a run: metrics of a step that differ, further entries of the journal."""
     return RunRecords(
         path=Path("runs/planted"),
         config={
@@ -62,6 +63,7 @@ def run(
             "rewards": {"functions": [{"name": "correct"}]},
         },
         journal=[{"event": "resumed", "step": 0}, STARTED, *journal],
+        summary=summary or {},
         metrics=[{**metrics(step), **change(step)} for step in range(1, steps + 1)],
     )
 

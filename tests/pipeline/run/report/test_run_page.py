@@ -80,7 +80,7 @@ def checked(text: str) -> Page:
 @pytest.fixture
 def finished(tmp_path: Path) -> Path:
     """The folder of a finished run with evaluations."""
-    run = StubRun(make_config(tmp_path, **STEPS), disk=Disk(), data=make_data(validation=4))
+    run = StubRun(make_config(tmp_path, **STEPS), data=make_data(validation=4))
     assert run.run() == "finished"
     return run.folder.path
 
@@ -121,7 +121,7 @@ def test_events_are_in_words():
         {"event": "reward_errors", "step": 3, "name": "correct", "causes": {"raised": 2}},
         {"event": "abandoned", "step": 4, "what": "the validation", "elapsed_s": 12.34},
         {"event": "restarted", "why": "a process of the run died"},
-        {"event": "alarm", "step": 5, "bad_share": 0.25, "files": ["a", "b"], "ok": True},
+        {"event": "alarm", "step": 5, "value": 0.25, "files": ["a", "b"], "ok": True},
     ]
     shown = [row[1:] for row in events(planted(journal=journal))]
     assert shown[1:] == [
@@ -130,7 +130,7 @@ def test_events_are_in_words():
         ("3", "reward errors", "name correct, causes (raised 2)"),
         ("4", "abandoned", "what the validation, elapsed 12.3 s"),
         ("", "restarted", "why a process of the run died"),
-        ("5", "alarm", "bad share 25.0%, files a, b, ok yes"),
+        ("5", "alarm", "value 0.25, files a, b, ok yes"),
     ]
 
 

@@ -22,7 +22,7 @@ def test_a_healthy_run_has_no_problem():
 
 
 SLOW = {"time/sample_s": 0.0, "time/reward_s": 3.0, "time/learn_s": 1.0}
-ENDED = {"event": "ended", "summary": {"ended": "finished", "untrained_export": "none was better"}}
+ENDED = {"ended": "finished", "untrained_export": "none was better"}
 PLANTED: list[tuple[RunRecords, str, str]] = [
     (
         run(change=lambda _: SLOW),
@@ -34,7 +34,7 @@ PLANTED: list[tuple[RunRecords, str, str]] = [
         "The value is 0.99.",
         "alarm excluded at step 7: the value is 0.99",
     ),
-    (run(journal=[ENDED]), "The export is the model before training.", "none was better"),
+    (run(summary=ENDED), "The export is the model before training.", "none was better"),
     (
         run(journal=[{"event": "evaluation_notice", "what": "the accuracy is 0%"}]),
         "Before training all answers to a set had the same result.",
@@ -67,10 +67,8 @@ def test_without_evaluations_the_trend_of_the_reward_decides(slope: float, level
 @pytest.mark.parametrize(("metric", "steps"), [("reward", [2, 4]), ("exact_answer", [0, 2, 4])])
 def test_results_by_former_rewards_are_not_compared(metric: str, steps: list[int]):
     changed = {"event": "rewards_changed", "after_step": 1, "changes": []}
-    found = [
-        {"event": "evaluated", "name": "validation", "step": step, "accuracy": 0.5, "mean": 0.5}
-        for step in (0, 2, 4)
-    ]
+    same = {"event": "evaluated", "name": "validation", "accuracy": 0.5, "mean": 0.5}
+    found = [same | {"step": step, "rewards_version": step > 0} for step in (0, 2, 4)]
     records = run(journal=[found[0], changed, *found[1:]])
     records = replace(records, config={**records.config, "eval": {"metric": metric}})
     assert [one["step"] for one in records.evaluations("validation")] == steps
@@ -92,8 +90,7 @@ def test_the_best_evidence_is_the_paired_test():
         "paired_ci95": [-0.15, -0.05],
         "paired_p": 0.001,
     }
-    ended = {"event": "ended", "summary": {"ended": "finished", "eval": evaluated}}
-    found = learning(run(journal=[ended]))
+    found = learning(run(summary={"ended": "finished", "eval": evaluated}))
     assert (found.level, found.sentence) == ("bad", "No: the test accuracy fell.")
     assert (
         found.evidence
