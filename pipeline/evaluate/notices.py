@@ -45,6 +45,13 @@ def data_notices(config: Config, prompts: Sequence[Prompt]) -> Iterator[str]:
             "neither an SFT phase nor a trained adapter comes before GRPO: only a model that was "
             f"trained on this form knows it. If model.path was not, {_FIX_FORM}"
         )
+    ends = (*config.rollout.stop_tokens, *config.rollout.stop_strings)
+    if tags.answer == "first_line" and config.prompt.turn == "plain" and "\n" not in ends:
+        yield (
+            "answers are the first line, and without turns nothing ends a completion there: what "
+            "follows is sampled and trained as well. Set rollout.stop_tokens = "
+            '["<eos>", "\\n", "\\n\\n"]'
+        )
     chosen = [prompt for prompt in prompts[:_SAMPLED_ROWS] if prompt.answer is not None]
     missed = [prompt for prompt in chosen if not _is_reachable(prompt.answer or "", tags)]
     if missed and not config.uses_rewards:

@@ -27,6 +27,21 @@ def test_a_form_that_no_prompt_asks_for_is_told(prompt: dict[str, str], told: bo
     assert [line.startswith("answers are ") for line in found] == [True] * told
 
 
+@pytest.mark.parametrize(
+    ("prompt", "stops", "told"),
+    [
+        ({"answer": "first_line", "turn": "plain"}, ["<eos>"], True),
+        ({"answer": "first_line", "turn": "plain"}, ["<eos>", "\n"], False),
+        ({"answer": "first_line"}, ["<eos>"], False),
+    ],
+)
+def test_a_first_line_that_nothing_ends_is_told(
+    prompt: dict[str, str], stops: list[str], told: bool
+):
+    config = make_config(Path(), prompt=prompt, rollout={"stop_tokens": stops})
+    assert ["the first line" in line for line in data_notices(config, PROMPTS)] == [True] * told
+
+
 @pytest.mark.parametrize("text", ["<answer>3</answer>", "write <ANSWER>"])
 def test_a_prompt_that_asks_for_the_form_or_a_trained_adapter_is_enough(text: str):
     asking = [*PROMPTS, replace(PROMPTS[0], text=text)]
