@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import psutil
+
 from configs.machine import tpu_chips
 
-_CGROUP_LIMITS = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
-_UNLIMITED = 2**60
-"""Limits above are none: the first version of cgroups writes a large number."""
+_CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class Host:
         uid: id of the user.
         version: of an installed distribution, by name; None: it is not installed.
         ray_chips: number of TPU chips that Ray counts.
+        memory_bytes: memory that a new process can have.
         free_bytes: free space of the file system of a path, which may not exist yet.
     """
 
@@ -34,6 +38,7 @@ class Host:
     uid: int
     version: Callable[[str], str | None]
     ray_chips: int
+    memory_bytes: int
     free_bytes: Callable[[Path], int]
 
     @staticmethod
@@ -47,6 +52,7 @@ class Host:
             uid=os.geteuid(),
             version=_installed_version,
             ray_chips=detected_devices(RESOURCE["tpu"]),
+            memory_bytes=_available_bytes(),
             free_bytes=lambda path: shutil.disk_usage(existing_parent(path)).free,
         )
 
@@ -76,19 +82,9 @@ class Host:
                         opened.add(os.readlink(link))  # noqa: PTH115
                 if not opened.isdisjoint(devices):
                     name = (folder / "comm").read_text(encoding="utf-8", errors="replace").strip()
-                    user = user_name(int(_fields(folder / "status")["Uid"].split()[1]))
+                    user = user_name(folder.stat().st_uid)
                     found[int(folder.name)] = f"pid {folder.name} ({name}, user {user})"
         return found
-
-    def memory_bytes(self) -> int:
-        """Memory that a new process can have: what is available, within the container's limit."""
-        available = int(_fields(self._at("/proc/meminfo"))["MemAvailable"].split()[0]) * 1024
-        for name in _CGROUP_LIMITS:
-            with suppress(OSError, ValueError):  # ValueError: "max"
-                limit = int((self.root / name).read_text(encoding="ascii"))
-                if limit < _UNLIMITED:
-                    available = min(available, limit)
-        return available
 
     def _at(self, path: str) -> Path:
         return self.root / path.removeprefix("/")
@@ -113,8 +109,10 @@ def _installed_version(name: str) -> str | None:
     return None
 
 
-def _fields(path: Path) -> dict[str, str]:
-    """The lines `NAME: VALUE` of a file of /proc."""
-    text = path.read_text(encoding="utf-8", errors="replace")
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {name: value.strip() for name, _, value in pairs}
+def _available_bytes() -> int:
+    """What is available on this machine, within the limit of its container."""
+    available: int = psutil.virtual_memory().available
+    for path in _CGROUP_LIMITS:
+        with suppress(OSError, ValueError):  # ValueError: "max"
+            available = min(available, int(Path(path).read_text(encoding="ascii")))
+    return available

@@ -147,13 +147,18 @@ def prepare(
     found = found or MistakeCollector()
     folder, more, base = found.attempt(RunFolder.of, config), None, None
     chosen = found.attempt(tracking.choose_mode, config)
-    _check_request(config, found, folder)
+    found.attempt(refuse_plan_only, config)
+    found.attempt(check_devices, config)
+    if folder is not None:
+        found.attempt(folder.check_writable)
+        found.attempt(_check_mirror, config, folder)
+    found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
     rewards = found.attempt(lambda: check(config.rewards))
-    tokenizer = _check_model(config, found)
+    model, tokenizer = _check_model(config, found)
     if folder is not None:
         if extend is not None:
             more = found.attempt(extension, extend, config, folder)
-        base = _check_weights(config, found, folder, has_tokenizer=tokenizer is not None, more=more)
+        base = _check_weights(config, found, folder, model=model, more=more)
     data = _check_data(config, found, tokenizer, folder)
     if data is not None and folder is not None:
         config = _check_metric(config, found, data, folder)
@@ -173,16 +178,6 @@ def prepare(
     for line in (why, *data.report):
         say(line)
     return Prepared(config, data, tokenizer, folder, more, mode, reward_code(rewards), base)
-
-
-def _check_request(config: Config, found: MistakeCollector, folder: RunFolder | None) -> None:
-    """Checks that need neither the model nor the data."""
-    found.attempt(refuse_plan_only, config)
-    found.attempt(check_devices, config)
-    if folder is not None:
-        found.attempt(folder.check_writable)
-        found.attempt(_check_mirror, config, folder)
-    found.attempt(lambda: _check_folder("learner.teacher", config.learner.teacher))
 
 
 def _check_mirror(config: Config, folder: RunFolder) -> None:
@@ -258,26 +253,29 @@ def open_model_files(config: Config) -> Tokenizer:
         ValueError: with the mistakes in them, in words for the user.
     """
     found = MistakeCollector()
-    tokenizer = _check_model(config, found)
+    _, tokenizer = _check_model(config, found)
     found.raise_if_any()
     assert tokenizer is not None
     return tokenizer
 
 
-def _check_model(config: Config, found: MistakeCollector) -> Tokenizer | None:
-    """Checks the model's files; returns the tokenizer if it could be opened."""
-    if not _may_load(config, found):
-        return None
-    folder = found.attempt(lambda: find_model(config.model))
+def _check_model(config: Config, found: MistakeCollector) -> tuple[Path | None, Tokenizer | None]:
+    """Checks the model's files; returns its folder if they are valid, and the tokenizer.
+
+    Nothing is downloaded for a request that has mistakes.
+    """
+    path = getattr(getattr(config, "model", None), "path", None)
+    if path is None or (is_handle(path) and not found.is_empty):
+        return None, None
+    folder, is_valid = found.attempt(find_model, config.model), False
     if folder is not None:
-        if (skipped := found.attempt(hf_folder.check_folder, folder)) is not None:
-            say(skipped)
+        is_valid = found.attempt(_check_model_folder, folder) is not None
         found.attempt(check_targets, config, folder)
     there = folder is not None or config.model.tokenizer is not None
     tokenizer = found.attempt(open_tokenizer, config.model) if there else None
     if tokenizer is not None:
         found.attempt(_check_pieces, config, tokenizer, folder)
-    return tokenizer
+    return folder if is_valid else None, tokenizer
 
 
 def check_targets(config: Config, folder: Path) -> None:
@@ -290,10 +288,10 @@ def check_targets(config: Config, folder: Path) -> None:
         read_model_shape(hf_folder.read_text_config(folder)).adapter_parameters(config.lora)
 
 
-def _may_load(config: Config, found: MistakeCollector) -> bool:
-    """Whether to look for the model: nothing is downloaded for a request that has mistakes."""
-    path = getattr(getattr(config, "model", None), "path", None)
-    return path is not None and (found.is_empty or not is_handle(path))
+def _check_model_folder(folder: Path) -> Path:
+    if (skipped := hf_folder.check_folder(folder)) is not None:
+        say(skipped)
+    return folder
 
 
 def _check_weights(
@@ -301,7 +299,7 @@ def _check_weights(
     found: MistakeCollector,
     folder: RunFolder,
     *,
-    has_tokenizer: bool,
+    model: Path | None,
     more: Budget | None,
 ) -> str | None:
     """Checks the weights, a new run's first adapter and the time; returns the base's fingerprint.
@@ -310,36 +308,27 @@ def _check_weights(
         config: of the run.
         found: receives the mistakes.
         folder: of the run.
-        has_tokenizer: whether the model's tokenizer could be opened, so that its folder is there.
+        model: the model's folder; None: there is none, or it has mistakes.
         more: budget to add.
     """
-    may_load = _may_load(config, found)
     if not folder.holds_run:
-        model = find_model(config.model) if has_tokenizer and may_load else None
         found.attempt(check_start, config, model)
-    weights_bytes = found.attempt(_weights_bytes, config) if may_load else None
-    if weights_bytes is None:
+    if model is None:
         return None
-    base = found.attempt(_same_base, config, folder)
+    base = found.attempt(_same_base, config, folder, model)
     budget = found.attempt(Budget.of, config, folder)
     if budget is not None:
+        weights_bytes = sum(path.stat().st_size for path in model.rglob("*.safetensors"))
         found.attempt(_check_time, budget, folder, weights_bytes, more=more)
     return base
 
 
-def _weights_bytes(config: Config) -> int:
-    folder = find_model(config.model)
-    hf_folder.check_folder(folder)  # only a model's folder is searched
-    return sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-
-
-def _same_base(config: Config, folder: RunFolder) -> str:
+def _same_base(config: Config, folder: RunFolder, model: Path) -> str:
     """The fingerprint of the base's weights; compares it with that at the start of the run.
 
     Raises:
         ValueError: if it has changed, or is not that of the run from which this one forks.
     """
-    model = find_model(config.model)
     base = weights_fingerprint(model)
     at_start = next((entry.get("base") for entry in folder.events(STARTED)), None)
     if at_start not in {None, base}:

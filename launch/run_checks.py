@@ -52,7 +52,7 @@ def run_checks(host: Host, config: Config) -> Iterator[Finding]:
 
 def general_checks(host: Host) -> Iterator[Finding]:
     """Memory and clock, without a configuration."""
-    yield Finding("memory", "ok", f"{host.memory_bytes() / GIB:.1f} GiB available")
+    yield Finding("memory", "ok", f"{host.memory_bytes / GIB:.1f} GiB available")
     yield _clock(None)
 
 
@@ -63,20 +63,20 @@ def logins(config: Config | None) -> Iterator[Finding]:
     yield _ray_token()
     yield _wandb(config)
     path = "" if config is None else config.model.path
-    hubs = {
-        HF: ("Hugging Face", get_token() is not None, "hf auth login, or set HF_TOKEN"),
-        KAGGLE: ("Kaggle", has_kaggle_login(), "set KAGGLE_API_TOKEN, as your account shows it"),
-    }
-    for prefix, (hub, has_login, how) in hubs.items():
-        if config is not None and not path.startswith(prefix):
-            continue
+    hubs = (
+        (HF, "Hugging Face", get_token() is not None, "hf auth login, or set HF_TOKEN"),
+        (KAGGLE, "Kaggle", has_kaggle_login(), "set KAGGLE_API_TOKEN, as your account shows it"),
+    )
+    for prefix, hub, has_login, remedy in hubs:
         if has_login:
-            yield Finding(hub, "ok", "there is a login")
+            found = Finding(hub, "ok", "there is a login")
         elif prefix == HF and _has_free_licence(path):
-            yield Finding(hub, "ok", "no login; this model needs none")
+            found = Finding(hub, "ok", "no login; this model needs none")
         else:
             shown = "no login; Gemma is only given to users who have one"
-            yield Finding(hub, "note", shown, how)
+            found = Finding(hub, "note", shown, remedy)
+        if config is None or path.startswith(prefix):
+            yield found
 
 
 def _clock(config: Config | None) -> Finding:
@@ -118,7 +118,7 @@ def _room(host: Host, config: Config) -> Iterator[Finding]:
     else:
         remedy = "see what would make it fit: python -m launch.plan"
         yield Finding("plan", "fault", f"does not fit: {shortage(case, chosen)}", remedy)
-    memory, needed = host.memory_bytes() / GIB, _memory_gib(case, chosen)
+    memory, needed = host.memory_bytes / GIB, _memory_gib(case, chosen)
     shown = f"{memory:.1f} GiB available, {needed:.1f} needed (estimated)"
     if memory < needed:
         remedy = "end other programs, raise the container's limit, or use smaller sizes in [plan]"

@@ -25,7 +25,7 @@ from ray._private.accelerators import tpu
 from configs.load import load_config
 from configs.schema import Config
 from launch import doctor, host_checks
-from launch.host import Host
+from launch.host import Host, user_name
 from launch.host_checks import Finding
 from tests.pipeline.compute.test_devices import KAGGLE
 
@@ -54,35 +54,28 @@ class Imitation:
     Attributes:
         root: its files.
         settings: of the run, beside those of the request.
-        free: free bytes by path; others have plenty.
         closed: files that the user may not use.
         given: attributes of the `Host` that replace those of a good one.
     """
 
     root: Path
     settings: dict[str, str] = field(default_factory=dict)
-    free: dict[str, int] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
     given: dict[str, Any] = field(default_factory=dict)
 
-    def write(self, path: str, text: str = "", *, mode: int = 0o666) -> None:
+    def write(self, path: str, text: str = "") -> None:
         """Writes a file of the host; all belong to the user of the test."""
         file = self.root / path.removeprefix("/")
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="ascii")
-        file.chmod(mode)
 
-    def process(self, pid: int, name: str, *opened: str, uid: int = ME) -> None:
+    def process(self, pid: int, name: str, *opened: str) -> None:
         """Starts a process that has files open."""
         self.write(f"/proc/{pid}/comm", f"{name}\n")
-        self.write(f"/proc/{pid}/status", f"Name:\t{name}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
         for number, path in enumerate(("/dev/null", *opened)):
             link = self.root / f"proc/{pid}/fd/{number}"
             link.parent.mkdir(exist_ok=True)
             link.symlink_to(path)
-
-    def available(self, gib: float) -> None:
-        self.write("/proc/meminfo", f"MemTotal: 999 kB\nMemAvailable: {int(gib * 2**20)} kB\n")
 
     def chips(self, count: int, *, vfio: str | None = None) -> None:
         """Gives it other chips; with `vfio`, files of that PCI vendor, which "" hides."""
@@ -93,16 +86,14 @@ class Imitation:
             if vfio:
                 self.write(f"/sys/kernel/iommu_groups/{number}/devices/0000:00:05.0/vendor", vfio)
 
-    def _free_bytes(self, path: Path) -> int:
-        return next((self.free[key] for key in self.free if str(path).endswith(key)), 500 * GIB)
-
     def host(self) -> Host:
         good: dict[str, Any] = {
             "root": self.root,
             "uid": ME,
             "version": pinned().get,
             "ray_chips": ray_count(self.root),
-            "free_bytes": self._free_bytes,
+            "memory_bytes": 100 * GIB,
+            "free_bytes": lambda _: 500 * GIB,
         }
         return Host(**good | self.given)
 
@@ -136,8 +127,7 @@ def good(tmp_path: Path, request_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     found = Imitation(tmp_path / "host")
     found.chips(8)
-    found.available(100)
-    found.process(1, "systemd", uid=0)
+    found.process(1, "systemd")
     found.settings |= {
         "plan.platform": "tpu",
         "plan.placement": "colocated",
@@ -185,18 +175,22 @@ def locked(host: Imitation) -> None:
     host.given["uid"] = OTHER
 
 
-def variables(**given: str) -> Callable[[Imitation], None]:
-    return lambda _: os.environ.update(given)
+def variables(**values: str) -> Callable[[Imitation], None]:
+    return lambda _: os.environ.update(values)
 
 
-def settings(**given: str) -> Callable[[Imitation], None]:
+def settings(**values: str) -> Callable[[Imitation], None]:
     return lambda host: host.settings.update(
-        {key.replace("__", "."): value for key, value in given.items()}
+        {key.replace("__", "."): value for key, value in values.items()}
     )
 
 
+def given(**attributes: Any) -> Callable[[Imitation], None]:
+    return lambda host: host.given.update(attributes)
+
+
 def installed(**versions: str | None) -> Callable[[Imitation], None]:
-    return lambda host: host.given.update(version=(pinned() | versions).get)
+    return given(version=(pinned() | versions).get)
 
 
 def kaggle_without_login(host: Imitation) -> None:
@@ -212,7 +206,6 @@ OVER = settings(budget__steps="none", budget__until="2020-01-01T10:00Z")
 NO_CHIPS = "neither /dev/accel* nor /dev/vfio/N exists"
 HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (installed(jax="0.9.2"), "packages", "jax 0.9.2, needed: ", "launch/bootstrap.sh --tpu"),
-    (installed(jax=None), "packages", "jax is missing", "bootstrap.sh --tpu"),
     (installed(libtpu="0.0.30"), "packages", "libtpu 0.0.30, needed: ==0.0.42", "--tpu"),
     (lambda host: host.chips(0), "chips", NO_CHIPS, "docker run --privilege"),
     (lambda host: host.chips(4), "chips", "4 chips, /dev/accel0 to /dev/accel3; the plan", "fewer"),
@@ -223,8 +216,8 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
         "chmod a+rw /dev/accel2",
     ),
     (
-        lambda host: host.process(4242, "python3", "/dev/accel3", uid=OTHER),
-        *("holders", f"in use by pid 4242 (python3, user {OTHER})", "kill 4242"),
+        lambda host: host.process(4242, "python3", "/dev/accel3"),
+        *("holders", f"in use by pid 4242 (python3, user {user_name(os.getuid())})", "kill 4242"),
     ),
     (locked, "libtpu lock", "libtpu cannot lock it", "sudo rm /tmp/libtpu_lockfile"),
     (
@@ -241,8 +234,8 @@ HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     ),
     (settings(run__tpu_chips="4"), "Ray's count", "run.tpu_chips = 4 replaces that", "chips = 8"),
     (GPUS, "devices", "needs 64 GPU, and this machine has", "choose a machine with more"),
-    (lambda host: host.available(0.5), "memory", "0.5 GiB available, 1.6 needed", "limit"),
-    (lambda host: host.free.update({"runs/small": 0}), "disk", "0.0 GiB free at ", "set run.dir"),
+    (given(memory_bytes=GIB // 2), "memory", "0.5 GiB available, 1.6 needed", "limit"),
+    (given(free_bytes=lambda _: 0), "disk", "0.0 GiB free at ", "set run.dir"),
     (settings(plan__hbm_gib="0.001"), "plan", "does not fit: ", "python -m launch.plan"),
     (OVER, "clock", "budget.until = 2020-01-01T10:00Z has passed", "a later budget.until"),
     (settings(wandb__mode="online"), "W&B", "this machine has no W&B login", "wandb login"),
@@ -285,17 +278,6 @@ def test_a_host_with_a_defect_is_told_its_cause_and_remedy(
     assert all(one.remedy for one in found if one.state != "ok")
 
 
-def test_a_host_without_a_token_for_clusters_has_a_note(
-    good: Imitation, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.delenv("RAY_AUTH_TOKEN")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
-    (note,) = [one for one in examined(good) if one.check == "Ray token"]
-    assert note.state == "note"
-    assert "everybody who can reach" in note.finding
-    assert "ray get-auth-token --generate" in note.remedy
-
-
 def test_a_jax_that_hides_the_installed_one_is_a_fault(
     good: Imitation, monkeypatch: pytest.MonkeyPatch
 ):
@@ -303,12 +285,6 @@ def test_a_jax_that_hides_the_installed_one_is_a_fault(
     monkeypatch.setattr(host_checks, "find_spec", lambda _: elsewhere)
     found = host_checks.packages(good.host(), None)
     assert (found.state, "jax is imported from /here/jax" in found.finding) == ("fault", True)
-
-
-def test_kaggles_variables_are_no_defect(good: Imitation, monkeypatch: pytest.MonkeyPatch):
-    for key, value in KAGGLE.items():
-        monkeypatch.setenv(key, value)
-    assert {one.state for one in examined(good)} == {"ok"}
 
 
 @pytest.mark.parametrize("vendor", ["", "0x1ae0\n"])
@@ -324,14 +300,29 @@ def test_chips_by_vfio_are_counted_by_ray_or_given(good: Imitation, vendor: str)
     assert doctor.can_run(list(found.values()))
 
 
-def test_the_chips_of_a_cluster_are_not_expected_here(
-    good: Imitation, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_does_not_prevent_a_run_is_a_note(good: Imitation, monkeypatch: pytest.MonkeyPatch):
+    for key, value in KAGGLE.items():
+        monkeypatch.setenv(key, value)
+    assert {one.state for one in examined(good)} == {"ok"}
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(good.root / "none"))
+    (note,) = [one for one in examined(good) if one.state != "ok"]
+    assert (note.check, note.state) == ("Ray token", "note")
+    assert "everybody who can reach" in note.finding
+    assert "ray get-auth-token --generate" in note.remedy
+    # The chips of a cluster are not expected here.
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     good.chips(0)
     found = examined(good)
     assert doctor.can_run(found)
     assert {one.check: one.state for one in found}["chips"] == "note"
+    # Without a configuration nothing is needed.
+    found = list(doctor.examine(good.host(), None))
+    assert doctor.can_run(found)
+    states = {one.check: one.state for one in found}
+    assert states["chips"] == states["W&B"] == "note"
+    assert states["memory"] == states["clock"] == "ok"
+    assert not {"plan", "disk", "model", "data"} & states.keys()
 
 
 def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
@@ -343,16 +334,6 @@ def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
     found = examined(good)
     assert doctor.can_run(found)
     assert not {"chips", "holders", "libtpu lock", "Ray's count"} & {one.check for one in found}
-
-
-def test_without_a_configuration_missing_chips_and_logins_are_notes(good: Imitation):
-    good.chips(0)
-    found = list(doctor.examine(good.host(), None))
-    assert doctor.can_run(found)
-    states = {one.check: one.state for one in found}
-    assert states["chips"] == states["W&B"] == "note"
-    assert states["memory"] == states["clock"] == "ok"
-    assert not {"plan", "disk", "model", "data"} & states.keys()
 
 
 # --- the command
@@ -416,17 +397,12 @@ HUB = ("--model.path", "hf://owner/tiny", "--model.tokenizer", "model")
 DATASET = ("--data.test.path", "owner/rows", "--data.test.split", "test")
 
 
-def faults(ran: subprocess.CompletedProcess[str]) -> str:
-    """The output in one line."""
-    return " ".join(ran.stdout.split())
-
-
 def test_without_a_network_the_cause_is_named(request_path: Path):
     folder = request_path.parent
     closed_port = "http://127.0.0.1:9"
     ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=closed_port)
     assert ran.returncode == 1
-    shown = faults(ran)
+    shown = " ".join(ran.stdout.split())
     assert "hf://owner/tiny is not completely in the cache and the hub cannot be reached" in shown
     assert "data.test: the hub cannot be reached for 'owner/rows'" in shown
     assert "-> connect to the network" in shown
