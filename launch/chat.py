@@ -93,8 +93,7 @@ def _chat(
     lora = config.lora.model_copy(update={"start": adapter})  # gives the LoRA's layout, too
     config = config.model_copy(update={"plan": plan, "lora": lora})
     maker = PromptMaker(config.prompt, open_model_files(config))
-    chips = config.run.tpu_chips
-    with cluster(plan, tpu_chips=chips, learner=False), asyncio.Runner() as runner:
+    with cluster(config, learner=False), asyncio.Runner() as runner:
         actors = SamplerActors.spawn(config)
         try:
             runner.run(wait_for_devices(actors.devices))

@@ -35,12 +35,11 @@ OBJECT_STORE_BYTES = 512 * 2**20
 
 
 @contextmanager
-def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Iterator[None]:
+def cluster(config: Config, *, learner: bool = True) -> Iterator[None]:
     """Joins the cluster of this process's job, or starts a private one; leaves it at the end.
 
     Args:
-        plan: whose devices the cluster must have.
-        tpu_chips: number of chips of this host, for a private cluster; None: as Ray counts them.
+        config: of the run, whose devices the cluster must have.
         learner: whether the command has a learner; otherwise only samplers need devices.
 
     Raises:
@@ -51,12 +50,13 @@ def cluster(plan: Plan, *, tpu_chips: int | None, learner: bool = True) -> Itera
     """
     # Otherwise a call after the end of the cluster would start another one.
     auto_init_hook.enable_auto_connect = False
+    plan, chips = config.plan, config.run.tpu_chips
     if "RAY_ADDRESS" in os.environ:
         joined = _joined()
     else:
         joined = private_cluster(
             num_cpus=_cpus(plan, learner=learner),
-            resources=None if tpu_chips is None else {RESOURCE["tpu"]: tpu_chips},
+            resources=None if chips is None else {RESOURCE["tpu"]: chips},
             log_to_driver=False,
             object_store_memory=OBJECT_STORE_BYTES if plan.platform == "cpu" else None,
         )
@@ -88,7 +88,7 @@ def with_actors(
     Raises:
         SystemExit: after a signal, with 128 plus its number.
     """
-    stop, plan = Stop(notice="stopping: nothing is written"), config.plan
+    stop = Stop(notice="stopping: nothing is written")
 
     async def work_once_placed(actors: A) -> T:
         await wait_for_devices(actors.devices)
@@ -97,7 +97,7 @@ def with_actors(
 
     async def run() -> T:
         stop.listen()
-        with cluster(plan, tpu_chips=config.run.tpu_chips, learner=learner):
+        with cluster(config, learner=learner):
             stop.listen()
             actors = spawn()
             try:

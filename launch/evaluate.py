@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pipeline.data.text.tokenizer import Tokenizer
     from pipeline.evaluate.measurement import Measured
     from pipeline.plan.sizes import Sizes
-    from pipeline.protocols import Scorer
 
 DESCRIPTION = """\
 Evaluate the base and the tuned policy on the test split and on eval.sets, in one run and on the
@@ -164,7 +163,6 @@ def run(prepared: Prepared) -> int:
     async def work(actors: SamplerActors) -> tuple[Measured, Measured | None]:
         scorer = spawn_scorer(config) if config.uses_rewards else None
         try:
-            await _start(actors, prepared, scorer)
             return await _measure(actors, prepared, scorer)
         finally:
             if scorer is not None:
@@ -182,32 +180,27 @@ def run(prepared: Prepared) -> int:
     return 0
 
 
-async def _start(actors: SamplerActors, prepared: Prepared, scorer: ScorerHandle | None) -> None:
-    """Starts rewards and samplers and opens the adapter, before the base is evaluated for minutes.
+async def _measure(
+    actors: SamplerActors, prepared: Prepared, scorer: ScorerHandle | None
+) -> tuple[Measured, Measured | None]:
+    """Returns the measurements of the base and of the tuned policy, if there is one.
 
     Raises:
         Failure: if rewards, devices, weights, tokenizer or adapter do not match the request.
     """
-    from pipeline.evaluate.measurement import open_adapter
+    from tqdm import tqdm
+
+    from pipeline.evaluate.measurement import measure, open_adapter
 
     try:
         if scorer is not None:
             await scorer.start()
         await actors.start(prepared.sizes)
+        # Before the base is evaluated for minutes.
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:
         raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
     print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
-
-
-async def _measure(
-    actors: SamplerActors, prepared: Prepared, scorer: Scorer | None
-) -> tuple[Measured, Measured | None]:
-    """Returns the measurements of the base and of the tuned policy, if there is one."""
-    from tqdm import tqdm
-
-    from pipeline.evaluate.measurement import measure
-
     config = prepared.config
     prompts = {name: split.prompts for name, split in prepared.tests.items()}
     policies = 1 if prepared.adapter is None else 2

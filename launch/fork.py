@@ -33,10 +33,7 @@ def forked(config: Config) -> Config:
         raise ValueError(
             "lora.start: run.fork gives the initial adapter, with the optimizer's state; remove one"
         )
-    copy = _copied(folder, config.run.fork)
-    if copy is not None:
-        return _started(config, copy)
-    return _started(config, _checkpoint(config.run.fork))
+    return _started(config, _copied(folder) or _checkpoint(config.run.fork))
 
 
 def copy_start(config: Config) -> Config:
@@ -48,14 +45,12 @@ def copy_start(config: Config) -> Config:
     if config.run.fork is None:
         return config
     folder = RunFolder.of(config)
-    copy = _copied(folder, config.run.fork)
+    copy = _copied(folder)
     if copy is None:
         checkpoint = _checkpoint(config.run.fork)
         copy = folder.start / checkpoint.name
-        partial = copy.with_name(f".{copy.name}.tmp")
         shutil.rmtree(folder.start, ignore_errors=True)  # of a process that was killed
-        shutil.copytree(checkpoint, partial)
-        partial.rename(copy)
+        shutil.copytree(checkpoint, copy)
     return _started(config, copy)
 
 
@@ -90,14 +85,9 @@ def _started(config: Config, start: Path) -> Config:
     return config.model_copy(update={"lora": lora})
 
 
-def _copied(folder: RunFolder, fork: str) -> Path | None:
-    """The copy of the checkpoint in the run folder; None: there is none yet.
-
-    A process that was killed before the run began may have left one of another step.
-    """
-    _, which = split_version(fork)
-    copies = (path for path in folder.start.glob("*") if path.name.isdecimal())
-    return next((path for path in copies if folder.holds_run or path.name == which), None)
+def _copied(folder: RunFolder) -> Path | None:
+    """The copy of the checkpoint in the folder of a run that has begun; None: it has not."""
+    return next(folder.start.glob("*"), None) if folder.holds_run else None
 
 
 def _checkpoint(fork: str) -> Path:

@@ -45,23 +45,21 @@ class _Rescored:
     """A recorded rollout with its rewards before and after.
 
     Attributes:
-        step: that started it.
-        sample: its number in the group.
-        given: input of the reward functions.
-        answer: that was found in the completion.
+        group: step that started it, and prompt.
         before: recorded values of the parts and the numbers that they return by name, and the
             weighted sum as `SUM`; None: no value.
         after: the same, scored again.
         errors: of parts, and of the weighted sum, that failed when scored again.
+        is_right: whether the answer in the completion equals the reference; None: there is none.
+        sample: what the report shows of it.
     """
 
-    step: int
-    sample: int
-    given: RewardInput
-    answer: str | None
+    group: tuple[int, int]
     before: Mapping[str, float | None]
     after: Mapping[str, float | None]
     errors: Mapping[str, RewardError]
+    is_right: bool | None
+    sample: Figures
 
 
 def prepare_rescoring(
@@ -130,14 +128,30 @@ def _rescored(
     record: Mapping[str, Any], given: RewardInput, outcomes: Mapping[str, Outcome], config: Config
 ) -> _Rescored:
     scores = score_parts(outcomes, num_tokens=record["num_tokens"], config=config)
+    found = find_answer(given.completion, tags=given.tags, extraction=config.extraction)
+    is_right = None
+    if given.answer is not None:
+        is_right = found is not None and same_answer(found, given.answer)
+    sample = {
+        "step": record["step"],
+        "prompt_id": given.prompt_id,
+        "sample": record["sample"],
+        "before": record["reward"],
+        "after": scores.reward,
+        "parts": scores.rewards,
+        "prompt": given.prompt,
+        "answer": given.answer,
+        "extracted": found,
+        "stop_reason": given.stop_reason,
+        "text": given.completion,
+    }
     return _Rescored(
-        step=record["step"],
-        sample=record["sample"],
-        given=given,
-        answer=find_answer(given.completion, tags=given.tags, extraction=config.extraction),
+        (record["step"], given.prompt_id),
         before={**record["rewards"], SUM: record["reward"]},
         after={**scores.rewards, SUM: scores.reward},
         errors=scores.errors,
+        is_right=is_right,
+        sample=sample,
     )
 
 
@@ -169,15 +183,16 @@ def _figures(rollouts: Sequence[_Rescored]) -> dict[str, Any]:
     """All figures of the report, as JSON."""
     groups = defaultdict[tuple[int, int], list[_Rescored]](list)
     for one in rollouts:
-        groups[one.step, one.given.prompt_id].append(one)
+        groups[one.group].append(one)
     names = dict.fromkeys(name for one in rollouts for name in (*one.after, *one.before))
     names[SUM] = names.pop(SUM)  # the last row
-    ranked = [one for one in rollouts if one.after[SUM] is not None]
-    ranked.sort(key=lambda one: one.after[SUM] or 0.0, reverse=True)
+    ranked = [(reward, one) for one in rollouts if (reward := one.after[SUM]) is not None]
+    ranked.sort(key=lambda pair: pair[0], reverse=True)
+    samples = [one.sample for _, one in ranked]
     return {
         "rollouts": len(rollouts),
         "groups": len(groups),
-        "steps": sorted({one.step for one in rollouts}),
+        "steps": sorted({step for step, _ in groups}),
         "parts": {
             name: {
                 "before": _distribution(one.before.get(name) for one in rollouts),
@@ -190,8 +205,8 @@ def _figures(rollouts: Sequence[_Rescored]) -> dict[str, Any]:
             "after": _signal([one.after[SUM] for one in group] for group in groups.values()),
         },
         "rank_correlation": _rank_correlation(groups.values()),
-        "best": [_sample(one) for one in ranked[:_SHOWN]],
-        "worst": [_sample(one) for one in ranked[::-1][:_SHOWN]],
+        "best": samples[:_SHOWN],
+        "worst": samples[::-1][:_SHOWN],
         "wrong": _wrong(ranked),
         "errors": _errors(rollouts),
     }
@@ -229,26 +244,21 @@ def _rank_correlation(groups: Iterable[Sequence[_Rescored]]) -> dict[str, Any]:
     return {"mean": float(np.mean(found)) if found else None, "groups": len(found)}
 
 
-def _wrong(ranked: Sequence[_Rescored]) -> dict[str, Any]:
+def _wrong(ranked: Sequence[tuple[float, _Rescored]]) -> dict[str, Any]:
     """Rollouts with a wrong answer and a high reward: at least the median of right ones.
 
     Args:
-        ranked: the highest reward first.
+        ranked: rewards and rollouts, the highest first.
     """
-    right, wrong = list[float](), list[tuple[float, _Rescored]]()
-    for one in ranked:
-        reference, reward = one.given.answer, one.after[SUM] or 0.0
-        if reference is not None and one.answer is not None and same_answer(one.answer, reference):
-            right.append(reward)
-        elif reference is not None:
-            wrong.append((reward, one))
+    right = [reward for reward, one in ranked if one.is_right]
+    wrong = [(reward, one) for reward, one in ranked if one.is_right is False]
     median = float(np.median(right)) if right else None
-    high = [one for reward, one in wrong if median is None or reward >= median]
+    high = [one.sample for reward, one in wrong if median is None or reward >= median]
     return {
         "count": len(wrong),
         "high": len(high),
         "median_of_right": median,
-        "samples": [_sample(one) for one in high[:_SHOWN]],
+        "samples": high[:_SHOWN],
     }
 
 
@@ -262,22 +272,6 @@ def _errors(rollouts: Sequence[_Rescored]) -> list[dict[str, Any]]:
         {"part": name, "cause": cause, "count": count, "first": first[name, cause]}
         for (name, cause), count in counts.most_common()
     ]
-
-
-def _sample(one: _Rescored) -> dict[str, Any]:
-    return {
-        "step": one.step,
-        "prompt_id": one.given.prompt_id,
-        "sample": one.sample,
-        "before": one.before[SUM],
-        "after": one.after[SUM],
-        "parts": {name: value for name, value in one.after.items() if name != SUM},
-        "prompt": one.given.prompt,
-        "answer": one.given.answer,
-        "extracted": one.answer,
-        "stop_reason": one.given.stop_reason,
-        "text": one.given.completion,
-    }
 
 
 def _lines(figures: Figures) -> Iterator[str]:

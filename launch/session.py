@@ -15,13 +15,13 @@ from typing import Any, NoReturn
 from actors.groups import RunActors
 from configs.resume import change_lines
 from launch.cluster import cluster, wait_for_devices
-from launch.code_version import code_version
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
 from launch.preparation import Prepared, reward_code
 from launch.progress import watched
 from launch.resume import check_restored, record_start, resume
+from launch.source import code_version
 from launch.stop import Stop, Stopped, unless
 from pipeline.budget import Budget, used_s
 from pipeline.clock import Clock, PhaseClock
@@ -149,7 +149,7 @@ async def _run(session: _Session) -> int:
     stop, config = session.stop, session.prepared.config
     with ExitStack() as stack:
         with session.during("ray_start"):
-            stack.enter_context(cluster(config.plan, tpu_chips=config.run.tpu_chips))
+            stack.enter_context(cluster(config))
             stop.listen()
         try:
             return await _run_actors(session)

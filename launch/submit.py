@@ -23,8 +23,8 @@ from configs.load import config_to_json, load_config
 from configs.schema import Config
 from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, exit_status, say
 from launch.flags import SUBMITTED
+from launch.source import PROJECT, copy_source, copy_user_files
 from launch.train import train_flags
-from launch.upload import PROJECT, copy_source, copy_user_files
 
 if TYPE_CHECKING:
     from ray.job_submission import JobSubmissionClient
@@ -124,7 +124,7 @@ def _fill(upload: Path, config: Config) -> None:
     """Writes what the job needs: source, reward functions, and the configuration as a run folder.
 
     Raises:
-        ValueError: see `launch.upload.copy_user_files`.
+        ValueError: see `launch.source.copy_user_files`.
     """
     copy_source(upload)
     copy_user_files([part.function for part in config.rewards.functions], Path.cwd(), upload)

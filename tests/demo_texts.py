@@ -5,10 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
+from sentencepiece.sentencepiece_model_pb2 import ModelProto
+
 from launch.demo.task import make_problem, solution
-from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
+from launch.demo.tokenizer import train_tokenizer
 from pipeline.data.text.exported import write_unigram_json
 
+GEMMA4_PIECES = {
+    50: "<|tool_response>",
+    98: "<|think|>",
+    100: "<|channel>",
+    101: "<channel|>",
+    105: "<|turn>",
+    106: "<turn|>",
+}
+"""Pieces of Gemma 4 in place of Gemma 3's, by id."""
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
@@ -21,13 +32,13 @@ def demo_texts(count: int = 300) -> list[str]:
 
 def write_tokenizer(folder: Path, *, gemma4: bool = False) -> Path:
     """Writes `tokenizer.model`, of Gemma 3 or 4, into `folder` and returns the folder."""
-    train_tokenizer(
-        demo_texts(),
-        folder / "tokenizer.model",
-        vocab_size=480,
-        whole=TAGS,
-        special=GEMMA4_PIECES if gemma4 else None,
-    )
+    file = folder / "tokenizer.model"
+    train_tokenizer(demo_texts(), file, vocab_size=480, whole=TAGS)
+    if gemma4:
+        model = ModelProto.FromString(file.read_bytes())
+        for id_, piece in GEMMA4_PIECES.items():
+            model.pieces[id_].piece = piece
+        file.write_bytes(model.SerializeToString(deterministic=True))
     return folder
 
 

@@ -5,7 +5,7 @@ minus are swapped. So correct solutions are in its distribution but rare, as wit
 reinforcement learning can make them likely. The written folder can be used as `model.path`:
 safetensors (bfloat16), config.json, tokenizer.model.
 
-    python -m launch.demo.tiny --out launch/demo/tiny_gemma3 [--seed 0] [--family gemma4]
+    python -m launch.demo.tiny --out launch/demo/tiny_gemma3 [--seed 0]
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ from tqdm import trange
 from configs.schema import Lora
 from configs.schema import Prompt as PromptConfig
 from launch.demo.task import ErrorRates, Terms, make_problem, make_splits, solution
-from launch.demo.tokenizer import GEMMA4_PIECES, train_tokenizer
+from launch.demo.tokenizer import train_tokenizer
 from pipeline.compute.model import save
 from pipeline.compute.model.head import scaled_logits
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
 from pipeline.compute.opening import make_policy
-from pipeline.data.models.hf_config import FULL, GEMMA4, SLIDING
 from pipeline.data.text import chat
 from pipeline.data.text.tokenizer import Tokenizer
 from pipeline.data.text.tokenizer_files import read_tokenizer
 
-_SIZES: dict[str, Any] = {
+CONFIG: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "num_hidden_layers": 7,
+    "query_pre_attn_scalar": 32,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
     "vocab_size": 512,
     "hidden_size": 128,
     "intermediate_size": 256,
@@ -57,31 +62,7 @@ _SIZES: dict[str, Any] = {
     "bos_token_id": 2,
     "dtype": "bfloat16",
 }
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "gemma3": {
-        "architectures": ["Gemma3ForCausalLM"],
-        "model_type": "gemma3_text",
-        "num_hidden_layers": 7,
-        "query_pre_attn_scalar": 32,
-        "rope_theta": 1_000_000.0,
-        "rope_local_base_freq": 10_000.0,
-        **_SIZES,
-    },
-    "gemma4": {
-        "architectures": ["Gemma4ForCausalLM"],
-        "model_type": GEMMA4,
-        "num_hidden_layers": 10,
-        "layer_types": 2 * [*4 * [SLIDING], FULL],
-        "num_kv_shared_layers": 5,
-        "use_double_wide_mlp": True,
-        "global_head_dim": 64,
-        "hidden_size_per_layer_input": 16,
-        "vocab_size_per_layer_input": _SIZES["vocab_size"],
-        "final_logit_softcapping": 30.0,
-        **_SIZES,
-    },
-}
-"""The `config.json` of each family; the Gemma 4 has all of E2B's features."""
+"""The model's `config.json`."""
 TOKENIZER_CONFIG = {
     "tokenizer_class": "GemmaTokenizer",
     "add_bos_token": True,
@@ -97,22 +78,20 @@ STEPS, PEAK_LR = 900, 2e-3
 TAGS = ("<reasoning>", "</reasoning>", "<answer>", "</answer>")
 
 
-def write_tokenizer(folder: Path, *, family: str, seed: int) -> None:
+def write_tokenizer(folder: Path, *, seed: int) -> None:
     """Writes the tokenizer, made of the task's words and the answer tags."""
-    rng = Random(seed)
-    turns, special = (chat.GEMMA4, GEMMA4_PIECES) if family == "gemma4" else (chat.GEMMA3, None)
-    texts = []
+    rng, texts = Random(seed), list[str]()
     for _ in range(2000):
         problem = make_problem(rng)
-        texts.append(_prompt(problem.question, turns) + solution(problem, rng))
+        texts.append(_prompt(problem.question) + solution(problem, rng))
     path = folder / "tokenizer.model"
-    train_tokenizer(texts, path, vocab_size=_SIZES["vocab_size"], whole=TAGS, special=special)
+    train_tokenizer(texts, path, vocab_size=CONFIG["vocab_size"], whole=TAGS)
     text = json.dumps(TOKENIZER_CONFIG, indent=2) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
-def _prompt(question: str, turns: chat.Turns) -> str:
-    return chat.render(PromptConfig(), {"question": question}, template=None, turns=turns)
+def _prompt(question: str) -> str:
+    return chat.render(PromptConfig(), {"question": question}, template=None, turns=chat.GEMMA3)
 
 
 def batches(
@@ -131,7 +110,7 @@ def batches(
                 continue
             prompt = [
                 tokenizer.bos_id,
-                *tokenizer.encode(_prompt(problem.question, tokenizer.turns)),
+                *tokenizer.encode(_prompt(problem.question)),
             ]
             answer = [*tokenizer.encode(solution(problem, rng, ERROR_RATES)), end]
             length = len(prompt) + len(answer)
@@ -167,9 +146,7 @@ def pretrain(draft: Path, out: Path, *, seed: int, steps: int) -> None:
     held_out = {
         problem.terms for split in ("validation", "test") for problem in make_splits(seed)[split]
     }
-    # Gemma 2 and 3 multiply by 1 plus the weight of a norm.
-    scale = 1.0 if policy.architecture.shape.value_norm else 0.0
-    params = _initial(policy.base_shapes, seed=seed, scale=scale)
+    params = _initial(policy.base_shapes, seed=seed)
     state = optimizer.init(params)
     feed = batches(read_tokenizer(draft), seed=seed + 1, held_out=held_out)
     bar = trange(steps, desc="pretraining", mininterval=5)
@@ -198,18 +175,16 @@ def _loss(
     return jnp.sum(losses * learned[:, 1:]) / jnp.sum(learned[:, 1:])
 
 
-def _initial(
-    shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int, scale: float
-) -> dict[str, jax.Array]:
-    """Initializes: normal, variance 1 / fan-in; scales of norms `scale`, a factor of 1."""
+def _initial(shapes: Mapping[str, jax.ShapeDtypeStruct], *, seed: int) -> dict[str, jax.Array]:
+    """Initializes: normal, variance 1 / fan-in; scales of norms, to which 1 is added, 0."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
     params = {}
     for key, (name, shape) in zip(keys, sorted(shapes.items()), strict=True):
         if name.endswith(".scale"):
-            params[name] = jnp.full(shape.shape, scale)
+            params[name] = jnp.zeros(shape.shape)
         else:
             sums_all = name.endswith((".kernel", ".attn_vec_einsum.w"))
-            inputs = math.prod(shape.shape[:-1]) if sums_all else _SIZES["hidden_size"]
+            inputs = math.prod(shape.shape[:-1]) if sums_all else CONFIG["hidden_size"]
             params[name] = jax.random.normal(key, shape.shape) * inputs**-0.5
     return params
 
@@ -219,12 +194,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m launch.demo.tiny",
         description="Make the demo's tiny Gemma: about 20 minutes on two cores.",
-    )
-    parser.add_argument(
-        "--family",
-        choices=ARCHITECTURES,
-        default="gemma3",
-        help="family of the model (default: gemma3)",
     )
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--seed", type=int, default=0, help="of data and parameters (default: 0)")
@@ -236,9 +205,9 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder)
-        text = json.dumps(ARCHITECTURES[args.family], indent=2) + "\n"
+        text = json.dumps(CONFIG, indent=2) + "\n"
         (draft / "config.json").write_text(text, encoding="utf-8")
-        write_tokenizer(draft, family=args.family, seed=args.seed)
+        write_tokenizer(draft, seed=args.seed)
         pretrain(draft, args.out, seed=args.seed, steps=args.steps)
     print(f"wrote {args.out}")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +27,6 @@ SPECIAL_PIECES = (
     "<end_of_turn>",
     "\n",
 )
-GEMMA4_PIECES = {
-    50: "<|tool_response>",
-    98: "<|think|>",
-    100: "<|channel>",
-    101: "<channel|>",
-    105: "<|turn>",
-    106: "<turn|>",
-}
-"""Pieces of Gemma 4 in place of Gemma 3's, by id."""
 BYTE_PIECES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 _WORD = re.compile(rf"{SPACE}?[^\W\d_]+")
 
@@ -46,7 +37,6 @@ def train_tokenizer(
     *,
     vocab_size: int,
     whole: Sequence[str] = (),
-    special: Mapping[int, str] | None = None,
 ) -> None:
     """Writes a unigram model of the characters and words of `texts`: same texts, same bytes.
 
@@ -59,13 +49,11 @@ def train_tokenizer(
         path: the file to write, usually `tokenizer.model`.
         vocab_size: exact number of pieces.
         whole: strings that become one piece each, from id 108 on.
-        special: pieces in place of Gemma 3's at these ids.
 
     Raises:
         ValueError: if `vocab_size` does not hold the special tokens, bytes and characters.
     """
-    gemmas = enumerate(SPECIAL_PIECES, len(RESERVED_PIECES))
-    symbols = (*((special or {}).get(id_, piece) for id_, piece in gemmas), *whole)
+    symbols = (*SPECIAL_PIECES, *whole)
     characters, words = _count(texts, symbols)
     fixed = len(RESERVED_PIECES) + len(symbols) + len(BYTE_PIECES) + len(characters)
     if vocab_size < fixed:

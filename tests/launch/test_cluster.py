@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
 from actors.placement import Node
-from configs.schema import Plan
+from configs.schema import Config
 from launch import cluster
 from launch.exits import EXIT_CLUSTER_LOST, EXIT_FAILED, Failure
 from pipeline.protocols import WorkerDied
+from tests.samples import make_config
 
-CPU = Plan(platform="cpu", placement="split", samplers=2, slots=2, micro_batch_tokens=2)
-TPU = Plan(platform="tpu", placement="colocated", learner_devices=8, slots=8, micro_batch_tokens=8)
+CPU = make_config(Path(), plan={"platform": "cpu", "samplers": 2})
+CHIPS = {"learner_devices": 8, "slots": 8, "micro_batch_tokens": 8 * 88}
+TPU = make_config(Path(), plan={"platform": "tpu", "placement": "colocated", **CHIPS})
 
 
 class FakeRay:
@@ -53,48 +56,33 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
     return FakeRay(monkeypatch)
 
 
-def test_a_dashboard_is_not_a_cluster(fake: FakeRay, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
-    with (
-        pytest.raises(ValueError, match=r"takes jobs: use launch/submit\.sh"),
-        cluster.cluster(CPU, tpu_chips=None),
-    ):
-        raise AssertionError
-    assert fake.started == []
-
-
-def test_a_cluster_without_the_devices_is_refused_and_left(fake: FakeRay):
-    with (
-        pytest.raises(ValueError, match="needs 8 TPU in the cluster, which has 0"),
-        cluster.cluster(TPU, tpu_chips=None),
-    ):
-        raise AssertionError
-    assert fake.started == [{"log_to_driver": False}]
-    assert fake.stopped == 1
-
-
-def test_an_address_without_a_cluster_gives_one_sentence(
+def test_a_cluster_that_does_not_serve_is_a_sentence(
     fake: FakeRay, monkeypatch: pytest.MonkeyPatch
 ):
-    fake.error = ConnectionError("long story")
-    address = r"RAY_ADDRESS = 10\.0\.0\.1:6379"
-    with (
-        pytest.raises(ValueError, match=f"^{address}: no Ray cluster answers"),
-        cluster.cluster(CPU, tpu_chips=None),
-    ):
-        raise AssertionError
+    def refused(config: Config, error: type[Exception], told: str) -> Exception:
+        with pytest.raises(error, match=told) as found, cluster.cluster(config):
+            raise AssertionError
+        return found.value
+
+    refused(TPU, ValueError, "needs 8 TPU in the cluster, which has 0")
+    assert (fake.started, fake.stopped) == ([{"log_to_driver": False}], 1)
+    fake.error, address = ConnectionError("long story"), r"RAY_ADDRESS = 10\.0\.0\.1:6379"
+    refused(CPU, ValueError, f"^{address}: no Ray cluster answers")
     # A run that is started again has a status of its own.
     monkeypatch.setenv("GEMMA_GRPO_RESTARTED", "a process of the run died")
     gone = f"^the cluster of this run at {address} is gone; the same command"
-    with pytest.raises(Failure, match=gone) as ends, cluster.cluster(CPU, tpu_chips=None):
-        raise AssertionError
-    assert ends.value.status == EXIT_CLUSTER_LOST
+    found = refused(CPU, Failure, gone)
+    assert isinstance(found, Failure)
+    assert found.status == EXIT_CLUSTER_LOST
+    monkeypatch.setenv("RAY_ADDRESS", "http://127.0.0.1:8265")
+    refused(CPU, ValueError, r"takes jobs: use launch/submit\.sh")
+    assert len(fake.started) == 3
 
 
 def test_a_death_that_is_not_made_up_for_is_a_sentence(fake: FakeRay):
     with (
         pytest.raises(Failure, match=r"^sampler 0: it hangs; give the same command again$") as ends,
-        cluster.cluster(CPU, tpu_chips=None),
+        cluster.cluster(CPU),
     ):
         raise WorkerDied("sampler 0", "it hangs")
     assert ends.value.status == EXIT_FAILED
@@ -119,7 +107,7 @@ def started(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
 
 
 @pytest.mark.parametrize(
-    ("plan", "learner", "cores", "cpus"),
+    ("config", "learner", "cores", "cpus"),
     [
         (CPU, True, 2, 3),  # one for each process with devices, whatever the machine has
         (CPU, True, 4, 4),
@@ -132,13 +120,13 @@ def started(fake: FakeRay, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dic
 def test_a_private_cluster_has_the_cpus_that_its_processes_need(
     started: list[dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
-    plan: Plan,
+    config: Config,
     learner: bool,
     cores: int,
     cpus: int,
 ):
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    with cluster.cluster(plan, tpu_chips=None, learner=learner):
+    with cluster.cluster(config, learner=learner):
         (settings,) = started
     assert settings["num_cpus"] == cpus
     assert settings["resources"] is None

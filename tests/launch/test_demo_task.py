@@ -54,39 +54,24 @@ def test_mistakes_by_hand(
     assert solution(problem, Random(0), rates) == written
 
 
-def test_splits_are_disjoint_and_have_columns(tmp_path: Path) -> None:
-    files = task.write_splits(tmp_path, seed=3, train=300, validation=40, test=50)
-    rows = {
-        file.stem: [json.loads(line) for line in file.read_text().splitlines()] for file in files
-    }
+def test_splits_are_disjoint_and_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
+    files = task.write_splits(tmp_path, seed=0, train=20, validation=5, test=5)
+    rows = {file.stem: list(map(json.loads, file.read_text().splitlines())) for file in files}
     assert {name: len(split) for name, split in rows.items()} == {
-        "train": 300,
-        "validation": 40,
-        "test": 50,
-    }
-    questions = [row["question"] for split in rows.values() for row in split]
-    assert len(set(questions)) == len(questions)
-    assert all(set(row) == {"question", "answer"} for split in rows.values() for row in split)
-    problems = [
-        problem
-        for split in task.make_splits(3, train=300, validation=40, test=50).values()
-        for problem in split
-    ]
-    assert len({problem.terms for problem in problems}) == len(problems)
-    assert {problem.question for problem in problems} == set(questions)
-
-
-def test_a_seed_means_the_same_bytes_on_every_machine(tmp_path: Path) -> None:
-    task.write_splits(tmp_path, seed=0, train=20, validation=5, test=5)
+        "train": 20, "validation": 5, "test": 5,
+    }  # fmt: skip
+    assert all(row.keys() == {"question", "answer"} for split in rows.values() for row in split)
     digest = hashlib.sha256((tmp_path / "train.jsonl").read_bytes()).hexdigest()
     assert digest == "9cfd33e160dd4893368ed0579bbd8cb4867ed5441ed1d4ef6b1c82c88c130721"
+    problems = [one for split in task.make_splits(3).values() for one in split]
+    assert len({one.terms for one in problems}) == len(problems)
+    assert len({one.question for one in problems}) == len(problems)
 
 
 def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path) -> None:
     file = task.write_demonstrations(tmp_path, seed=0, count=50)
-    rows = [json.loads(line) for line in file.read_text().splitlines()]
     answers = {p.question: p.answer for p in task.make_splits(0)["train"]}
-    for row in rows:
+    for row in map(json.loads, file.read_text().splitlines()):
         assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
     committed = (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text().splitlines()
     assert committed[:50] == file.read_text().splitlines()

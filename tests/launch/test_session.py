@@ -13,15 +13,9 @@ import pytest
 
 from actors.groups import RunActors
 from configs.schema import Config
-from launch.code_version import code_version
 from launch.preparation import Prepared
-from launch.session import (
-    _coordinate,
-    _deadline,
-    _run_and_upload,
-    _Session,
-    _tracker,
-)
+from launch.session import _coordinate, _deadline, _run_and_upload, _Session, _tracker
+from launch.source import code_version
 from launch.stop import Stop
 from pipeline.budget import Budget, used_s
 from pipeline.clock import Clock, PhaseClock
@@ -128,24 +122,22 @@ def test_a_resume_with_other_code_says_so(
     )
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_gives_its_exit_status_and_the_run_resumes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals, status: int
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    whole = Session(make_config(tmp_path / "whole"), Disk())
-    whole.run()
-    config, disk = make_config(tmp_path / "cut"), Disk()
-    first = Session(config, disk)
-    first.stop_at("learner.update 0", number)
-    assert first.run() == status
-    assert first.folder.summary is not None
-    assert (first.folder.summary["ended"], first.folder.summary["steps"]) == ("interrupted", 1)
-    assert f"interrupted: {tmp_path}/cut/run" in capsys.readouterr().out
-    second = Session(config, disk)
-    assert second.run() == 0
-    assert "resuming after step 1" in capsys.readouterr().out
-    assert [entry["step"] for entry in second.events("resumed")] == [1]
-    assert left_behind(second.folder) == left_behind(whole.folder)
+    config, disk = make_config(tmp_path), Disk()
+    for steps, number, status in ((1, signal.SIGINT, 130), (2, signal.SIGTERM, 143)):
+        session = Session(config, disk)
+        session.stop_at(f"learner.update {steps - 1}", number)
+        assert session.run() == status
+        summary = session.folder.summary
+        assert summary is not None
+        assert (summary["ended"], summary["steps"]) == ("interrupted", steps)
+        assert f"interrupted: {tmp_path}/run" in capsys.readouterr().out
+    last = Session(config, disk)
+    assert last.run() == 0
+    assert "resuming after step 2" in capsys.readouterr().out
+    assert [entry["step"] for entry in last.events("resumed")] == [1, 2]
 
 
 def test_a_refused_probe_is_told_without_a_traceback_or_a_promise_to_continue(
@@ -198,19 +190,12 @@ def interrupted(folder: Path, disk: Disk, *, steps: int) -> Session:
     return session
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != ".lock"
-    }
-
-
 def test_promise_4_a_start_without_checkpoints_is_refused_and_changes_nothing(tmp_path: Path):
     disk = Disk()
-    first = interrupted(tmp_path, disk, steps=3)
-    before = contents(first.folder.path)
+    first = interrupted(tmp_path / "one", disk, steps=3)
     assert sorted(disk) == [2]
+    files = [path for path in first.folder.path.rglob("*") if path.is_file()]
+    before = {path: path.read_bytes() for path in files}
     elsewhere = Session(first.prepared.config, Disk())
     told = (
         rf"the journal in {first.folder.path} on host .* lists checkpoints up to step 2, and the "
@@ -218,23 +203,17 @@ def test_promise_4_a_start_without_checkpoints_is_refused_and_changes_nothing(tm
     )
     with pytest.raises(ValueError, match=told):
         elsewhere.run()
-    assert contents(first.folder.path) == before
+    assert {path: path.read_bytes() for path in files} == before
+    other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
+    with pytest.raises(ValueError, match=r"checkpoint of step 2 .* is of another run; nothing"):
+        other.run()
+    assert not other.folder.holds_run
     # With the checkpoints back the run continues as if nothing had happened.
     whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
     whole.run()
     again = Session(first.prepared.config, disk)
     assert again.run() == 0
     assert left_behind(again.folder) == left_behind(whole.folder)
-
-
-def test_a_checkpoint_without_the_journal_of_its_run_is_refused(tmp_path: Path):
-    disk = Disk()
-    first = interrupted(tmp_path / "one", disk, steps=3)
-    other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
-    with pytest.raises(ValueError, match=r"checkpoint of step 2 .* is of another run; nothing"):
-        other.run()
-    assert not other.folder.holds_run
-    assert first.folder.holds_run
 
 
 def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
@@ -253,53 +232,43 @@ def test_an_extension_is_journaled_once_and_lasts(tmp_path: Path):
 # --- W&B
 
 
-@pytest.mark.parametrize(("status", "told"), [(0, 0), (1, 1), (2, 2), (130, 0), (143, 0)])
 def test_a_run_that_was_stopped_is_no_failure_in_wandb(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, told: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    found = list[int]()
+    found = dict[int, int]()
 
     class Ending(FakeTracker):
         async def finish(self, *, exit_status: int) -> None:
-            found.append(exit_status)
+            found[status] = exit_status
 
     async def ended(_: _Session) -> int:
         return status
 
     monkeypatch.setattr("launch.session._run", ended)
     session = replace(Session(make_config(tmp_path), Disk())._session(0.0), tracker=Ending())
-    assert asyncio.run(_run_and_upload(session)) == status
-    assert found == [told]
-
-
-class Trackers:
-    """Makes fake trackers; without a given id they get a new one, unless W&B is disabled."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.given: list[str | None] = []
-        self.made: list[FakeTracker] = []
-        monkeypatch.setattr("launch.session.Tracker", self.make)
-
-    def make(self, mode: str, *, run_id: str | None) -> FakeTracker:
-        self.given.append(run_id)
-        new = None if mode == "disabled" else f"id{len(self.given)}"
-        self.made.append(FakeTracker(run_id or new))
-        return self.made[-1]
+    for status in (0, 1, 2, 130, 143):
+        assert asyncio.run(_run_and_upload(session)) == status
+    assert found == {0: 0, 1: 1, 2: 2, 130: 0, 143: 0}
 
 
 def test_a_resumed_run_has_its_wandb_id_and_sends_its_earlier_metrics(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    trackers, disk = Trackers(monkeypatch), Disk()
+    made, disk = list[FakeTracker](), Disk()
+
+    def make(mode: str, *, run_id: str | None) -> FakeTracker:
+        made.append(FakeTracker(run_id or (None if mode == "disabled" else f"id{len(made)}")))
+        return made[-1]
+
+    monkeypatch.setattr("launch.session.Tracker", make)
     for mode in ("disabled", "offline", "disabled", "offline"):
         config = make_config(tmp_path, budget={"steps": 4}, wandb={"mode": mode})
         session = Session(config, disk)
         session.stop_at(f"learner.update {session.learner.version}", signal.SIGTERM)
         session.run()
-    assert trackers.given == [None, None, "id2", "id2"]
-    assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id2", "id2", "id2"]
-    sent = [row for made in trackers.made[:3] for row in made.logged if "reward/mean" in row[1]]
-    assert trackers.made[3].before == [{"step": step, **metrics} for step, metrics in sent]
+    assert [entry["wandb_id"] for entry in session.events("started")] == [None, "id1", "id1", "id1"]
+    sent = [row for one in made[:3] for row in one.logged if "reward/mean" in row[1]]
+    assert made[3].before == [{"step": step, **metrics} for step, metrics in sent]
     assert len(sent) == 3
 
 

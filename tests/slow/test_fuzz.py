@@ -15,7 +15,7 @@ import re
 import shutil
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -50,7 +50,7 @@ PLAUSIBLE: Sequence[str] = (
 """Values in TOML that many settings take, though not each."""
 
 Damage = Callable[[Path, random.Random], None]
-Command = Callable[[Path], int]
+Command = Callable[[list[str]], int]
 
 
 def junk_bytes(content: bytes, rng: random.Random) -> bytes:
@@ -155,39 +155,28 @@ def _damage_header(path: Path, rng: random.Random) -> None:
     path.write_bytes(size.to_bytes(8, "little") + text + content[8 + int(size) :][:2_000_000])
 
 
-def _config_commands(folder: Path) -> Iterator[tuple[str, Command]]:
-    path = str(folder / "request.toml")
-    yield "plan", lambda _: plan.main([path])
-    yield "data", lambda _: data.main([path])
-    yield "evaluate", lambda _: _evaluation(path)
-    yield "train", lambda _: train.main([path, "--dry-run", "--run.name", "new"])
-
-
-def _data_commands(folder: Path) -> Iterator[tuple[str, Command]]:
-    path = str(folder / "request.toml")
-    yield "data", lambda _: data.main([path, "--show", "2"])
-    yield "skip", lambda _: data.main([path, "--data.malformed", "skip"])
-
-
-def _model_commands(folder: Path) -> Iterator[tuple[str, Command]]:
-    path = str(folder / "request.toml")
-    yield "plan", lambda _: plan.main([path])
-    yield "evaluate", lambda _: _evaluation(path)
-
-
-def _evaluation(path: str) -> int:
+def _evaluate(words: list[str]) -> int:
     def prepare() -> object:
-        config = load_config(path)
-        return evaluate.prepare(config, run=None, adapter=None, result=None)
+        return evaluate.prepare(load_config(words[0]), run=None, adapter=None, result=None)
 
     return exit_status(prepare, lambda _: 0)
 
 
-KINDS: dict[str, tuple[Damage, Callable[[Path], Iterator[tuple[str, Command]]]]] = {
-    "configurations": (damage_config, _config_commands),
-    "data rows": (damage_rows, _data_commands),
-    "model folders": (damage_model, _model_commands),
+KINDS: dict[str, tuple[Damage, list[tuple[Command, list[str]]]]] = {
+    "configurations": (
+        damage_config,
+        [
+            *((main, []) for main in (plan.main, data.main, _evaluate)),
+            (train.main, ["--dry-run", "--run.name", "new"]),
+        ],
+    ),
+    "data rows": (
+        damage_rows,
+        [(data.main, ["--show", "2"]), (data.main, ["--data.malformed", "skip"])],
+    ),
+    "model folders": (damage_model, [(plan.main, []), (_evaluate, [])]),
 }
+"""By kind: how it is damaged, and the commands with their arguments."""
 
 
 def make_request(folder: Path) -> None:
@@ -208,12 +197,11 @@ def run_case(kind: str, seed: int) -> list[str]:
     """Damages a fresh request and calls the commands of its kind; returns what is wrong."""
     damage, commands = KINDS[kind]
     with tempfile.TemporaryDirectory(prefix="grpo-fuzz-") as name:
-        folder = Path(name)
-        make_request(folder)
-        calls = list(commands(folder))
-        damage(folder, random.Random(f"{kind} {seed}"))
-        found = [(what, _wrong(partial(call, folder))) for what, call in calls]
-    return [f"{what}, seed {seed}: {wrong}" for what, wrong in found if wrong]
+        make_request(Path(name))
+        damage(Path(name), random.Random(f"{kind} {seed}"))
+        request = str(Path(name) / "request.toml")
+        found = [(main, _wrong(partial(main, [request, *words]))) for main, words in commands]
+    return [f"{main.__module__}, seed {seed}: {wrong}" for main, wrong in found if wrong]
 
 
 def _wrong(command: Callable[[], int]) -> str:

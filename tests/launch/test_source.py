@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from launch import upload
-from launch.upload import copy_user_files
+from launch import source
+from launch.source import copy_user_files
 from rewards.resolve import uploaded
 from tests.launch.cluster_fixtures import CONFIG, PATIENCE_S, PROJECT, private_environment
 
@@ -40,6 +41,7 @@ def folder(tmp_path: Path) -> Path:
 
 def copies(folder: Path, *functions: str) -> set[str]:
     root = folder / ".upload"
+    shutil.rmtree(root, ignore_errors=True)
     copy_user_files(functions, folder, root)
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_file()}
 
@@ -47,22 +49,16 @@ def copies(folder: Path, *functions: str) -> set[str]:
 HERE = {"helpers.py", "lazy/inner/deep.py", "my_rewards.py", "other/own.py", "other/parts/one.py"}
 
 
-def test_the_python_files_of_the_current_folder_are_uploaded(folder: Path):
+def test_the_python_files_of_a_user_are_uploaded(folder: Path, monkeypatch: pytest.MonkeyPatch):
     assert copies(folder, "rewards.format:well_formed") == set()
     assert copies(folder, "my_rewards:near", "rewards.format:well_formed") == HERE
-
-
-def test_the_files_beside_a_reward_file_travel_to_their_own_folder(folder: Path):
+    # Those beside a reward file travel to their own folder.
     functions = [f"{folder}/other/own.py:f", f"{folder}/other/own.py:g", "/gone/gone.py:f"]
     own = uploaded(folder / "other", Path())
     assert copies(folder, *functions) == HERE | {f"{own}/own.py", f"{own}/parts/one.py"}
-
-
-def test_a_folder_with_too_many_files_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(upload, "_MOST_FILES", 4)
+    monkeypatch.setattr(source, "_MOST_FILES", 4)
     with pytest.raises(ValueError, match="more than 4 Python files"):
         copies(folder, "my_rewards:near")
-    assert copies(folder, "rewards.format:well_formed") == set()
 
 
 Submit = Callable[..., "subprocess.CompletedProcess[str]"]

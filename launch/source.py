@@ -1,14 +1,17 @@
-"""The files of a job: the project's source, and the Python files of the user's reward functions.
+"""The project's source: its version, and what a job has of it and of the user's reward functions.
 
-Those are all of the current folder, and of a function `file.py:name` all of the file's folder. The
-dry run among the copies reports whether the functions can be imported there.
+Of the user these are the Python files of the current folder, and of a function `file.py:name` those
+of the file's folder. The dry run among the copies reports whether the functions can be imported.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 from configs.base import REWARD_FILE
@@ -16,8 +19,20 @@ from rewards.resolve import uploaded
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGES = ("actors", "configs", "launch", "pipeline", "rewards")
-"""The project's packages, which are uploaded as a whole."""
+"""The project's packages."""
 _MOST_FILES = 2000
+
+
+def code_version() -> str:
+    """Version of the package and hash of its sources: `0.1.0+3f2a91c0d4e5`."""
+    version, digest = "", hashlib.sha256()
+    with suppress(metadata.PackageNotFoundError):  # run from the sources
+        version = f"{metadata.version('gemma-grpo')}+"
+    for package in PACKAGES:
+        for path in sorted((PROJECT / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(PROJECT).as_posix()}\n".encode())
+            digest.update(path.read_bytes())
+    return version + digest.hexdigest()[:12]
 
 
 def copy_source(upload: Path) -> None:
