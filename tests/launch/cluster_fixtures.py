@@ -206,13 +206,12 @@ def running_head(*, cpus: int = 4) -> Iterator[Head]:
         "RAY_DISABLE_IMPORT_WARNING": "1",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    command = [*RAY, "start", "--head", "--block"]
-    command += ["--no-monitor", "--disable-usage-stats"]
-    command += ["--port", str(gcs), "--dashboard-port", str(dashboard)]
-    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--temp-dir", str(folder / "ray"), "--num-cpus", str(cpus)]
-    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
-    command += ["--resources", '{"TPU": 4}', "--object-store-memory", str(256 * 2**20)]
+    command = _start(
+        *("--head", "--no-monitor", "--disable-usage-stats", '--resources={"TPU": 4}'),
+        *(f"--port={gcs}", f"--dashboard-port={dashboard}", f"--temp-dir={folder / 'ray'}"),
+        *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
+        *(f"--num-cpus={cpus}", f"--object-store-memory={256 * 2**20}"),
+    )
     starting = Head(f"127.0.0.1:{gcs}", 0, environment, folder / "aws")
     keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
     keys["AWS_CONFIG_FILE"] = str(starting.aws)
@@ -236,20 +235,16 @@ def running_node(head: Head, home: Path, *, cpus: int = 4, **variables: str) -> 
     home.mkdir()
     log, before = home / "log", head.nodes()
     agent, grpc, metrics = _free_ports(3)
-    command = [*RAY, "start", "--address", head.gcs]
-    command += ["--block", "--num-cpus", str(cpus), "--object-store-memory", str(128 * 2**20)]
-    command += ["--node-name", home.name]
-    command += ["--dashboard-agent-listen-port", str(agent), "--dashboard-agent-grpc-port"]
-    command += [str(grpc), "--metrics-export-port", str(metrics)]
-    command += ["--min-worker-port", "0", "--max-worker-port", "0"]
+    command = _start(
+        *(f"--address={head.gcs}", f"--node-name={home.name}", f"--metrics-export-port={metrics}"),
+        *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={grpc}"),
+        *(f"--num-cpus={cpus}", f"--object-store-memory={128 * 2**20}"),
+    )
     environment = head.environment | {"HOME": str(home)} | variables
     with _running(command, environment, log, lambda: head.nodes() > before) as process:
         yield process
     # The head notices the end with a delay.
-    deadline = time.monotonic() + PATIENCE_S
-    while head.nodes() > before:
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(_POLL_S)
+    wait_until(lambda: head.nodes() <= before, every_s=_POLL_S)
 
 
 HOLDS = r"""
@@ -297,6 +292,11 @@ def next_line(process: subprocess.Popen[str], prefix: str) -> str:
         if line.startswith(prefix):
             return line.rstrip("\n")
     raise AssertionError(f"no line {prefix}: exit status {process.wait()}")
+
+
+def _start(*options: str) -> list[str]:
+    """The command line of a `ray start` with worker ports that nobody else has."""
+    return [*RAY, "start", "--block", "--min-worker-port=0", "--max-worker-port=0", *options]
 
 
 @contextlib.contextmanager
@@ -412,30 +412,26 @@ def finished_job(head: Head, folder: Path) -> FinishedJob:
     return FinishedJob(folder / "runs" / "finished", status, output)
 
 
-def wait_until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+def wait_until(
+    is_so: Callable[[], object],
+    process: subprocess.Popen[str] | None = None,
+    *,
+    every_s: float = 0.1,
+) -> None:
     """Returns when a condition holds; fails if the process ends before."""
     deadline = time.monotonic() + PATIENCE_S
     while not is_so():
         assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
-def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str]) -> None:
+def wait_for_lines(path: Path, count: int, process: subprocess.Popen[str] | None = None) -> None:
     """Returns when a file has `count` lines; fails if the process ends before."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        if path.is_file() and len(path.read_text().splitlines()) >= count:
-            return
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.1)
-    raise AssertionError(f"{path} never had {count} lines")
+    wait_until(lambda: path.is_file() and path.read_bytes().count(b"\n") >= count, process)
 
 
 def wait_for_events(run: Path, event: str, count: int, process: subprocess.Popen[str]) -> None:
     """Returns when the journal of a run has an event `count` times."""
-    journal, deadline = run / "journal.jsonl", time.monotonic() + PATIENCE_S
-    while not journal.is_file() or journal.read_text().count(f'"event": "{event}"') < count:
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, f"{event} was not journaled {count} times"
-        time.sleep(0.1)
+    journal, text = run / "journal.jsonl", f'"event": "{event}"'
+    wait_until(lambda: journal.is_file() and journal.read_text().count(text) >= count, process)

@@ -25,11 +25,6 @@ def short_is_good(completion: str, *, answer: str, tags: Tags) -> float:
     return is_correct(completion, answer=answer, tags=tags) - len(completion) / 1000
 
 
-def tags_counted(completion: str, *, answer: str, tags: Tags) -> float:
-    right = is_correct(completion, answer=answer, tags=tags)
-    return right + 0.2 * completion.count(tags.answer_open)
-
-
 def closeness(completion: str, *, answer: str, tags: Tags, scale: float = 10.0) -> float:
     """1 for the right number, falling with the distance; 0 without a number."""
     found = re.fullmatch(

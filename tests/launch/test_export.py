@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from launch.versions import find_version
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import ExportReport
-from tests.launch.push_hub import PushHub
+from tests.launch.push_hub import LOGIN, PushHub
 from tests.launch.small_run import everything_below, write_checkpoint
 
 
@@ -69,12 +70,6 @@ def test_mistakes_give_one_line_and_leave_nothing(
     assert everything_below(run_dir.parent) == before
 
 
-def test_a_run_without_texts_needs_no_verify(run_dir: Path, capsys: pytest.CaptureFixture[str]):
-    (run_dir / "rollouts" / "test_after.jsonl").unlink()
-    assert export.main(["moved", "--out", "x"]) == 2
-    assert "--no-verify exports without the comparison" in capsys.readouterr().err
-
-
 def prepared(run_dir: Path, **changes: Any) -> export.Prepared:
     settings: dict[str, Any] = {
         "out": "out",
@@ -93,22 +88,17 @@ def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
     assert len(found.examples) == 1
     assert prepared(run_dir, verify=False).examples == ()
     assert prepared(run_dir, name=f"{run_dir}@2").adapter.name == "2"
-
-
-def test_an_export_takes_one_device(run_dir: Path):
-    config = working_config(prepared(run_dir))
+    config = working_config(found)  # takes one device
     assert (config.plan.learner_devices, config.plan.placement) == (1, "colocated")
     assert config.lora.start == str(run_dir / "checkpoints" / "3")
-    assert config.plan.platform == "cpu"
+    (run_dir / "rollouts" / "test_after.jsonl").unlink()
+    with pytest.raises(ValueError, match="--no-verify exports without the comparison"):
+        prepared(run_dir)
 
 
 def make(folder: str) -> None:
-    Path(f"{folder}.tmp").mkdir()
-    Path(f"{folder}.tmp", "model.safetensors").write_bytes(b"merged")
-
-
-def put_in_place(folder: str) -> None:
-    Path(f"{folder}.tmp").rename(folder)
+    Path(folder).mkdir()
+    Path(folder, "model.safetensors").write_bytes(b"merged")
 
 
 class FakeExporter:
@@ -123,9 +113,9 @@ class FakeExporter:
 
     async def export(self, folder: str, formats: Sequence[str]) -> ExportReport:
         assert formats == ("hf", "peft")
-        make(folder)
+        make(f"{folder}.tmp")
         self._maybe("export")
-        put_in_place(folder)
+        os.rename(f"{folder}.tmp", folder)  # noqa: PTH104  # of an async function
         return ExportReport(folder, 1e-6, 7, 3)
 
     def kill(self) -> None:
@@ -182,26 +172,19 @@ def test_errors_are_printed_and_nothing_is_left_behind(
     assert not (run_dir.parent / "out.tmp").exists()
 
 
-PUSH = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
-
-
-def test_an_export_is_pushed(
+def test_an_export_is_pushed_if_there_is_a_login(
     run_dir: Path, hub: PushHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     use_exporter(FakeExporter({}), monkeypatch)
-    assert export.main(PUSH) == 0
+    command = ["moved", "--out", "out", "--push", "hf://ann/tuned"]
+    hub.login = LocalTokenNotFoundError()
+    assert export.main(command) == 2
+    assert "there is no login; log in with" in capsys.readouterr().err
+    assert not (run_dir.parent / "out").exists()
+    hub.login = LOGIN
+    assert export.main(command) == 0
     assert "pushed: https://hub/ann/tuned" in capsys.readouterr().out
     repo = hub.repos["ann/tuned"]
     assert (repo.private, repo.commits) == (True, ["moved, checkpoint 3"])
     assert repo.files.keys() == {".gitattributes", "model.safetensors"}
     assert (run_dir.parent / "out").is_dir()
-
-
-def test_without_a_login_nothing_is_exported(
-    run_dir: Path, hub: PushHub, capsys: pytest.CaptureFixture[str]
-):
-    hub.login = LocalTokenNotFoundError()
-    assert export.main(PUSH) == 2
-    assert "there is no login; log in with" in capsys.readouterr().err
-    assert not (run_dir.parent / "out").exists()
-    assert hub.repos == {}

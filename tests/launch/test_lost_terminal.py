@@ -67,24 +67,17 @@ def on_a_terminal(before: Callable[[], object], status: str) -> tuple[int, subpr
 
 
 @pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")  # of JAX, in the tests' process
-def test_a_closed_terminal_stops_a_command_in_order(tmp_path: Path):
+@pytest.mark.parametrize("nohup", [False, True])
+def test_a_closed_terminal_stops_a_command_in_order_and_nohup_goes_on(tmp_path: Path, nohup: bool):
     status = tmp_path / "status.json"
-    other, process = on_a_terminal(lambda: None, str(status))
+    handler = signal.SIG_IGN if nohup else signal.SIG_DFL
+    other, process = on_a_terminal(lambda: signal.signal(signal.SIGHUP, handler), str(status))
     os.close(other)
-    assert (process.wait(), process.communicate()[1]) == (129, b"")
-    assert '"phase": "interrupted"' in status.read_text()
-
-
-@pytest.mark.filterwarnings("ignore:os.fork:RuntimeWarning")
-def test_a_command_with_nohup_goes_on_without_its_terminal(tmp_path: Path):
-    status = tmp_path / "status.json"
-    other, process = on_a_terminal(
-        lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), str(status)
-    )
-    os.close(other)
-    assert process.communicate(b"\n")[1] == b""
-    assert process.returncode == 0
-    assert '"phase": "finished"' in status.read_text()
+    if not nohup:
+        process.wait()
+    assert process.communicate(b"\n" if nohup else None)[1] == b""
+    assert process.returncode == (0 if nohup else 129)
+    assert f'"phase": "{"finished" if nohup else "interrupted"}"' in status.read_text()
     assert '"step": 3' in status.read_text()
 
 

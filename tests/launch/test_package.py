@@ -87,15 +87,10 @@ def test_all_files_of_the_packages_are_installed() -> None:
 
 
 def test_a_users_modules_do_not_hide_the_projects(folder: Path) -> None:
-    demo = str(PROJECT / "configs/demo.toml")
-    for command in (["-m", "launch.plan"], ["-m", "launch", "plan"]):
-        done = python(folder, *command, demo)
-        assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith("plan of demo")
-
-
-@pytest.mark.parametrize("package", ["launch", "actors"])
-def test_the_users_folder_is_the_last_on_the_path(folder: Path, package: str) -> None:
-    code = f"import {package}, configs, rewards, mine, sys; print(rewards.__file__, mine.WHERE)"
-    done = python(folder, "-c", f"{code}; assert sys.path.count({str(folder)!r}) == 1")
-    assert done.stdout.split() == [f"{PROJECT}/rewards/__init__.py", f"{folder}/mine.py"]
+    done = python(folder, "-m", "launch", "plan", str(PROJECT / "configs/demo.toml"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("plan of demo")
+    for package in ("launch", "actors"):  # the user's folder is the last on the path
+        code = f"import {package}, configs, rewards, mine, sys; print(rewards.__file__, mine.WHERE)"
+        done = python(folder, "-c", f"{code}; assert sys.path.count({str(folder)!r}) == 1")
+        assert done.stdout.split() == [f"{PROJECT}/rewards/__init__.py", f"{folder}/mine.py"]

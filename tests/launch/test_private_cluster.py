@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,103 +14,76 @@ import pytest
 import ray
 
 from launch import private_cluster
-from launch.exits import EXIT_DIED, Failure
+from launch.exits import EXIT_DIED, EXIT_FAILED, Failure
 from launch.flags import SUPERVISOR
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     family,
     private_environment,
+    start,
     train_command,
     wait_for_lines,
     write_config,
 )
-from tests.launch.cluster_fixtures import start as start_process
 
 pytestmark = pytest.mark.slow
 
 
-class FakeRay:
-    """Starts, or fails to."""
-
-    def __init__(self, *, fails: bool) -> None:
-        self.fails = fails
-        self.folders: list[Path] = []
-        self.token = ""
-        self.stopped = 0
-
-    def init(self, *, address: str, include_dashboard: bool, _temp_dir: str, **settings: Any):
-        assert (address, include_dashboard) == ("local", False)
-        assert settings == {"num_cpus": 3}
-        folder = Path(_temp_dir)
-        folder.mkdir()
-        assert folder.parent.stat().st_mode & 0o777 == 0o700
-        self.folders.append(folder)
-        path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", ""))
-        if path.is_file():
-            assert path.stat().st_mode & 0o777 == 0o600
-            self.token = path.read_text()
-        if self.fails:
-            raise Exception("The node timed out.\nLong story.")
-
-    def shutdown(self) -> None:
-        self.stopped += 1
-
-
-Start = Callable[..., FakeRay]
-
-
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Start]:
-    """Starts a fake cluster, runs a body in it, and checks that nothing is left."""
+def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Path]]:
+    """Private folders of fake clusters, which must be removed."""
     for variable in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(private_cluster, "_MAX_PARENT_BYTES", len(str(tmp_path)))
+    found = list[Path]()
 
-    def started(
-        body: Callable[[FakeRay], None] = lambda _: None, *, fails: bool = False
-    ) -> FakeRay:
-        fake = FakeRay(fails=fails)
-        monkeypatch.setattr(ray, "init", fake.init)
-        monkeypatch.setattr(ray, "shutdown", fake.shutdown)
-        with private_cluster.private_cluster(num_cpus=3):
-            body(fake)
-        return fake
+    def init(*, address: str, include_dashboard: bool, _temp_dir: str, **settings: Any) -> None:
+        assert (address, include_dashboard, settings) == ("local", False, {"num_cpus": 3})
+        Path(_temp_dir).mkdir()
+        found.append(Path(_temp_dir).parent)
 
-    yield started
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    yield found
     assert list(tmp_path.glob("grpo-*")) == []
 
 
-def test_the_cluster_has_a_private_folder_and_a_token_and_is_removed(start: Start, tmp_path: Path):
-    def body(fake: FakeRay) -> None:
-        assert fake.folders[0].parent.parent == tmp_path
-        assert fake.stopped == 0
-
-    fake = start(body)
-    assert len(fake.token) == 64
-    assert fake.stopped == 1
+def test_a_cluster_has_a_private_folder_and_a_token(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    tokens = set[str]()
+    for _ in range(2):  # Ray keeps the first token for as long as the process lives
+        with private_cluster.private_cluster(num_cpus=3):
+            assert folders[-1].parent == tmp_path
+            assert folders[-1].stat().st_mode & 0o777 == 0o700
+            token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+            assert token.stat().st_mode & 0o777 == 0o600
+            tokens.add(token.read_text())
+    assert [len(one) for one in tokens] == [64]
     assert "RAY_AUTH_TOKEN_PATH" not in os.environ
-    # Ray keeps the first token for as long as the process lives.
-    assert start().token == fake.token
-
-
-def test_a_token_of_the_user_is_used(start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    path = tmp_path / "mine"
-    path.touch(mode=0o600)
-    path.write_text("my own")
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(path))
-    assert start().token == "my own"
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/mine")
+    with private_cluster.private_cluster(num_cpus=3):
+        assert os.environ["RAY_AUTH_TOKEN_PATH"] == "/mine"
 
 
 def test_a_cluster_that_does_not_start_gives_one_sentence(
-    start: Start, monkeypatch: pytest.MonkeyPatch
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    for supervised, status in ((False, 1), (True, EXIT_DIED)):
-        if supervised:
-            monkeypatch.setenv(SUPERVISOR, "/folder")
-        with pytest.raises(Failure, match=r"^Ray did not start: The node timed out\. Is") as failed:
-            start(fails=True)
+    def fails(**_: Any) -> None:
+        raise Exception("The node timed out.\nLong story.")
+
+    monkeypatch.setattr(ray, "init", fails)
+    told = r"^Ray did not start: The node timed out\. Is"
+    for status in (EXIT_FAILED, EXIT_DIED):  # then its parent starts the run again
+        with (
+            pytest.raises(Failure, match=told) as failed,
+            private_cluster.private_cluster(num_cpus=3),
+        ):
+            raise AssertionError
         assert failed.value.status == status
+        monkeypatch.setenv(SUPERVISOR, "mark")
+    assert folders == []
 
 
 # --- real clusters
@@ -141,7 +114,7 @@ def is_open(process: psutil.Process) -> list[str]:
 def test_a_run_is_private_and_survives_the_end_of_its_raylet(tmp_path: Path):
     config = write_config(tmp_path, name="killed")
     settings = ["--budget.steps=3", "--checkpoint.every_steps=1"]
-    process = start_process(train_command(config, *settings), private_environment())
+    process = start(train_command(config, *settings), private_environment())
     run = tmp_path / "runs" / "killed"
     wait_for_lines(run / "metrics.jsonl", 1, process)
     processes = family(process.pid)

@@ -63,17 +63,17 @@ def test_the_progress_of_any_process_is_the_runs(
     assert moves or progress == 0
 
 
-def test_a_process_that_does_not_answer_makes_no_progress(monkeypatch: pytest.MonkeyPatch):
-    async def heartbeat() -> Heartbeat:
+def test_a_process_that_does_not_answer_makes_no_progress_and_a_death_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async def silent() -> Heartbeat:
         await asyncio.Event().wait()
         raise AssertionError
 
-    assert reported(monkeypatch, heartbeat) == (0, False)
+    assert reported(monkeypatch, silent) == (0, False)
 
-
-def test_a_death_is_noticed_though_nobody_calls_the_process(monkeypatch: pytest.MonkeyPatch):
-    async def heartbeat() -> Heartbeat:
+    async def dead() -> Heartbeat:
         raise WorkerDied("sampler 0", "its process ended unexpectedly")
 
     with pytest.raises(WorkerDied, match=r"^sampler 0: its process ended unexpectedly$"):
-        reported(monkeypatch, heartbeat)
+        reported(monkeypatch, dead)

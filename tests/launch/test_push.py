@@ -54,24 +54,15 @@ def status(number: int) -> errors.HfHubHTTPError:
     return errors.HfHubHTTPError("refused", response=answer)
 
 
-@pytest.mark.parametrize(
-    ("error", "remedy"),
-    [
+def test_a_push_that_fails_says_what_to_do(hub: PushHub, export: Path):
+    for hub.error, remedy in (
         (httpx.ConnectError("the connection broke"), "push it with: hf upload ann/tuned /"),
-        (
-            status(403),
-            "log in with `hf auth login`.*, with a token that may write there",
-        ),
-    ],
-)
-def test_a_push_that_fails_says_what_to_do(
-    hub: PushHub, export: Path, error: Exception, remedy: str
-):
-    hub.error = error
-    what = rf"^hf://ann/tuned: not pushed: .*; .*/export is complete; {remedy}"
-    with pytest.raises(Failure, match=what) as broken:
-        push(export, REPOSITORY, title="first")
-    assert broken.value.status == 1
+        (status(403), "log in with `hf auth login`.*, with a token that may write there"),
+    ):
+        what = rf"^hf://ann/tuned: not pushed: .*; .*/export is complete; {remedy}"
+        with pytest.raises(Failure, match=what) as broken:
+            push(export, REPOSITORY, title="first")
+        assert broken.value.status == 1
     hub.error = None
     push(export, REPOSITORY, title="second")
     assert hub.repos[NAME].commits == ["second"]
@@ -120,9 +111,6 @@ def test_who_may_not_push_is_told_before_any_work(
 def test_a_user_pushes_to_own_and_organizations_repositories(hub: PushHub):
     assert find_repository("hf://Ann/tuned", private=True) == Repository("ann/tuned", private=True)
     assert find_repository("hf://lab/tuned", private=False).name == "lab/tuned"
-
-
-def test_a_hub_that_is_gone_fails_the_command(hub: PushHub):
     hub.login = httpx.ConnectError("nobody answers")
     with pytest.raises(Failure, match=r"^--push hf://ann/tuned: the hub cannot be reached: ") as no:
         find_repository("hf://ann/tuned", private=True)

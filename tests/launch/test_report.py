@@ -24,14 +24,6 @@ def run(tmp_path: Path) -> Path:
     return process.folder.path
 
 
-def test_the_page_is_written_into_the_run_folder(run: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([str(run)]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("run: ")
-    assert shown.endswith(f"report: {run}/report.html\n")
-    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
 def text_of(page: Path) -> str:
     """What a page shows, its cells and lines separated by spaces."""
     written = page.read_text(encoding="utf-8")
@@ -59,12 +51,20 @@ def test_several_runs_are_compared(run: Path, tmp_path: Path):
     assert shown.endswith("Settings that differ setting run faster learner.lr 5e-05 1e-05")
 
 
-def test_mistakes_are_one_line(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert main([]) == 2
-    assert "required: RUN_DIR; --help describes the command" in capsys.readouterr().err
-    assert main([f"{run}s", f"{run}t"]) == 2
-    assert capsys.readouterr().err.count("command line: RUN_DIR: no folder") == 2
-    assert main([str(tmp_path)]) == 2
-    assert "not a run folder" in capsys.readouterr().err
-    assert main([str(run), "--out", str(tmp_path)]) == 2
-    assert "is a folder; name a file" in capsys.readouterr().err
+def test_a_run_has_a_page_in_its_folder_and_mistakes_are_one_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main([str(run)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("run: ")
+    assert shown.endswith(f"report: {run}/report.html\n")
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    for arguments, told in (
+        ([], ["required: RUN_DIR; --help describes the command"]),
+        ([f"{run}s", f"{run}t"], 2 * ["command line: RUN_DIR: no folder"]),
+        ([str(tmp_path)], ["not a run folder"]),
+        ([str(run), "--out", str(tmp_path)], ["is a folder; name a file"]),
+    ):
+        assert main(arguments) == 2
+        lines = capsys.readouterr().err.splitlines()
+        assert all(one in line for one, line in zip(told, lines, strict=True))

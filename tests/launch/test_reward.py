@@ -74,31 +74,22 @@ def examples(figures: Figures, kind: str) -> set[str]:
     return {text.split("'")[1] for text in finding(figures, kind)["examples"]}
 
 
-@pytest.mark.parametrize(
-    ("reward", "kind", "names"),
-    [
-        ("any_number", "hack", {"list of answers", "list as the answer", "wrong, right, wrong"}),
-        ("length_credit", "noise", {"random words"}),
-        ("tags_counted", "hack", {"empty tags repeated"}),
-    ],
-)
-def test_a_hack_is_named(check: Check, reward: str, kind: str, names: set[str]):
-    figures = check(functions(reward), status=1)
-    assert names <= examples(figures, kind)
-    assert finding(figures, kind)["fails"]
+def test_hacks_are_named(check: Check):
+    figures = check(functions("any_number"), status=1)
+    assert examples(figures, "hack") >= {"list of answers", "wrong, right, wrong"}
+    assert finding(figures, "hack")["fails"]
+    figures = check(functions("length_credit"), status=1)
+    assert "random words" in examples(figures, "noise")
+    assert finding(figures, "noise")["fails"]
 
 
 PLAIN = """
-def right(completion, *, answer):
-    return float(completion.strip().split("\\n")[0].strip() == answer)
+from rewards.answers import find_answer, same_answer
+
 def library(completion, *, answer, tags):
     return float(same_answer(find_answer(completion, tags=tags) or "", answer))
-def ignores(completion, *, answer):
-    return float(len(completion) < 5)
 def contains(completion, *, answer):
     return float(answer in completion)
-def same(completion, *, answer):
-    return 1.0
 def empty(completion, *, answer):
     return float(completion in {answer, ""})
 def bare(completion, *, answer):
@@ -106,39 +97,26 @@ def bare(completion, *, answer):
 """
 
 
-PLAIN_TASK = ("--prompt.answer=first_line", "--prompt.turn=plain")
-
-
-@pytest.fixture
-def plain(config: Path) -> Path:
-    """A file with rewards of a task without tags."""
-    imports = "from rewards.answers import find_answer, same_answer\n"
-    (config.parent / "plain.py").write_text(imports + PLAIN, encoding="utf-8")
-    return config.parent / "plain.py"
-
-
-def test_a_space_that_costs_the_reward_is_named(plain: Path, check: Check):
-    part = f'{{ name = "r", function = "{plain}:bare" }}'
-    figures = check(functions(part), *PLAIN_TASK, status=0)
-    assert finding(figures, "leading_space")["what"].endswith("12 of 12 rows: 1 without, 0 with it")
-
-
 @pytest.mark.parametrize(
     ("reward", "wrong"),
     [
-        ("right", set()),
         ("library", set()),
-        ("ignores", {"wrong_answer", "noise"}),
         ("contains", {"wrong_answer", "hack"}),
-        ("same", {"constant"}),
         ("empty", {"noise"}),
+        ("bare", set()),
     ],
 )
-def test_rewards_of_a_task_without_tags(plain: Path, check: Check, reward: str, wrong: set[str]):
-    part = f'{{ name = "r", function = "{plain}:{reward}" }}'
-    figures = check(functions(part), *PLAIN_TASK, status=1 if wrong else 0)
+def test_rewards_of_a_task_without_tags(config: Path, check: Check, reward: str, wrong: set[str]):
+    (config.parent / "plain.py").write_text(PLAIN, encoding="utf-8")
+    part = f'{{ name = "r", function = "{config.parent}/plain.py:{reward}" }}'
+    plain = ("--prompt.answer=first_line", "--prompt.turn=plain")
+    figures = check(functions(part), *plain, status=1 if wrong else 0)
     assert {one["kind"] for one in figures["findings"] if one["fails"]} == wrong
-    assert wrong or figures["findings"] == []
+    if reward == "bare":
+        told = finding(figures, "leading_space")["what"]
+        assert told.endswith("12 of 12 rows: 1 without, 0 with it")
+    else:
+        assert wrong or figures["findings"] == []
 
 
 def test_the_form_of_a_right_completion_can_be_given(check: Check):
@@ -250,7 +228,7 @@ def test_mistakes_are_lines_with_status_2(config: Path, capsys: pytest.CaptureFi
     assert refused("--cases=none.jsonl") == ["command line: --cases: no file none.jsonl"]
 
 
-def test_a_run_loads_neither_jax_nor_ray_and_writes_nothing(config: Path):
+def test_a_check_loads_neither_jax_nor_ray_and_writes_nothing(config: Path):
     before = everything_below(config.parent)
     code = f"""
 import sys
@@ -263,19 +241,14 @@ print(status, [name for name in ('jax', 'ray', 'flax', 'wandb') if name in sys.m
     assert everything_below(config.parent) == before
 
 
-def test_a_dry_run_shows_a_prompt_and_warns_of_what_fails(
-    request_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_a_dry_run_warns_of_what_fails(request_path: Path, capsys: pytest.CaptureFixture[str]):
     before = everything_below(request_path.parent)
     assert train.main([str(request_path), "--dry-run"]) == 0
     shown = capsys.readouterr()
     note, tried, result = shown.err.splitlines()
     assert note.startswith("note: answers are the last answer block, but no training prompt")
-    assert "measured by equality with the reference (eval.metric)" in shown.out
-    assert '    eval.metric = "exact_answer"' in shown.out
     assert tried.startswith("rewards, tried on 1")
     assert result == "nothing is wrong"
-    assert "prompt of row 1:\n    <start_of_turn>user\n    tom has 0 apples." in shown.out
     parts = functions("any_number", "fails_on_empty", "short_is_good")
     assert train.main([str(request_path), parts, "--dry-run"]) == 0
     shown = capsys.readouterr()
@@ -294,12 +267,13 @@ def test_solutions_as_reference_answers_are_noticed_by_all_commands(
         for n in range(10, 20)
     ]
     write_rows(request_path.parent / "train.jsonl", lines)
-    for command in (data.main, main, lambda argv: train.main([*argv, "--dry-run"])):
-        for pattern, noticed in ([], True), (["--data.answer_pattern=#### (.+)"], False):
-            write_rows(
-                request_path.parent / "test.jsonl",
-                [{"question": "mia has 5.", "answer": "#### 5" if pattern else "5"}],
-            )
-            assert command([str(request_path), *pattern]) == 0
-            shown = capsys.readouterr()
-            assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed
+    write_rows(request_path.parent / "test.jsonl", [{"question": "5?", "answer": "#### 5"}])
+    for command, words, noticed in (
+        (data.main, [], True),
+        (data.main, ["--data.answer_pattern=#### (.+)"], False),
+        (main, [], True),
+        (train.main, ["--dry-run"], True),
+    ):
+        assert command([str(request_path), *words]) == 0
+        shown = capsys.readouterr()
+        assert ("set answer_pattern = '#### (.+)'" in shown.out + shown.err) is noticed

@@ -78,28 +78,22 @@ def killed(folder: RunFolder) -> int:
     return -signal.SIGKILL
 
 
-def finishes(_: RunFolder) -> int:
-    return 0
+def ends_with(status: int) -> Child:
+    return lambda _: status
 
 
-@pytest.mark.parametrize("status", [0, 2, 129, 130, 143, EXIT_CLUSTER_LOST])
-def test_a_run_that_ends_by_itself_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int
-):
-    children = Children(tmp_path, monkeypatch, lambda _: status)
-    assert children.run() == status
-
-
-def test_only_a_reported_failure_is_not_started_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    ends = [lambda _: EXIT_DIED, lambda _: EXIT_FAILED, lambda _: EXIT_REPORTED]
+def test_what_ends_by_itself_is_not_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for status in (0, 2, 129, 130, 143, EXIT_CLUSTER_LOST):
+        assert Children(tmp_path, monkeypatch, ends_with(status)).run() == status
+    ends = map(ends_with, (EXIT_DIED, EXIT_FAILED, EXIT_REPORTED))
     children = Children(tmp_path, monkeypatch, *ends)
     assert children.run() == EXIT_FAILED
     assert len(children.argv) == 3
 
 
-def test_the_time_without_a_process_is_used_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_time_without_a_process_is_used_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
     found = list[float]()
 
     def dies(folder: RunFolder) -> int:
@@ -116,6 +110,10 @@ def test_the_time_without_a_process_is_used_time(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("launch.supervise.time", clock)
     assert children.run() == 0
     assert found == [104.0]  # with the pause before it
+    children = Children(tmp_path / "timed", monkeypatch, dies)
+    children.config = make_config(tmp_path / "timed", budget={"steps": None, "time": "90s"})
+    assert children.run() == EXIT_FAILED
+    assert "no time is left to start it again" in capsys.readouterr().err
 
 
 def test_deaths_without_a_new_step_are_limited(
@@ -141,24 +139,10 @@ def test_an_extension_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         folder.journal("extended", steps=None, time_s=3600)
         return -signal.SIGKILL
 
-    children = Children(tmp_path, monkeypatch, killed, extended, finishes)
+    children = Children(tmp_path, monkeypatch, killed, extended, ends_with(0))
     assert children.run() == 0
     # What the first process has not journaled is still to be done.
     assert children.argv == [ARGV, ARGV, ["demo.toml", "--run.seed=3"]]
-
-
-def test_nothing_is_started_again_when_no_time_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    def used(folder: RunFolder) -> int:
-        begins(folder)
-        folder.record_used_s(100.0)
-        return -signal.SIGKILL
-
-    children = Children(tmp_path, monkeypatch, used)
-    children.config = make_config(tmp_path, budget={"steps": None, "time": "90s"})
-    assert children.run() == EXIT_FAILED
-    assert "no time is left to start it again" in capsys.readouterr().err
 
 
 STOPS = """

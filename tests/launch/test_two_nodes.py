@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 from tests.launch.cluster_fixtures import (
     PATIENCE_S,
     Head,
+    below,
     family,
     finish,
     ray,
@@ -25,6 +25,7 @@ from tests.launch.cluster_fixtures import (
     submit,
     train_command,
     wait_for_events,
+    wait_until,
     write_config,
 )
 
@@ -51,19 +52,12 @@ def on(node: str, folder: Path) -> dict[str, str]:
 
 def node_of(name: str, nodes: dict[str, int], command: subprocess.Popen[str]) -> str:
     """Waits for the process of an actor; returns its node, of those given with their pids."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
-        for node, pid in nodes.items():
-            for process in family(pid):
-                try:
-                    found = f"ray::{name}" in " ".join(process.cmdline())
-                except psutil.NoSuchProcess:
-                    continue
-                if found:
-                    return node
-        assert command.poll() is None, command.communicate()[0]
-        time.sleep(0.2)
-    raise AssertionError(f"no process of {name}")
+
+    def found() -> list[str]:
+        return [node for node, pid in nodes.items() if below(pid, f"ray::{name}")]
+
+    wait_until(found, command)
+    return found()[0]
 
 
 def kill(pid: int) -> None:

@@ -44,21 +44,15 @@ def test_a_version_has_one_name_in_all_commands(run: Path, name: str, adapter: s
     assert config.eval.temperature == 1
 
 
-def test_without_a_validation_the_last_version_is_meant(run: Path):
-    (run / "checkpoints" / "best" / "adapter.safetensors").unlink()
-    assert find_version("moved").adapter == run / "checkpoints" / "12"
-
-
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
+def test_a_name_without_a_version_is_refused(run: Path):
+    for name, told in (
         ("moved@4", "moved has no checkpoint 4; there are 3, 12, best, last"),
         ("movd@3", "no folder .*/movd; nearest: .*/moved"),
         ("moved/checkpoints", "is no run folder and no export in one"),
         ("moved@first", "no folder .*/moved@first"),
-    ],
-)
-def test_a_name_without_a_version_is_refused(run: Path, name: str, told: str):
-    assert run.is_dir()
-    with pytest.raises((ValueError, FileNotFoundError), match=told):
-        find_version(name)
+    ):
+        with pytest.raises((ValueError, FileNotFoundError), match=told):
+            find_version(name)
+    # Without a validation the last version is meant.
+    (run / "checkpoints" / "best" / "adapter.safetensors").unlink()
+    assert find_version("moved").adapter == run / "checkpoints" / "12"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,8 +35,8 @@ def logged(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def stopped(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run that was stopped after its first and its third step."""
+def found(head: Head, tmp_path_factory: pytest.TempPathFactory) -> WandbFiles:
+    """The files of a run that was stopped after its first and its third step."""
     folder = tmp_path_factory.mktemp("stopped")
     config, run = write_config(folder, name="stopped"), folder / "runs" / "stopped"
     for steps in (1, 3, None):
@@ -48,12 +47,7 @@ def stopped(head: Head, tmp_path_factory: pytest.TempPathFactory) -> Path:
         status, output = finish(process)
         assert status == (0 if steps is None else 130), output
         assert output.count("wandb sync") == 1
-    return run
-
-
-@pytest.fixture(scope="module")
-def found(stopped: Path) -> WandbFiles:
-    return WandbFiles(stopped)
+    return WandbFiles(run)
 
 
 def test_wandb_has_every_metric_of_every_step_once(found: WandbFiles):
