@@ -9,7 +9,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,11 @@ _MAX_PARENT_BYTES = 23
 """Longest parent folder: Ray's Unix sockets add up to 80 bytes; 103 fit on macOS, 107 on Linux."""
 _KILL_S = 30.0
 """Killed processes get some time: an uninterruptible system call may delay their end."""
-_TOKEN, _TOKEN_PATH = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
 
 
 @contextmanager
 def private_cluster(**settings: Any) -> Iterator[None]:
-    """Starts Ray; no process of it remains, however this process ends.
+    """Starts Ray, with a token of its own; no process of it remains, however this process ends.
 
     Linux kills Ray's own processes with this one (Ray asks for that), and actors with Ray's
     (`rewards.processes.parent`). Ray's two agents of a killed process end by themselves after 60 s.
@@ -44,13 +43,15 @@ def private_cluster(**settings: Any) -> Iterator[None]:
     """
     # This folder has mode 0700. Ray makes its own folder inside readable to everybody.
     folder = LockedFolder(_short_folder(), prefix="grpo-")
+    if not {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        # For all clusters of this process: Ray reads it only once.
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
     try:
-        with _environment(_own_token(folder.path)):
-            _start(folder.path / "r", settings)
-            try:
-                yield
-            finally:
-                _stop(folder.path)
+        _start(folder.path / "r", settings)
+        try:
+            yield
+        finally:
+            _stop(folder.path)
     finally:
         folder.remove()
 
@@ -106,33 +107,6 @@ def _any_agent_port() -> Iterator[None]:
         yield
     finally:
         parameter.RayParams = original
-
-
-def _own_token(folder: Path) -> dict[str, str]:
-    """Returns variables for a token that only this cluster accepts, unless the user sets one."""
-    if {_TOKEN, _TOKEN_PATH} & os.environ.keys():
-        return {}
-    path = folder / "token"
-    path.touch(mode=0o600)
-    path.write_text(_token(), encoding="ascii")
-    return {_TOKEN_PATH: str(path)}
-
-
-@cache
-def _token() -> str:
-    """One token for all clusters of this process: Ray reads it only once."""
-    return secrets.token_hex(32)
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets new environment variables inside the block."""
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
 
 
 def _short_folder() -> Path:

@@ -119,15 +119,14 @@ def find_checkpoint(run: Path, which: str | None) -> Path:
         FileNotFoundError: naming the existing checkpoints.
     """
     folder = RunFolder(run).checkpoints
-    steps = [str(one.step) for one in read_checkpoints(folder)]
-    best = best_version(folder)
-    if which == BEST or (which is None and best is not None):
-        if best is not None:
-            return folder / BEST
-    elif which in steps:
-        return folder / which
-    elif steps and which in {None, LAST}:
-        return folder / steps[-1]
-    names = [*steps, *([BEST] if best is not None else ()), *([LAST] if steps else ())]
-    existing = f"there are {', '.join(names)}" if names else "there is none yet"
-    raise FileNotFoundError(f"{run} has no checkpoint {which or LAST}; {existing}")
+    found = {str(one.step): one.path for one in read_checkpoints(folder)}
+    last = next(reversed(found.values()), None)
+    if best_version(folder) is not None:
+        found[BEST] = folder / BEST
+    if last is not None:
+        found[LAST] = last
+    which = which or (BEST if BEST in found else LAST)
+    if which in found:
+        return found[which]
+    existing = f"there are {', '.join(found)}" if found else "there is none yet"
+    raise FileNotFoundError(f"{run} has no checkpoint {which}; {existing}")

@@ -247,53 +247,6 @@ def running_node(head: Head, home: Path, *, cpus: int = 4, **variables: str) -> 
     wait_until(lambda: head.nodes() <= before, every_s=_POLL_S)
 
 
-HOLDS = r"""
-import ray, sys
-from actors.groups import spawn
-from actors.placement import Lease, Reservation
-
-class Holder:
-    pass
-
-ray.init(log_to_driver=False)
-lease = Lease({sys.argv[1]: int(sys.argv[2])}, {})
-devices = Reservation("run first", [lease])
-actor = spawn(Holder, lease=lease, name="run first: 0", strategy=devices.strategy(0))
-ray.get(actor.__ray_ready__.remote())
-print("\nholding", flush=True)  # not in a line of Ray's own
-sys.stdin.readline()
-devices.release()
-print("\nreleased", flush=True)
-sys.stdin.readline()
-"""
-
-
-@contextlib.contextmanager
-def holding(head: Head, resource: str, count: int) -> Iterator[Callable[[], None]]:
-    """Runs another run, named "first", that holds devices; yields a function that frees them."""
-    process = head.start(sys.executable, "-c", HOLDS, resource, count)
-    next_line(process, "holding")
-
-    def release() -> None:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-        next_line(process, "released")
-
-    yield release
-    status, output = finish(process, "\n\n")
-    assert status == 0, output
-
-
-def next_line(process: subprocess.Popen[str], prefix: str) -> str:
-    """Returns the next line with this prefix."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(prefix):
-            return line.rstrip("\n")
-    raise AssertionError(f"no line {prefix}: exit status {process.wait()}")
-
-
 def _start(*options: str) -> list[str]:
     """The command line of a `ray start` with worker ports that nobody else has."""
     return [*RAY, "start", "--block", "--min-worker-port=0", "--max-worker-port=0", *options]

@@ -118,6 +118,7 @@ def test_our_gradient_equals_those_of_whole_logits_and_of_tunix(gradients):
     assert learner.apart(ours, gradients.theirs(remat=True).run()) < 1e-4
 
 
+@pytest.mark.slow  # most of a benchmark, of which the rows before are a share
 def test_all_variants_train_on_the_same_tokens(small, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(balance, "FIXED", (2,))
     monkeypatch.setattr(balance, "_RECIPE_STEPS", 2)

@@ -1,4 +1,4 @@
-"""Tests of changed rewards at a resume."""
+"""What a resume says of changed rewards and other hardware."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def test_changed_code_of_a_reward_is_refused_until_it_is_accepted(tmp_path: Path
     # The next start finds the accepted code.
     check_same_code(folder, new, accept=())
     assert record_changes(folder, config, new, step=9) == []
+
+
+def test_a_run_continues_on_other_hardware_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = make_config(tmp_path, plan={"placement": "split", "slots": 2})
+    folder = RunFolder.of(config)
+    folder.create(config)
+    moved = make_config(tmp_path, plan={"placement": "colocated", "slots": 4})
+    folder.close()
+    folder.check(moved)
+    assert record_changes(folder, moved, {}, step=2) == []
+    (entry,) = folder.events("hardware_changed")
+    assert entry["after_step"] == 2
+    assert ["plan.placement", "split", "colocated"] in entry["changes"]
+    assert "other devices or sizes from step 3 on" in capsys.readouterr().out

@@ -176,7 +176,7 @@ def test_ctrl_c_ends_a_run_with_a_checkpoint_and_no_orphans(tmp_path: Path):
     assert not alive
 
 
-def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
+def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Path, tmp_path: Path):
     """A share of `launch.bench chaos`; test_private_cluster.py has the death of a raylet."""
     config, run = write_config(tmp_path, name="faulty"), tmp_path / "runs" / "faulty"
     (tmp_path / "mirror").mkdir()
@@ -187,6 +187,13 @@ def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
     def victim(role: str) -> psutil.Process:
         return below(process.pid, role)[0]
 
+    wait_until(lambda: below(process.pid, "LearnerActor"), process)
+    of_first = family(process.pid)
+    for role in ("--no-supervise", "LearnerActor"):
+        victim(role).suspend()
+    process.kill()  # all end with it, also those that are stopped
+    process.communicate(timeout=PATIENCE_S)
+    process = start(train_command(config, *settings), private_environment())
     wait_until(lambda: below(process.pid, "LearnerActor"), process)
     victim("--no-supervise").kill()
     wait_for_events(run, "started", 1, process)
@@ -217,18 +224,7 @@ def test_a_run_survives_deaths_and_a_hang(finished: Path, tmp_path: Path):
     copied = (tmp_path / "mirror" / "faulty" / "summary.json").read_bytes()
     assert copied == (run / "summary.json").read_bytes()
     check_time(run)
-
-
-def test_nothing_remains_of_a_stopped_run_whose_parent_is_killed(tmp_path: Path):
-    config = write_config(tmp_path, name="killed")
-    process = start(train_command(config, "--budget.steps=500"), private_environment())
-    wait_for_lines(tmp_path / "runs" / "killed" / "metrics.jsonl", 1, process)
-    processes = family(process.pid)
-    for role in ("--no-supervise", "LearnerActor"):
-        below(process.pid, role)[0].suspend()
-    process.kill()
-    process.communicate(timeout=PATIENCE_S)
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(of_first, timeout=PATIENCE_S)
     assert alive == []
 
 
@@ -236,18 +232,15 @@ def test_nothing_remains_of_a_stopped_run_whose_parent_is_killed(tmp_path: Path)
 TWO_ROWS, LITTLE_MEMORY = "--plan.micro_batch_tokens=1664", "--plan.hbm_gib=0.14"
 
 
-def test_a_size_that_does_not_fit_is_refused(head: Head, tmp_path: Path):
-    config = write_config(tmp_path, name="limited")
+@pytest.mark.slow
+def test_memory_is_known_before_the_first_step(head: Head, tmp_path: Path):
+    """A size that does not fit is refused where it is given, and reduced in a resumed run."""
+    config, run = write_config(tmp_path, name="limited"), tmp_path / "runs" / "limited"
     status, output = head.run(*train_command(config, LITTLE_MEMORY, TWO_ROWS, "--budget.steps=1"))
     assert status == 2, output
     assert "plan.micro_batch_tokens = 1664 does not fit: out of memory (update): grad" in output
     assert "; the next smaller that fits is 832" in output
-    assert not (tmp_path / "runs" / "limited" / "plan.json").exists()
-
-
-@pytest.mark.slow
-def test_sizes_of_a_resumed_run_become_smaller_with_less_memory(head: Head, tmp_path: Path):
-    config, run = write_config(tmp_path, name="limited"), tmp_path / "runs" / "limited"
+    assert not (run / "plan.json").exists()
     whole = {"slots": 16, "micro_batch_tokens": 1664}
     less = {**whole, "micro_batch_tokens": 832}
     for settings, sizes in (

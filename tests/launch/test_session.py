@@ -299,30 +299,3 @@ def test_promise_6_a_budget_below_the_measured_minimum_exits_with_2(
     assert entry["minimum_s"] > 600 + 600
     assert session.events("failed") == []
     assert session.folder.export.is_dir()
-
-
-def test_a_run_continues_on_other_hardware_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    def on(folder: Path, **plan: Any) -> Config:
-        sizes = {"slots": 2, "micro_batch_tokens": 176}
-        return make_config(folder, plan={"platform": "cpu", **sizes, **plan})
-
-    whole = Session(on(tmp_path / "whole", placement="split"), Disk())
-    whole.run()
-    disk, moved = Disk(), {"placement": "colocated", "slots": 4}
-    first = Session(on(tmp_path / "moved", placement="split"), disk)
-    first.stop_at("learner.update 1")
-    first.run()
-    config = on(tmp_path / "moved", **moved)
-    RunFolder.of(config).check(config)
-    capsys.readouterr()
-    second = Session(config, disk)
-    assert second.run() == 0
-    (entry,) = second.events("hardware_changed")
-    assert entry["after_step"] == 2
-    assert ["plan.placement", "split", "colocated"] in entry["changes"]
-    assert "other devices or sizes from step 3 on" in capsys.readouterr().out
-    # Sizes of the former hardware, in plan.json, do not count.
-    assert (second.folder.plan or {})["sizes"]["slots"] == 4
-    assert left_behind(second.folder) == left_behind(whole.folder)
