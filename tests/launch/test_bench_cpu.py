@@ -112,10 +112,8 @@ def gradients() -> learner.Case:
         return learner.wide_case(sequences=3, dtype="float32")
 
 
-def test_our_gradient_equals_those_of_whole_logits_and_of_tunix(gradients):
-    ours = gradients.ours().run()
-    assert learner.apart(ours, gradients.materialised()) < 1e-5
-    assert learner.apart(ours, gradients.theirs(remat=True).run()) < 1e-4
+def test_our_gradient_equals_that_of_tunix(gradients):
+    assert learner.apart(gradients.ours().run(), gradients.theirs(remat=True).run()) < 1e-4
 
 
 @pytest.mark.slow  # most of a benchmark, of which the rows before are a share

@@ -21,8 +21,8 @@ def check(*, number_format: str, adapters: int, engine: bool) -> None:
     assert len(faults) == (12 if engine else 6)
 
 
-def test_faults_of_adapters_are_found_in_bfloat16():
-    check(number_format="bfloat16", adapters=2, engine=False)
+def test_faults_of_adapters_are_found():
+    check(number_format="float32", adapters=1, engine=False)
 
 
 @pytest.mark.slow

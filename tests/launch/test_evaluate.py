@@ -85,20 +85,6 @@ def test_a_policy_is_evaluated_without_quantization(
         assert chatted[-1] == kind
 
 
-def test_a_place_of_answers_that_the_metric_of_the_run_does_not_use_is_refused(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    numeric = ("rewards.functions.0.function", "rewards.numeric:numeric_answer")
-    folder = make_run(request_file, numeric, ("eval.metric", "correct"))
-    asked = [str(folder), "--eval.extraction", "last_number"]
-    assert evaluate.main(asked) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert 'has no effect with eval.metric = "correct"' in line
-    assert line.endswith("or measure without rewards by --eval.metric exact_answer")
-    found = evaluate._parse_and_prepare([*asked, "--eval.metric", "exact_answer"]).config
-    assert (found.metric, found.extraction) == ("exact_answer", "last_number")
-
-
 SMALL = "{folder}/small.toml"
 
 

@@ -44,12 +44,7 @@ def run_dir(request_path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
         (["moved", "--out", "gs://bucket/x"], "--out gs://bucket/x: gs:// is not supported"),
         (["moved", "--out", "full"], "--out full: exists and is not an empty folder"),
         (["moved@7", "--out", "x"], "no checkpoint 7; there are 2, 3, last"),
-        (
-            ["moved", "--out", "x", "--export.dtype", "int8"],
-            '--export.dtype = "int8": must be one of',
-        ),
         (["moved", "--out", "x", "--format", "gguf"], "invalid choice: 'gguf'"),
-        (["moved", "--out", "x", "--fromat", "hf"], "--fromat: unknown; did you mean --format?"),
         (["moved", "--out", "x", "--public"], "--public has no effect without --push"),
         (["moved", "--out", "x", "--push", "ann/x"], "--push ann/x: write hf://USER/NAME"),
         (

@@ -32,7 +32,6 @@ class Children:
 
     Attributes:
         argv: arguments of each.
-        environments: of each.
         pauses: before each restart, in seconds.
     """
 
@@ -40,13 +39,11 @@ class Children:
         self.config = make_config(folder)
         self.folder = RunFolder.of(self.config)
         self.argv: list[list[str]] = []
-        self.environments: list[dict[str, str]] = []
         self.pauses: list[float] = []
         waiting = list(children)
 
-        def run(_: object, argv: Sequence[str], environment: Mapping[str, str]) -> int:
+        def run(_: object, argv: Sequence[str], __: Mapping[str, str]) -> int:
             self.argv.append(list(argv))
-            self.environments.append(dict(environment))
             return waiting.pop(0)(self.folder)
 
         pauses = self.pauses

@@ -241,33 +241,23 @@ def test_a_dry_run_refuses_a_reward_without_any_score(
     assert started == []
 
 
-def test_a_run_folder_with_other_settings(ended: Callable[..., RunFolder], refused: Refused):
-    folder = ended()
-    assert refused("--learner.lr", "1e-4", "--run.seed", "1", "--budget.steps", "9") == [
+def test_a_changed_setting_is_refused_with_both_values_or_accepted_by_its_name(
+    request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
+):
+    folder = ended(ended="interrupted")
+    rate, changed = ("--learner.lr", "1e-4"), ("--run.seed", "1", "--learner.kl_coef", "0.5")
+    assert refused(*rate, *changed, "--budget.steps", "9", "--accept", "learner.lr") == [
         (
             f"{folder.path} contains a run with other settings; resume it with the old values, or "
             "with the flags below to accept the new ones, or start another run from its checkpoint "
             "with --run.name and --run.fork:"
         ),
         "  run.seed: was 0, now 1",
-        "  learner.lr: was 5e-05, now 0.0001 (--accept learner.lr)",
+        "  learner.kl_coef: was 0.0, now 0.5 (--accept learner.kl_coef)",
     ]
-
-
-def test_a_changed_setting_is_accepted_by_its_name(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    refused: Refused,
-    started: list[Prepared],
-):
-    ended(ended="interrupted")
-    changed = ("--learner.lr", "1e-4", "--learner.kl_coef", "0.5")
-    accept = ("--accept", "learner.lr")
     (line,) = refused("--accept", "run.seed")
     assert line.startswith("command line: --accept run.seed: a resume cannot change this; it can ")
-    *_, line = refused(*changed, *accept)
-    assert line.endswith(", now 0.5 (--accept learner.kl_coef)")
-    assert train.main([str(request_path), *changed, *accept, "--accept", "learner.kl_coef"]) == 0
+    assert train.main([str(request_path), *rate, "--accept", "learner.lr"]) == 0
     assert started[0].config.learner.lr == 1e-4
 
 

@@ -50,18 +50,15 @@ def found(head: Head, tmp_path_factory: pytest.TempPathFactory) -> WandbFiles:
     return WandbFiles(run)
 
 
-def test_wandb_has_every_metric_of_every_step_once(found: WandbFiles):
+def test_wandb_has_every_metric_and_evaluation_once(found: WandbFiles):
     rows = [row["_step"] for row in found.rows]
     assert rows == sorted(set(rows))
-    logged = {row["step"]: row for row in found.rows if "step" in row}
+    by_step = {row["step"]: row for row in found.rows if "step" in row}
     recorded = found.folder.metrics
-    assert list(logged) == [row["step"] for row in recorded] == list(range(1, STEPS + 1))
+    assert list(by_step) == [row["step"] for row in recorded] == list(range(1, STEPS + 1))
     for row in recorded:
         numbers = {key: value for key, value in row.items() if not isinstance(value, str)}
-        assert numbers == {key: logged[row["step"]][key] for key in numbers}
-
-
-def test_wandb_has_every_evaluation_once(found: WandbFiles):
+        assert numbers == {key: by_step[row["step"]][key] for key in numbers}
     evaluations = found.folder.valid_entries("evaluated")
     versions = [entry["step"] for entry in evaluations if entry["name"] == "validation"]
     assert versions == list(range(STEPS + 1))
