@@ -1,6 +1,7 @@
 """Pushes an export to a model repository of the Hugging Face hub.
 
-In one commit: readers of the repository see the files from before or the export, never a mixture.
+In one commit, which `HfApi.upload_folder` does not promise: readers of the repository see the files
+from before or the export, never a mixture.
 """
 
 from __future__ import annotations

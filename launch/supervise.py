@@ -222,9 +222,5 @@ def _end_processes(mark: str) -> None:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for one in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # of another user, or gone
-            if one.environ().get(SUPERVISOR) == mark:
-                found.append(one)
-    return found
+    found = psutil.process_iter(["environ"])  # None for those of other users
+    return [one for one in found if (one.info["environ"] or {}).get(SUPERVISOR) == mark]

@@ -59,16 +59,11 @@ def run(config: str, name: str, *, folder: Path, settings: Sequence[str]) -> str
 def _memory(pid: int) -> int:
     """Bytes of a process and its descendants; 0 if it has just ended."""
     total = 0
-    try:
+    with suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    for process in family:
-        try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        for process in (root, *root.children(recursive=True)):
+            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+                total += process.memory_full_info().pss
     return total
 
 

@@ -325,29 +325,28 @@ sys.exit(status)
 """
 
 
-def run_command(
-    *arguments: str, folder: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
+def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path):
+    """Without a network, and with a model of the hub that is not in the cache."""
+    folder = request_path.parent
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RAY_"))}
-    given = {"HF_HOME": str(folder / "hub"), "GEMMA_GRPO_HOME": str(folder), **variables}
-    given["PYTHONPATH"] = str(PROJECT)
-    command = [sys.executable, "-c", COMMAND, *arguments]
-    return subprocess.run(
+    given = {"HF_HOME": str(folder / "hub"), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    given |= {"GEMMA_GRPO_HOME": str(folder), "PYTHONPATH": str(PROJECT)}
+    hub = "--model.path=hf://owner/tiny", "--model.tokenizer=model"
+    command = [sys.executable, "-c", COMMAND, "small.toml", *hub, "--json", "found.json"]
+    ran = subprocess.run(
         command, cwd=folder, env=kept | given, capture_output=True, text=True, check=False
     )
-
-
-def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path):
-    folder = request_path.parent
-    demo = str(PROJECT / "configs" / "demo.toml")
-    ran = run_command(demo, "--json", "found.json", folder=folder)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == 1, ran.stdout + ran.stderr
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
-    assert (found["config"], found["can_run"]) == (demo, True)
+    assert (found["config"], found["can_run"]) == ("small.toml", False)
     for one in found["checks"]:
         assert one.keys() == {"check", "state", "finding", "remedy"}
         assert one["check"] in ran.stdout
-    assert ran.stdout.splitlines()[-1].startswith("no fault, ")
+    (model,) = (one for one in found["checks"] if one["check"] == "model")
+    told = "hf://owner/tiny is not completely in the cache and the hub cannot be reached"
+    assert told in model["finding"]
+    assert model["remedy"].startswith("connect to the network")
+    assert "fault(s)" in ran.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -365,21 +364,6 @@ def test_a_mistake_in_the_request_has_status_2(
     shown = capsys.readouterr()
     assert told in shown.err
     assert shown.out == ""
-
-
-HUB = ("--model.path", "hf://owner/tiny", "--model.tokenizer", "model")
-DATASET = ("--data.test.path", "owner/rows", "--data.test.split", "test")
-
-
-def test_without_a_network_the_cause_is_named(request_path: Path):
-    folder = request_path.parent
-    closed_port = "http://127.0.0.1:9"
-    ran = run_command("small.toml", *HUB, *DATASET, folder=folder, HF_ENDPOINT=closed_port)
-    assert ran.returncode == 1
-    shown = " ".join(ran.stdout.split())
-    assert "hf://owner/tiny is not completely in the cache and the hub cannot be reached" in shown
-    assert "data.test: the hub cannot be reached for 'owner/rows'" in shown
-    assert "-> connect to the network" in shown
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="imitates an older one")
