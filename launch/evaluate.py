@@ -8,7 +8,6 @@ This process never imports JAX, which would take the devices from the samplers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -68,15 +67,23 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _parse_and_prepare(argv), run)
+    return exit_status(lambda: prepare(argv), run)
 
 
-def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
+def prepare(argv: Sequence[str] | None) -> Prepared:
+    """Reads the arguments, checks everything and prints which prompts were found.
+
+    Raises:
+        FileNotFoundError: if model, tokenizer, data or adapter are missing.
+        ValueError: with the mistakes in them, in words for the user.
+    """
+    flags = command_flags()
+    add_json(flags, default="a file in the run folder's evaluations/, if there is a run")
     command = parse(
         argv,
         prog="python -m launch.evaluate",
         description=DESCRIPTION,
-        flags=_flags(),
+        flags=flags,
         argument=f"{METAVAR}|CONFIG.toml",
         meaning=f"{MEANING}; or a configuration, for its base",
     )
@@ -84,30 +91,7 @@ def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
     run, adapter = None, config.lora.start
     if version is not None:
         run, adapter = version.run, str(version.adapter)
-    return prepare(config, run=run, adapter=adapter, result=json_file(command.flags))
-
-
-def _flags() -> argparse.ArgumentParser:
-    flags = command_flags()
-    add_json(flags, default="a file in the run folder's evaluations/, if there is a run")
-    return flags
-
-
-def prepare(
-    config: Config, *, run: Path | None, adapter: str | None, result: Path | None
-) -> Prepared:
-    """Checks everything and prints which prompts were found.
-
-    Args:
-        config: the protocol.
-        run: the run folder; None: a configuration was given.
-        adapter: path of the adapter; None: the base is evaluated alone.
-        result: file of the result; None: in the run folder, if there is a run.
-
-    Raises:
-        FileNotFoundError: if model, tokenizer, data or adapter are missing.
-        ValueError: with the mistakes in them, in words for the user.
-    """
+    result = json_file(command.flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
     from launch.reward_columns import check_columns

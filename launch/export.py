@@ -59,32 +59,12 @@ class Prepared:
     out: Path
     formats: tuple[Format, ...]
     examples: tuple[Completion, ...]
-    repository: Repository | None = None
+    repository: Repository | None
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _parse_and_prepare(argv), run)
-
-
-def _parse_and_prepare(argv: Sequence[str] | None) -> Prepared:
-    command = parse(
-        argv,
-        prog="python -m launch.export",
-        description=DESCRIPTION,
-        flags=_flags(),
-        argument=METAVAR,
-        meaning=MEANING,
-    )
-    flags, version = command.flags, find_version(command.path)
-    return prepare(
-        version.config(command.overrides),
-        adapter=version.adapter,
-        out=flags.out,
-        formats=flags.format,
-        verify=not flags.no_verify,
-        repository=_repository(flags),
-    )
+    return exit_status(lambda: prepare(argv), run)
 
 
 def _repository(flags: argparse.Namespace) -> Repository | None:
@@ -129,54 +109,48 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def prepare(
-    config: Config,
-    *,
-    adapter: Path,
-    out: str,
-    formats: Sequence[Format],
-    verify: bool,
-    repository: Repository | None = None,
-) -> Prepared:
-    """Checks everything that can be checked without devices.
-
-    Args:
-        config: of the run.
-        adapter: folder of the version.
-        out: folder of the export.
-        formats: formats to write.
-        verify: whether log-probs are compared.
-        repository: see `Prepared`.
+def prepare(argv: Sequence[str] | None) -> Prepared:
+    """Reads the arguments and checks all that can be checked without devices.
 
     Raises:
-        FileNotFoundError: if model or tokenizer are missing.
+        FileNotFoundError: if run, version, model or tokenizer are missing.
         ValueError: with the mistakes in them, in words for the user.
     """
+    command = parse(
+        argv,
+        prog="python -m launch.export",
+        description=DESCRIPTION,
+        flags=_flags(),
+        argument=METAVAR,
+        meaning=MEANING,
+    )
+    flags, version = command.flags, find_version(command.path)
+    config, repository = version.config(command.overrides), _repository(flags)
     # Imported late: `--help` and mistakes in the configuration need none of it.
     from launch.preparation import open_model_files
     from pipeline.evaluate.examples import recorded_examples
     from pipeline.run.run_folder import RunFolder
 
-    problem = scheme_problem(out)
+    problem = scheme_problem(flags.out)
     if problem is not None:
-        raise ValueError(f"command line: --out {out}: {problem}")
-    target = Path(out).absolute()
-    parent = next(path for path in target.parents if path.exists())
+        raise ValueError(f"command line: --out {flags.out}: {problem}")
+    out = Path(flags.out).absolute()
+    parent = next(path for path in out.parents if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
-        raise ValueError(f"--out {out}: {parent} is not a writable folder")
-    folder = RunFolder.of(config)
-    tokenizer = open_model_files(config)
-    max_tokens = config.rollout.max_tokens
-    examples = recorded_examples(folder, tokenizer, max_tokens=max_tokens) if verify else ()
-    if verify and not examples:
-        raise ValueError(
-            f"{folder.rollouts} holds no texts on which export and policy could be compared; "
-            "--no-verify exports without the comparison"
-        )
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"--out {out}: exists and is not an empty folder")
-    in_order = tuple(kind for kind in FORMATS if kind in formats)
-    return Prepared(config, adapter, target, in_order, examples, repository)
+        raise ValueError(f"--out {flags.out}: {parent} is not a writable folder")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ValueError(f"--out {flags.out}: exists and is not an empty folder")
+    folder, tokenizer = RunFolder.of(config), open_model_files(config)
+    examples: tuple[Completion, ...] = ()
+    if not flags.no_verify:
+        examples = recorded_examples(folder, tokenizer, max_tokens=config.rollout.max_tokens)
+        if not examples:
+            raise ValueError(
+                f"{folder.rollouts} holds no texts on which export and policy could be compared; "
+                "--no-verify exports without the comparison"
+            )
+    formats = tuple(kind for kind in FORMATS if kind in flags.format)
+    return Prepared(config, version.adapter, out, formats, examples, repository)
 
 
 def working_config(prepared: Prepared) -> Config:

@@ -33,7 +33,7 @@ def make_run(request_file: Path, *overrides: tuple[str, str]) -> Path:
 
 
 def prepared(*arguments: str | Path) -> Prepared:
-    return evaluate._parse_and_prepare([str(one) for one in arguments])
+    return evaluate.prepare([str(one) for one in arguments])
 
 
 def test_a_version_is_evaluated_and_the_run_keeps_the_result(request_file: Path):
@@ -78,7 +78,7 @@ def test_a_policy_is_evaluated_without_quantization(
 
     monkeypatch.setattr(chat, "_chat", converse)
     for extra, kind in (([], "shared"), (given, "int8_matmul")):
-        found = evaluate._parse_and_prepare([run, *extra]).config
+        found = evaluate.prepare([run, *extra]).config
         assert (found.plan.rollout_weights, found.plan.kv_cache) == (kind, "model")
         assert found.learner.importance_cap == 2.0
         assert chat.main([run, *extra]) == 0

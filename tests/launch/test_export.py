@@ -15,7 +15,6 @@ from actors.groups import ExportActors
 from configs.load import config_to_json, load_config
 from launch import export
 from launch.export import prepare, working_config
-from launch.versions import find_version
 from pipeline.data.text.tokenizer_files import read_tokenizer
 from pipeline.run.run_folder import RunFolder
 from pipeline.types import ExportReport
@@ -65,30 +64,21 @@ def test_mistakes_give_one_line_and_leave_nothing(
     assert everything_below(run_dir.parent) == before
 
 
-def prepared(run_dir: Path, **changes: Any) -> export.Prepared:
-    settings: dict[str, Any] = {
-        "out": "out",
-        "formats": ["peft", "hf"],
-        "verify": True,
-    }
-    version = find_version(changes.pop("name", str(run_dir)))
-    return prepare(version.config(), adapter=version.adapter, **(settings | changes))
-
-
 def test_a_moved_run_is_read_from_its_new_folder(run_dir: Path):
-    found = prepared(run_dir)
+    command = ["--out", "out", "--format", "peft", "hf"]
+    found = prepare(["moved", *command])
     assert RunFolder.of(found.config).path == run_dir
     assert found.adapter == run_dir / "checkpoints" / "3"
     assert found.formats == ("hf", "peft")
     assert len(found.examples) == 1
-    assert prepared(run_dir, verify=False).examples == ()
-    assert prepared(run_dir, name=f"{run_dir}@2").adapter.name == "2"
+    assert prepare(["moved", *command, "--no-verify"]).examples == ()
+    assert prepare(["moved@2", *command]).adapter.name == "2"
     config = working_config(found)  # takes one device
     assert (config.plan.learner_devices, config.plan.placement) == (1, "colocated")
     assert config.lora.start == str(run_dir / "checkpoints" / "3")
     (run_dir / "rollouts" / "test_after.jsonl").unlink()
     with pytest.raises(ValueError, match="--no-verify exports without the comparison"):
-        prepared(run_dir)
+        prepare(["moved", *command])
 
 
 def make(folder: str) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 import pytest
 
 import configs
-from configs.load import load_config
 from launch import data, evaluate, plan, train
 from launch.exits import exit_status
 
@@ -156,10 +155,7 @@ def _damage_header(path: Path, rng: random.Random) -> None:
 
 
 def _evaluate(words: list[str]) -> int:
-    def prepare() -> object:
-        return evaluate.prepare(load_config(words[0]), run=None, adapter=None, result=None)
-
-    return exit_status(prepare, lambda _: 0)
+    return exit_status(lambda: evaluate.prepare(words), lambda _: 0)
 
 
 KINDS: dict[str, tuple[Damage, list[tuple[Command, list[str]]]]] = {
