@@ -10,21 +10,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
 
 from configs.cli import parse
 from configs.errors import MistakeCollector
 from configs.load import load_config
 from launch.exits import EXIT_FAILED, exit_status, print_lines
 from launch.flags import add_json, command_flags, json_file, output_file, write_figures
-
-if TYPE_CHECKING:
-    from configs.schema import Config
-    from rewards.processes.log import RewardLog
-
-Work = Callable[["RewardLog"], tuple[Mapping[str, Any], Iterable[str], bool]]
-"""Scores with a log; returns the figures as JSON, the report, and whether nothing is wrong."""
 
 DESCRIPTION = """\
 Try reward functions offline. They score completions of which it is known how they must compare:
@@ -38,7 +30,7 @@ _ROWS = 32
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _prepare(argv), lambda work: work())
+    return exit_status(lambda: _run(argv), int)
 
 
 def _flags() -> argparse.ArgumentParser:
@@ -74,13 +66,7 @@ def _flags() -> argparse.ArgumentParser:
     return flags
 
 
-def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
-    """Reads all that the user names; returns the work to do.
-
-    Raises:
-        FileNotFoundError: if data are missing.
-        ValueError: with the user's mistakes, one line each.
-    """
+def _run(argv: Sequence[str] | None) -> int:
     prog = "python -m launch.reward"
     command = parse(argv, prog=prog, description=DESCRIPTION, flags=_flags())
     config, flags = load_config(command.path, command.overrides), command.flags
@@ -90,29 +76,19 @@ def _prepare(argv: Sequence[str] | None) -> Callable[[], int]:
     log_file = None if flags.log is None else found.attempt(output_file, "--log", flags.log)
     found.raise_if_any()
     # Imported late: `--help` and configuration errors do not need these modules.
+    from launch.reward_check import check
+    from launch.reward_rollouts import rescore
     from rewards.processes.log import RewardLog
 
-    log, work = RewardLog(log_file), _work(config, flags)
-
-    def run() -> int:
-        figures, lines, passed = work(log)
-        print_lines([*log.notices(), *lines])
-        write_figures(file, figures)
-        return 0 if passed else EXIT_FAILED
-
-    return run
-
-
-def _work(config: Config, flags: argparse.Namespace) -> Work:
-    """The work to do; raises as `_prepare`."""
+    log = RewardLog(log_file)
     if flags.rollouts is None:
-        from launch.reward_check import prepare_check
-
         rows = _ROWS if flags.rows is None else flags.rows
-        return prepare_check(config, rows=rows, form=flags.form, cases=flags.cases)
-    from launch.reward_rollouts import prepare_rescoring
-
-    return prepare_rescoring(config, flags.rollouts, steps=flags.steps)
+        figures, lines = check(config, log=log, rows=rows, form=flags.form, cases=flags.cases)
+    else:
+        figures, lines = rescore(config, flags.rollouts, log=log, steps=flags.steps)
+    print_lines([*log.notices(), *lines])
+    write_figures(file, figures)
+    return 0 if figures["passed"] else EXIT_FAILED
 
 
 def _check_flags(flags: argparse.Namespace) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from configs.schema import Config
-from launch.exits import EXIT_MISTAKE, Failure, say
+from launch.exits import EXIT_MISTAKE, say
 from launch.preparation import Prepared
 from launch.reward_columns import check_columns, scored_splits
 from launch.reward_rows import case_rows, probe_rows, read_training_data
@@ -34,38 +34,34 @@ _DRY_RUN_ROWS = 8
 _CHARACTERS_PER_TOKEN = 4
 
 
-def prepare_check(
-    config: Config, *, rows: int, form: str | None, cases: str | None
-) -> Callable[[RewardLog], tuple[Figures, Iterator[str], bool]]:
-    """Reads data and cases; returns the check, see `launch.reward.Work`.
+def check(
+    config: Config, *, log: RewardLog, rows: int, form: str | None, cases: str | None
+) -> tuple[Figures, Iterator[str]]:
+    """Scores probes and cases; returns the figures as JSON, and the report.
 
     Args:
         config: with the reward functions and the data.
+        log: of the functions.
         rows: number of rows for probes.
         form: of a right completion; see `make_probes`.
         cases: file with cases of the user.
 
     Raises:
         FileNotFoundError: if data or cases are missing.
-        ValueError: with the mistakes in them.
+        ValueError: with the mistakes in them, or in the functions.
     """
     data = read_training_data(config)
     probes = _probes(config, data, rows=rows, form=form)
     own = [] if cases is None else _read_cases(Path(cases), config, data)
-
-    def check(log: RewardLog) -> tuple[Figures, Iterator[str], bool]:
-        tried = [*probes, *(probe for _, probe in own)]
-        trial = asyncio.run(_try(config, data, tried, log=log))
-        findings = [
-            *find(trial, rollouts_per_step=_per_step(config)),
-            *mismatches([case for case, _ in own], trial),
-            *_of_references(config, data),
-        ]
-        findings.sort(key=lambda finding: not finding.fails)
-        figures = _figures(trial, findings, _per_step(config))
-        return figures, _lines(config, figures, findings), figures["passed"]
-
-    return check
+    trial = asyncio.run(_try(config, data, [*probes, *(probe for _, probe in own)], log=log))
+    findings = [
+        *find(trial, rollouts_per_step=_per_step(config)),
+        *mismatches([case for case, _ in own], trial),
+        *_of_references(config, data),
+    ]
+    findings.sort(key=lambda finding: not finding.fails)
+    figures = _figures(trial, findings, _per_step(config))
+    return figures, _lines(config, figures, findings)
 
 
 def dry_run(prepared: Prepared) -> int:
@@ -123,14 +119,11 @@ async def _try(
     """Scores the probes.
 
     Raises:
-        Failure: if a function cannot be used, with a line for each.
+        ValueError: if a function cannot be used, with a line for each.
     """
     async with RewardHost(config.rewards, log=log) as host:
-        try:
-            facts = await host.start()
-            check_columns(facts, scored_splits(config, data))
-        except ValueError as error:
-            raise Failure(error, EXIT_MISTAKE) from None
+        facts = await host.start()
+        check_columns(facts, scored_splits(config, data))
         return await run_trial(probes, host, rewards=config.rewards, facts=facts, short=short)
 
 

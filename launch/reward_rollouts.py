@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from tqdm import tqdm
 
 from configs.load import load_config
 from configs.schema import Config
-from launch.exits import EXIT_MISTAKE, Failure
 from pipeline.rollout.scoring import SUM, score_parts
 from pipeline.run.rollout_records import recorded_input
 from pipeline.run.run_folder import RunFolder
@@ -62,14 +61,15 @@ class _Rescored:
     sample: Figures
 
 
-def prepare_rescoring(
-    config: Config, run_dir: str, *, steps: str | None
-) -> Callable[[RewardLog], tuple[Figures, Iterator[str], bool]]:
-    """Reads the recorded rollouts; returns the work, see `launch.reward.Work`.
+def rescore(
+    config: Config, run_dir: str, *, log: RewardLog, steps: str | None
+) -> tuple[Figures, Iterator[str]]:
+    """Scores the recorded rollouts of a run; returns the figures as JSON, and the report.
 
     Args:
         config: with the reward functions.
         run_dir: folder of the run.
+        log: of the functions.
         steps: first and last step, as "A:B", "A:", ":B" or "A"; None: all.
 
     Raises:
@@ -92,27 +92,19 @@ def prepare_rescoring(
     ]
     if not recorded:
         raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
-
-    def rescore(log: RewardLog) -> tuple[Figures, Iterator[str], bool]:
-        rollouts = asyncio.run(_rescore(config, recorded, log=log))
-        figures = _figures(rollouts)
-        return figures, _lines(figures), not figures["errors"]
-
-    return rescore
+    figures = _figures(asyncio.run(_rescore(config, recorded, log=log)))
+    return figures, _lines(figures)
 
 
 async def _rescore(config: Config, recorded: Recorded, *, log: RewardLog) -> list[_Rescored]:
     """Scores all rollouts.
 
     Raises:
-        Failure: if a function cannot be used, with a line for each.
+        ValueError: if a function cannot be used, with a line for each.
     """
     outcomes = list[dict[str, Outcome]]()
     async with RewardHost(config.rewards, log=log) as host:
-        try:
-            await host.start()
-        except ValueError as error:
-            raise Failure(error, EXIT_MISTAKE) from None
+        await host.start()
         with tqdm(total=len(recorded), unit="rollout", delay=2, leave=False, disable=None) as bar:
             for start in range(0, len(recorded), _CHUNK):
                 chunk = [given for _, given in recorded[start : start + _CHUNK]]
@@ -188,7 +180,7 @@ def _figures(rollouts: Sequence[_Rescored]) -> dict[str, Any]:
     names[SUM] = names.pop(SUM)  # the last row
     ranked = [(reward, one) for one in rollouts if (reward := one.after[SUM]) is not None]
     ranked.sort(key=lambda pair: pair[0], reverse=True)
-    samples = [one.sample for _, one in ranked]
+    samples, errors = [one.sample for _, one in ranked], _errors(rollouts)
     return {
         "rollouts": len(rollouts),
         "groups": len(groups),
@@ -208,7 +200,8 @@ def _figures(rollouts: Sequence[_Rescored]) -> dict[str, Any]:
         "best": samples[:_SHOWN],
         "worst": samples[::-1][:_SHOWN],
         "wrong": _wrong(ranked),
-        "errors": _errors(rollouts),
+        "errors": errors,
+        "passed": not errors,
     }
 
 
