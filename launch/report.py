@@ -24,11 +24,10 @@ request."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _prepare(argv), lambda found: _write(*found))
+    return exit_status(lambda: _run(argv), int)
 
 
-def _prepare(argv: Sequence[str] | None) -> tuple[list[Path], Path]:
-    """The run folders and the page."""
+def _run(argv: Sequence[str] | None) -> int:
     parser = Parser(
         prog="python -m launch.report",
         usage="python -m launch.report RUN_DIR [RUN_DIR ...] [--out FILE]",
@@ -44,6 +43,11 @@ def _prepare(argv: Sequence[str] | None) -> tuple[list[Path], Path]:
     flags = parser.parse_args(argv)
     # Imported late: `--help` needs none of it.
     from configs.base import home, nearest_hint
+    from pipeline.run.record_files import write_atomically
+    from pipeline.run.report.comparison_page import comparison_page
+    from pipeline.run.report.run_page import run_page
+    from pipeline.run.report.run_records import read_run
+    from pipeline.run.report.verdict import verdict
 
     folders = [home() / Path(one).expanduser() for one in flags.run_dirs]
     missing = [
@@ -54,22 +58,9 @@ def _prepare(argv: Sequence[str] | None) -> tuple[list[Path], Path]:
     if missing:
         raise FileNotFoundError("\n".join(missing))
     name = "report.html" if len(folders) == 1 else "comparison.html"
-    return folders, output_file("--out", flags.out or str(folders[0] / name))
-
-
-def _write(folders: Sequence[Path], out: Path) -> int:
-    from launch.exits import EXIT_MISTAKE, Failure
-    from pipeline.run.record_files import write_atomically
-    from pipeline.run.report.comparison_page import comparison_page
-    from pipeline.run.report.run_page import run_page
-    from pipeline.run.report.run_records import read_run
-    from pipeline.run.report.verdict import verdict
-
-    try:
-        runs = [read_run(folder) for folder in folders]
-        page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
-    except ValueError as error:
-        raise Failure(error, EXIT_MISTAKE) from None
+    out = output_file("--out", flags.out or str(folders[0] / name))
+    runs = [read_run(folder) for folder in folders]
+    page = run_page(runs[0]) if len(runs) == 1 else comparison_page(runs)
     # Completions may contain lone surrogates.
     write_atomically(out, page.encode("utf-8", errors="backslashreplace"))
     for run in runs:
