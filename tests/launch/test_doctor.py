@@ -349,21 +349,12 @@ def test_the_command_takes_no_device_and_writes_what_it_shows(request_path: Path
     assert "fault(s)" in ran.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--plan.platform", "tpu"], "CONFIG.toml is missing"),
-        (["small.toml", "--run.tpu_chips", "8"], 'no effect with plan.platform = "cpu"'),
-    ],
-)
 def test_a_mistake_in_the_request_has_status_2(
-    request_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], told: str
+    request_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    del request_path
-    assert doctor.main(arguments) == 2
+    assert doctor.main([str(request_path), "--run.tpu_chips", "8"]) == 2
     shown = capsys.readouterr()
-    assert told in shown.err
-    assert shown.out == ""
+    assert (shown.out, 'no effect with plan.platform = "cpu"' in shown.err) == ("", True)
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="imitates an older one")

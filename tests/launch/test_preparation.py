@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,13 +125,29 @@ def test_promise_6_a_finished_run_is_not_reopened_with_too_little_time(config: C
     prepare(timed(config, time="5m"), extend="1m22s")
 
 
-def test_a_run_with_an_end_time_is_finished_until_a_later_one_is_set(config: Config):
-    folder = begin(config).folder
-    old = timed(config, until="2999-01-01T10:00Z")
-    until_s = old.budget.until_s
-    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": 9, "until_s": until_s})
-    assert finished(old, extend=None) is not None
-    assert finished(timed(config, until="2999-01-01T11:00Z"), extend=None) is None
+TEN = "2999-01-01T10:00Z"
+
+
+@pytest.mark.parametrize(
+    ("summary", "budget", "is_finished"),
+    [
+        ({}, {"steps": 2}, True),
+        ({}, {"steps": 4}, False),
+        ({"ended": "interrupted", "steps": 2}, {"steps": 3}, False),
+        ({"deadline_s": 3600}, {"time": "1h"}, True),
+        ({"deadline_s": 3600}, {"time": "2h"}, False),
+        ({"until_s": datetime.fromisoformat(TEN).timestamp()}, {"until": TEN}, True),
+        ({"until_s": datetime.fromisoformat(TEN).timestamp() - 3600}, {"until": TEN}, False),
+    ],
+)
+def test_a_run_is_finished_when_its_budget_is_used(
+    config: Config, summary: dict[str, Any], budget: dict[str, Any], is_finished: bool
+):
+    folder = RunFolder.of(config)
+    folder.create(config)
+    folder.write_summary({"ended": "finished", "steps": 3, "deadline_s": None, **summary})
+    folder.close()
+    assert (finished(timed(config, **budget), extend=None) is not None) is is_finished
 
 
 def test_more_time_is_refused_after_the_learning_rate_has_decayed(config: Config):

@@ -291,29 +291,6 @@ def test_a_finished_run_is_reported(
     assert everything_below(request_path.parent) == before
 
 
-@pytest.mark.parametrize(
-    ("summary", "arguments", "goes_on"),
-    [
-        ({}, ["--budget.steps", "2"], False),
-        ({}, ["--budget.steps", "4"], True),
-        ({"ended": "interrupted", "steps": 2}, [], True),
-        ({"deadline_s": 3600}, ["--budget.steps", "none", "--budget.time", "1h"], False),
-        ({"deadline_s": 3600}, ["--budget.steps", "none", "--budget.time", "2h"], True),
-    ],
-)
-def test_a_run_resumes_while_its_budget_is_not_used(
-    request_path: Path,
-    ended: Callable[..., RunFolder],
-    started: list[Prepared],
-    summary: dict[str, Any],
-    arguments: list[str],
-    goes_on: bool,
-):
-    ended(**summary)
-    assert train.main([str(request_path), *arguments]) == 0
-    assert len(started) == goes_on
-
-
 def test_extend_adds_to_a_finished_run_only(
     request_path: Path, ended: Callable[..., RunFolder], refused: Refused, started: list[Prepared]
 ):
