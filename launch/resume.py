@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 
 from configs.resume import (
@@ -35,24 +34,17 @@ _NOTABLE_WAIT_S = 1.0
 
 
 def check_restored(restored: Restored, folder: RunFolder) -> None:
-    """Refuses to start a run anew that has checkpoints elsewhere, and to continue another one.
+    """Refuses to start a run anew that has checkpoints elsewhere.
 
     Raises:
-        ValueError: if the journal lists checkpoints and the learner finds none, or the other way.
+        ValueError: if the journal lists checkpoints and the learner finds none.
     """
     listed = [entry["step"] for entry in folder.valid_entries("checkpoint")]
-    here = f"the journal in {folder.path} on host {socket.gethostname()}"
     if restored.meta is None and listed:
         raise ValueError(
-            f"{here} lists checkpoints up to step {max(listed)}, and the learner finds none in "
-            f"{restored.where}; nothing was changed. Put the checkpoints back, or run the learner "
-            "where they are; --run.name starts another run"
-        )
-    if restored.meta is not None and not any(True for _ in folder.entries()):
-        raise ValueError(
-            f"the learner finds a checkpoint of step {restored.meta['step']} in {restored.where}, "
-            f"and {here} is missing: the checkpoint is of another run; nothing was changed. Put "
-            "the run folder back, or start another run with --run.name"
+            f"the journal in {folder.path} lists checkpoints up to step {max(listed)}, and the "
+            f"learner finds none in {restored.where}; nothing was changed. Put the checkpoints "
+            "back, or run the learner where they are; --run.name starts another run"
         )
 
 

@@ -84,14 +84,11 @@ def rescore(
     if not asked:
         has = f"it has steps {numbers[0]} to {numbers[-1]}" if numbers else "it has none"
         raise FileNotFoundError(f"{folder.rollouts}: no rollouts of the steps asked for; {has}")
-    names = [f"step_{one:06d}" for one in asked]
     recorded = [
         (record, recorded_input(record, tags=tags))
-        for name in names
-        for record in folder.read_rollouts(name)
+        for one in asked
+        for record in folder.read_rollouts(f"step_{one:06d}")
     ]
-    if not recorded:
-        raise ValueError(f"{folder.rollouts}: no rollouts in {', '.join(names)}")
     figures = _figures(asyncio.run(_rescore(config, recorded, log=log)))
     return figures, _lines(figures)
 

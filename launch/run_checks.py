@@ -45,8 +45,7 @@ def run_checks(host: Host, config: Config) -> Iterator[Finding]:
         yield _gpus(config)
     yield from _room(host, config)
     yield _clock(config)
-    yield (model := _model(config))
-    yield from _loading(config, found=model.state == "ok")
+    yield from _model(config)
     yield from _data(config)
 
 
@@ -181,32 +180,28 @@ def _hub_cache(handle: str) -> Path:
 # --- what the run reads
 
 
-def _model(config: Config) -> Finding:
-    """The model is here, or its hub allows a download."""
-    path = config.model.path
+def _model(config: Config) -> Iterator[Finding]:
+    """The model is here, or its hub allows a download, and the settings of the adapter suit it.
+
+    Also the adapter to start from, and the tensors of a flax checkpoint.
+    """
+    path, folder = config.model.path, None
     try:
         found = locate_model(config.model)
         if found is not None:
             hf_folder.check_folder(found)
     except FileNotFoundError as error:
         remedy = _ADVICE["model" if is_handle(path) else "folder"]
-        return Finding("model", "fault", str(error), remedy)
+        yield Finding("model", "fault", str(error), remedy)
     except ValueError as error:
         hub = next((prefix for prefix in (HF, KAGGLE) if path.startswith(prefix)), "folder")
         needs_no_licence = hub != "folder" and _has_free_licence(path)
-        remedy = _ADVICE["model" if needs_no_licence else hub]
-        return Finding("model", "fault", str(error), remedy)
-    where = "not here: a run downloads it first" if found is None else f"in {found}"
-    return Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
-
-
-def _loading(config: Config, *, found: bool) -> Iterator[Finding]:
-    """The settings of the adapter suit the model, if it was found, and the adapter to start from.
-
-    Also the tensors of a flax checkpoint.
-    """
+        yield Finding("model", "fault", str(error), _ADVICE["model" if needs_no_licence else hub])
+    else:
+        folder = found
+        where = "not here: a run downloads it first" if found is None else f"in {found}"
+        yield Finding("model", "ok", f"{path}, {where}" if is_handle(path) else where)
     try:
-        folder = locate_model(config.model) if found else None
         if folder is not None:
             check_targets(config, folder)
         check_start(config, folder)

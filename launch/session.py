@@ -18,7 +18,7 @@ from launch.cluster import cluster, wait_for_devices
 from launch.exits import EXIT_DIED, EXIT_FAILED, EXIT_MISTAKE, Failure, disk_problem, say
 from launch.flags import SUPERVISOR
 from launch.fork import copy_start, origin
-from launch.preparation import Prepared, reward_code
+from launch.preparation import Prepared
 from launch.progress import watched
 from launch.resume import check_restored, record_start, resume
 from launch.source import code_version
@@ -211,7 +211,6 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
-        Failure: if the code of a reward has changed since it was checked.
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """
@@ -228,13 +227,7 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
         one_process=actors.one_process,
         display=session.console,
     )
-    chosen, rewards = await asyncio.gather(choosing, actors.scorer.start())
-    if reward_code(rewards) != session.prepared.reward_code:
-        raise Failure(
-            "the file of a reward function has changed while the run was starting; give the "
-            "command again",
-            EXIT_FAILED,
-        )
+    chosen, _ = await asyncio.gather(choosing, actors.scorer.start())
     return chosen
 
 

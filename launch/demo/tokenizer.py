@@ -47,19 +47,13 @@ def train_tokenizer(
     Args:
         texts: in which characters and words are counted.
         path: the file to write, usually `tokenizer.model`.
-        vocab_size: exact number of pieces.
+        vocab_size: exact number of pieces, enough for special tokens, bytes and characters.
         whole: strings that become one piece each, from id 108 on.
-
-    Raises:
-        ValueError: if `vocab_size` does not hold the special tokens, bytes and characters.
     """
     symbols = (*SPECIAL_PIECES, *whole)
     characters, words = _count(texts, symbols)
     fixed = len(RESERVED_PIECES) + len(symbols) + len(BYTE_PIECES) + len(characters)
-    if vocab_size < fixed:
-        raise ValueError(
-            f"vocab_size = {vocab_size} is too small for these texts; minimum: {fixed}"
-        )
+    assert vocab_size >= fixed, (vocab_size, fixed)
     known = words.most_common(vocab_size - fixed)
     fill = (f"<unused{99 + n}>" for n in range(vocab_size - fixed - len(known)))
     model = _empty_model(vocab_size)

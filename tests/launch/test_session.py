@@ -198,16 +198,12 @@ def test_promise_4_a_start_without_checkpoints_is_refused_and_changes_nothing(tm
     before = {path: path.read_bytes() for path in files}
     elsewhere = Session(first.prepared.config, Disk())
     told = (
-        rf"the journal in {first.folder.path} on host .* lists checkpoints up to step 2, and the "
+        rf"the journal in {first.folder.path} lists checkpoints up to step 2, and the "
         r"learner finds none in nowhere; nothing was changed\. Put the checkpoints back, or run"
     )
     with pytest.raises(ValueError, match=told):
         elsewhere.run()
     assert {path: path.read_bytes() for path in files} == before
-    other = Session(make_config(tmp_path / "other", budget={"steps": 4}), disk)
-    with pytest.raises(ValueError, match=r"checkpoint of step 2 .* is of another run; nothing"):
-        other.run()
-    assert not other.folder.holds_run
     # With the checkpoints back the run continues as if nothing had happened.
     whole = Session(make_config(tmp_path / "whole", budget={"steps": 4}), Disk())
     whole.run()
