@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 900
@@ -388,3 +390,15 @@ def wait_for_events(run: Path, event: str, count: int, process: subprocess.Popen
     """Returns when the journal of a run has an event `count` times."""
     journal, text = run / "journal.jsonl", f'"event": "{event}"'
     wait_until(lambda: journal.is_file() and journal.read_text().count(text) >= count, process)
+
+
+def check_time(run: Path) -> dict[str, float]:
+    """Checks that the phases sum up to the time of an ended run; returns its seconds by phase.
+
+    Waits for devices do not count as used.
+    """
+    summary = json.loads((run / "summary.json").read_text())
+    seconds: dict[str, float] = summary["time"]["seconds"]
+    used_s = sum(seconds.values()) - seconds.get("device_wait", 0.0)
+    assert used_s == pytest.approx(summary["wall_s"], abs=0.1)
+    return seconds

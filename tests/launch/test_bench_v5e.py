@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from launch.bench import hbm, plan, rollout, schedule, v5e
+from launch.bench import hbm, plan, rollout, v5e
 from launch.bench.harness import Row
 from pipeline.plan.program_names import devices_of, split_name
 from pipeline.plan.topology import GIB, HBM_GIB
@@ -112,20 +112,3 @@ def test_all_of_a_sampler_counts_beside_its_programs(answers):
     assert found["kv_mb"] == pytest.approx(16.9, abs=0.05)
     assert found["kv_share"] == pytest.approx(0.48, abs=0.005)
     assert found["tokens_per_s"] == pytest.approx(512 / (0.2 / 32))
-
-
-def test_the_preset_is_the_smallest_good_micro_batch():
-    times = {"1": 1.2, "2": 1.02, "64": 1.0}
-    found: dict[str, dict[str, Any]] = {n: {"us_per_token": us} for n, us in times.items()}
-    (claim,) = hbm.the_preset_is_the_smallest_good_one(found | {"128": {"fits": False}})
-    assert claim.holds
-    assert claim.text.endswith("(1.00 µs) is the preset's of 2: 2 sequences, 1.02 µs")
-    found["8"] = found.pop("2")
-    assert not next(iter(hbm.the_preset_is_the_smallest_good_one(found))).holds
-
-
-def test_an_underestimate_of_the_planner_does_not_hold():
-    found = {"a": {"planned": 0.96, "total": 1.0}, "b": {"planned": 0.9, "total": 1.0}, "c": {}}
-    claims = list(schedule.the_plan_is_no_underestimate(found))
-    assert [claim.holds for claim in claims] == [True, False]
-    assert claims[1].text == "b: planned 0.90 of the total (at least 0.95)"

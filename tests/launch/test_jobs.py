@@ -14,6 +14,7 @@ from tests.launch.cluster_fixtures import (
     SECRETS,
     FinishedJob,
     Head,
+    check_time,
     finish,
     ray,
     submit,
@@ -21,7 +22,6 @@ from tests.launch.cluster_fixtures import (
     wait_for_lines,
     write_config,
 )
-from tests.launch.time_checks import check_time
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(2 * PATIENCE_S)]
 

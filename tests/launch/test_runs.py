@@ -21,6 +21,7 @@ from tests.launch.cluster_fixtures import (
     VALIDATED,
     Head,
     below,
+    check_time,
     family,
     finish,
     private_environment,
@@ -31,7 +32,6 @@ from tests.launch.cluster_fixtures import (
     wait_until,
     write_config,
 )
-from tests.launch.time_checks import check_time
 from tests.run_process import TIMINGS
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(3 * PATIENCE_S)]

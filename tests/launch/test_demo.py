@@ -1,21 +1,29 @@
-"""The demo's task: consistent problems, solutions with mistakes, disjoint splits."""
+"""The demo: its task, its tokenizer, and the base in the repository."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from random import Random
 
 import pytest
+import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs.load import load_config
+from launch.bench.rates import SAMPLES, Runs
 from launch.demo import task
 from launch.demo.task import ErrorRates, Problem, make_problem, solution
+from launch.demo.tiny import TAGS, write_tokenizer
+from tests.launch.cluster_fixtures import PROJECT
 
-PROJECT = Path(__file__).parents[2]
+BASE = PROJECT / "launch" / "demo" / "tiny_gemma3"
 
 
 @given(st.integers(0, 2**32))
@@ -75,3 +83,54 @@ def test_demonstrations_are_correct_answers_to_training_problems(tmp_path: Path)
         assert row["completion"].endswith(f"<answer>{answers[row['question']]}</answer>")
     committed = (PROJECT / "launch/demo/data/demonstrations.jsonl").read_text().splitlines()
     assert committed[:50] == file.read_text().splitlines()
+
+
+# --- the base
+
+
+TEXT = (
+    "<start_of_turn>user\ntom has 14 apples<end_of_turn>\n"
+    "<reasoning>14+27=41</reasoning><answer>41</answer>"
+)
+PIECES = (
+    "<start_of_turn> user \n tom ▁has ▁ 1 4 ▁apples <end_of_turn> \n "
+    "<reasoning> 1 4 + 2 7 = 4 1 </reasoning> <answer> 4 1 </answer>"
+)
+
+
+def test_the_tokenizer_has_gemmas_ids_whole_words_and_single_digits(tmp_path: Path):
+    write_tokenizer(tmp_path, seed=0)
+    made = tmp_path / "tokenizer.model"
+    assert made.read_bytes() == (BASE / "tokenizer.model").read_bytes()
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(made))
+    pieces = [processor.id_to_piece(id_) for id_ in range(112)]
+    assert pieces[:7] == ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "[multimodal]", "<unused0>"]
+    assert pieces[104:] == ["<unused98>", "<start_of_turn>", "<end_of_turn>", "\n", *TAGS]
+    assert processor.vocab_size() == 512
+    assert [processor.pad_id(), processor.eos_id(), processor.bos_id()] == [0, 1, 2]
+    assert processor.unk_id() == 3
+    assert processor.encode(TEXT, out_type=str) == PIECES.split(" ")
+
+
+@pytest.mark.slow  # the folder is in the repository: it does not change by itself
+def test_the_base_has_correct_and_wrong_answers():
+    """Most groups have correct and wrong answers; most answers are well formed."""
+    config = load_config(
+        PROJECT / "configs" / "demo.toml",
+        [("plan.sampler_devices", "1"), ("model.path", str(BASE))],
+    )
+    runs = Runs(config)
+    prompts, base = runs.data.test.prompts[:200], runs.policy.no_adapter()
+    sampled = runs.measure(prompts, base, samples=SAMPLES)
+    assert 0.25 <= sampled.correct.mean() <= 0.45
+    assert sampled.correct.any(axis=1).mean() >= 0.85
+    assert runs.measure(prompts, base, samples=1).well_formed.mean() >= 0.9
+
+
+@pytest.mark.slow
+def test_the_base_can_be_made_again(tmp_path: Path):
+    command = [sys.executable, "-m", "launch.demo.tiny", "--out", str(tmp_path), "--steps", "3"]
+    subprocess.run(command, cwd=PROJECT, env=os.environ, check=True)
+    made, kept = ({path.name for path in folder.iterdir()} for folder in (tmp_path, BASE))
+    assert made == kept
+    assert (tmp_path / "config.json").read_bytes() == (BASE / "config.json").read_bytes()
