@@ -125,15 +125,6 @@ def test_rays_own_command_runs_the_folder_of_the_project(head, tmp_path):
     assert f"finished: {tmp_path}/runs/plain" in output
 
 
-def test_a_mistake_is_reported_before_anything_is_submitted(head, tmp_path):
-    before = len(jobs(head))
-    config = write_config(tmp_path, name="wrong")
-    status, output = submit(head, config, "--learner.lr", "-1")
-    assert status == 2
-    assert "learner.lr" in output
-    assert len(jobs(head)) == before
-
-
 def test_leased_tpus_without_a_tpu_are_refused(head, tmp_path):
     """The cluster claims four chips; JAX finds none; no other device is used."""
     config = write_config(tmp_path, name="pretended")
