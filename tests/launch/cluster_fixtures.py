@@ -400,5 +400,5 @@ def check_time(run: Path) -> dict[str, float]:
     summary = json.loads((run / "summary.json").read_text())
     seconds: dict[str, float] = summary["time"]["seconds"]
     used_s = sum(seconds.values()) - seconds.get("device_wait", 0.0)
-    assert used_s == pytest.approx(summary["wall_s"], abs=0.1)
+    assert used_s == pytest.approx(summary["wall_s"], abs=0.1), summary
     return seconds
