@@ -34,28 +34,20 @@ def project(tmp_path: Path) -> Path:
     requirements = ("requirements.txt", "requirements-dev.txt", "requirements-tpu.txt")
     for name in ("pyproject.toml", *requirements):
         (tmp_path / name).touch()
-    for name in ("one", "two"):
-        path = tmp_path / name
-        path.write_text(FAKE_PYTHON, encoding="utf-8")
-        path.chmod(0o755)
+    (tmp_path / "python").write_text(FAKE_PYTHON, encoding="utf-8")
+    (tmp_path / "python").chmod(0o755)
     return tmp_path
 
 
-def outer_environment() -> dict[str, str]:
-    """Returns the environment without the variables of a `make` that runs these tests."""
-    ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHON", "SEED"}
-    return {key: value for key, value in os.environ.items() if key not in ours}
-
-
-def run(project: Path, *arguments: str, python: str | None = "one") -> tuple[int, str]:
+def run(project: Path, *arguments: str) -> tuple[int, str]:
     """Runs make; returns its status and output."""
-    environment = outer_environment()
-    if python is not None:
-        environment["PYTHON"] = str(project / python)
+    # Without the variables of a `make` that runs these tests.
+    ours = {"ARGS", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "SEED"}
+    outer = {key: value for key, value in os.environ.items() if key not in ours}
     done = subprocess.run(
         ["make", *arguments],
         cwd=project,
-        env=environment,
+        env=outer | {"PYTHON": str(project / "python")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,24 +56,22 @@ def run(project: Path, *arguments: str, python: str | None = "one") -> tuple[int
     return done.returncode, done.stdout
 
 
-def make(project: Path, target: str, python: str | None) -> tuple[int, list[str]]:
-    """Runs make; returns its status, the environments made, and what is installed (`.`: this)."""
+def make(project: Path, target: str) -> list[str]:
+    """Makes a target; returns the environments made, and what is installed (`.`: this)."""
     log = project / "log"
     log.unlink(missing_ok=True)
-    status, _ = run(project, target, python=python)
+    assert run(project, target)[0] == 0
     lines = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
-    return status, [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
+    return [line.split()[-1] for line in lines if line.startswith(("made", "-m pip"))]
 
 
 def test_an_environment_is_made_and_filled_once(project: Path) -> None:
-    filled = [".", "requirements.txt"]
-    assert make(project, ".venv/.runtime", "one") == (0, ["one", *filled])
-    assert make(project, ".venv/.runtime", None) == (0, [])
-    assert make(project, "install-gemma", "one") == (0, [".[gemma]"])
-    assert make(project, "install-gemma", "one") == (0, [])
+    assert make(project, ".venv/.runtime") == ["python", ".", "requirements.txt"]
+    assert make(project, "install-gemma") == [".[gemma]"]
+    assert make(project, "install-gemma") == []
     stamp = (project / ".venv/.runtime").stat().st_mtime
     os.utime(project / "requirements.txt", (stamp + 5, stamp + 5))
-    assert make(project, ".venv/.runtime", "one") == (0, ["requirements.txt"])
+    assert make(project, ".venv/.runtime") == ["requirements.txt"]
 
 
 def test_the_wheels_folder_has_the_pins_and_what_installs_the_sources(project: Path) -> None:
