@@ -37,7 +37,7 @@ Exit status: 0 done, 1 it failed, 2 a mistake in the request, 130 after Ctrl-C."
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _command(argv), int)
+    return exit_status(lambda: _command(argv))
 
 
 def _flags() -> argparse.ArgumentParser:

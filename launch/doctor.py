@@ -34,7 +34,7 @@ _WIDTH = 100
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _run(argv), int)
+    return exit_status(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:

@@ -20,7 +20,7 @@ from configs.cli import parse
 from configs.load import AS_TRAINED, config_to_json, read_saved_config
 from configs.resume import diff_configs
 from configs.schema import Config
-from launch.exits import EXIT_MISTAKE, Failure, exit_status
+from launch.exits import Failure, exit_status
 from launch.flags import add_json, command_flags, json_file
 from launch.versions import MEANING, METAVAR, read_policy
 
@@ -67,7 +67,7 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: prepare(argv), run)
+    return exit_status(lambda: run(prepare(argv)))
 
 
 def prepare(argv: Sequence[str] | None) -> Prepared:
@@ -158,8 +158,6 @@ def run(prepared: Prepared) -> int:
         )
     except OutOfMemory as error:
         raise Failure(f"{error}; reduce --plan.slots") from None
-    except ValueError as mistake:  # of the cluster
-        raise Failure(mistake, EXIT_MISTAKE) from mistake
     _report(prepared, base, tuned)
     return 0
 
@@ -170,7 +168,7 @@ async def _measure(
     """Returns the measurements of the base and of the tuned policy, if there is one.
 
     Raises:
-        Failure: if rewards, devices, weights, tokenizer or adapter do not match the request.
+        ValueError: if rewards, devices, weights, tokenizer or adapter do not match the request.
     """
     from tqdm import tqdm
 
@@ -183,7 +181,7 @@ async def _measure(
         # Before the base is evaluated for minutes.
         opened = await open_adapter(actors.samplers, prepared.adapter)
     except (ValueError, FileNotFoundError) as mistake:
-        raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
+        raise ValueError(str(mistake).removeprefix("lora.start: ")) from mistake
     print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
     config = prepared.config
     prompts = {name: split.prompts for name, split in prepared.tests.items()}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
@@ -19,8 +19,6 @@ EXIT_CLUSTER_LOST = 75
 """The cluster of a submitted job is gone (`EX_TEMPFAIL` of sysexits.h): submit the job again."""
 EXIT_INTERRUPTED = 130
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG}
-
-T = TypeVar("T")
 
 
 class Failure(Exception):  # noqa: N818  # named after EXIT_FAILED
@@ -41,11 +39,6 @@ def say(text: object, *, file: TextIO | None = None) -> None:
         print(text, file=file, flush=True)
 
 
-def _flush() -> None:
-    with suppress(OSError):  # the terminal is gone
-        sys.stdout.flush()
-
-
 def disk_problem(error: BaseException) -> str | None:
     """What to do about a file that could not be written; None for another error."""
     if not isinstance(error, OSError) or error.errno not in _DISK:
@@ -56,34 +49,32 @@ def disk_problem(error: BaseException) -> str | None:
     )
 
 
-def exit_status(prepare: Callable[[], T], run: Callable[[T], int]) -> int:
-    """Prepares and runs a command; returns its exit status, 130 after Ctrl-C.
+def exit_status(command: Callable[[], int]) -> int:
+    """Runs a command; returns its exit status, 130 after Ctrl-C.
 
-    A `ValueError` or `FileNotFoundError` of `prepare` is the user's mistake: it is printed, and the
-    status is 2. A `Failure` is printed, and has its own status; a full or broken disk is printed,
-    with status 1. Other errors are raised. What the terminal's encoding does not have is escaped.
+    A `ValueError` or `FileNotFoundError` is the user's mistake: it is printed, and the status is 2.
+    A `Failure` is printed, and has its own status; a full or broken disk is printed, with status 1.
+    Other errors are raised. What the terminal's encoding does not have is escaped.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # not what tests capture
             stream.reconfigure(errors="backslashreplace")
     try:
-        try:
-            prepared = prepare()
-        except (ValueError, FileNotFoundError) as mistake:
-            raise Failure(mistake, EXIT_MISTAKE) from mistake
-        return run(prepared)
+        return command()
     except Failure as failure:
-        _flush()
-        say(failure, file=sys.stderr)
-        return failure.status
+        told, status = str(failure), failure.status
+    except (ValueError, FileNotFoundError) as mistake:
+        told, status = str(mistake), EXIT_MISTAKE
     except OSError as error:
         if (problem := disk_problem(error)) is None:
             raise
-        _flush()
-        say(problem, file=sys.stderr)
-        return EXIT_FAILED
+        told, status = problem, EXIT_FAILED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    with suppress(OSError):  # the terminal is gone
+        sys.stdout.flush()
+    say(told, file=sys.stderr)
+    return status
 
 
 def print_lines(lines: Iterable[str]) -> None:

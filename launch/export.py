@@ -21,7 +21,7 @@ from configs.base import scheme_problem
 from configs.cli import parse
 from configs.model import FORMATS, Format
 from configs.schema import Config
-from launch.exits import EXIT_MISTAKE, Failure, exit_status
+from launch.exits import Failure, exit_status
 from launch.flags import command_flags
 from launch.push import Repository, find_repository, push
 from launch.versions import MEANING, METAVAR, find_version
@@ -64,7 +64,7 @@ class Prepared:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: prepare(argv), run)
+    return exit_status(lambda: run(prepare(argv)))
 
 
 def _repository(flags: argparse.Namespace) -> Repository | None:
@@ -188,7 +188,7 @@ def run(prepared: Prepared) -> int:
     try:
         with_actors(spawn, lambda actors: _write(actors.exporter, prepared), config=config)
     except (ValueError, FileNotFoundError) as mistake:
-        raise Failure(str(mistake).removeprefix("lora.start: "), EXIT_MISTAKE) from mistake
+        raise ValueError(str(mistake).removeprefix("lora.start: ")) from mistake
     except RuntimeError as error:
         raise Failure(error) from error
     finally:

@@ -35,7 +35,7 @@ after Ctrl-C."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _run(argv), int)
+    return exit_status(lambda: _run(argv))
 
 
 def _flags() -> argparse.ArgumentParser:

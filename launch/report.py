@@ -24,7 +24,7 @@ request."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _run(argv), int)
+    return exit_status(lambda: _run(argv))
 
 
 def _run(argv: Sequence[str] | None) -> int:

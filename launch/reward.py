@@ -30,7 +30,7 @@ _ROWS = 32
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _run(argv), int)
+    return exit_status(lambda: _run(argv))
 
 
 def _flags() -> argparse.ArgumentParser:

@@ -25,7 +25,7 @@ Exit status: 0 done, 2 a mistake in the request (no run)."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _show(argv), int)
+    return exit_status(lambda: _show(argv))
 
 
 def _show(argv: Sequence[str] | None) -> int:

@@ -21,7 +21,7 @@ from configs.base import HOME_VARIABLE
 from configs.cli import CommandLine, parse
 from configs.load import config_to_json, load_config
 from configs.schema import Config
-from launch.exits import EXIT_FAILED, EXIT_MISTAKE, Failure, exit_status, say
+from launch.exits import EXIT_FAILED, Failure, exit_status, say
 from launch.flags import SUBMITTED
 from launch.source import PROJECT, copy_source, copy_user_files
 from launch.train import train_flags
@@ -54,7 +54,7 @@ _MOST_NODES = 10_000
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_status(lambda: _submit(*_read(argv)), int)
+    return exit_status(lambda: _submit(*_read(argv)))
 
 
 def _read(argv: Sequence[str] | None) -> tuple[CommandLine, Config]:
@@ -88,7 +88,8 @@ def _submit(command: CommandLine, config: Config) -> int:
     """Submits the job, and waits for its end; returns the exit status.
 
     Raises:
-        ValueError: if reward functions cannot be uploaded, or no node suits the plan.
+        ValueError: if reward functions cannot be uploaded, or no node suits the plan, or this
+            command cannot reach the cluster.
         Failure: if the cluster does not take the job.
     """
     use_token()
@@ -191,7 +192,7 @@ def connect(address: str, *, without_token: bool) -> JobSubmissionClient:
     """Connects to the cluster.
 
     Raises:
-        Failure: if it asks nobody for a token, and this is not accepted.
+        ValueError: if it asks nobody for a token, and this is not accepted.
     """
     import requests
     from ray.job_submission import JobSubmissionClient
@@ -200,18 +201,17 @@ def connect(address: str, *, without_token: bool) -> JobSubmissionClient:
     client = JobSubmissionClient(address)
     is_open = requests.get(f"{address}/api/version", timeout=_ANSWER_S).ok
     if is_open and not without_token:
-        raise Failure(
+        raise ValueError(
             f"the cluster at {address} has no token: everybody who can reach it can run programs "
             f"there. Generate one ({GENERATE}) and start the cluster again, or submit with "
-            "--without-token",
-            EXIT_MISTAKE,
+            "--without-token"
         )
     return client
 
 
 @contextmanager
 def one_sentence(address: str) -> Iterator[None]:
-    """Raises a refusal of the cluster as a `Failure`: one sentence, with the remedy."""
+    """Raises a refusal of the cluster as one sentence, with the remedy."""
     import requests
     from ray.exceptions import AuthenticationError
     from ray.util.state.exception import RayStateApiException
@@ -219,16 +219,14 @@ def one_sentence(address: str) -> Iterator[None]:
     try:
         yield
     except AuthenticationError:
-        raise Failure(
+        raise ValueError(
             f"the cluster at {address} refuses the token of this command: copy ~/.ray/auth_token "
-            "of its host here, or set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN",
-            EXIT_MISTAKE,
+            "of its host here, or set RAY_AUTH_TOKEN_PATH or RAY_AUTH_TOKEN"
         ) from None
     except (ConnectionError, requests.exceptions.RequestException):
-        raise Failure(
+        raise ValueError(
             f"no Ray cluster answers at {address}; start one with: {GENERATE} && ray start --head "
-            "(or set RAY_API_SERVER_ADDRESS)",
-            EXIT_MISTAKE,
+            "(or set RAY_API_SERVER_ADDRESS)"
         ) from None
     except (RuntimeError, RayStateApiException) as error:  # what the server answers, in Ray's words
         if "No available agent" in str(error):

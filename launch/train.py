@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     prog, flags = "python -m launch.train", train_flags()
     return exit_status(
-        lambda: _run(parse(given, prog=prog, description=DESCRIPTION, flags=flags), given), int
+        lambda: _run(parse(given, prog=prog, description=DESCRIPTION, flags=flags), given)
     )
 
 

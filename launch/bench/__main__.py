@@ -50,7 +50,7 @@ Exit status: 0 everything was measured and all claims hold, 1 a row failed or a 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     given = sys.argv[1:] if argv is None else argv
-    return exit_status(lambda: prepare(given), lambda prepared: _run(*prepared))
+    return exit_status(lambda: _run(*prepare(given)))
 
 
 def prepare(argv: Sequence[str]) -> tuple[argparse.Namespace, Benchmark]:

