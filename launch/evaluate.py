@@ -47,11 +47,11 @@ class Prepared:
     """A validated request, checked as far as possible without devices.
 
     Attributes:
-        config: the protocol, and the plan of the samplers.
+        config: the protocol, and the plan of the samplers. `lora.start` is the adapter to evaluate,
+            which also gives the LoRA's layout; None: only the base is evaluated.
         sizes: of the samplers.
         tokenizer: the model's.
         tests: the test split and the evaluation sets, by name.
-        adapter: path of the adapter; None: only the base is evaluated.
         result: file of the result; None: the result is only shown.
         notes: differences between training and evaluation settings, for the report.
     """
@@ -60,7 +60,6 @@ class Prepared:
     sizes: Sizes
     tokenizer: Tokenizer
     tests: Mapping[str, LoadedSplit]
-    adapter: str | None
     result: Path | None
     notes: tuple[str, ...]
 
@@ -119,9 +118,8 @@ def prepare(argv: Sequence[str] | None) -> Prepared:
         for line in report_lines(f"{name}: {len(split.prompts)} prompts", split):
             print(line, flush=True)
     notes = () if run is None else _notes(config, run)
-    # `lora.start` gives the LoRA's layout here; the adapter that training started from is not used.
     config = config.model_copy(update={"lora": config.lora.model_copy(update={"start": adapter})})
-    return Prepared(config, sizes, tokenizer, tests, adapter, result, notes)
+    return Prepared(config, sizes, tokenizer, tests, result, notes)
 
 
 def _notes(config: Config, folder: Path) -> tuple[str, ...]:
@@ -174,19 +172,18 @@ async def _measure(
 
     from pipeline.evaluate.measurement import measure, open_adapter
 
+    config, adapter = prepared.config, prepared.config.lora.start
     try:
         if scorer is not None:
             await scorer.start()
         await actors.start(prepared.sizes)
         # Before the base is evaluated for minutes.
-        opened = await open_adapter(actors.samplers, prepared.adapter)
+        opened = await open_adapter(actors.samplers, adapter)
     except (ValueError, FileNotFoundError) as mistake:
         raise ValueError(str(mistake).removeprefix("lora.start: ")) from mistake
-    print(f"evaluating the base{f' and {opened.what}' if prepared.adapter else ''}", flush=True)
-    config = prepared.config
+    print(f"evaluating the base{f' and {opened.what}' if adapter else ''}", flush=True)
     prompts = {name: split.prompts for name, split in prepared.tests.items()}
-    policies = 1 if prepared.adapter is None else 2
-    total = policies * config.eval.samples * sum(map(len, prompts.values()))
+    total = (1 if adapter is None else 2) * config.eval.samples * sum(map(len, prompts.values()))
 
     async def measure_policy(path: str | None) -> Measured:
         return await measure(
@@ -202,7 +199,7 @@ async def _measure(
     every_s = _BAR_EVERY_S if sys.stderr.isatty() else _LINE_EVERY_S
     with tqdm(total=total, unit="answer", mininterval=every_s) as progress:
         base = await measure_policy(None)
-        return base, None if prepared.adapter is None else await measure_policy(prepared.adapter)
+        return base, None if adapter is None else await measure_policy(adapter)
 
 
 def _report(prepared: Prepared, base: Measured, tuned: Measured | None) -> None:
