@@ -65,8 +65,6 @@ def _lines(config: Config, *, show: int, width: int) -> Iterator[str]:
     from pipeline.data.text.tokenizer_files import open_tokenizer
     from pipeline.evaluate.notices import data_notices
 
-    if show < 0:
-        raise ValueError(f"command line: --show {show}: must be at least 0; nearest valid: 0")
     # Malformed rows are shown, and refused at the end.
     lenient = config.model_copy(
         update={"data": config.data.model_copy(update={"malformed": "skip"})}

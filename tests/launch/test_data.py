@@ -91,7 +91,6 @@ def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.Capture
 
 def test_mistakes_give_one_line_per_file(request_file: Path, capsys: pytest.CaptureFixture[str]):
     for settings, message in (
-        (["--show", "-1"], "command line: --show -1: must be at least 0"),
         (["--data.test.path=absent.jsonl"], "data.test.path: no file"),
         (["--prompt.template={qestion}"], "has no column 'qestion'; nearest: 'question'"),
     ):

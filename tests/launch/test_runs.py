@@ -29,7 +29,6 @@ from tests.launch.cluster_fixtures import (
     train_command,
     wait_for_events,
     wait_for_lines,
-    wait_until,
     write_config,
 )
 from tests.run_process import TIMINGS
@@ -187,18 +186,18 @@ def test_a_run_survives_deaths_and_a_hang_and_nothing_of_it_remains(finished: Pa
     def victim(role: str) -> psutil.Process:
         return below(process.pid, role)[0]
 
-    wait_until(lambda: below(process.pid, "LearnerActor"), process)
+    wait_for_events(run, "started", 1, process)
     of_first = family(process.pid)
     for role in ("--no-supervise", "LearnerActor"):
         victim(role).suspend()
     process.kill()  # all end with it, also those that are stopped
     process.communicate(timeout=PATIENCE_S)
     process = start(train_command(config, *settings), private_environment())
-    wait_for_events(run, "started", 1, process)
+    wait_for_events(run, "started", 2, process)
     victim("rewards.processes").kill()  # it is replaced, and the run goes on
     wait_for_lines(run / "metrics.jsonl", 1, process)
     victim("SamplerActor").kill()
-    wait_for_events(run, "started", 2, process)  # the next step may end before the death is found
+    wait_for_events(run, "started", 3, process)  # the next step may end before the death is found
     wait_for_lines(run / "metrics.jsonl", 2, process)
     # Not the learner: if it is writing a checkpoint, the limit is 1,800 s.
     victim("SamplerActor").suspend()
