@@ -133,10 +133,11 @@ INSTALL = $(@D)/bin/python -m pip install --quiet --disable-pip-version-check --
 	@$(INSTALL) -c $< --editable '.[$*]'
 	@touch $@
 
+# Compiled as pip does: a warning of a package while it is compiled would be an error of a test.
 .venv-latest/.dev: pyproject.toml .venv-latest/.python
 	@echo "Installing the newest allowed versions into .venv-latest; that takes some minutes"
 	@$(NEEDS_UV)
-	@$(UV) pip install --quiet --python $(@D)/bin/python --upgrade --editable '.[dev]'
+	@$(UV) pip install --quiet --compile-bytecode --python $(@D)/bin/python --upgrade --editable '.[dev]'
 	@touch $@
 
 # The project itself, from this folder: the command gemma-grpo.
