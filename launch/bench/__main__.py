@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import importlib
+import importlib.util
 import sys
 import time
 from collections.abc import Sequence
@@ -39,6 +39,8 @@ BENCHMARKS = {
     "a v5e chip by the TPU compiler; half an hour",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
+    "torch": "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
+    "transformers, on one GPU; some minutes a row",
 }
 DESCRIPTION = """\
 Each row is measured in a process of its own, with peers in the same run. Progress goes to standard
@@ -110,7 +112,11 @@ def _add_mismatch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
 
 
-_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates}
+def _add_torch(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--quick", action="store_true", help="a small model, on any device")
+
+
+_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates, "torch": _add_torch}
 """Benchmarks with arguments of their own, which their function `benchmark` reads.
 
 The others have a constant `BENCHMARK`.
@@ -144,6 +150,9 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
         except NoCompiler as missing:
             print(missing, file=sys.stderr)
             return EXIT_FAILED
+    if absent := [name for name in benchmark.needs if importlib.util.find_spec(name) is None]:
+        print(f"the peer is missing: install {' and '.join(absent)} here", file=sys.stderr)
+        return EXIT_FAILED
     sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
     content = {"benchmark": request.name, **machine(), "sections": sections}
     try:

@@ -139,10 +139,12 @@ class Benchmark:
     Attributes:
         sections: in order.
         needs_compiler: whether nothing can be measured without the TPU compiler.
+        needs: packages of a peer, without which nothing can be measured.
     """
 
     sections: Sequence[Section]
     needs_compiler: bool = False
+    needs: Sequence[str] = ()
 
 
 def in_child(

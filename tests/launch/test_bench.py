@@ -12,6 +12,7 @@ import pytest
 from launch.bench import __main__ as bench
 from launch.bench import hbm
 from launch.bench.harness import Benchmark, Bound, Row, Section
+from launch.bench.torch import APART, QUICK, SIZES, make_config
 
 
 def row(name: str, **figures) -> Row:
@@ -63,13 +64,20 @@ def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     assert "\nDOES NOT HOLD: a: x 1 (at most 0)" in capsys.readouterr().out
 
 
-def test_without_a_compiler_nothing_is_measured(made_up, capsys, monkeypatch):
-    made_up(Section("one", "One", [row("a")]), needs_compiler=True)
+@pytest.mark.parametrize(
+    ("needs", "sentence"),
+    [
+        ({"needs_compiler": True}, "the TPU compiler is missing: install the package libtpu"),
+        ({"needs": ("torch", "transformers")}, "the peer is missing: install torch and tran"),
+    ],
+)
+def test_without_what_it_needs_nothing_is_measured(made_up, capsys, monkeypatch, needs, sentence):
+    made_up(Section("one", "One", [row("a")]), **needs)
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert bench.main(["hbm"]) == 1
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)
-    assert err.startswith("the TPU compiler is missing: install the package libtpu")
+    assert err.startswith(sentence)
 
 
 def test_bounds_are_claimed_for_their_rows():
@@ -132,3 +140,17 @@ def test_rows_have_own_names_and_arguments_that_a_child_can_read(request_: list[
         json.dumps(each.arguments)
         module = importlib.import_module(each.measure.__module__)
         assert getattr(module, each.measure.__qualname__) is each.measure
+
+
+def test_transformers_agrees_with_what_ours_sampled(tmp_path):
+    pytest.importorskip("torch")
+    path = tmp_path / "found.json"
+    assert bench.main(["torch", "--quick", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["sections"]["decode"]["small"]["apart"] < APART
+
+
+@pytest.mark.parametrize("sizes", [*SIZES.values(), QUICK], ids=[*SIZES, "quick"])
+def test_the_settings_of_ours_beside_torch_are_valid(sizes: dict[str, int]):
+    config = make_config(sizes)
+    assert config.slots == sizes["rows"]
+    assert config.row_tokens * 2 == config.plan.micro_batch_tokens
