@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from configs.schema import Config
+from launch.bench.decode_attention import by_layer
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section
 from launch.bench.small_gemma import preset
 from launch.bench.v5e import planned, v5e_config, v5e_preset
@@ -19,7 +20,7 @@ from pipeline.plan.cost_model.programs import phase_programs
 from pipeline.plan.lengths import Lengths
 from pipeline.plan.program_names import split_name
 from pipeline.plan.search.fitting import PlanCase, choose_placement
-from pipeline.plan.topology import GIB
+from pipeline.plan.topology import GIB, TPU_COMPILER
 from pipeline.plan.verify import verify
 
 MODEL = "gemma3_1b"
@@ -178,6 +179,18 @@ BENCHMARK = Benchmark(
                 ),
             ),
             (the_plan_is_no_underestimate,),
+        ),
+        Section(
+            "layer",
+            "µs of the decode attention of one layer, to rings of 512 positions and 32 recent ones",
+            [
+                Row(f"{slots} slots, {kv_cache}, {kernel}", by_layer, {"slots": slots} | given)
+                for slots, kv_cache in ((64, "model"), (SLOTS, "model"), (SLOTS, "int8"))
+                for kernel in ("ours", "flash", "paged")
+                if (kv_cache, kernel) != ("int8", "flash")
+                for given in [{"kv_cache": kv_cache, "kernel": kernel}]
+            ],
+            environment=TPU_COMPILER,
         ),
         Section(
             "step",
