@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,19 @@ ME, OTHER = 60_001, 60_002
 """User ids that have no name."""
 
 
-def pinned() -> dict[str, str]:
-    """What an installation for TPUs has."""
+def versions() -> dict[str, str]:
+    """What an installation for TPUs has: of packages that are here, these; else the pinned ones."""
     lines = (PROJECT / "requirements-tpu.txt").read_text(encoding="utf-8").splitlines()
     found = [Requirement(line) for line in lines]
-    versions = {
+    pinned = {
         canonicalize_name(one.name): str(one.specifier).removeprefix("==")
         for one in found
         if one.marker is None or one.marker.evaluate()
     }
-    return versions | {"gemma-grpo": "0.1.0"}
+    here = {canonicalize_name(one.name): one.version for one in metadata.distributions()}
+    return {name: here.get(name, version) for name, version in pinned.items()} | {
+        "gemma-grpo": "0.1.0"
+    }
 
 
 @dataclass
@@ -85,7 +89,7 @@ class Imitation:
         good: dict[str, Any] = {
             "root": self.root,
             "uid": ME,
-            "version": pinned().get,
+            "version": versions().get,
             "ray_chips": 8,
             "memory_bytes": 100 * GIB,
             "free_bytes": lambda _: 500 * GIB,
@@ -136,8 +140,9 @@ def test_a_good_host_can_run(good: Imitation):
     assert shown["chips"].startswith("8 chips, /dev/accel0 to /dev/accel7, readable and writable")
     assert "make test-accelerator" in shown["chips"]
     assert shown["Ray's count"] == "Ray counts 8 chips"
-    python = platform.python_version()
-    assert shown["packages"] == f"Python {python}, jax 0.10.2, libtpu 0.0.42.1, ray 2.60.0"
+    python, has = platform.python_version(), versions()
+    packages = ", ".join(f"{name} {has[name]}" for name in ("jax", "libtpu", "ray"))
+    assert shown["packages"] == f"Python {python}, {packages}"
 
 
 def closed(host: Imitation) -> None:
@@ -165,8 +170,8 @@ def given(**attributes: Any) -> Callable[[Imitation], None]:
     return lambda host: host.given.update(attributes)
 
 
-def installed(**versions: str | None) -> Callable[[Imitation], None]:
-    return given(version=(pinned() | versions).get)
+def installed(**others: str | None) -> Callable[[Imitation], None]:
+    return given(version=(versions() | others).get)
 
 
 def kaggle_without_login(host: Imitation) -> None:
@@ -182,7 +187,7 @@ OVER = settings(budget__steps="none", budget__until="2020-01-01T10:00Z")
 NO_CHIPS = "neither /dev/accel* nor /dev/vfio/N exists"
 HOSTS: list[tuple[Callable[[Imitation], None], str, str, str]] = [
     (installed(jax="0.9.2"), "packages", "jax 0.9.2, needed: ", "launch/bootstrap.sh --tpu"),
-    (installed(libtpu="0.0.30"), "packages", "libtpu 0.0.30, needed: ==0.0.42", "--tpu"),
+    (installed(libtpu="0.0.30"), "packages", "libtpu 0.0.30, needed: ==0.0.", "--tpu"),
     (lambda host: host.chips(0), "chips", NO_CHIPS, "docker run --privilege"),
     (lambda host: host.chips(4), "chips", "4 chips, /dev/accel0 to /dev/accel3; the plan", "fewer"),
     (
@@ -303,7 +308,7 @@ def test_defects_of_chips_do_not_matter_to_a_run_without_them(good: Imitation):
     good.chips(0)
     good.process(4242, "python3", "/dev/accel3")
     good.write("/tmp/libtpu_lockfile")
-    good.given |= {"uid": OTHER, "version": {**pinned(), "libtpu": "0.0.30"}.get}
+    good.given |= {"uid": OTHER, "version": {**versions(), "libtpu": "0.0.30"}.get}
     good.settings = {}
     found = examined(good)
     assert doctor.can_run(found)
