@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def run(*arguments: str, **given: str) -> subprocess.CompletedProcess[str]:
     own = {"JAX_PLATFORMS", "XLA_FLAGS", "MAKEFLAGS", "MAKELEVEL", "ARGS"}
     variables = {key: value for key, value in os.environ.items() if key not in own}
     return subprocess.run(
-        ["make", "test-accelerator", f"ARGS={' '.join(arguments)}"],
+        ["make", "test-accelerator", f"PY={sys.executable}", f"ARGS={' '.join(arguments)}"],
         cwd=PROJECT,
         env=variables | given,
         capture_output=True,
