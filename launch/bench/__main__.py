@@ -33,6 +33,8 @@ BENCHMARKS = {
     "any model, on the device that JAX finds",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
+    "race": "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same "
+    "task, on this machine's CPU; forty minutes",
     "rates": "GRPO runs of a configuration with several learning rates, without Ray, on the device "
     "that JAX finds",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
@@ -104,13 +106,28 @@ def _add_rates(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help="model folder in place of model.path")
 
 
+def _add_race(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
+    command.add_argument("--minutes", type=float, default=6, help="of each run; default: 6")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    command.add_argument(
+        "--lr",
+        type=float,
+        nargs="+",
+        help="peak learning rates, of which the best of each side counts; default: learner.lr",
+    )
+    command.add_argument(
+        "--every", type=int, default=10, help="steps between evaluated versions; default: 10"
+    )
+
+
 def _add_mismatch(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL_DIR", help="Hugging Face folder of a model")
     command.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
     command.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
 
 
-_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates}
+_ARGUMENTS = {"mismatch": _add_mismatch, "race": _add_race, "rates": _add_rates}
 """Benchmarks with arguments of their own, which their function `benchmark` reads.
 
 The others have a constant `BENCHMARK`.
@@ -175,6 +192,10 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
             content["sections"][section.name][row.name] = found
             if request.json:
                 write_json(request.json, content)
+        if request.json and section.draw is not None:
+            picture = request.json.with_suffix(f".{section.name}.png")
+            section.draw(content["sections"][section.name]).savefig(picture, dpi=120)
+            print(f"{picture} written", file=sys.stderr)
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
