@@ -27,6 +27,8 @@ BENCHMARKS = {
     "with the undisturbed adapter, on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
+    "latency": "milliseconds a token against batch, lengths and precision, on this device or by "
+    "the TPU compiler; an hour, two minutes with --quick",
     "learner": "gradients beside Tunix's, and prompts that a group shares, on this machine's CPU; "
     "some minutes",
     "mismatch": "what rounding and planted faults do to the probe of sampler against learner, for "
@@ -39,6 +41,10 @@ BENCHMARKS = {
     "that JAX finds",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
+    "serve": "the engine under a load of requests, simulated with step times of this device or of "
+    "the TPU compiler: throughput, latencies, dollars; an hour, two minutes with --quick",
+    "sizing": "rollouts and parallel passes against the batch: time, memory, knee and lumps, on "
+    "this device or by the TPU compiler; hours, two minutes with --quick",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
 }
@@ -106,6 +112,25 @@ def _add_rates(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help="model folder in place of model.path")
 
 
+def _add_study(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--device",
+        choices=("auto", "compiler"),
+        default="auto",
+        help="auto: measure on the device that JAX finds; compiler: a v5e by the TPU compiler, "
+        "without a TPU; default: auto",
+    )
+    command.add_argument("--models", nargs="+", help="shapes, such as gemma3-1b; default: all")
+    command.add_argument("--quick", action="store_true", help="a small model, in two minutes")
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    _add_study(command)
+    command.add_argument(
+        "--usd", type=float, default=1.2, help="dollars for an hour of the device; default: 1.2"
+    )
+
+
 def _add_race(command: argparse.ArgumentParser) -> None:
     command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
     command.add_argument("--minutes", type=float, default=6, help="of each run; default: 6")
@@ -127,7 +152,14 @@ def _add_mismatch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--faulty", type=int, default=2, help="for each fault; default: 2")
 
 
-_ARGUMENTS = {"mismatch": _add_mismatch, "race": _add_race, "rates": _add_rates}
+_ARGUMENTS = {
+    "latency": _add_study,
+    "mismatch": _add_mismatch,
+    "race": _add_race,
+    "rates": _add_rates,
+    "serve": _add_serve,
+    "sizing": _add_study,
+}
 """Benchmarks with arguments of their own, which their function `benchmark` reads.
 
 The others have a constant `BENCHMARK`.
@@ -206,6 +238,8 @@ def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bo
         found = content["sections"][section.name]
         success &= not any("failed" in figures for figures in found.values())
         print(f"\n{section.title}\n\n{section.table(found)}\n")
+        if section.words is not None:
+            print("\n".join(section.words(found)))
         for one in (one for claims in section.claims for one in claims(found)) if claim else ():
             print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
             success &= one.holds

@@ -108,6 +108,7 @@ class Section:
         rows: measurements.
         claims: about the figures.
         environment: variables of the rows' processes, added to this process's.
+        words: says what the figures show, in lines below the table.
         draw: makes a picture of the figures by row name, which is written beside `--json`.
     """
 
@@ -116,6 +117,7 @@ class Section:
     rows: Sequence[Row]
     claims: Sequence[Claims] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: CPU_ONLY)
+    words: Callable[[Mapping[str, Figures]], Iterable[str]] | None = None
     draw: Callable[[Mapping[str, Figures]], Figure] | None = None
 
     def table(self, found: Mapping[str, Figures]) -> str:
