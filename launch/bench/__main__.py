@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file
-from pipeline.run.record_files import write_json
+from pipeline.run.record_files import read_json, write_json
 
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
@@ -50,7 +52,8 @@ BENCHMARKS = {
 }
 DESCRIPTION = """\
 Each row is measured in a process of its own, with peers in the same run. Progress goes to standard
-error, the tables (Markdown) to standard output.
+error, the tables (Markdown) to standard output. With --json FILE figures are kept as they arrive,
+the same command continues a run that was broken off, and pictures are written beside the file.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
 
@@ -194,7 +197,12 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
             print(missing, file=sys.stderr)
             return EXIT_FAILED
     sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
-    content = {"benchmark": request.name, **machine(), "sections": sections}
+    arguments = {
+        section.name: {row.name: dict(row.arguments) for row in section.rows}
+        for section in benchmark.sections
+    }
+    about = {"benchmark": request.name, **machine()}
+    content = {**about, "arguments": arguments, "sections": sections}
     try:
         _measure(request, benchmark, content)
     except KeyboardInterrupt:
@@ -207,13 +215,18 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
 def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[str, Any]) -> None:
     """Adds the rows' figures to the content of `--json`, which is written after each of them.
 
-    A row that could not be measured has `failed`, with the error.
+    Rows that the file has already, of a run that was broken off, are kept. A row that could not be
+    measured has `failed`, with the error.
     """
-    names = _names(benchmark.sections)
+    names, known = _names(benchmark.sections), _known(request.json, content)
     for section in benchmark.sections:
         for row in section.rows:
             name = f"{section.name}/{row.name}"
             progress, began = f"[{names.index(name) + 1}/{len(names)}] {name}", time.monotonic()
+            if name in known:
+                print(f"{progress}: kept from {request.json}", file=sys.stderr, flush=True)
+                content["sections"][section.name][row.name] = known[name]
+                continue
             print(f"{progress} ...", file=sys.stderr, flush=True)
             try:
                 found = in_child(row.measure, row.arguments, environment=section.environment)
@@ -228,6 +241,23 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
             picture = request.json.with_suffix(f".{section.name}.png")
             section.draw(content["sections"][section.name]).savefig(picture, dpi=120)
             print(f"{picture} written", file=sys.stderr)
+
+
+def _known(file: Path | None, content: Mapping[str, Any]) -> dict[str, Figures]:
+    """Figures in a file of the same benchmark, machine, versions and arguments, by SECTION/ROW."""
+    before = None if file is None else read_json(file)
+    if before is None or any(
+        before.get(key) != content[key] for key in ("benchmark", "machine", "versions")
+    ):
+        return {}
+    return {
+        f"{section}/{row}": figures
+        for section, rows in before["sections"].items()
+        for row, figures in rows.items()
+        if "failed" not in figures
+        and json.dumps(before["arguments"][section][row])
+        == json.dumps(content["arguments"].get(section, {}).get(row))
+    }
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
