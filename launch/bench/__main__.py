@@ -246,17 +246,17 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
 def _known(file: Path | None, content: Mapping[str, Any]) -> dict[str, Figures]:
     """Figures in a file of the same benchmark, machine, versions and arguments, by SECTION/ROW."""
     before = None if file is None else read_json(file)
-    if before is None or any(
-        before.get(key) != content[key] for key in ("benchmark", "machine", "versions")
-    ):
+    about = ("benchmark", "machine", "versions")
+    if before is None or any(before.get(key) != content[key] for key in about):
         return {}
+    now = json.loads(json.dumps(content["arguments"]))
+    then = before.get("arguments", {})
     return {
-        f"{section}/{row}": figures
-        for section, rows in before["sections"].items()
-        for row, figures in rows.items()
-        if "failed" not in figures
-        and json.dumps(before["arguments"][section][row])
-        == json.dumps(content["arguments"].get(section, {}).get(row))
+        f"{section}/{row}": before["sections"][section][row]
+        for section, rows in now.items()
+        for row, arguments in rows.items()
+        if then.get(section, {}).get(row) == arguments
+        and "failed" not in before["sections"].get(section, {}).get(row, {"failed": ""})
     }
 
 

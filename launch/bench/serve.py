@@ -133,8 +133,9 @@ def served(
     gaps = rng.exponential(1.0, requests)
     points = []
     for rate in RATES:
-        found = simulate(engine, np.cumsum(gaps / rate).tolist(), tokens.tolist())
-        offered = rate * float(tokens.mean())
+        arrivals = np.cumsum(gaps / rate)
+        found = simulate(engine, arrivals.tolist(), tokens.tolist())
+        offered = float(tokens.sum() / (arrivals[-1] - arrivals[0]))
         points.append({"rate": rate, "served": found["tokens_per_s"] / offered, **found})
     knee = max(
         (point for point in points if point["served"] >= KNEE),
