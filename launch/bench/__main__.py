@@ -8,17 +8,19 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
+import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from launch.bench.harness import Benchmark, Figures, Section, in_child, machine
 from launch.exits import EXIT_FAILED, EXIT_INTERRUPTED, exit_status
 from launch.flags import Parser, add_json, json_file
-from pipeline.run.record_files import write_json
+from pipeline.run.record_files import read_json, write_json
 
 BENCHMARKS = {
     "balance": "the sizes that a run chooses, beside fixed ones and Tunix's recipe, on this CPU; "
@@ -27,16 +29,24 @@ BENCHMARKS = {
     "with the undisturbed adapter, on this machine's CPU; half an hour",
     "hbm": "memory and estimated time on a v5e chip by the TPU compiler, without a TPU; an hour or "
     "more, some minutes a row",
+    "latency": "milliseconds a token against batch, lengths and precision, on this device or by "
+    "the TPU compiler; an hour, two minutes with --quick",
     "learner": "gradients beside Tunix's, and prompts that a group shares, on this machine's CPU; "
     "some minutes",
     "mismatch": "what rounding and planted faults do to the probe of sampler against learner, for "
     "any model, on the device that JAX finds",
     "plan": "the planner's memory estimates beside the TPU compiler's figures, without a TPU; an "
     "hour, or seconds with cached figures",
+    "race": "accuracy against seconds of this pipeline and of Tunix's GRPOLearner on the same "
+    "task, on this machine's CPU; forty minutes",
     "rates": "GRPO runs of a configuration with several learning rates, without Ray, on the device "
     "that JAX finds",
     "rollout": "the rollout engine beside Tunix's sampler: speed on this machine's CPU, memory on "
     "a v5e chip by the TPU compiler; half an hour",
+    "serve": "the engine under a load of requests, simulated with step times of this device or of "
+    "the TPU compiler: throughput, latencies, dollars; an hour, two minutes with --quick",
+    "sizing": "rollouts and parallel passes against the batch: time, memory, knee and lumps, on "
+    "this device or by the TPU compiler; hours, two minutes with --quick",
     "schedule": "time of a preset's programs by part beside the roofline, by the TPU compiler's "
     "estimates and final schedules, without a TPU; half an hour, or seconds with cached figures",
     "torch": "decoding and gradients of Gemma 3 270m and 1b beside a plain loop of PyTorch and "
@@ -44,7 +54,8 @@ BENCHMARKS = {
 }
 DESCRIPTION = """\
 Each row is measured in a process of its own, with peers in the same run. Progress goes to standard
-error, the tables (Markdown) to standard output.
+error, the tables (Markdown) to standard output. With --json FILE figures are kept as they arrive,
+the same command continues a run that was broken off, and pictures are written beside the file.
 Exit status: 0 everything was measured and all claims hold, 1 a row failed or a claim does not hold,
 2 a mistake in the request, 130 after Ctrl-C."""
 
@@ -106,6 +117,40 @@ def _add_rates(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", help="model folder in place of model.path")
 
 
+def _add_study(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--device",
+        choices=("auto", "compiler"),
+        default="auto",
+        help="auto: measure on the device that JAX finds; compiler: a v5e by the TPU compiler, "
+        "without a TPU; default: auto",
+    )
+    command.add_argument("--models", nargs="+", help="shapes, such as gemma3-1b; default: all")
+    command.add_argument("--quick", action="store_true", help="a small model, in two minutes")
+
+
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    _add_study(command)
+    command.add_argument(
+        "--usd", type=float, default=1.2, help="dollars for an hour of the device; default: 1.2"
+    )
+
+
+def _add_race(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--config", default="configs/demo.toml", help="default: %(default)s")
+    command.add_argument("--minutes", type=float, default=6, help="of each run; default: 6")
+    command.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="default: 0 1 2")
+    command.add_argument(
+        "--lr",
+        type=float,
+        nargs="+",
+        help="peak learning rates, of which the best of each side counts; default: learner.lr",
+    )
+    command.add_argument(
+        "--every", type=int, default=10, help="steps between evaluated versions; default: 10"
+    )
+
+
 def _add_mismatch(command: argparse.ArgumentParser) -> None:
     command.add_argument("model", metavar="MODEL_DIR", help="Hugging Face folder of a model")
     command.add_argument("--adapters", type=int, default=20, help="for rounding; default: 20")
@@ -116,7 +161,15 @@ def _add_torch(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help="a small model, on any device")
 
 
-_ARGUMENTS = {"mismatch": _add_mismatch, "rates": _add_rates, "torch": _add_torch}
+_ARGUMENTS = {
+    "latency": _add_study,
+    "mismatch": _add_mismatch,
+    "race": _add_race,
+    "rates": _add_rates,
+    "serve": _add_serve,
+    "sizing": _add_study,
+    "torch": _add_torch,
+}
 """Benchmarks with arguments of their own, which their function `benchmark` reads.
 
 The others have a constant `BENCHMARK`.
@@ -154,7 +207,12 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
         print(f"the peer is missing: install {' and '.join(absent)} here", file=sys.stderr)
         return EXIT_FAILED
     sections = {section.name: dict[str, Figures]() for section in benchmark.sections}
-    content = {"benchmark": request.name, **machine(), "sections": sections}
+    arguments = {
+        section.name: {row.name: dict(row.arguments) for row in section.rows}
+        for section in benchmark.sections
+    }
+    about = {"benchmark": request.name, **machine()}
+    content = {**about, "arguments": arguments, "sections": sections}
     try:
         _measure(request, benchmark, content)
     except KeyboardInterrupt:
@@ -167,13 +225,18 @@ def _run(request: argparse.Namespace, benchmark: Benchmark) -> int:
 def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[str, Any]) -> None:
     """Adds the rows' figures to the content of `--json`, which is written after each of them.
 
-    A row that could not be measured has `failed`, with the error.
+    Rows that the file has already, of a run that was broken off, are kept. A row that could not be
+    measured has `failed`, with the error.
     """
-    names = _names(benchmark.sections)
+    names, known = _names(benchmark.sections), _known(request.json, content)
     for section in benchmark.sections:
         for row in section.rows:
             name = f"{section.name}/{row.name}"
             progress, began = f"[{names.index(name) + 1}/{len(names)}] {name}", time.monotonic()
+            if name in known:
+                print(f"{progress}: kept from {request.json}", file=sys.stderr, flush=True)
+                content["sections"][section.name][row.name] = known[name]
+                continue
             print(f"{progress} ...", file=sys.stderr, flush=True)
             try:
                 found = in_child(row.measure, row.arguments, environment=section.environment)
@@ -184,6 +247,27 @@ def _measure(request: argparse.Namespace, benchmark: Benchmark, content: dict[st
             content["sections"][section.name][row.name] = found
             if request.json:
                 write_json(request.json, content)
+        if request.json and section.draw is not None:
+            picture = request.json.with_suffix(f".{section.name}.png")
+            section.draw(content["sections"][section.name]).savefig(picture, dpi=120)
+            print(f"{picture} written", file=sys.stderr)
+
+
+def _known(file: Path | None, content: Mapping[str, Any]) -> dict[str, Figures]:
+    """Figures in a file of the same benchmark, machine, versions and arguments, by SECTION/ROW."""
+    before = None if file is None else read_json(file)
+    about = ("benchmark", "machine", "versions")
+    if before is None or any(before.get(key) != content[key] for key in about):
+        return {}
+    now = json.loads(json.dumps(content["arguments"]))
+    then = before.get("arguments", {})
+    return {
+        f"{section}/{row}": before["sections"][section][row]
+        for section, rows in now.items()
+        for row, arguments in rows.items()
+        if then.get(section, {}).get(row) == arguments
+        and "failed" not in before["sections"].get(section, {}).get(row, {"failed": ""})
+    }
 
 
 def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bool:
@@ -194,6 +278,8 @@ def _report(benchmark: Benchmark, content: dict[str, Any], *, claim: bool) -> bo
         found = content["sections"][section.name]
         success &= not any("failed" in figures for figures in found.values())
         print(f"\n{section.title}\n\n{section.table(found)}\n")
+        if section.words is not None:
+            print("\n".join(section.words(found)))
         for one in (one for claims in section.claims for one in claims(found)) if claim else ():
             print(f"{'holds' if one.holds else 'DOES NOT HOLD'}: {one.text}")
             success &= one.holds

@@ -21,10 +21,13 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pipeline.compute.builds import cores
 from pipeline.compute.devices import malloc_environment
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CPU_ONLY = {"JAX_PLATFORMS": "cpu", **malloc_environment()}
 """Environment of measurements on the CPU, the same as in a run's processes."""
@@ -105,6 +108,8 @@ class Section:
         rows: measurements.
         claims: about the figures.
         environment: variables of the rows' processes, added to this process's.
+        words: says what the figures show, in lines below the table.
+        draw: makes a picture of the figures by row name, which is written beside `--json`.
     """
 
     name: str
@@ -112,6 +117,8 @@ class Section:
     rows: Sequence[Row]
     claims: Sequence[Claims] = ()
     environment: Mapping[str, str] = field(default_factory=lambda: CPU_ONLY)
+    words: Callable[[Mapping[str, Figures]], Iterable[str]] | None = None
+    draw: Callable[[Mapping[str, Figures]], Figure] | None = None
 
     def table(self, found: Mapping[str, Figures]) -> str:
         """Returns the measured rows as a Markdown table."""

@@ -15,18 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from launch.peak_memory import PeakMemory
 from pipeline.evaluate.summary import show_mean
 from pipeline.run.run_folder import RunFolder
 
 CONFIG = "configs/demo.toml"
-_SAMPLE_EVERY_S = 2.0
-"""Interval of memory readings, each of which costs the kernel some time."""
 HEADER = (
     "| run | accuracy before | after | difference [95%] | paired p | well formed before "
     "| exported step of | validation, exported and last | minutes | GiB at peak |\n"
@@ -37,34 +33,17 @@ HEADER = (
 def run(config: str, name: str, *, folder: Path, settings: Sequence[str]) -> str:
     """Runs a configuration in a separate process with further settings; returns a Markdown row.
 
-    The peak of memory is that of the summed proportional set size of the run's processes, which
-    counts shared memory once.
-
     Raises:
         RuntimeError: if the run failed.
     """
     command = [sys.executable, "-m", "launch.train", config, "--run.name", name]
-    started, peak = time.monotonic(), 0
-    process = subprocess.Popen([*command, "--run.dir", str(folder), *settings])
-    while process.poll() is None:
-        peak = max(peak, _memory(process.pid))
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_SAMPLE_EVERY_S)
+    started = time.monotonic()
+    with PeakMemory() as peak:
+        done = subprocess.run([*command, "--run.dir", str(folder), *settings], check=False)
     minutes, summary = (time.monotonic() - started) / 60, RunFolder(folder / name).summary
-    if process.returncode or summary is None:
-        raise RuntimeError(f"{name}: exit status {process.returncode}")
-    return row(name, summary, minutes=minutes, peak_gib=peak / 2**30)
-
-
-def _memory(pid: int) -> int:
-    """Bytes of a process and its descendants; 0 if it has just ended."""
-    total = 0
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                total += process.memory_full_info().pss
-    return total
+    if done.returncode or summary is None:
+        raise RuntimeError(f"{name}: exit status {done.returncode}")
+    return row(name, summary, minutes=minutes, peak_gib=peak.bytes / 2**30)
 
 
 def row(name: str, summary: Mapping[str, Any], *, minutes: float, peak_gib: float) -> str:

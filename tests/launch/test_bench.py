@@ -51,6 +51,20 @@ def test_figures_are_shown_and_written(made_up, tmp_path, capsys):
     assert "[1/1] one/b ..." in capsys.readouterr().err
 
 
+def test_a_run_that_was_broken_off_continues(made_up, tmp_path, capsys):
+    path = tmp_path / "found.json"
+    assert bench.main(["hbm", "--only", "one", "--json", str(path)]) == 0
+    before = json.loads(path.read_text())
+    assert bench.main(["hbm", "--json", str(path)]) == 0
+    err = capsys.readouterr().err
+    assert f"[1/3] one/a: kept from {path}" in err
+    assert "[3/3] two/a ..." in err
+    made_up(Section("one", "About one", [row("a", gib=2.0)]))
+    assert bench.main(["hbm", "--json", str(path)]) == 0
+    assert json.loads(path.read_text())["sections"]["one"]["a"] == {"gib": 2.0}
+    assert before["sections"]["one"]["a"]["gib"] == 1.2345678
+
+
 def test_a_failed_row_is_shown_and_the_others_are_measured(made_up, capsys):
     broken = Row("broken", env_value, {"nonsense": 1})
     made_up(Section("one", "One", [broken, row("a", gib=1)]))

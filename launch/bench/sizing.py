@@ -1,0 +1,260 @@
+"""`python -m launch.bench sizing`: rollouts and parallel passes against the batch.
+
+Rollouts: time and memory of decoding with all slots busy. Parallel passes: the top 128 log-probs of
+every position of full sequences, by this project's chunked program and with materialised logits, as
+plain JAX computes them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+from matplotlib.figure import Figure
+
+from configs.schema import Config
+from launch.bench.harness import Benchmark, Figures, Row, Section
+from launch.bench.shapes import (
+    COMPILER,
+    SMALLEST,
+    chosen_models,
+    config_of,
+    policy_of,
+    random_model,
+    sampler,
+)
+from launch.bench.small_gemma import VOCABULARY
+from launch.bench.v5e import figures, traced_figures
+from pipeline.compute.aot.compile import v5e_devices
+from pipeline.compute.device_memory import array_bytes, program_bytes
+from pipeline.compute.learner.batches import Inputs, place_inputs
+from pipeline.compute.learner.programs import LearnerPrograms
+from pipeline.compute.learner.timing import fastest_s, full_micro_batch, plain_token
+from pipeline.compute.model.policy import Params, Policy
+from pipeline.plan.topology import GIB, TPU_COMPILER
+
+MEASURED = (1, 2, 4, 8, 16, 32, 60, 64, 68, 96, 128, 132, 136, 256, 512)
+COMPILED = (1, 8, 64, 68, 128, 132, 256, 512)
+QUICK = (1, 8, 64, 68)
+PASSES, QUICK_PASSES = (1, 2, 4, 8, 16, 32, 64), (1, 2, 4)
+PROMPT, NEW = 1024, 1024
+QUICK_PROMPT, QUICK_NEW = 32, 64
+TOP_K = 128
+KNEE = 0.8
+"""Share of the best rate at the knee."""
+LUMP = 0.95
+"""A batch whose rate is below this share of a smaller batch's is a lump."""
+_ROOM = 0.7
+"""Share of the host's free memory that a pass may take on a CPU."""
+KINDS: Mapping[str, Mapping[str, Any]] = {
+    "without adapter": {},
+    "LoRA": {},
+    "merged": {"plan__rollout_weights": "merged", "learner__importance_cap": 2.0},
+    "LoRA, T 0.7, top_k 50, top_p 0.95": {
+        "rollout__temperature": 0.7,
+        "rollout__top_k": 50,
+        "rollout__top_p": 0.95,
+    },
+}
+Point = tuple[int, float, float, float]
+"""Batch, elapsed seconds, milliseconds a token, GiB."""
+
+
+def rollouts(
+    *, model: str, device: str, kind: str, batches: Sequence[int], prompt: int, new: int
+) -> Figures:
+    """Decoding `new` tokens in each of `batches` slots.
+
+    Returns:
+        Milliseconds a token by batch, and the points of the plots.
+    """
+    points, how = list[Point](), ""
+    for batch in batches:
+        config = config_of(model, device=device, slots=batch, prompt=prompt, new=new, **KINDS[kind])
+        try:
+            found = sampler(model, config, device=device, adapter=kind != "without adapter")
+        except ValueError:  # it does not fit
+            break
+        elapsed, how = found.elapsed_s(new), found.how
+        points.append((batch, elapsed, 1e3 * elapsed / (batch * new), found.gib))
+    return _figures(points, how)
+
+
+def passes(
+    *, model: str, device: str, chunked: bool, batches: Sequence[int], prompt: int, new: int
+) -> Figures:
+    """The top log-probs of all positions of `batches` sequences; see `rollouts`."""
+    points, how, tokens = list[Point](), "", prompt + new
+    for batch in batches:
+        settings = {
+            "learner__kl": "topk",
+            "learner__kl_top_k": TOP_K,
+            "learner__kl_coef": 0.1,
+            "plan__micro_batch_tokens": batch * tokens,
+        }
+        config = config_of(model, device=device, slots=8, prompt=prompt, new=new, **settings)
+        if device == COMPILER:
+            one = _compiled_pass(model, config, batch, chunked=chunked)
+        else:
+            one = _measured_pass(model, config, chunked=chunked)
+        if one is None:
+            break
+        seconds, gib, how = one
+        points.append((batch, seconds, 1e3 * seconds / (batch * tokens), gib))
+    return _figures(points, how)
+
+
+def _measured_pass(model: str, config: Config, *, chunked: bool) -> tuple[float, float, str] | None:
+    policy, base, adapter = random_model(model, config)
+    programs = LearnerPrograms(policy, config, VOCABULARY)
+    inputs = place_inputs(
+        full_micro_batch(config, shape=programs.shape, token=plain_token(VOCABULARY)), policy.mesh
+    )
+    function = programs.reference_top_k if chunked else _materialised(policy, programs)
+    program = policy.jit(function).trace(base, adapter, inputs).lower().compile()
+    needed = program_bytes(program)
+    if jax.default_backend() == "cpu" and needed > _ROOM * psutil.virtual_memory().available:
+        return None
+    seconds = fastest_s(lambda: jax.block_until_ready(program(base, adapter, inputs)))
+    chip = jax.devices()[0]
+    peak = (chip.memory_stats() or {}).get("peak_bytes_in_use")
+    used = array_bytes((base, adapter)) + needed if peak is None else peak
+    return seconds, used / GIB, f"measured on {chip.device_kind}"
+
+
+def _compiled_pass(
+    model: str, config: Config, batch: int, *, chunked: bool
+) -> tuple[float, float, str] | None:
+    if chunked:
+        found = figures(config, f"reference_top_k {batch}")
+    else:
+        policy = policy_of(model, config, v5e_devices(1))
+        programs = LearnerPrograms(policy, config, VOCABULARY)
+        inputs = programs.abstract_inputs(batch, share_prefix=programs.shape.share_prefix)
+        program = policy.jit(_materialised(policy, programs))
+        found = traced_figures(program.trace(*policy.abstract_params(), inputs))
+    return (found["ms"] / 1e3, found["gib"], "compiled for a v5e") if found["fits"] else None
+
+
+def _materialised(
+    policy: Policy, programs: LearnerPrograms
+) -> Callable[[Params, Params, Inputs], Any]:
+    """The same pass with all logits in memory, as a plain implementation has it."""
+
+    def run(base: Params, adapter: Params, inputs: Inputs) -> Any:
+        hidden, _ = policy.bind(base, adapter)(
+            inputs.tokens, inputs.positions, attend=programs.attention(inputs)
+        )
+        logits = jnp.einsum("btd,vd->btv", hidden, policy.embedding(base)).astype(jnp.float32)
+        softcap = policy.architecture.shape.final_softcap
+        if softcap:
+            logits = softcap * jnp.tanh(logits / softcap)
+        return jax.lax.top_k(jax.nn.log_softmax(logits), TOP_K)
+
+    return run
+
+
+def _figures(points: Sequence[Point], how: str) -> dict[str, Any]:
+    by_batch = {f"{batch}": per_token for batch, _, per_token, _ in points}
+    return {"how": how, **by_batch, "points": points}
+
+
+def words(found: Mapping[str, Figures]) -> Iterator[str]:
+    """The knee of each curve, and the batches that are slower than smaller ones."""
+    for name, row in found.items():
+        rates = {batch: 1e3 / per_token for batch, _, per_token, _ in row.get("points", ())}
+        if not rates:
+            yield f"{name}: nothing fits"
+            continue
+        best = max(rates.values())
+        knee = next(batch for batch, rate in rates.items() if rate >= KNEE * best)
+        lumps = [
+            f"{batch} ({rates[batch] / rates[before]:.2f} of the rate at {before})"
+            for before, batch in pairwise(rates)
+            if rates[batch] < LUMP * rates[before]
+        ]
+        yield (
+            f"{name}: {KNEE:.0%} of the best rate, {best:,.0f} tokens a second, from batch {knee}; "
+            f"slower than a smaller batch: {', '.join(lumps) or 'none'}"
+        )
+
+
+def draw(found: Mapping[str, Figures]) -> Figure:
+    """Elapsed seconds, milliseconds a token and memory against the batch."""
+    figure = Figure(figsize=(13, 3.8), layout="constrained")
+    panes = figure.subplots(1, 3)
+    names = ("seconds", "milliseconds a token", "GiB of the device")
+    for pane, name, column in zip(panes, names, (1, 2, 3), strict=True):
+        for label, row in found.items():
+            points = np.array(row.get("points", ())).reshape(-1, 4)
+            pane.plot(points[:, 0], points[:, column], ".-", label=label)
+        pane.set(xlabel="batch", ylabel=name, xscale="log", yscale="log")
+        pane.grid(alpha=0.3)
+    panes[-1].legend(fontsize="x-small")
+    return figure
+
+
+def benchmark(request: argparse.Namespace) -> Benchmark:
+    """A section for rollouts and one for passes, with a row for each model and kind."""
+    device, quick = request.device, request.quick
+    compiled = device == COMPILER
+    models = [SMALLEST] if quick else chosen_models(request)
+    given = {
+        "device": device,
+        "prompt": QUICK_PROMPT if quick else PROMPT,
+        "new": QUICK_NEW if quick else NEW,
+    }
+    batches = QUICK if quick else COMPILED if compiled else MEASURED
+    # The compiler has no program of a run without an adapter.
+    kinds = [kind for kind in KINDS if not (compiled and kind == "without adapter")]
+    lengths = f"prompts of {given['prompt']:,} tokens, completions of {given['new']:,}"
+    environment = TPU_COMPILER if compiled else {}
+    return Benchmark(
+        (
+            Section(
+                "rollouts",
+                f"Milliseconds a generated token by batch, prefill included; {lengths}",
+                [
+                    Row(
+                        f"{model}, {kind}",
+                        rollouts,
+                        {**given, "model": model, "kind": kind, "batches": batches},
+                    )
+                    for model in models
+                    for kind in kinds
+                ],
+                environment=environment,
+                words=words,
+                draw=draw,
+            ),
+            Section(
+                "passes",
+                f"Milliseconds a position of a pass with the top {TOP_K} log-probs, by batch; rows "
+                "that are missing do not fit",
+                [
+                    Row(
+                        f"{model}, {'chunked' if chunked else 'all logits in memory'}",
+                        passes,
+                        {
+                            **given,
+                            "model": model,
+                            "chunked": chunked,
+                            "batches": QUICK_PASSES if quick else PASSES,
+                        },
+                    )
+                    for model in models
+                    for chunked in (False, True)
+                ],
+                environment=environment,
+                words=words,
+                draw=draw,
+            ),
+        ),
+        needs_compiler=compiled,
+    )

@@ -1,0 +1,255 @@
+"""GRPO by Tunix 0.1.7 alone: its `GRPOLearner`, as its documentation sets it up, for a race.
+
+Model, loader, LoRA, sampler, loss, optimizer and loop are Tunix's, qwix's and optax's. Only the
+task is the configuration's: rows, prompts, tokenizer, reward functions, lengths, groups, learning
+rate and its warm-up, rank and alpha. All that a Tunix user would tune is an argument or is set to
+what was fastest here. What its users have to know is done in its favour:
+
+* its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
+  each step;
+* it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
+* its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
+* its default is one row a micro-batch: all rollouts of a step are one;
+* its loggers write to TensorBoard and W&B: they are off.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+import qwix
+from flax import nnx
+from safetensors.numpy import save_file
+from tunix.models.gemma3 import params_safetensors
+from tunix.rl import rl_cluster
+from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
+from tunix.rl.rollout.base_rollout import RolloutConfig
+from tunix.sft.metrics_logger import MetricsLoggerOptions
+
+from configs.load import load_config
+from configs.schema import Config
+from launch.bench.tunix import TARGETS
+from pipeline.compute.model.architecture import architecture
+from pipeline.compute.model.vocabulary import Vocabulary
+from pipeline.data.load import load_data
+from pipeline.data.models.hf_folder import read_text_config
+from pipeline.data.order import prompts_for_step
+from pipeline.data.text.tokenizer import Tokenizer
+from pipeline.data.text.tokenizer_files import read_tokenizer
+from pipeline.types import Prompt
+from rewards.base import Outcome, RewardInput, Tags
+from rewards.forms import recognise
+from rewards.resolve import resolve
+from rewards.weighting import combine
+
+WITHOUT_LIMIT = 10**9
+"""Steps of a run that its seconds end."""
+
+
+def train(
+    *, config: str, seed: int, lr: float, seconds: float, every: int, folder: str
+) -> dict[str, Any]:
+    """Trains until the time is up, and keeps the LoRA of every few steps.
+
+    Args:
+        config: file with the task.
+        seed: of LoRA, prompts and noise.
+        lr: peak learning rate.
+        seconds: from the call to the last step.
+        every: steps between two versions that are kept, of which the first is the base's.
+        folder: gets `STEP.safetensors` for each version, the LoRA's arrays by path.
+
+    Returns:
+        A value for each step: `elapsed_s`, its end in seconds since the call; `tokens`, generated
+        until then.
+    """
+    return _Run(load_config(config), seed=seed, lr=lr, every=every, folder=Path(folder)).train(
+        seconds
+    )
+
+
+class _Run:
+    def __init__(self, config: Config, *, seed: int, lr: float, every: int, folder: Path) -> None:
+        self.began_s = time.monotonic()
+        self.config, self.seed, self.every, self.folder = config, seed, every, folder
+        model = Path(config.model.path)
+        self.tokenizer = read_tokenizer(model)
+        self.prompts = load_data(config, self.tokenizer).train.prompts
+        self.tokens, self.elapsed_s, self.generated = 0, list[float](), list[int]()
+        mesh = jax.make_mesh(
+            (1, 1),
+            ("fsdp", "tp"),
+            devices=jax.devices()[:1],
+            axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        )
+        with mesh:
+            policy = self._policy(model, mesh)
+        self.rollouts = RolloutConfig(
+            max_tokens_to_generate=config.rollout.max_new_tokens,
+            max_prompt_length=config.rollout.max_prompt_tokens,
+            kv_cache_size=config.rollout.max_prompt_tokens + config.rollout.max_new_tokens,
+            temperature=config.rollout.temperature,
+            top_p=None if config.rollout.top_p == 1 else config.rollout.top_p,
+            eos_tokens=list(Vocabulary.of(self.tokenizer, config.rollout).stops),
+        )
+        cluster = rl_cluster.RLCluster(
+            actor=policy,
+            tokenizer=_Tokens(self.tokenizer, self.prompts),
+            cluster_config=rl_cluster.ClusterConfig(
+                role_to_mesh=dict.fromkeys(
+                    (rl_cluster.Role.ACTOR, rl_cluster.Role.REFERENCE, rl_cluster.Role.ROLLOUT),
+                    mesh,
+                ),
+                training_config=self._training(lr, folder),
+                rollout_config=self.rollouts,
+            ),
+        )
+        self.learner = GRPOLearner(
+            rl_cluster=cluster,
+            reward_fns=self._reward(),
+            algo_config=GRPOConfig(
+                num_generations=config.rollout.group_size,
+                beta=0.0,
+                epsilon=config.learner.variant.clip_low,
+                loss_agg_mode="token-mean",
+            ),
+            metric_fns=[self._count],
+        )
+
+    def _policy(self, model: Path, mesh: jax.sharding.Mesh) -> Any:
+        config = architecture(read_text_config(model), dtype=jax.numpy.float32).config
+        base = params_safetensors.create_model_from_safe_tensors(
+            str(model), config, mesh, dtype=jax.numpy.float32
+        )
+        lora = self.config.lora
+        return qwix.apply_lora_to_model(
+            base,
+            qwix.LoraProvider(module_path=TARGETS, rank=lora.rank, alpha=lora.scale * lora.rank),
+            rngs=nnx.Rngs(self.seed),
+            **base.get_model_input(),
+        )
+
+    def _training(self, lr: float, folder: Path) -> rl_cluster.RLTrainingConfig:
+        learner, prompts = self.config.learner, self.config.rollout.prompts_per_step
+        warmup = max(learner.warmup_steps, 1)
+        rate = optax.linear_schedule(lr / warmup, lr, max(warmup - 1, 1))
+        return rl_cluster.RLTrainingConfig(
+            actor_optimizer=optax.chain(
+                optax.clip_by_global_norm(learner.max_grad_norm),
+                optax.adamw(
+                    rate, b1=learner.adam_b1, b2=learner.adam_b2, weight_decay=learner.weight_decay
+                ),
+            ),
+            eval_every_n_steps=WITHOUT_LIMIT,
+            max_steps=WITHOUT_LIMIT,
+            mini_batch_size=prompts,
+            train_micro_batch_size=prompts,
+            metrics_logging_options=MetricsLoggerOptions(
+                str(folder), backend_kwargs={"custom_backend": [_Silent]}
+            ),
+        )
+
+    def _reward(self) -> Any:
+        """A reward function of Tunix's form: the weighted sum of the configuration's."""
+        parts = self.config.rewards.functions
+        forms = {part.name: recognise(resolve(part.function), part.args) for part in parts}
+        by_text = {prompt.text: prompt for prompt in self.prompts}
+        tags = Tags.of_run(self.config)
+
+        def reward(prompts: Sequence[str], completions: Sequence[str], **_: Any) -> list[float]:
+            inputs: list[RewardInput] = [
+                by_text[prompt].reward_input(text, stop_reason="eos", tags=tags)
+                for prompt, text in zip(prompts, completions, strict=True)
+            ]
+            scores: list[dict[str, Outcome]] = [{} for _ in inputs]
+            for name, form in forms.items():
+                for index, outcome, _trace in form.score(inputs):
+                    scores[index][name] = outcome
+            weights = self.config.reward_weights
+            return [combine(one, weights=weights) or 0.0 for one in scores]
+
+        return reward
+
+    def _count(self, *, completions: Sequence[str], **_: Any) -> dict[str, Any]:
+        """Called by the learner with each step's rollouts; counts their tokens."""
+        self.tokens += sum(len(self.tokenizer.encode(text)) + 1 for text in completions)
+        return {}
+
+    def _batches(self, seconds: float) -> Iterator[Mapping[str, np.ndarray]]:
+        """The prompts of each step; the learner takes the next ones after an update."""
+        for step in itertools.count():
+            if self._ended(step, seconds):
+                return
+            self.rollouts.seed = jax.random.fold_in(jax.random.PRNGKey(self.seed), step)
+            prompts = prompts_for_step(
+                self.prompts,
+                seed=self.seed,
+                step=step,
+                prompts_per_step=self.config.rollout.prompts_per_step,
+            )
+            yield {"prompts": np.array([prompt.text for prompt in prompts])}
+
+    def _ended(self, step: int, seconds: float) -> bool:
+        """Records the end of a step, and keeps its version if it is due; whether the time is up."""
+        trained = self.learner.rl_cluster.actor_trainer.model
+        lora = jax.block_until_ready(nnx.state(trained, nnx.LoRAParam))
+        elapsed_s = time.monotonic() - self.began_s
+        if step:
+            self.elapsed_s.append(elapsed_s)
+            self.generated.append(self.tokens)
+        ended = elapsed_s >= seconds
+        if ended or step % self.every == 0:
+            flat = nnx.to_flat_state(lora)
+            arrays = {".".join(map(str, path)): np.asarray(leaf.get_value()) for path, leaf in flat}
+            save_file(arrays, self.folder / f"{step}.safetensors")
+        return ended
+
+    def train(self, seconds: float) -> dict[str, Any]:
+        """See `train`."""
+        self.learner.train(self._batches(seconds))
+        return {"elapsed_s": self.elapsed_s, "tokens": self.generated}
+
+
+class _Tokens:
+    """The configuration's tokenizer with the interface that Tunix accepts."""
+
+    def __init__(self, tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> None:
+        self._tokenizer = tokenizer
+        self._ids = {prompt.text: prompt.tokens.tolist() for prompt in prompts}
+
+    def encode(self, text: str, **_: object) -> list[int]:
+        """Token ids of a prompt."""
+        return list(self._ids[text])
+
+    def decode(self, ids: Sequence[int], **_: object) -> str:
+        """Text of a completion."""
+        return self._tokenizer.decode(ids)
+
+    def bos_id(self) -> int:
+        """<bos>."""
+        return self._tokenizer.bos_id
+
+    def eos_id(self) -> int:
+        """<eos>."""
+        return self._tokenizer.eos_id
+
+    def pad_id(self) -> int:
+        """<pad>."""
+        return self._tokenizer.pad_id
+
+
+class _Silent:
+    """A logging backend that writes nothing."""
+
+    def log_scalar(self, *_: Any, **__: Any) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""

@@ -1,0 +1,64 @@
+"""`launch.bench race`: its claims and picture, and a race of two minutes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch.bench import __main__ as bench
+from launch.bench import race
+
+
+def run(*points: tuple[float, float, int, float], test: float) -> dict[str, object]:
+    return {"points": points, "test_after": test}
+
+
+def held(found: dict[str, object]) -> list[bool]:
+    (section,) = bench.prepare(["race", "--seeds", "0"])[1].sections
+    return [claim.holds for claims in section.claims for claim in claims(found)]
+
+
+SLOW = run((0, 0, 0, 0.4), (60, 50, 10, 0.6), (90, 100, 20, 0.7), test=0.65)
+
+
+def test_a_race_is_won_by_seconds_by_the_end_and_by_samples():
+    fast = run((0, 0, 0, 0.4), (30, 50, 10, 0.72), (90, 200, 40, 0.8), test=0.75)
+    assert held({"ours, lr 0.1, seed 0": fast, "Tunix, lr 0.1, seed 0": SLOW}) == [True] * 3
+    assert held({"ours, lr 0.1, seed 0": SLOW, "Tunix, lr 0.1, seed 0": fast}) == [False] * 3
+
+
+def test_the_best_learning_rate_of_each_side_counts():
+    worse = run((0, 0, 0, 0.4), (90, 50, 10, 0.5), test=0.45)
+    found = {f"{side}, lr 0.2, seed 0": worse for side in ("ours", "Tunix")}
+    fast = run((0, 0, 0, 0.4), (30, 50, 10, 0.72), (90, 200, 40, 0.8), test=0.75)
+    found |= {"ours, lr 0.1, seed 0": fast, "Tunix, lr 0.3, seed 0": SLOW}
+    assert held(found) == [True] * 3
+
+
+def test_all_runs_are_drawn():
+    figure = race.draw({"ours, lr 0.1, seed 0": SLOW, "Tunix, lr 0.1, seed 0": SLOW})
+    assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
+    assert list(figure.axes[0].lines[0].get_ydata()) == [0.4, 0.6, 0.7]
+
+
+def test_a_configuration_without_splits_is_refused(tmp_path, capsys):
+    path = tmp_path / "own.toml"
+    path.write_text("")
+    assert bench.main(["race", "--config", str(path)]) == 2
+    assert "model.path" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1_200)
+def test_both_sides_learn_the_demo(tmp_path):
+    file = tmp_path / "race.json"
+    bench.main(["race", "--minutes", "3", "--seeds", "0", "--json", str(file)])
+    found = json.loads(file.read_text())["sections"]["race"]
+    assert len(found) == 2
+    for figures in found.values():
+        assert figures["test_before"] == pytest.approx(0.476, abs=0.02)
+        assert figures["points"][0][2] == 0
+        assert figures["test_after"] > figures["test_before"]
+    assert (tmp_path / "race.race.png").stat().st_size > 10_000

@@ -1,0 +1,60 @@
+"""`launch.bench sizing`, `latency` and `serve`: simulation and words by value; quick runs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from launch.bench import __main__ as bench
+from launch.bench import sizing
+from launch.bench.serve import Engine, simulate
+
+
+def test_requests_wait_for_slots_and_decode_in_segments():
+    engine = Engine(slots=2, segment=2, step_s=1.0, prefill_s=1.0, prefilled=1)
+    found = simulate(engine, [0.0, 0.0, 0.0], [2, 2, 2])
+    # Two prefills and a segment: 4 s; the third request then takes 3 s.
+    assert found["tokens_per_s"] == pytest.approx(6 / 7)
+    assert found["ttft_s"] == 4
+    assert found["token_ms"] == 0
+    assert found["queue"] == pytest.approx(4 / 7)
+
+
+def test_an_idle_engine_waits_for_the_next_request():
+    engine = Engine(slots=4, segment=2, step_s=1.0, prefill_s=1.0, prefilled=4)
+    found = simulate(engine, [0.0, 100.0], [4, 2])
+    # 1 s of prefill, then two segments; the second request begins at 100 s and ends at 103 s.
+    assert found["tokens_per_s"] == pytest.approx(6 / 103)
+    assert found["ttft_s"] == 3
+    assert found["queue"] == 0
+
+
+def test_knee_and_lumps_are_named():
+    points = [
+        (1, 1, 1.0, 1),
+        (32, 1, 0.1, 1),
+        (64, 1, 0.05, 1),
+        (68, 1, 0.06, 1),
+        (128, 1, 0.045, 1),
+    ]
+    (text,) = sizing.words({"1b, LoRA": {"points": points}})
+    assert "80% of the best rate, 22,222 tokens a second, from batch 64" in text
+    assert "68 (0.83 of the rate at 64)" in text
+
+
+def test_an_unknown_shape_is_refused(capsys):
+    assert bench.main(["latency", "--models", "gemma3-2b"]) == 2
+    assert "--models gemma3-2b: no such shape; there are gemma3-270m," in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", ["sizing", "latency", "serve"])
+def test_a_quick_study_measures_all_rows_and_draws(name, tmp_path):
+    file = tmp_path / "found.json"
+    assert bench.main([name, "--quick", "--json", str(file)]) == 0
+    sections = json.loads(file.read_text())["sections"]
+    assert all("measured on" in row["how"] for rows in sections.values() for row in rows.values())
+    for section in sections:
+        assert file.with_suffix(f".{section}.png").stat().st_size > 5_000
