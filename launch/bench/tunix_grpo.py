@@ -7,6 +7,7 @@ what was fastest here. What its users have to know is done in its favour:
 
 * its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
   each step;
+* without `top_p` it is greedy, whatever the temperature: it is set, to 1;
 * it stops at the tokenizer's <eos> unless `eos_tokens` names the end of a turn: it does;
 * its default loss has a KL term (`beta` 0.04) and a mean of means: the configuration's is used;
 * its default is one row a micro-batch: all rollouts of a step are one;
@@ -96,7 +97,7 @@ class _Run:
             max_prompt_length=config.rollout.max_prompt_tokens,
             kv_cache_size=config.rollout.max_prompt_tokens + config.rollout.max_new_tokens,
             temperature=config.rollout.temperature,
-            top_p=None if config.rollout.top_p == 1 else config.rollout.top_p,
+            top_p=config.rollout.top_p,
             eos_tokens=list(Vocabulary.of(self.tokenizer, config.rollout).stops),
         )
         cluster = rl_cluster.RLCluster(
