@@ -1,9 +1,9 @@
 """GRPO by Tunix 0.1.7 alone: its `GRPOLearner`, as its documentation sets it up, for a race.
 
-Model, loader, LoRA, sampler, loss, optimizer and loop are Tunix's, qwix's and optax's. Only the
-task is the configuration's: rows, prompts, tokenizer, reward functions, lengths, groups, learning
-rate and its warm-up, rank and alpha. All that a Tunix user would tune is an argument or is set to
-what was fastest here. What its users have to know is done in its favour:
+Model, loader, LoRA, sampler, loss, optimizer and loop are Tunix's, qwix's and optax's, on one
+device. Only the task is the configuration's: rows, prompts, tokenizer, reward functions, lengths,
+groups, learning rate and its warm-up, rank and alpha. What its users have to know is done in its
+favour:
 
 * its sampler draws the same noise at each call unless `RolloutConfig.seed` changes: it does, with
   each step;
@@ -50,6 +50,8 @@ from rewards.forms import recognise
 from rewards.resolve import resolve
 from rewards.weighting import combine
 
+_MEANS = {"token": "token-mean", "sequence": "sequence-mean-token-mean"}
+"""Its names of our averages of token losses; it has no other one of ours."""
 WITHOUT_LIMIT = 10**9
 """Steps of a run that its seconds end."""
 
@@ -119,7 +121,7 @@ class _Run:
                 num_generations=config.rollout.group_size,
                 beta=0.0,
                 epsilon=config.learner.variant.clip_low,
-                loss_agg_mode="token-mean",
+                loss_agg_mode=_MEANS[config.learner.variant.token_weights],
             ),
             metric_fns=[self._count],
         )
