@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
+import numpy as np
 import pytest
 
 from launch.bench import __main__ as bench
 from launch.bench import race
+from launch.bench.harness import Figures
 
 
-def run(*points: tuple[float, float, int, float], test: float) -> dict[str, object]:
+def run(*points: tuple[float, float, int, float], test: float) -> Figures:
     return {"points": points, "test_after": test}
 
 
-def held(found: dict[str, object]) -> list[bool]:
+def held(found: Mapping[str, Figures]) -> list[bool]:
     (section,) = bench.prepare(["race", "--seeds", "0"])[1].sections
     return [claim.holds for claims in section.claims for claim in claims(found)]
 
@@ -39,7 +42,7 @@ def test_the_best_learning_rate_of_each_side_counts():
 def test_all_runs_are_drawn():
     figure = race.draw({"ours, lr 0.1, seed 0": SLOW, "Tunix, lr 0.1, seed 0": SLOW})
     assert [len(axes.lines) for axes in figure.axes] == [2, 2, 2]
-    assert list(figure.axes[0].lines[0].get_ydata()) == [0.4, 0.6, 0.7]
+    np.testing.assert_allclose(figure.axes[0].lines[0].get_ydata(), [0.4, 0.6, 0.7])
 
 
 def test_a_configuration_without_splits_is_refused(tmp_path, capsys):
