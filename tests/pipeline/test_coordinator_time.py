@@ -26,9 +26,8 @@ SCORE, UPDATE, EXPORT = "scorer.score", "learner.update", "learner.export"
 SECONDS = {START: 6.0, TEST: 40.0, VALIDATION: 20.0, TRAIN: 10.0, SCORE: 3.0, UPDATE: 20.0}
 SECONDS |= {"learner.publish": 1.0, "learner.save": 2.0, EXPORT: 5.0}
 """Seconds of a call, by the first word of its name."""
-# 7 s of start and sync of the probe, 1 s of sync, 40 s of tests, 5 s of export, and with a
-# validation split 20 s of validation and 2 s of checkpoint.
-BEFORE_S, BEFORE_VALIDATED_S = 53.0, 75.0
+# 7 s of start and sync of the probe, 1 s of sync, 40 s of tests, 5 s of export.
+BEFORE_S = 53.0
 STEP_S = 34.0
 _DRIFTING = {TRAIN, VALIDATION, TEST, UPDATE}
 
