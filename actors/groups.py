@@ -209,7 +209,7 @@ class RunActors(ModelActors):
     @staticmethod
     def spawn(config: Config) -> RunActors:
         """Requests the processes from Ray."""
-        colocated = config.plan.placement == "colocated"
+        colocated = config.plan.placement != "split"
         cls = ColocatedActor if colocated else LearnerActor
         learner = (cls, config.plan.learner_devices, "learner", (config,))
         others = [] if colocated else _samplers(config)

@@ -119,6 +119,7 @@ class Coordinator:
             BudgetTooSmallError: if not one step fits.
         """
         self.records.best(self.schedule.best)
+        self.recorder.check_validation(self.progress.step)  # one that is not repeated
         await self._perform("probe", self._check_mismatch())
         evaluating = self.schedule.evaluate_before(
             self.progress.step, self.deadline.leaving_an_export

@@ -3,12 +3,14 @@
 Both have the same model, rows, reward functions, group size, rank, seeds, processor and seconds.
 Ours is `launch.train`, as a user starts it: its seconds include Ray, compilation, the evaluations
 and an export. Tunix's seconds (`launch.bench.tunix_grpo`) end with its last step; its versions are
-evaluated afterwards, greedily on the same rows, in time that does not count.
+evaluated afterwards, greedily on the same rows, in time that does not count. Neither side has
+compiled programs of an earlier run.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from configs.load import load_config
 from launch.bench.harness import Benchmark, Claim, Figures, Row, Section, in_child
 from launch.bench.rates import Runs
 from launch.peak_memory import PeakMemory
+from pipeline.run.cache_folder import CACHE_VARIABLE
 from pipeline.run.report.run_records import read_run
 
 OURS, TUNIX = "ours", "Tunix"
@@ -46,7 +49,7 @@ def ours(*, config: str, seed: int, lr: float, seconds: float, every: int) -> Fi
         }
         options = [f"--{key}={value}" for key, value in settings.items()]
         with PeakMemory() as peak:
-            _run([sys.executable, "-m", "launch.train", config, *options])
+            _run([sys.executable, "-m", "launch.train", config, *options], cache=scratch)
         run = read_run(Path(scratch, "run"))
         elapsed = [row["time/elapsed_s"] for row in run.metrics]
         rollout = load_config(config).rollout
@@ -113,6 +116,8 @@ def _figures(
         test: accuracy on the test split, of the base and of the best version by validation.
         peak_bytes: of the run's processes.
     """
+    if not elapsed:
+        raise ValueError("no step was done in this time; give more --minutes")
     points = [
         [elapsed[step - 1] if step else 0.0, tokens[step - 1] if step else 0.0, step, accuracy]
         for step, accuracy in sorted(validated.items())
@@ -120,7 +125,7 @@ def _figures(
     return {
         "steps": len(elapsed),
         "first_step_s": elapsed[0],
-        "step_s": float(np.median(np.diff(elapsed))),
+        "step_s": float(np.median(np.diff([0.0, *elapsed]))),
         "tokens_generated": int(tokens[-1]),
         "test_before": test[0],
         "test_after": test[1],
@@ -129,9 +134,13 @@ def _figures(
     }
 
 
-def _run(command: Sequence[str]) -> None:
+def _run(command: Sequence[str], *, cache: str) -> None:
+    """Runs a command, with compiled programs in a new folder inside of `cache`."""
+    environment = os.environ | {CACHE_VARIABLE: f"{cache}/cache"}
     with tempfile.TemporaryFile("w+") as log:
-        done = subprocess.run(command, stdout=log, stderr=subprocess.STDOUT, check=False)
+        done = subprocess.run(
+            command, stdout=log, stderr=subprocess.STDOUT, env=environment, check=False
+        )
         log.seek(0)
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)}: {log.read()[-2000:]}")
@@ -212,6 +221,8 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
     config = load_config(request.config)
     if config.data.validation is None or config.data.test is None:
         raise ValueError("data.validation and data.test are needed: the race is judged on them")
+    if config.learner.schedule != "constant" or config.learner.loss != "grpo":
+        raise ValueError("the race needs learner.schedule = constant and learner.loss = grpo")
     given = {"config": request.config, "seconds": 60 * request.minutes, "every": request.every}
     return Benchmark(
         (

@@ -18,7 +18,7 @@ from launch.bench.small_gemma import SMALL, VOCABULARY, preset, random_weights
 from launch.bench.v5e import figures, v5e_config
 from pipeline.compute.decode.engine import Engine
 from pipeline.compute.decode.rollout_weights import RolloutWeights, rollout_policy
-from pipeline.compute.device_memory import array_bytes
+from pipeline.compute.device_memory import array_bytes, is_out_of_memory
 from pipeline.compute.model.architecture import architecture
 from pipeline.compute.model.policy import Params, Policy
 from pipeline.compute.model.sharding import make_mesh
@@ -111,10 +111,24 @@ def config_of(
         "plan__row_tokens": prompt + new,
         "plan__micro_batch_tokens": prompt + new,
     }
-    return preset("demo", **here, **sizes)
+    return preset("demo", **(here | sizes))
 
 
 def sampler(model: str, config: Config, *, device: str, adapter: bool = True) -> Sampler:
+    """The costs of a sampler; see `_sampler`.
+
+    Raises:
+        ValueError: if it does not fit into the memory.
+    """
+    try:
+        return _sampler(model, config, device=device, adapter=adapter)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(f"does not fit: {error}") from None
+
+
+def _sampler(model: str, config: Config, *, device: str, adapter: bool) -> Sampler:
     """The costs of a sampler.
 
     Args:
@@ -171,8 +185,15 @@ def chosen_models(request: argparse.Namespace) -> Sequence[str]:
     """The models that `--models` names; all without it.
 
     Raises:
-        ValueError: if one is not a key of `MODELS`.
+        ValueError: if one is not a key of `MODELS`, or with `--quick`, which has one model.
     """
+    if request.quick:
+        if request.models or request.device == COMPILER:
+            raise ValueError(
+                "command line: --quick measures one small model on this device; remove --models "
+                "and --device"
+            )
+        return [SMALLEST]
     unknown = [name for name in request.models or () if name not in MODELS]
     if unknown:
         known = ", ".join(MODELS)

@@ -18,7 +18,13 @@ from pipeline.plan.cost_model.hardware import has_own_topology, topology_of
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
 from pipeline.plan.lengths import Lengths
-from pipeline.plan.search.fitting import PlacementChoice, PlanCase, SizedPlan, shortage
+from pipeline.plan.search.fitting import (
+    PlacementChoice,
+    PlanCase,
+    SizedPlan,
+    is_memory_known,
+    shortage,
+)
 from pipeline.plan.search.placements import PLACEMENT_KEYS, settings_to_set
 from pipeline.plan.search.suggestions import Change, settings_text
 from pipeline.plan.topology import GIB
@@ -149,6 +155,7 @@ def _is_of_the_run(found: Planned) -> bool:
     case, config = found.case, found.case.config
     return (
         config.plan.placement == "auto"
+        and is_memory_known(config)
         and has_own_topology(config, case.topology)
         and case.topology.chip.name == topology_of(config, None).chip.name
         and case.lengths == Lengths.expected(config)

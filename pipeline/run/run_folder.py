@@ -352,10 +352,10 @@ class RunFolder:
         """
         if not self._journal.is_file():
             return
-        self.journal(RESUMED, step=step)
         if (summary := self.summary) is not None:
             supersede_rows(self._summary, [summary])
             self._summary.unlink()
+        self.journal(RESUMED, step=step)
         rows = list(read_rows(self._metrics))
         later = [row for row in rows if row["step"] > step]
         if later:

@@ -15,7 +15,8 @@ def test_requests_wait_for_slots_and_decode_in_segments():
     engine = Engine(slots=2, segment=2, step_s=1.0, prefill_s=1.0, prefilled=1)
     found = simulate(engine, [0.0, 0.0, 0.0], [2, 2, 2])
     # Two prefills and a segment: 4 s; the third request then takes 3 s.
-    assert found["tokens_per_s"] == pytest.approx(6 / 7)
+    assert found["tokens_per_s"] == pytest.approx(4 / 4)
+    assert found["backlog"] == 1
     assert found["ttft_s"] == 4
     assert found["token_ms"] == 0
     assert found["queue"] == pytest.approx(4 / 7)
@@ -25,7 +26,8 @@ def test_an_idle_engine_waits_for_the_next_request():
     engine = Engine(slots=4, segment=2, step_s=1.0, prefill_s=1.0, prefilled=4)
     found = simulate(engine, [0.0, 100.0], [4, 2])
     # 1 s of prefill, then two segments; the second request begins at 100 s and ends at 103 s.
-    assert found["tokens_per_s"] == pytest.approx(6 / 103)
+    assert found["tokens_per_s"] == pytest.approx(4 / 100)
+    assert found["backlog"] == 0
     assert found["ttft_s"] == 3
     assert found["queue"] == 0
 

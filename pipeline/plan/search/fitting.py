@@ -231,8 +231,8 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     """
     if config.plan.placement != "auto":
         return config
-    if not is_memory_known(config):
-        return validated(with_plan(config, {"placement": "colocated"}))
+    if not config.plan.searches_placement:
+        return validated(with_plan(config, {"placement": "colocated", **_best_rest(config, saved)}))
     if saved is not None and saved.rollout.ahead == "one":
         config = step_ahead(config)
     if saved is not None and _devices(saved) == _devices(config):
@@ -247,10 +247,24 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
         chosen = next(same, choice.chosen.config)
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
-    placed = with_plan(placed_as(config, chosen), own)
-    if placed.plan.placement == "auto":
-        placed = with_plan(placed, {"placement": "colocated"})
-    return validated(placed)
+    return validated(with_plan(placed_as(config, chosen), own))
+
+
+def _best_rest(config: Config, saved: Config | None) -> dict[str, Any]:
+    """The settings that are chosen without a search of the placement, on CPUs and one GPU.
+
+    None if nothing is known to choose them by: the GPU's memory, or the model's shape before its
+    download.
+    """
+    given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
+    chosen = saved
+    if saved is None or _devices(saved) != _devices(config):
+        try:
+            chosen = choose_placement(PlanCase.of(config)).chosen.config
+        except (FileNotFoundError, ValueError):
+            return {}
+    assert chosen is not None
+    return {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
 
 
 def _devices(config: Config) -> tuple[str, int]:
