@@ -161,6 +161,7 @@ def test_shared_prompts_change_no_log_prob_no_gradient_and_no_metric(
         assert norm > 0, name
         assert float(jnp.linalg.norm(found[name] - grad)) < bound * norm, name
     assert others == pytest.approx(metrics, rel=1e-5, abs=1e-6)
-    # Tokens on both sides of the bounds.
-    for name in {"clip_fraction", "importance_capped"} & metrics.keys():
+    # Tokens on both sides of the bounds; of one update no token is clipped.
+    names = {"importance_capped", *(["clip_fraction"] if "updates_per_batch" in learner else [])}
+    for name in names & metrics.keys():
         assert bool(learner) == (0.01 < metrics[name] < 0.99), name
