@@ -212,6 +212,7 @@ async def _start(session: _Session, actors: RunActors) -> Chosen:
     """Acquires the devices, loads, compiles and chooses the sizes.
 
     Raises:
+        Failure: if the code of a reward has changed since it was checked.
         NothingSmaller: if no sizes fit.
         ValueError: if a given size does not fit, or weights or rewards cannot be used.
     """

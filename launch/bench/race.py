@@ -185,7 +185,7 @@ def _best_runs(found: Mapping[str, Figures], side: str) -> dict[str, Figures]:
 
 def _claims(found: Mapping[str, Figures]) -> Iterator[Claim]:
     us, them = _best_runs(found, OURS), _best_runs(found, TUNIX)
-    for seed in us.keys() & them.keys():
+    for seed in (one for one in us if one in them):
         we, they = us[seed], them[seed]
         final = they["points"][-1]
         reached = [point[0] for point in we["points"] if point[3] >= final[3]]

@@ -126,7 +126,10 @@ def served(
     config = config_of(
         model, device=device, slots=slots, prompt=prompt, new=new, **PRECISIONS[precision]
     )
-    costs = sampler(model, config, device=device)
+    try:
+        costs = sampler(model, config, device=device)
+    except ValueError:
+        return {"how": f"{slots} slots do not fit"}
     (bucket,) = config.prompt_buckets
     engine = Engine(
         slots, config.segment_steps, costs.step_s, costs.prefill_s, config.prefill_rows(bucket)

@@ -115,7 +115,13 @@ def config_of(
 
 
 def sampler(model: str, config: Config, *, device: str, adapter: bool = True) -> Sampler:
-    """The costs of a sampler; see `_sampler`.
+    """The costs of a sampler.
+
+    Args:
+        model: as in `config_of`.
+        config: from it.
+        device: as in `config_of`.
+        adapter: whether it decodes with a LoRA; always when compiled.
 
     Raises:
         ValueError: if it does not fit into the memory.
@@ -129,18 +135,7 @@ def sampler(model: str, config: Config, *, device: str, adapter: bool = True) ->
 
 
 def _sampler(model: str, config: Config, *, device: str, adapter: bool) -> Sampler:
-    """The costs of a sampler.
-
-    Args:
-        model: as in `config_of`.
-        config: from it.
-        device: as in `config_of`.
-        adapter: whether it decodes with a LoRA; always when compiled.
-
-    Raises:
-        ValueError: if it does not fit, with the memory that it needs.
-    """
-    prefills = math.ceil(math.ceil(config.slots / GROUP) / min(_PREFILLED, config.slots))
+    prefills = math.ceil(math.ceil(config.slots / GROUP) / _PREFILLED)
     (bucket,) = config.prompt_buckets
     if device == COMPILER:
         decoded = figures(config, f"segment {config.slots}")

@@ -1,8 +1,8 @@
 """`python -m launch.bench sizing`: rollouts and parallel passes against the batch.
 
 Rollouts: time and memory of decoding with all slots busy. Parallel passes: the top 128 log-probs of
-every position of full sequences, by this project's chunked program and with materialised logits, as
-plain JAX computes them.
+the positions of a micro-batch that are learned, by this project's chunked program and with
+materialised logits, as plain JAX computes them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def rollouts(
 def passes(
     *, model: str, device: str, chunked: bool, batches: Sequence[int], prompt: int, new: int
 ) -> Figures:
-    """The top log-probs of all positions of `batches` sequences; see `rollouts`."""
+    """The top log-probs of micro-batches of `batches` rows; see `rollouts`."""
     points, how, tokens = list[Point](), "", prompt + new
     for batch in batches:
         settings = {

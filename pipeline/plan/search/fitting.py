@@ -251,19 +251,19 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
 
 
 def _best_rest(config: Config, saved: Config | None) -> dict[str, Any]:
-    """The settings that are chosen without a search of the placement, on CPUs and one GPU.
+    """The settings that are chosen without a search of the placement, on CPUs and GPUs.
 
-    None if nothing is known to choose them by: the GPU's memory, or the model's shape before its
+    Empty if nothing is known to choose them by: the GPU's memory, or the model's shape before its
     download.
     """
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
-    chosen = saved
-    if saved is None or _devices(saved) != _devices(config):
+    if saved is not None and _devices(saved) == _devices(config):
+        chosen = saved
+    else:
         try:
             chosen = choose_placement(PlanCase.of(config)).chosen.config
         except (FileNotFoundError, ValueError):
             return {}
-    assert chosen is not None
     return {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
 
 

@@ -229,3 +229,30 @@ def test_auto_keeps_given_settings_and_is_colocated_where_nothing_is_planned(
     ahead = [("rollout.ahead", "one"), ("learner.importance_cap", "2")]
     with pytest.raises(ConfigError, match=r'needs plan.placement = "split"'):
         demo(tmp_path, *one, *ahead)
+
+
+def test_auto_on_a_cpu_is_colocated_with_what_the_plan_prints():
+    settings = {
+        "plan.placement": "auto",
+        "plan.samplers": "none",
+        "plan.sampler_devices": "none",
+        "plan.learner_devices": "1",
+        "plan.slot_buckets": "[16]",
+    }
+    config = load_config(PROJECT / "configs/demo.toml", list(settings.items()))
+    run = with_chosen_placement(config, None)
+    assert run.plan.placement == "colocated"
+    assert (
+        run.plan.remat == choose_placement(PlanCase.of(config)).chosen.config.plan.remat == "none"
+    )
+    assert run.plan.slot_buckets == (16,)
+    slower = with_plan(run, {"remat": "dots"})
+    assert with_chosen_placement(config, slower).plan.remat == "dots"
+    # The shape of a model of the hub may be unknown before the download.
+    unknown = load_config(
+        PROJECT / "configs/demo.toml", [*settings.items(), ("model.path", "hf://me/gemma-tuned")]
+    )
+    assert (
+        with_chosen_placement(unknown, None).plan
+        == with_plan(config, {"placement": "colocated"}).plan
+    )
