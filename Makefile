@@ -65,7 +65,7 @@ check: style ## in three minutes: style, types of the changed files, the fastest
 # Without prerequisites: the environment is that of this host's accelerator. The method of the time
 # limit also ends a process that hangs in a call of a device.
 test-accelerator: ## this host's TPU or GPU against the CPU, in some minutes [ARGS="--json FILE" or --cpu]
-	$(PY) -m pytest --confcutdir tests/accelerator -m accelerator -W ignore -p no:cacheprovider \
+	$(PY) -m pytest --confcutdir tests/accelerator -m accelerator -o filterwarnings=ignore -p no:cacheprovider \
 	    --timeout-method thread tests/accelerator $(ARGS)
 
 test-latest: .venv-latest/.dev ## the tests on Python 3.12 with the newest allowed versions; needs uv [ARGS]

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from safetensors.numpy import load_file
 
 from configs.load import load_config
-from launch.bench.harness import Benchmark, Claim, Figures, Row, Section, in_child
+from launch.bench.harness import CPU_ONLY, Benchmark, Claim, Figures, Row, Section, in_child
 from launch.bench.rates import Runs
 from launch.peak_memory import PeakMemory
 from pipeline.run.cache_folder import CACHE_VARIABLE
@@ -237,6 +237,7 @@ def benchmark(request: argparse.Namespace) -> Benchmark:
                     for side, run in ((OURS, ours), (TUNIX, tunix))
                 ],
                 [_claims],
+                environment=CPU_ONLY if config.plan.platform == "cpu" else {},
                 draw=draw,
             ),
         )

@@ -11,6 +11,7 @@ ends, and the next one starts with smaller sizes.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,8 @@ REDUCED = "sizes_reduced"
 """Journal event: memory ran out during the run, and the next process starts with smaller sizes."""
 _MOST_S, _SHARE = 60.0, 0.02
 """Maximum seconds of measuring, and as a share of a time budget."""
+_COMPILING = 0.05
+"""Maximum seconds of compiling for one more size, as a share of the run's."""
 _SLACK = 1.25
 """The next size may take this many times as long to measure as the last one."""
 _TIE = 0.005
@@ -216,8 +219,9 @@ async def choose_sizes(
     processes: dict[str, Worker] = {"sampler and learner" if one_process else "learner": learner}
     if not one_process:
         processes |= {f"sampler {number}": sampler for number, sampler in enumerate(samplers)}
-    first = first_sizes(config, recorded)
+    first, began = first_sizes(config, recorded), now()
     prepared = await prepare(config, first, processes=processes, display=display)
+    compiled_s = now() - began
     sizes, measured = prepared.sizes, dict[SizeName, Mapping[int, float]]()
     is_new = recorded_sizes(config, recorded) is None
     if is_new:
@@ -239,7 +243,13 @@ async def choose_sizes(
             process, seconds_of = timings[name]
             compile_for = partial(_compile, process, processes[process], display=display)
             measured[name] = await _measure(
-                case, sizes, name, compile_for=compile_for, seconds_of=seconds_of, now=now
+                case,
+                sizes,
+                name,
+                compiled_s=compiled_s,
+                compile_for=compile_for,
+                seconds_of=seconds_of,
+                now=now,
             )
             sizes = replace(sizes, **{name: fastest_size(measured[name])})
             seconds = ", ".join(f"{size}: {s:.3g} s" for size, s in measured[name].items())
@@ -298,6 +308,17 @@ def measuring_limit_s(config: Config) -> float:
     return _MOST_S if given_s is None else min(_MOST_S, _SHARE * given_s)
 
 
+def compiling_limit_s(config: Config, step_s: float) -> float:
+    """Maximum seconds of compiling for one more size.
+
+    Args:
+        config: of the run.
+        step_s: least seconds of a step.
+    """
+    given_s = time_given_s(config)
+    return _COMPILING * ((config.budget.steps or 0) * step_s if given_s is None else given_s)
+
+
 def candidates(case: PlanCase, sizes: Sizes, name: SizeName) -> list[int]:
     """A size, its half and its double, where it is useful and should fit; multiples of the devices.
 
@@ -325,20 +346,28 @@ async def _measure(
     sizes: Sizes,
     name: SizeName,
     *,
+    compiled_s: float,
     compile_for: Callable[[Sizes], Awaitable[Ready]],
     seconds_of: SecondsOf,
     now: Callable[[], float],
 ) -> dict[int, float]:
     """Seconds of a step by size: of `sizes`, and of its half and double while there is time.
 
-    If `sizes` runs out of memory, the next smaller one that does not is the only one.
+    Another size is compiled if the run is long enough to gain by it: compiling for `sizes` took
+    `compiled_s` seconds, which are expected for each other size, too. If `sizes` runs out of
+    memory, the next smaller one that does not is the only one.
 
     Raises:
         NothingSmaller: if there is none.
     """
     left, found, spent_s, last_s = candidates(case, sizes, name), dict[int, float](), 0.0, 0.0
     limit_s = measuring_limit_s(case.config) / len(case.config.plan.planned_sizes)
-    while left and spent_s + _SLACK * last_s <= limit_s:
+
+    def is_worth() -> bool:
+        most_s = compiling_limit_s(case.config, min(found.values(), default=math.inf))
+        return spent_s + _SLACK * last_s <= limit_s and (not found or compiled_s <= most_s)
+
+    while left and is_worth():
         tried = replace(sizes, **{name: left.pop(0)})
         try:
             await compile_for(tried)

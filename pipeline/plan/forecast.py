@@ -22,7 +22,12 @@ from pipeline.data.models.find_shape import unused_bytes
 from pipeline.data.models.model_shape import DTYPE_BYTES, ModelShape
 from pipeline.data.text_files import parser_of
 from pipeline.deadline import SAFETY
-from pipeline.plan.choose_sizes import candidates, measuring_limit_s, time_given_s
+from pipeline.plan.choose_sizes import (
+    candidates,
+    compiling_limit_s,
+    measuring_limit_s,
+    time_given_s,
+)
 from pipeline.plan.cost_model.programs import built_programs, compile_s
 from pipeline.plan.cost_model.roofline import Seconds, fixed_time
 from pipeline.plan.cost_model.step import estimate_sampling, sft_step_s
@@ -318,6 +323,10 @@ def sizing_s(case: PlanCase, plan: SizedPlan) -> Seconds:
 def compiled_programs(case: PlanCase, plan: SizedPlan) -> list[str]:
     """Names of the programs that a run compiles, those for sizes that it measures included."""
     own, sized_case = Sizes.of(plan.config), replace(case, config=plan.config)
+    once = built_programs(plan.config, case.shape)
+    once_s = compile_s(once, case.shape, chip=case.topology.chip).expected
+    if once_s > compiling_limit_s(plan.config, plan.step.total.expected):
+        return list(once)
     tried = [
         replace(own, **{name: size})
         for name in case.config.plan.planned_sizes

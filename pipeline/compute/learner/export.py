@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -113,7 +114,7 @@ class Exporter:
         self._described = described or config
         self._evaluations = evaluations
         self._reader = reader
-        self._is_read = not verify or reader is None
+        self._is_read = not verify
         self._stops = vocabulary.stops
         if verify:
             # Users of an export do not quantize activations either.
@@ -195,21 +196,26 @@ class Exporter:
             write_unigram_json(fresh, model=self.tokenizer)
         if self._reader and not self._reader.chat_template and self.config.prompt.turn != "plain":
             write_chat_template(fresh, self._reader.turns)
-        if self._reader is not None and not self._is_read:
-            check_exported(fresh, self._reader)
-            self._is_read = True  # later exports have the same files
-        if kind == "hf":
-            save.save_weights(
-                fresh,
-                parameters,
-                shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
-                dtype=self.dtype,
-                shard_bytes=int(self.config.export.shard_gib * GIB),
-                within=within,
-            )
-        else:
-            save.save_flax(fresh, parameters)
-        return self._check_merged(fresh, adapter, examples) if self._verify else 0.0
+        reader = None if self._is_read else self._reader
+        with ThreadPoolExecutor(max_workers=1) as beside:
+            # Beside the weights: importing transformers and building its tokenizer take seconds.
+            checked = None if reader is None else beside.submit(check_exported, fresh, reader)
+            if kind == "hf":
+                save.save_weights(
+                    fresh,
+                    parameters,
+                    shapes={name: spec.shape for name, spec in self.policy.plain_shapes.items()},
+                    dtype=self.dtype,
+                    shard_bytes=int(self.config.export.shard_gib * GIB),
+                    within=within,
+                )
+            else:
+                save.save_flax(fresh, parameters)
+            difference = self._check_merged(fresh, adapter, examples) if self._verify else 0.0
+            if checked is not None:
+                checked.result()
+                self._is_read = True  # later exports have the same files
+        return difference
 
     def _finish(
         self, fresh: Path, folder: Path, *, version: int, formats: Sequence[Format]

@@ -16,6 +16,7 @@ from pipeline.plan.choose_sizes import (
     Chosen,
     candidates,
     choose_sizes,
+    compiling_limit_s,
     fastest_size,
     learning_s,
     measuring_limit_s,
@@ -64,9 +65,10 @@ class Process:
         segment_s: Callable[[int], float] = lambda _: 1.0,
         micro_batch_s: Callable[[int], float] = lambda _: 1.0,
         takes_s: float = 1.0,
+        compiles_s: float = 0.0,
     ) -> None:
         self.most = most or Sizes(10**6, 10**6)
-        self.share, self.takes_s = share, takes_s
+        self.share, self.takes_s, self.compiles_s = share, takes_s, compiles_s
         self._segment_s, self._micro_batch_s = segment_s, micro_batch_s
         self.prepared: list[Sizes] = []
         self.timed: list[int] = []
@@ -78,6 +80,7 @@ class Process:
         if sizes.micro_batch_tokens > self.most.micro_batch_tokens:
             raise OutOfMemory("update", "gradient needs 9 GiB", self.share)
         self.prepared.append(sizes)
+        self.clock += self.compiles_s
         return Ready(2.0, (Built("apply", 1.0, cached=False),))
 
     async def building(self) -> Building:
@@ -194,6 +197,18 @@ def test_measuring_ends_after_a_minute_and_two_percent_of_the_budget() -> None:
     process = Process(takes_s=20)
     choose(demo(*FREE), process)
     assert len(process.timed) == 2
+
+
+def test_other_sizes_are_compiled_in_a_long_run_only() -> None:
+    timed = (("budget.steps", "none"), ("budget.time", "10m"))
+    assert compiling_limit_s(demo(*FREE), 0.5) == pytest.approx(0.05 * 80 * 0.5)  # as many steps
+    assert compiling_limit_s(demo(*FREE, *timed), 0.5) == pytest.approx(30)
+    process = Process(compiles_s=31)
+    choose(demo(*FREE, *timed), process)
+    assert len(process.timed) == 2
+    process = Process(compiles_s=29)
+    choose(demo(*FREE, *timed), process)
+    assert len(process.timed) > 2
 
 
 def test_a_resume_measures_nothing(tmp_path: Path) -> None:
