@@ -29,12 +29,13 @@ class MismatchBounds:
 # docs/benchmarks.md has what rounding and planted faults reach. The probe is allowed 1.3 to 2
 # times what 20 adapters reached by rounding, and less than one layer without its adapter reaches,
 # except with int8_matmul, where rounding is as large. `mean_stop` and `p999` are at least 1.7 times
-# what runs in bfloat16 reached; those of int8 caches and int8_matmul are wider without such runs.
+# what runs in bfloat16 reached, answers of two tokens, few of which are trained, included; those of
+# int8 caches and int8_matmul are wider without such runs.
 _BOUNDS = {
     "float32": MismatchBounds(probe=1e-3, mean_stop=1e-4, p999=1e-3),
-    "bfloat16": MismatchBounds(probe=0.1, mean_stop=0.05, p999=1.5),
-    'plan.rollout_weights = "int8"': MismatchBounds(probe=0.14, mean_stop=0.05, p999=1.5),
-    'plan.kv_cache = "int8"': MismatchBounds(probe=0.2, mean_stop=0.1, p999=2.0),
+    "bfloat16": MismatchBounds(probe=0.1, mean_stop=0.1, p999=1.5),
+    'plan.rollout_weights = "int8"': MismatchBounds(probe=0.14, mean_stop=0.1, p999=1.5),
+    'plan.kv_cache = "int8"': MismatchBounds(probe=0.2, mean_stop=0.15, p999=2.0),
     "int8_matmul": MismatchBounds(probe=0.75, mean_stop=0.2, p999=3.0),
 }
 """By number format; of several the last one counts."""

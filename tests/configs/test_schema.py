@@ -221,9 +221,9 @@ INT8 = "learner.importance_cap=2; plan.rollout_weights=int8"
 INT8_MATMUL = "model.quantization=int8_matmul; plan.kv_cache=int8"
 BOUNDS = {
     "": MismatchBounds(probe=1e-3, mean_stop=1e-4, p999=1e-3),
-    BF16: MismatchBounds(probe=0.1, mean_stop=0.05, p999=1.5),
-    INT8: MismatchBounds(probe=0.14, mean_stop=0.05, p999=1.5),
-    "plan.kv_cache=int8": MismatchBounds(probe=0.2, mean_stop=0.1, p999=2.0),
+    BF16: MismatchBounds(probe=0.1, mean_stop=0.1, p999=1.5),
+    INT8: MismatchBounds(probe=0.14, mean_stop=0.1, p999=1.5),
+    "plan.kv_cache=int8": MismatchBounds(probe=0.2, mean_stop=0.15, p999=2.0),
     INT8_MATMUL: MismatchBounds(probe=0.75, mean_stop=0.2, p999=3.0),
     "mismatch.probe=0.1; .mean_stop=0.2": MismatchBounds(probe=0.1, mean_stop=0.2, p999=1e-3),
 }
