@@ -16,7 +16,7 @@ from configs.cli import parse
 from configs.load import load_config
 from configs.schema import Config
 from launch.exits import exit_status, print_lines
-from launch.flags import command_flags
+from launch.flags import command_flags, whole_number
 
 DESCRIPTION = """\
 Show what the model will see: tokens of the first prompts, lengths, dropped rows with the reason,
@@ -34,7 +34,7 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--show",
         metavar="N",
-        type=int,
+        type=whole_number,
         default=1,
         help="show the tokens of the first N prompts of each split (default: 1)",
     )

@@ -46,7 +46,9 @@ KEYS = (
             "nan",
             "= nan: must be a finite number, above 0 and at most 10; default: 5e-05",
         ),
-        ("rewards.shuffle", "yes", '= "yes": must be true or false; default: false'),
+        ("rewards.shuffle", "yes", '= "yes": must be true or false; nearest valid: true'),
+        ("run.seed", '"8"', ('= "8": must be an integer, at least 0 and at most 4294967295; '
+                             "nearest valid: 8")),
         (
             "learner.schedule",
             "cosinus",

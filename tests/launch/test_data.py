@@ -80,6 +80,13 @@ def test_a_mixture_and_demonstrations_are_shown(
     ]
 
 
+def test_a_number_of_prompts_to_show_is_not_negative(
+    request_file: Path, capsys: pytest.CaptureFixture[str]
+):
+    _, err = shown(capsys, str(request_file), "--show=-1", status=2)
+    assert "--show: '-1' is not a whole number, at least 0" in err
+
+
 def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):
     write_rows(request_file.parent / "train.jsonl", [*rows(0, 6), "broken"])
     out, err = shown(capsys, str(request_file), status=2)
