@@ -26,7 +26,9 @@ TPU_LEASES = (1, 4, 8)
 """Numbers of contiguous TPU chips of a host that a process can lease; libtpu has no topology bounds
 for two."""
 _HOST = TPU_LEASES[-1]
-_HEAD_TOKENS = 2048  # at most vocabulary x 2048 logits may exist on a device
+HEAD_TOKENS, HEAD_VOCAB = 2048, 8192
+"""Positions and entries of the vocabulary per device whose logits exist at the same time. The top k
+and sampling without truncation have blocks of their own."""
 
 
 class Plan(Table):
@@ -173,19 +175,6 @@ class Plan(Table):
         "max_prompt_tokens + max_new_tokens; a group that shares its prompt repeats it once for "
         "each row; default: the maximum, or with shared prompts up to 2048 for a whole group",
         json_schema_extra=ALTERS | OF_LEARNER,
-    )
-    head_tokens: int = Field(
-        2048,
-        ge=1,
-        le=_HEAD_TOKENS,
-        description="positions per device whose logits exist at the same time; the top-k "
-        "computation has its own block size",
-    )
-    head_vocab: int = Field(
-        8192,
-        ge=1,
-        description="vocabulary entries per device whose logits exist at the same time; sampling "
-        "without truncation has its own blocks, a 32nd of a large vocabulary",
     )
     remat: Literal["none", "dots", "full", "offload"] = Field(
         "full",
