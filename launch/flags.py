@@ -30,17 +30,6 @@ def command_flags() -> argparse.ArgumentParser:
     return argparse.ArgumentParser(add_help=False)
 
 
-def whole_number(text: str) -> int:
-    """The value of a flag that counts something.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is not a number from 0.
-    """
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number, at least 0")
-    return int(text)
-
-
 def add_json(
     parser: argparse.ArgumentParser,
     *,

@@ -17,7 +17,6 @@ from pipeline.data.models.model_shape import LOADING_COPIES
 from pipeline.plan.cost_model.hardware import has_own_topology, topology_of
 from pipeline.plan.cost_model.memory import PARTS
 from pipeline.plan.forecast import DOWNLOAD_BYTES_PER_S, SCENARIOS, Forecast
-from pipeline.plan.lengths import Lengths
 from pipeline.plan.search.fitting import (
     PlacementChoice,
     PlanCase,
@@ -98,7 +97,7 @@ def plan_report(found: Planned) -> tuple[Figures, list[str]]:
         "budget": _budget(found) if found.plan.fits else None,
         "changes": [_change(one, found) for one in found.changes],
     }
-    by_settings = any(one.settings.keys() - {"plan.hbm_gib"} for one in found.changes)
+    by_settings = any(one.settings for one in found.changes)
     text = _TEXT.get_template("plan.txt").render(
         **figures,
         loading_copies=LOADING_COPIES,
@@ -151,14 +150,13 @@ def _chosen(found: Planned) -> Figures:
 
 
 def _is_of_the_run(found: Planned) -> bool:
-    """Whether a run takes this plan by itself: its own chips and lengths, and no compiler."""
+    """Whether a run takes this plan by itself: its own chips, and no compiler."""
     case, config = found.case, found.case.config
     return (
         config.plan.placement == "auto"
         and is_memory_known(config)
         and has_own_topology(config, case.topology)
         and case.topology.chip.name == topology_of(config, None).chip.name
-        and case.lengths == Lengths.expected(config)
         and found.plan.config.plan == found.estimated.config.plan
     )
 

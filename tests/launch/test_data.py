@@ -28,11 +28,10 @@ def test_everything_is_shown_and_nothing_written(
     folder = request_file.parent
     write_rows(folder / "train.jsonl", [*rows(0, 6), rows(1, 1)[0], *rows(102, 2)])
     before = everything_below(folder)
-    out, err = shown(capsys, str(request_file), "--show", "2")
+    out, err = shown(capsys, str(request_file))
     assert err == ""
     assert "train, prompt 1: " in out
-    assert "train, prompt 2: " in out
-    assert "train, prompt 3: " not in out
+    assert "train, prompt 2: " not in out
     assert "  question: 'tom has 100 apples.'" in out
     assert "=<start_of_turn> " in out
     assert "test, tokens of the prompts: 4 of " in out
@@ -78,13 +77,6 @@ def test_a_mixture_and_demonstrations_are_shown(
         "train: 66.7% of the prompts, on average 2 of 3",
         "more: 33.3% of the prompts, on average 1 of 3",
     ]
-
-
-def test_a_number_of_prompts_to_show_is_not_negative(
-    request_file: Path, capsys: pytest.CaptureFixture[str]
-):
-    _, err = shown(capsys, str(request_file), "--show=-1", status=2)
-    assert "--show: '-1' is not a whole number, at least 0" in err
 
 
 def test_refused_rows_are_shown_first(request_file: Path, capsys: pytest.CaptureFixture[str]):

@@ -68,7 +68,6 @@ def test_the_plan_for_another_topology(capsys: pytest.CaptureFixture[str]) -> No
     [
         (["--topology", "v5e-9"], "--topology v5e-9: unknown; known topologies"),
         (["--topology", "v6e-8", "--verify"], "--verify: programs can be compiled for v5e-1,"),
-        (["--completion-tokens", "9999"], "--completion-tokens 9999: must be from 1 to"),
         (
             ["--model.path", "hf://a/b"],
             "model.path: hf://a/b: only Gemma 2, 3 and 4 can be trained",
@@ -96,7 +95,6 @@ def test_the_shortage_and_what_would_fit_are_reported(
     assert "  DOES NOT FIT: the base alone takes ~7.23 GiB of the 5.70 that may be used\n" in out
     assert re.search(r'^model.quantization = "nf4"  .*  settings$', out, re.MULTILINE)
     assert re.search(r"^--topology v5e-4 \(.*  hardware$", out, re.MULTILINE)
-    assert re.search(r"^plan\.hbm_gib = [\d.]+  .*  settings$", out, re.MULTILINE)
 
 
 def test_what_does_not_fit_exits_with_1(capsys: pytest.CaptureFixture[str]) -> None:

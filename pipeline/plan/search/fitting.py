@@ -61,19 +61,17 @@ class PlanCase:
         config: the configuration as given.
         shape: the model.
         topology: the chips.
-        lengths: expected lengths.
         memory_ratio: by phase, the memory reported by the compiler as a multiple of the estimate.
     """
 
     config: Config
     shape: ModelShape
     topology: Topology
-    lengths: Lengths
     memory_ratio: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config) -> PlanCase:
-        """The case of a run on the configuration's own devices, with default lengths.
+        """The case of a run on the configuration's own devices.
 
         Raises:
             FileNotFoundError: if the model's folder is missing.
@@ -84,8 +82,12 @@ class PlanCase:
                 'plan.platform = "gpu": the memory of the device is unknown until it is opened; '
                 "set plan.gpu or plan.hbm_gib"
             )
-        lengths = Lengths.expected(config)
-        return PlanCase(config, shape_of(config), topology_of(config, None), lengths)
+        return PlanCase(config, shape_of(config), topology_of(config, None))
+
+    @property
+    def lengths(self) -> Lengths:
+        """The expected lengths."""
+        return Lengths.expected(self.config)
 
     @property
     def limit_bytes(self) -> int:
@@ -166,11 +168,6 @@ class PlacementChoice:
 
     chosen: SizedPlan
     compared: tuple[SizedPlan, ...]
-
-    @property
-    def others(self) -> tuple[SizedPlan, ...]:
-        """Other plans that fit, the fastest first."""
-        return tuple(plan for plan in self.compared if plan.fits and plan is not self.chosen)
 
 
 def choose_placement(case: PlanCase) -> PlacementChoice:
