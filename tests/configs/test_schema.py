@@ -187,16 +187,6 @@ def test_promise_8_conflicts_are_refused(small: Path, settings: str, refusal: st
     assert what in told
 
 
-def test_several_mistakes_in_one_table_are_reported(small: Path) -> None:
-    settings = "plan.placement=colocated; .learner_devices=8; .samplers=2; .sampler_devices=2"
-    lines = mistakes(small, *overrides(f"{settings}; .attention=splash"))
-    assert [line.split()[2] for line in lines] == [
-        "--plan.attention",
-        "--plan.samplers",
-        "--plan.sampler_devices",
-    ]
-
-
 @pytest.mark.parametrize(
     "settings",
     [
