@@ -261,6 +261,7 @@ def _verified(found: Planned) -> Figures:
 
 def _budget(found: Planned) -> Figures:
     forecast, outcomes = found.forecast, found.forecast.outcomes
+    first = forecast.first_step_s
     return {
         **{key: value for key, value in asdict(forecast).items() if key != "first_step_s"},
         "steps_given": found.case.config.budget.steps,
@@ -270,14 +271,10 @@ def _budget(found: Planned) -> Figures:
         "wall_s": _ranged([outcomes[end].wall_s for end in SCENARIOS]),
         "chip_hour_usd": found.case.topology.chip.chip_hour_usd,
         "first_step": {
-            caches: {
-                "seconds": _ranged([sum(parts[end].values()) for end in SCENARIOS]),
-                "parts": {
-                    name: _ranged([parts[end][name] for end in SCENARIOS])
-                    for name in parts["expected"]
-                },
-            }
-            for caches, parts in forecast.first_step_s.items()
+            "seconds": _ranged([sum(first[end].values()) for end in SCENARIOS]),
+            "parts": {
+                name: _ranged([first[end][name] for end in SCENARIOS]) for name in first["expected"]
+            },
         },
         "download_bytes_per_s": DOWNLOAD_BYTES_PER_S,
     }

@@ -228,40 +228,40 @@ def with_chosen_placement(config: Config, saved: Config | None) -> Config:
     """
     if config.plan.placement != "auto":
         return config
-    if not config.plan.searches_placement:
-        return validated(with_plan(config, {"placement": "colocated", **_best_rest(config, saved)}))
-    if saved is not None and saved.rollout.ahead == "one":
+    is_searched = config.plan.searches_placement
+    placed = with_plan(config, {"placement": "colocated"})
+    if is_searched and saved is not None and saved.rollout.ahead == "one":
         config = step_ahead(config)
-    if saved is not None and _devices(saved) == _devices(config):
-        chosen = saved
-    else:
-        choice = choose_placement(PlanCase.of(config))
-        same = (
-            one.config
-            for one in (choice.chosen, *choice.compared)
-            if saved is None or one.config.rollout.ahead == saved.rollout.ahead
-        )
-        chosen = next(same, choice.chosen.config)
+    try:
+        chosen = _chosen(config, saved)
+    except (FileNotFoundError, ValueError):
+        if is_searched:
+            raise
+        # Unknown: the memory of a GPU, or the model's shape before its download.
+        return validated(placed)
+    if is_searched:
+        placed = placed_as(config, chosen)
     given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     own = {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
-    return validated(with_plan(placed_as(config, chosen), own))
+    return validated(with_plan(placed, own))
 
 
-def _best_rest(config: Config, saved: Config | None) -> dict[str, Any]:
-    """The settings that are chosen without a search of the placement, on CPUs and GPUs.
+def _chosen(config: Config, saved: Config | None) -> Config:
+    """The configuration whose placement, segments, prefills and remat a run has.
 
-    Empty if nothing is known to choose them by: the GPU's memory, or the model's shape before its
-    download.
+    Raises:
+        FileNotFoundError: as `with_chosen_placement`.
+        ValueError: as `with_chosen_placement`.
     """
-    given = config.plan.changed(*_CHOSEN_WITH_PLACEMENT)
     if saved is not None and _devices(saved) == _devices(config):
-        chosen = saved
-    else:
-        try:
-            chosen = choose_placement(PlanCase.of(config)).chosen.config
-        except (FileNotFoundError, ValueError):
-            return {}
-    return {key: getattr(chosen.plan, key) for key in _CHOSEN_WITH_PLACEMENT if key not in given}
+        return saved
+    choice = choose_placement(PlanCase.of(config))
+    same = (
+        one.config
+        for one in (choice.chosen, *choice.compared)
+        if saved is None or one.config.rollout.ahead == saved.rollout.ahead
+    )
+    return next(same, choice.chosen.config)
 
 
 def _devices(config: Config) -> tuple[str, int]:
