@@ -43,8 +43,8 @@ def _flags() -> argparse.ArgumentParser:
     flags.add_argument(
         "--topology",
         metavar="NAME",
-        help="plan for chips other than the configuration's: v5e-1 to v5e-256, v5p-8 to v5p-128, "
-        f"v6e-1 to v6e-256, {', '.join(GPU_NAMES)} (and h100x8), cpu",
+        help="plan for chips other than the configuration's: v5e-1 to v5e-256, "
+        f"{', '.join(GPU_NAMES)} (and h100x8), cpu",
     )
     flags.add_argument(
         "--verify",

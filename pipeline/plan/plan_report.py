@@ -120,7 +120,6 @@ def _topology(found: Planned) -> Figures:
         "hbm_gib": chip.hbm_gib,
         "speeds": chip.speeds,
         "published_speeds": chip.published.speeds,
-        "plan_only": topology.why_not_trained(found.plan.config.plan),
     }
 
 

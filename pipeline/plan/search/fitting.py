@@ -162,8 +162,7 @@ class PlacementChoice:
 
     Attributes:
         chosen: the plan.
-        compared: all plans, `chosen` included: those that fit by speed, first those that a run can
-            use, then the others by memory.
+        compared: all plans, `chosen` included: those that fit by speed, then the others by memory.
     """
 
     chosen: SizedPlan
@@ -202,10 +201,7 @@ def choose_placement(case: PlanCase) -> PlacementChoice:
         raise ValueError(_no_placement(case, refused))
     fitting = sorted(
         (one for one in plans if one.fits),
-        key=lambda one: (
-            case.topology.why_not_trained(one.config.plan) is not None,
-            -one.step.tokens_per_s,
-        ),
+        key=lambda one: -one.step.tokens_per_s,
     )
     others = [one for one in plans if not one.fits]
     ranked = [*fitting, *sorted(others, key=lambda one: case.memory_share(one.memory))]

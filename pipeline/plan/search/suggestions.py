@@ -223,6 +223,4 @@ def _topologies(case: PlanCase) -> Iterator[Change]:
             continue  # no placement on it suits the configuration
         if best.fits:
             found.add(kind)
-            plan_only = topology.why_not_trained(best.config.plan) is not None
-            note = f"{best.name}{'; plan only' if plan_only else ''}"
-            yield Change(f"--topology {name} ({note})", {}, other, best)
+            yield Change(f"--topology {name} ({best.name})", {}, other, best)
