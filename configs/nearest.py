@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 from configs.settings import INDEX, Setting, setting_parts, settings, settings_by_path, tables
-from configs.toml_text import read_value, show_value
+from configs.toml_text import show_value
 
 _TYPO_RATIO = 0.9
 """Similarity above which a key of the same name is the only suggestion."""
@@ -95,7 +96,8 @@ def nearest_value(setting: Setting, value: object) -> str | None:
     if setting.type == "boolean":
         return _BOOLEANS.get(str(value).lower())
     if setting.type in {"integer", "number"} and isinstance(value, str):
-        value = read_value(value.strip())  # a number in quotes
+        with suppress(ValueError):
+            value = float(value)  # in quotes
     choices = node.get("enum", [node["const"]] if "const" in node else [])
     if value == "ppo" and "grpo" in choices:
         return show_value("grpo")
