@@ -12,7 +12,6 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from importlib import import_module
@@ -172,22 +171,6 @@ def test_tags_are_not_regular_expressions() -> None:
     tags = Tags("(?:", ")", "[", "]")
     assert format.is_well_formed("(?: a ) [ b ]", stop_reason="eos", tags=tags)
     assert not format.is_well_formed("(?: a . [ b ]", stop_reason="eos", tags=tags)
-
-
-@pytest.mark.parametrize(
-    ("text", "stop_reason", "formed"),
-    [
-        (" 12", "eos", True),
-        ("", "eos", False),
-        (" 12\nQ: 3 + 4", "length", True),
-        ("\n 12", "length", False),
-    ],
-)
-def test_a_first_line_is_well_formed_if_it_has_ended(
-    text: str, stop_reason: str, formed: bool
-) -> None:
-    tags = replace(TAGS, answer="first_line")
-    assert format.is_well_formed(text, stop_reason=stop_reason, tags=tags) == formed
 
 
 def test_mathematics_is_compared_in_any_thread_or_names_what_is_missing(
